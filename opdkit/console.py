@@ -109,9 +109,9 @@ def say(message: str) -> None:
         stderr.print(escape(printable(message)), soft_wrap=True)
 
 
-def warn(message: str) -> None:
-    """Print one warning on stderr."""
-    if is_main_process():
+def warn(*messages: str) -> None:
+    """Print warnings on stderr."""
+    for message in messages if is_main_process() else ():
         stderr.print(f"[yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
 
 

@@ -21,7 +21,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     if text != "auto":
         index, _, count = text.partition("/")
         return int(index), int(count)
-    task, tasks = _read_array_task()
+    task, tasks = read_array_task()
     if not ("RANK" in os.environ and "WORLD_SIZE" in os.environ):
         return task, tasks
     rank, size = _read_number("RANK"), _read_number("WORLD_SIZE")
@@ -30,13 +30,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     return task * size + rank, tasks * size
 
 
-def array_shard() -> str:
-    """Return the shard of the Slurm array's task as I/N, whatever processes a launcher has started within it."""
-    task, tasks = _read_array_task()
-    return f"{task}/{tasks}"
-
-
-def _read_array_task() -> tuple[int, int]:
+def read_array_task() -> tuple[int, int]:
     """Return (task index, number of tasks) of the Slurm array; (0, 1) outside an array. Raises ConfigError."""
     env = os.environ
     if not ("SLURM_ARRAY_TASK_ID" in env and "SLURM_ARRAY_TASK_COUNT" in env):

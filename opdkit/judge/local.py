@@ -20,14 +20,7 @@ from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import TOO_LONG, Answer, Question, Usage, confidence_of
-from opdkit.model.load import (
-    context_length,
-    load_model,
-    load_skeleton,
-    load_tokenizer,
-    resolve_device,
-    token_generator,
-)
+from opdkit.model.load import context_length, load_model, load_skeleton, load_tokenizer, resolve_device, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
 

@@ -28,17 +28,7 @@ from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, r
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.rounds import ask_in_rounds, votes_missing
-from opdkit.judge.votes import (
-    USAGE,
-    Ask,
-    HintVote,
-    Question,
-    Reward,
-    RewardVote,
-    Votes,
-    confidences_of,
-    reward_of,
-)
+from opdkit.judge.votes import USAGE, Ask, HintVote, Question, Reward, RewardVote, Votes, confidences_of, reward_of
 from opdkit.judge.warnings import NO_REWARD, warnings
 from opdkit.model.folder import pin_model
 from opdkit.store.counters import Counters, Summary, check_rows_left
@@ -140,8 +130,7 @@ def run(config: JudgeConfig) -> Summary:
                   for who in (FIRST, SECOND)}  # fmt: skip
     if usage:
         record_usage(config.run, "judge", usage)
-    for text in warnings(config, summary.counters):
-        warn(text)
+    warn(*warnings(config, summary.counters))
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     summary.next = judge.next if config.judge == "batch" else ""
     return summary

@@ -65,8 +65,7 @@ def run(config: RolloutConfig) -> Summary:
     if config.judge_model is None:
         say(f"the replies are not judged: in {config.run} only objectives that learn from hints can train; "
             "--judge-model gives rewards")  # fmt: skip
-    for message in warnings(config, summary.counters):
-        warn(message)
+    warn(*warnings(config, summary.counters))
     return summary
 
 

@@ -11,7 +11,7 @@ from opdkit.store.announce import announce_models
 from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
 from opdkit.store.plans import manifest
-from opdkit.store.reading import has_stage, summary_of
+from opdkit.store.reading import is_complete
 from opdkit.store.stopping import listen_for_signals
 
 _NEXT = {
@@ -25,7 +25,7 @@ _NEXT = {
 def next_step(run: Path) -> str:
     """Return the command that continues a run whose training is not evaluated: the first stage that is not done."""
     for stage in _NEXT:
-        if not has_stage(run, stage) or (summary := summary_of(run, stage)).parts_done < summary.parts:
+        if not is_complete(run, stage):
             break
     text = _NEXT[stage]
     if stage == "train":

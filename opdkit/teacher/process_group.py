@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import distributed
 
-from opdkit.config.shard import array_shard
+from opdkit.config.shard import read_array_task
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.model.load import resolve_device
@@ -80,4 +80,6 @@ def join(config: TeacherConfig) -> tuple[ProcessGroup, TeacherConfig]:
     if not distributed.is_initialized():
         on_cpu = resolve_device(config.device).type == "cpu"
         distributed.init_process_group("gloo" if on_cpu else "nccl", timeout=TIMEOUT)
-    return ProcessGroup(size, rank), replace(config, shard=array_shard()) if config.shard == "auto" else config
+    if config.shard == "auto":  # the task of the array, whatever processes a launcher has started within it
+        config = replace(config, shard="/".join(map(str, read_array_task())))
+    return ProcessGroup(size, rank), config

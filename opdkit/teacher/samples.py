@@ -55,14 +55,8 @@ def sample_replies(
                 continue
             key = (config.seed, "written", turn.example.verdict["turn_id"])
             requests[i] = Request(turn.prompt_ids, [token_generator(*key, g) for g in range(config.samples)])
-        sampled = scorer.sampler.sample(
-            policy.model,
-            policy.chat,
-            list(requests.values()),
-            temperature=1.0,
-            max_new_tokens=max_new_tokens,
-            batch_tokens=config.batch_tokens,
-        )
+        sampled = scorer.sampler.sample(policy.model, policy.chat, list(requests.values()), temperature=1.0,
+                                        max_new_tokens=max_new_tokens, batch_tokens=config.batch_tokens)  # fmt: skip
         samples |= zip(requests, sampled, strict=True)
     sessions = []
     for _, group in groupby(sorted(samples), key=lambda i: session_of(turns[i].example.verdict["turn_id"])):

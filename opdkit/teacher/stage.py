@@ -122,8 +122,7 @@ def run(config: TeacherConfig) -> Summary:
             out.table("targets", table)
     group.leave()
     summary = stage.summary()
-    for message in warnings(config, summary.counters):
-        warn(message)
+    warn(*warnings(config, summary.counters))
     for message in hint_checks.describe_dropped(tested):
         say(message)
     check_rows_left(summary, f"none of {counted(summary.counters.rows_in, 'judged reply')} became a target")
@@ -201,8 +200,7 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
             hinted_turns = [(one, [pair]) for one, judged in sessions for pair in judged if pair[1]["hint"]]
             drawn = nsmallest(config.measure, drawn + hinted_turns,
                               key=lambda one: stable_hash(config.seed, one[1][0][0]["turn_id"]))  # fmt: skip
-    for message in warnings(config, counters):
-        warn(message)
+    warn(*warnings(config, counters))
     hinted = counters.total("with a hint")
     work = {
         "replies to score": counters.rows_out,
@@ -259,7 +257,8 @@ def _make_examples(
     """
     groups = groupby(sessions, key=lambda one: first_branch(one[0]["session_id"]))
     # Characters sort sessions in about the same order as tokens.
-    order = sorted([list(branches) for _, branches in groups], key=_longest, reverse=True)
+    order = sorted([list(branches) for _, branches in groups], reverse=True, key=lambda branches: max(
+        sum(len(message["content"] or "") for message in session["messages"]) for session, _ in branches))  # fmt: skip
     for branches in progress(order, "scoring", len(order), "sessions"):
         teacher, examples = None, list[Example]()
         for session, turn, verdict in ((session, *pair) for session, judged in branches for pair in judged):
@@ -270,10 +269,6 @@ def _make_examples(
                 results[verdict["turn_id"]].dropped.append(error.reason)
         if teacher is not None:
             yield teacher, examples
-
-
-def _longest(branches: list[JudgedSession]) -> int:
-    return max(sum(len(message["content"] or "") for message in session["messages"]) for session, _ in branches)
 
 
 def batch_sessions(

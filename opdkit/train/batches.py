@@ -90,16 +90,12 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
         teacher_logprobs_N=_concatenate([turn.teacher_logprobs for turn in turns], sizes, nan, np.float32),
         behavior_logprobs_N=_concatenate([turn.behavior_logprobs for turn in turns], sizes, nan, np.float32),
         reward_N=_concatenate([turn.advantage for turn in turns], sizes, nan, np.float32),
-        supported_N=_per_token([s is not None and s.teacher is not None for s in supports], sizes_T),
-        anchored_N=_per_token([turn.is_anchor for turn in turns], sizes_T),
+        supported_N=_concatenate([s is not None and s.teacher is not None for s in supports], sizes, False, np.bool_),
+        anchored_N=_concatenate([turn.is_anchor for turn in turns], sizes, False, np.bool_),
         support_ids_NK=_concatenate([s and s.ids for s in supports], support_sizes, 0, np.int64),
         support_old_NK=_concatenate([s and s.old for s in supports], support_sizes, nan, np.float32),
         support_teacher_NK=_concatenate([s and s.teacher for s in supports], support_sizes, nan, np.float32),
     )
-
-
-def _per_token(values: Sequence[bool], sizes_T: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values).repeat_interleave(sizes_T)
 
 
 def _concatenate(values: Sequence[Any], shapes: Sequence[tuple[int, ...]], missing: float, dtype: type) -> torch.Tensor:

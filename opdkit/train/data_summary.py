@@ -47,8 +47,7 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
     if (judge := judge_of(config.run)) in WARNINGS:
         warn(f"judged by --judge {judge}, which is no model: the trained model can be worse than the one before")
-    for warning in [*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run)]:
-        warn(warning)
+    warn(*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run))
 
 
 def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[str]:

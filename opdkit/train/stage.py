@@ -7,8 +7,6 @@ gradient of a step are the same to rounding, however it is split.
 
 import math
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -22,7 +20,7 @@ from opdkit.console import is_main_process, progress, say, warn
 from opdkit.model.load import load_template, resolve_device
 from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
-from opdkit.store.plans import check_options
+from opdkit.store.plans import check_options, stage_dir
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import first_branch
 from opdkit.train import checkpoints
@@ -32,7 +30,6 @@ from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
 from opdkit.train.model_card import model_card
-from opdkit.train.objective.terms import Objective
 from opdkit.train.policy import Policy
 from opdkit.train.reference import check_reference, with_reference
 from opdkit.train.schedule import objective_at, objectives, position_at
@@ -85,7 +82,7 @@ def run(config: TrainConfig) -> Summary:
         return stage.summary()
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
         prompts = prompts or load_prompts(config.run, turns, chat)
-        training = start_training(config, phases, data, prompts, steps, chat, accelerator, folder)
+        training = start_training(config, data, prompts, steps, chat, accelerator)
         rows, validations = training.rows, training.validations
         done = sum(len(step.turns) for step in steps[: len(rows)])  # turns, over all epochs
         for number in progress(range(len(rows) + 1, len(steps) + 1), "train", len(steps) - len(rows), "steps"):
@@ -125,16 +122,10 @@ def run(config: TrainConfig) -> Summary:
 
 
 def start_training(
-    config: TrainConfig,
-    phases: Sequence[Objective],
-    data: TrainingSet,
-    prompts: Prompts,
-    steps: Sequence[Step],
-    chat: Chat,
-    accelerator: Accelerator,
-    folder: Path,
+    config: TrainConfig, data: TrainingSet, prompts: Prompts, steps: list[Step], chat: Chat, accelerator: Accelerator
 ) -> Training:
-    """Load student, optimizer and validation, from the newest checkpoint in `folder` if there is one."""
+    """Load student, optimizer and validation, from the newest checkpoint if there is one."""
+    folder = stage_dir(config.run, "train") / "checkpoints"
     turns = with_reference(data.turns, prompts, config, accelerator)  # before the student takes its memory
     student = load_student(config, on_cpu=config.sharding == "fsdp")
     trust = make_trust_region(config, student)
@@ -158,9 +149,8 @@ def start_training(
         say(f"resuming after step {len(rows)} of {len(steps)}")
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
-    return Training(
-        config, phases, turns, prompts, steps, accelerator, folder, student, model, optimizer, trust, rows, validations
-    )
+    return Training(config, objectives(config), turns, prompts, steps, accelerator, folder, student, model, optimizer,
+                    trust, rows, validations)  # fmt: skip
 
 
 def take_step(training: Training, number: int, epoch: float) -> dict[str, float]:

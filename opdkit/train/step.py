@@ -46,20 +46,16 @@ def optimizer_step(
     config, accelerator, model, optimizer = training.config, training.accelerator, training.model, training.optimizer
     tokens = tokens_of(batch)
     totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
+    sessions = [first_branch(turn.session_id) for turn in batch]
     sequences = [PromptResponse(training.prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in batch]
     shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
     idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
     budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
     while True:
-        forwards, tokens_read = plan_forwards(
-            sequences,
-            [first_branch(turn.session_id) for turn in batch],
-            min(config.micro_batch_tokens, budget.most),
-            accelerator.process_index,
-            accelerator.num_processes,
-            packed=policy.packed,
-            chains=policy.chains,
-        )
+        size = min(config.micro_batch_tokens, budget.most)
+        forwards, tokens_read = plan_forwards(sequences, sessions, size, accelerator.process_index,
+                                              accelerator.num_processes, packed=policy.packed,
+                                              chains=policy.chains)  # fmt: skip
         shares: list[dict[str, Tensor]] = []
         logprobs: dict[int, Tensor] = {}  # turn -> [R, 1 + K] before the step
         optimizer.zero_grad(set_to_none=True)
@@ -102,10 +98,7 @@ def optimizer_step(
 
 
 def check_finite(
-    metrics: Mapping[str, float],
-    forwards: Sequence[Forward],
-    shares: Sequence[Mapping[str, Tensor]],
-    batch: Sequence[Turn],
+    metrics: dict[str, float], forwards: list[Forward], shares: list[dict[str, Tensor]], batch: Sequence[Turn]
 ) -> None:
     """Raise OpdkitError in all processes, naming turns, when the loss or the gradient norm is not finite."""
     if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):

@@ -158,13 +158,8 @@ def build_training_set(
     for phase, objective in enumerate(phases):
         teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
         weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
-        on_logged_token = replace(
-            objective,
-            weights={n: w for n, w in weights.items() if w},
-            kl_coef=0.0,
-            anchor_weight=0.0,
-            aggregation="token-mean",
-        )
+        on_logged_token = replace(objective, weights={n: w for n, w in weights.items() if w}, kl_coef=0.0,
+                                  anchor_weight=0.0, aggregation="token-mean")  # fmt: skip
         for start in range(0, len(members[phase]), _CHUNK):
             chunk = members[phase][start : start + _CHUNK]
             counts, strengths = _measure(chunk, on_logged_token, advantages)

@@ -40,8 +40,7 @@ def measure(config: CalibrateConfig) -> Calibration:
     """
     read = labels_of_reviews(config.run) if config.labels is None else read_labels(config.labels)
     cases, dropped, guesses = match_verdicts(config.run, read.labels, config.labels)
-    for message in [*read.examples, *guesses]:
-        warn(message)
+    warn(*read.examples, *guesses)
     if not cases:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
         labels = f"no label of {config.labels}" if config.labels else "no label"
