@@ -22,12 +22,7 @@ FIRST, SECOND = "first judge", "second judge"
 
 
 def ask_judges(
-    questions: Sequence[Question],
-    config: JudgeConfig,
-    ask: Ask,
-    texts: Texts,
-    counters: Counters,
-    ask_first: Ask | None = None,
+    questions: list[Question], config: JudgeConfig, ask: Ask, texts: Texts, counters: Counters, ask_first: Ask | None
 ) -> tuple[Answers, list[JSON]]:
     """Return the answers to each question, and no rows. Count their tokens. All questions are put to the judge at once.
 

@@ -51,24 +51,15 @@ def question_id(prompt_id: str, reply: str) -> str:
     return f"{prompt_id}:{hashlib.sha256(reply.encode()).hexdigest()[:16]}"
 
 
-def criterion_messages(
-    messages: Sequence[JSON],
-    criterion: str,
-    reply: str,
-    hint: str | None = None,
-    texts: Texts = DEFAULTS["criterion"],
-    praised: str | None = None,
-) -> list[JSON]:
-    """Return the chat that asks a judge whether `reply` to `messages` meets the criterion.
-
-    The criterion may mention `hint`, or `praised`, a reply of the log. They are quoted like the rest.
-    """
-    common = turn_text([*messages, message("assistant", reply)], len(messages), 0, _SECTION_CHARS)
+def criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) -> list[JSON]:
+    """Return the chat that asks a judge whether a reply meets its criterion; it may mention the hint or good reply."""
+    messages = [*reply.messages, message("assistant", reply.seen)]
+    common = turn_text(messages, len(reply.messages), 0, _SECTION_CHARS)
     common = common.rpartition("\n\n## What came next\n")[0]  # nothing did
-    for title, text in (("Hint", hint), ("Good reply", praised)):
+    for title, text in (("Hint", reply.hint), ("Good reply", reply.praised)):
         if text is not None:
             common += f"\n\n## {title}\n{quote(defuse(text[:_SECTION_CHARS]))}"
-    ask = texts["question"].replace("{criterion}", criterion)
+    ask = texts["question"].replace("{criterion}", reply.criterion)
     user = f"{common}\n\n## Question\n{ask}"
     return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": user}]
 
@@ -84,8 +75,7 @@ def judge_replies(
     questions: dict[str, Question] = {}
     for name, reply in zip(names, replies, strict=True):
         if reply.seen:
-            messages = criterion_messages(reply.messages, reply.criterion, reply.seen, reply.hint, texts, reply.praised)
-            questions[name] = Question(name, "criterion", messages)
+            questions[name] = Question(name, "criterion", criterion_messages(reply, texts))
     judged: dict[str, tuple[list[RewardVote], Reward]] = {}
     for name, answers in zip(questions, ask(list(questions.values())) if questions else (), strict=True):
         votes = [parse_reward(answer, texts["question"]) for answer in answers]

@@ -59,14 +59,10 @@ def load_student(config: RolloutConfig) -> Student:
     tokenizer = load_tokenizer(config.model)
     model = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
     args = parse_pairs(config.template_arg, "--template-arg")
-    return Student(
-        model,
-        Chat(tokenizer, args, model.generation_config.eos_token_id),
-        weights_name(config.model, model_identity(config.model).get("files", {})),
-        context_length(model),
-        model.get_input_embeddings().weight.shape[0],
-        Sampler(config),
-    )
+    chat = Chat(tokenizer, args, model.generation_config.eos_token_id)
+    name = weights_name(config.model, model_identity(config.model).get("files", {}))
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return Student(model, chat, name, context_length(model), vocabulary, Sampler(config))
 
 
 def write_replies(config: RolloutConfig, student: Student, turns: Sequence[JoinedTurn], out: PartWriter) -> None:

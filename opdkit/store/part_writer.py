@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
 from opdkit.store import stopping
-from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries, temporary_file
+from opdkit.store.atomic import find_left_overs, move_into_place, owned_name, remove_entries, temporary_file
 from opdkit.store.counters import (
     COUNTERS_KEY,
     FILES_KEY,
@@ -37,7 +37,7 @@ from opdkit.store.plans import (
     stage_dir,
     write_or_check_manifest,
 )
-from opdkit.store.progress_marks import claim_name, mark_part
+from opdkit.store.progress_marks import mark_part
 from opdkit.store.reading import check_parts_exist, part_path, summary_of
 from opdkit.store.tables import TABLES, Row, Table, encodings, to_arrow
 from opdkit.version import __version__
@@ -165,7 +165,7 @@ class Stage:
         record = None
         with (
             disk_errors_explained(final),
-            temporary_file(final, self.home / ".tmp" / claim_name(table.name, part, ".parquet")) as temporary,
+            temporary_file(final, self.home / ".tmp" / owned_name(f"{table.name}-{part:05d}", ".parquet")) as temporary,
         ):
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary.parent.mkdir(exist_ok=True)

@@ -30,11 +30,6 @@ class Claim:
     pid: int
 
 
-def claim_name(table: str, part: int, suffix: str) -> str:
-    """Return a new name for a file of this process: "verdicts-00003-5f3a9c1e-node7-4711.running"."""
-    return owned_name(f"{table}-{part:05d}", suffix)
-
-
 def read_claim(path: Path) -> Claim | None:
     """Return the claim in a file's name, None if there is none."""
     table, part, _, rest = [*path.stem.split("-", 3), "", "", ""][:4]
@@ -46,7 +41,7 @@ def read_claim(path: Path) -> Claim | None:
 def mark_part(folder: Path, table: str, part: int) -> Iterator[None]:
     """Show, while the block lasts, that this process works on a part."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / claim_name(table, part, ".running")
+    path = folder / owned_name(f"{table}-{part:05d}", ".running")
     path.touch()
     over = threading.Event()
     threading.Thread(target=_touch_until, args=(path, over), daemon=True).start()

@@ -20,7 +20,7 @@ from opdkit.config.wording import DEFAULTS
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate import streak
 from opdkit.evaluate.streak import sessions_before_streak, sessions_until
-from opdkit.judge.criterion import criterion_messages
+from opdkit.judge.criterion import FreshReply, criterion_messages
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
@@ -136,7 +136,7 @@ def expected_streaks(run: Path, models: tuple[Path, Path], max_new_tokens: int =
             prompt = tokenizer.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
             made = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=max_new_tokens)
             reply = tokenizer.decode(made[0, len(prompt) :], skip_special_tokens=True).strip()
-            asked = criterion_messages(before, "The reply does what the hint asks for.", reply, hint)
+            asked = criterion_messages(FreshReply("", before, reply, "The reply does what the hint asks for.", hint))
             right[label].append(bool(reply) and says_yes(asked[-1]["content"]))
 
     def first(held: list[bool]) -> int:
