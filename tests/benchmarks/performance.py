@@ -5,6 +5,7 @@ python -m tests.benchmarks.performance
 
 import argparse
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,13 +33,22 @@ TIMED = {
 def page(results: Path = RESULTS) -> str:
     """Return docs/performance.md. It says what has not been measured."""
     sections = [_HEAD, _machines(results)]
-    for name in TIMED:
-        sections.append(_timed(results, name))
+    for name, (heading, words) in TIMED.items():
+        sections.append(_section(results, name, f"## {heading}\n\n{words}", _timed))
         if name == "scoring":
-            sections += [_COST, _turns(results), _memory(results), _exact(results)]
+            sections += [
+                _COST,
+                _section(results, "turns", "### Cost against the number of turns", _turns),
+                _section(results, "memory", "### Memory beside the weights", _memory),
+                _section(results, "exact", "### The same numbers", _exact, "scoring --exact"),
+            ]
         if name == "judge":
-            sections.append(_chaos(results))
-    sections += [_ceiling(results), _busy(results), _report(results)]
+            sections.append(_section(results, "chaos", "### A server that fails", _chaos))
+    sections += [
+        _section(results, "ceiling", "## Against the ceiling", _ceiling),
+        _section(results, "busy", "## Beside another process", _busy),
+        _section(results, "report", _REPORT, _report),
+    ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
@@ -52,6 +62,11 @@ The usual way is what one would write with the existing libraries; the other is 
 of the ratios of neighbouring runs, with the lowest and the highest ratio. Times are CPU seconds of the process where it
 does all the work itself, else wall-clock seconds.
 """
+
+_REPORT = """## The report
+
+`opdkit report`, and its page in headless Chromium: the time from an input to the new list on the screen, for the \
+slowest input of each kind (median). The texts are random words."""
 
 _COST = """
 ### Why: tokens read
@@ -85,14 +100,12 @@ first session both ways, and stops if they differ.
 """
 
 
-def _result(results: Path, name: str) -> JSON | None:
+def _section(results: Path, name: str, head: str, write: Callable[[JSON], str], command: str = "") -> str:
+    """Return a section: what `write` makes of the results of a benchmark, or the command that measures it."""
     path = results / f"{name}.json"
-    found: JSON | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    return found
-
-
-def _missing(name: str) -> str:
-    return f"Not measured yet: `python -m tests.benchmarks.{name}`."
+    if not path.exists():
+        return f"{head}\n\nNot measured yet: `python -m tests.benchmarks.{command or name}`."
+    return f"{head}\n\n{write(json.loads(path.read_text(encoding='utf-8')))}"
 
 
 def _machines(results: Path) -> str:
@@ -105,13 +118,9 @@ def _machines(results: Path) -> str:
     return f"Measured on:\n\n{lines}" if found else ""
 
 
-def _timed(results: Path, name: str) -> str:
-    heading, words = TIMED[name]
-    head = f"## {heading}\n\n{words}"
-    if _result(results, name) is None:
-        return f"{head}\n\n{_missing(name)}"
-    comparisons = load(name, results)
-    return f"{head}\n\n{table(comparisons)}\n\n{_facts(comparisons)}"
+def _timed(found: JSON) -> str:
+    comparisons = [Comparison(**row) for row in found["comparisons"]]
+    return f"{table(comparisons)}\n\n{_facts(comparisons)}"
 
 
 def table(comparisons: list[Comparison]) -> str:
@@ -138,24 +147,15 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _report(results: Path) -> str:
-    head = ("## The report\n\n`opdkit report`, and its page in headless Chromium: the time from an input to the new "
-            "list on the screen, for the slowest input of each kind (median). The texts are random words.")  # fmt: skip
-    found = _result(results, "report")
-    if found is None:
-        return f"{head}\n\n{_missing('report')}"
+def _report(found: JSON) -> str:
     rows = ["| turns | file, MB | write, s | open, ms | search, ms | filter, ms | sort, ms |", "|" + "---|" * 7]
     for r in found["rows"]:
         times = " | ".join(f"{r[name]:.0f}" for name in ("open_ms", "search_ms", "filter_ms", "sort_ms"))
         rows.append(f"| {r['turns']:,} | {r['mb']:.2f} | {r['write_seconds']:.1f} | {times} |")
-    return f"{head}\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
-def _ceiling(results: Path) -> str:
-    head = "## Against the ceiling"
-    found = _result(results, "ceiling")
-    if found is None:
-        return f"{head}\n\n{_missing('ceiling')}"
+def _ceiling(found: JSON) -> str:
     first = found["rows"][0]
     lines = ["| work | needed, billion | ceiling, billion per second | reached | share | from | to |", "|---" * 7 + "|"]
     for row in found["rows"]:
@@ -164,7 +164,7 @@ def _ceiling(results: Path) -> str:
                      f"{row['reached'] / 1e9:,.0f} | {median(shares):.2f} | {shares[0]:.2f} | "
                      f"{shares[-1]:.2f} |")  # fmt: skip
     return (
-        f"{head}\n\nMultiplications and additions that a session of tau-bench needs ({first['turns']} turns, "
+        f"Multiplications and additions that a session of tau-bench needs ({first['turns']} turns, "
         f"{first['tokens']:,} tokens; {first['weights']} weights, {first['dtype']}), per second, against products of "
         "matrices of the model's own sizes in the same process. Needed are the weights of the layers for each token "
         "that is read, attention to the tokens before it, and logits of replies; in training three times that.\n\n"
@@ -172,30 +172,23 @@ def _ceiling(results: Path) -> str:
     )
 
 
-def _busy(results: Path) -> str:
-    head = "## Beside another process"
-    found = _result(results, "busy")
-    if found is None:
-        return f"{head}\n\n{_missing('busy')}"
+def _busy(found: JSON) -> str:
     rows = found["rows"]
     ratios = sorted(row["beside"] / row["alone"] for row in rows)
     alone, beside = (median(row[name] for row in rows) for name in ("alone", "beside"))
     return (
-        f"{head}\n\n`opdkit demo` takes {alone:.0f} s alone, and {beside:.0f} s beside a process that keeps one of "
+        f"`opdkit demo` takes {alone:.0f} s alone, and {beside:.0f} s beside a process that keeps one of "
         f"{found['machine']['cores']} cores busy: {median(ratios):.2f} times as long ({ratios[0]:.2f} to "
         f"{ratios[-1]:.2f} in {len(ratios)} pairs). A thread that waits for another one sleeps soon "
         "(`GOMP_SPINCOUNT=3000`, which opdkit sets unless you set it or `OMP_WAIT_POLICY`). By default it spins."
     )
 
 
-def _turns(results: Path) -> str:
-    head = "### Cost against the number of turns"
-    if _result(results, "turns") is None:
-        return f"{head}\n\n{_missing('turns')}"
-    comparisons = load("turns", results)
+def _turns(found: JSON) -> str:
+    comparisons = [Comparison(**row) for row in found["comparisons"]]
     grown = [doubled(comparisons, ours=ours) for ours in (True, False)]
     return (
-        f"{head}\n\n![seconds against turns](performance-turns.svg)\n\n{table(comparisons)}\n\n"
+        f"![seconds against turns](performance-turns.svg)\n\n{table(comparisons)}\n\n"
         f"Twice as many turns cost at most {max(grown[0]):.2f} times as much ({_list(grown[0])}); by the usual way "
         f"{_list(grown[1])}.\n\n{_facts(comparisons)}"
     )
@@ -211,11 +204,7 @@ def _list(numbers: list[float]) -> str:
     return ", ".join(f"{x:.2f}" for x in numbers)
 
 
-def _memory(results: Path) -> str:
-    head = "### Memory beside the weights"
-    found = _result(results, "memory")
-    if found is None:
-        return f"{head}\n\n{_missing('memory')}"
+def _memory(found: JSON) -> str:
     rows, lengths = found["rows"], sorted({r["tokens"] for r in found["rows"]})
     ways = list(dict.fromkeys(r["way"] for r in rows))
     peaks = {(r["way"], r["tokens"]): r["peak_bytes"] for r in rows}
@@ -225,7 +214,7 @@ def _memory(results: Path) -> str:
     usual, longest = ways[0], lengths[-1]
     shares = ", ".join(f"{way} {peaks[way, longest] / peaks[usual, longest]:.1%}" for way in ways[1:])
     return (
-        f"{head}\n\nThe peak memory of a process while scoring, less what it held before, with a vocabulary of "
+        f"The peak memory of a process while scoring, less what it held before, with a vocabulary of "
         f"{rows[0]['vocabulary']:,} and a model so small that the rest is negligible. Here the usual way reads one "
         "sequence at a time, not eight.\n\n"
         + "\n".join(lines)
@@ -233,28 +222,20 @@ def _memory(results: Path) -> str:
     )
 
 
-def _exact(results: Path) -> str:
-    head = "### The same numbers"
-    found = _result(results, "exact")
-    if found is None:
-        return f"{head}\n\n{_missing('scoring --exact')}"
+def _exact(found: JSON) -> str:
     lines = ["| template | turns | readings | tokens | largest difference, nats | dropped |", "|---" * 6 + "|"]
     for row in found["rows"]:
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in row["dropped"].items())
         lines.append(f"| {row['template']} | {row['turns']:,} | {row['readings']:,} | {row['tokens']:,} | "
                      f"{row['largest']:.1e} | {dropped or 'none'} |")  # fmt: skip
     return (
-        f"{head}\n\nTau-bench, a hint at every turn that answers a user, in float32: the log-probs of whole sessions "
+        "Tau-bench, a hint at every turn that answers a user, in float32: the log-probs of whole sessions "
         "against those of every prompt alone. ChatML is our own; the others are templates of real models, from TRL."
         "\n\n" + "\n".join(lines)
     )
 
 
-def _chaos(results: Path) -> str:
-    head = "### A server that fails"
-    found = _result(results, "chaos")
-    if found is None:
-        return f"{head}\n\n{_missing('chaos')}"
+def _chaos(found: JSON) -> str:
     rows = found["rows"]
     ratios = sorted(row["ratio"] for row in rows)
     failed = [1 - row["sent"]["answer"] / sum(row["sent"].values()) for row in rows]
@@ -263,7 +244,7 @@ def _chaos(results: Path) -> str:
     lines += [f"| {row['calm_seconds']:.1f} | {row['chaos_seconds']:.1f} | {row['told_seconds']:.1f} | "
               f"{row['ratio']:.2f} | {row['wrong_or_missing_votes']} |" for row in rows]  # fmt: skip
     return (
-        f"{head}\n\n{rows[0]['requests']:,} votes from a server that fails at {min(failed):.0%} to {max(failed):.0%} "
+        f"{rows[0]['requests']:,} votes from a server that fails at {min(failed):.0%} to {max(failed):.0%} "
         "of its answers (429 with and without a time to wait, 500, resets, hangs of a minute, HTML, half of an answer, "
         "no content, another model's answer), and from the same server without failures.\n\n"
         + "\n".join(lines)
