@@ -24,10 +24,10 @@ FIRST, SECOND = "first judge", "second judge"
 def ask_judges(
     questions: list[Question], config: JudgeConfig, ask: Ask, texts: Texts, counters: Counters, ask_first: Ask | None
 ) -> tuple[Answers, list[JSON]]:
-    """Return the answers to each question, and no rows. Count their tokens. All questions are put to the judge at once.
+    """Return the answers to each question, and the rows of `escalated`. Count the tokens of the answers.
 
-    With `ask_first`, the first judge answers all questions, and the judge those that it leaves open. The rows are those
-    of `escalated`: the first judge's votes on the questions that it leaves open.
+    With `ask_first`, the first judge answers all questions, and the judge those that it leaves open: the rows are the
+    first judge's votes on these. Without it, the judge answers all questions at once, and there are no rows.
     """
     if not (ask_first and config.first):
         return _answers_to(questions, config, ask, texts, counters), []

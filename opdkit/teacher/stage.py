@@ -66,7 +66,10 @@ Results = dict[str, TurnResult]  # turn_id -> its result, in the order of the tu
 
 
 def run(config: TeacherConfig) -> Summary:
-    """Score the judged turns of every part of this shard that is not done yet. Raises what `load_scorer` raises."""
+    """Score the judged turns of every part of this shard that is not done yet. Raises what `load_scorer` raises.
+
+    With `--check-hints`, test the hints of a part first, and score without those that do not help.
+    """
     template_args = template_args_of(config.run, "extract", config.template_arg)
     group, config = join(replace(config, template_arg=template_args, **hint_checks.judge_of(config)))
     # Read once: decisions that people make from now on are for the next run of this command.

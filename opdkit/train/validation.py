@@ -110,7 +110,7 @@ class Validation:
             return {}, 0
         size = self.config.micro_batch_tokens
         streams = [[token_generator(self.config.seed, "validation", p.turn_id, draw)] for p in prompts]
-        requests = [Request(p.prompt_ids, some) for p, some in zip(prompts, streams, strict=True)]
+        requests = [Request(p.prompt_ids, own) for p, own in zip(prompts, streams, strict=True)]
         samples = sample(student, requests, temperature=1.0, max_new_tokens=self.max_new_tokens,
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]

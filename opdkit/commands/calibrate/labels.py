@@ -12,7 +12,7 @@ from opdkit.commands.turns.nearest import nearest_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.judge.votes import CONFLICT, OUTCOME, confidences_of, reward_of
+from opdkit.judge.votes import NOT_BY_VOTES, confidences_of, reward_of
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, reviews_in_force
@@ -245,7 +245,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
         left = read_arrow(run, "escalated", part, _FIRST_COLUMNS).to_pylist() if is_cascade else []
         votes_of_first = {row["turn_id"]: _votes_on_reward(row) for row in left}
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
-            if row["reward_status"] in (OUTCOME, CONFLICT):  # not of the judge
+            if row["reward_status"] in NOT_BY_VOTES:
                 continue
             votes, first = _votes_on_reward(row), votes_of_first.get(row["turn_id"])
             session_id, scores = session_of(row["turn_id"]), tuple(score for score, _ in votes)

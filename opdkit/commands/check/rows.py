@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from opdkit.console import counted
 from opdkit.judge.decisions import WANTED_REPLIES
-from opdkit.judge.votes import CONFLICT, OUTCOME, confidences_of, reward_of
+from opdkit.judge.votes import CONFLICT, NOT_BY_VOTES, OUTCOME, confidences_of, reward_of
 from opdkit.store.joined_turns import arrays_of
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
@@ -244,7 +244,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("turns", "next_count is not the number of messages in the next state", _has_other_next_state),
     ("verdicts", "not a trainable turn of the same part of turns", lambda row, known:
         known.trainable is not None and not known.trainable.get(row["turn_id"], False)
-        and not (row["reward_status"] in (OUTCOME, CONFLICT) and row["turn_id"] in known.last)),
+        and not (row["reward_status"] in NOT_BY_VOTES and row["turn_id"] in known.last)),
     ("verdicts", "a vote is out of range", _has_odd_vote),
     ("escalated", "a vote is out of range", _has_odd_vote),
     ("verdicts", "reward is not what the votes add up to", _is_against_the_votes),
