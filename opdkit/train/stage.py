@@ -7,6 +7,7 @@ gradient of a step are the same to rounding, however it is split.
 
 import math
 import time
+from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
@@ -40,7 +41,7 @@ from opdkit.train.targets import Prompts, check_student, load_prompts
 from opdkit.train.training import Training
 from opdkit.train.training_set import TrainingSet, load_training_set
 from opdkit.train.trust_region import make_trust_region
-from opdkit.train.validation import Validations, open_validation, steps_to_check, tokens_to_train
+from opdkit.train.validation import Validation, open_validation, steps_to_check, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
@@ -83,7 +84,7 @@ def run(config: TrainConfig) -> Summary:
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
         prompts = prompts or load_prompts(config.run, turns, chat)
         training = start_training(config, data, prompts, steps, chat, accelerator)
-        rows, validations = training.rows, training.validations
+        rows, validation = training.rows, training.validation
         done = sum(len(step.turns) for step in steps[: len(rows)])  # turns, over all epochs
         for number in progress(range(len(rows) + 1, len(steps) + 1), "train", len(steps) - len(rows), "steps"):
             done += len(steps[number - 1].turns)
@@ -92,28 +93,28 @@ def run(config: TrainConfig) -> Summary:
                 epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
                 card = model_card(config, data, done // len(turns), number)
                 checkpoints.save_student(training.student, chat, config, epoch_dir, card, main=main, continues=True)
-            if validations and number in validations.checked:
-                row = validations.measure(training.student, number)
+            if validation and number in validation.checked:
+                row = validation.validate(training.student, number)
                 accelerator.log({f"validation_{k}": v for k, v in row.items() if v is not None}, step=number)
                 say(f"validation after step {number}: replies {describe_state(row)}")
-                if is_over(validations.rows) and number < len(steps):
+                if is_over(validation.rows) and number < len(steps):
                     say(f"training ends after step {number} of {len(steps)}: the replies no longer improve")
                     counters.count("steps left out", len(steps) - number)
                     break
-                if is_worse(validations.rows) and number < len(steps):
-                    go_back(training, validations)
+                if is_worse(validation.rows) and number < len(steps):
+                    go_back(training, validation)
             save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(steps))
 
-        kept = restore_best(training, validations) if validations else len(rows)
+        kept = restore_best(training, validation) if validation else len(rows)
         out.rows("metrics", rows)
-        out.rows("validations", validations.rows if validations else [])
+        out.rows("validations", validation.rows if validation else [])
         counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
         out.counters = counters
         card = model_card(config, data, math.ceil(rows[kept - 1]["epoch"]), kept)
         checkpoints.save_student(training.student, chat, config, stage.home, card, main=main)
     if main:
         checkpoints.clear(folder)
-    report_movement(rows, config.run, validated=validations is not None)
+    report_movement(rows, config.run, validated=validation is not None)
     say(f"the trained model is in {stage.home / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} replies teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
@@ -135,13 +136,14 @@ def start_training(
     optimizer = make_optimizer(student, config)
     state = checkpoints.read_newest(folder)
     rows: list[JSON] = state["rows"] if state else []
-    validations = None
+    validation = None
     if data.validation and config.sharding == "none":
         validation = open_validation(data.validation, chat, config, accelerator)
         checked = steps_to_check(len(steps), tokens_to_train(turns, data.epochs), validation.cost)
-        validations = Validations(validation, checked, len(steps), folder, state["validations"] if state else [])
-        if not validations.rows:
-            validations.measure(student, 0)
+        measured = state["validations"] if state else []
+        validation = replace(validation, checked=checked, steps=len(steps), rows=measured)
+        if not measured:
+            validation.validate(student, 0)
     check_same_step(len(rows))
     if state:
         checkpoints.restore(state, student, optimizer)
@@ -150,7 +152,7 @@ def start_training(
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
     return Training(config, objectives(config), turns, prompts, steps, accelerator, folder, student, model, optimizer,
-                    trust, rows, validations)  # fmt: skip
+                    trust, rows, validation)  # fmt: skip
 
 
 def take_step(training: Training, number: int, epoch: float) -> dict[str, float]:
@@ -170,12 +172,12 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     return metrics
 
 
-def go_back(training: Training, validations: Validations) -> None:
+def go_back(training: Training, validation: Validation) -> None:
     """Go on from the best state so far, with a new optimizer, at a lower rate.
 
     Its epsilon stays: gradients are as small as before, and as noisy.
     """
-    step, epsilon = validations.restore_best(training.student), training.optimizer.param_groups[0]["eps"]
+    step, epsilon = validation.restore_best(training.student), training.optimizer.param_groups[0]["eps"]
     training.optimizer = make_optimizer(training.student, training.config)
     for parameters in training.optimizer.param_groups:
         parameters["eps"] = epsilon
@@ -187,7 +189,7 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
     """Write a checkpoint after step `number` when one is due. Raises Stopped after it with `stop`."""
     every, accelerator = training.config.checkpoint_every, training.accelerator
     if stop or (every and number % every == 0):
-        more = {"validations": training.validations.rows if training.validations else [],
+        more = {"validations": training.validation.rows if training.validation else [],
                 "factor": training.trust.factor}  # fmt: skip
         main = accelerator.is_main_process
         checkpoints.save(training.folder, training.student, training.optimizer, training.rows, more, main=main)
@@ -199,15 +201,15 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
         raise stopping.Stopped
 
 
-def restore_best(training: Training, validations: Validations) -> int:
+def restore_best(training: Training, validation: Validation) -> int:
     """Load the best state into the student, if it is not the last. Return the number of its steps.
 
     Raises NothingLearnedError when no state is better than the student before training.
     """
-    check_better(validations.rows, training.rows)
+    check_better(validation.rows, training.rows)
     steps = len(training.rows)
-    if best(validations.rows)["step"] == steps:
+    if best(validation.rows)["step"] == steps:
         return steps
-    kept = validations.restore_best(training.student)
+    kept = validation.restore_best(training.student)
     say(f"the state after step {kept} of {steps} is the best: it is the one that is handed out")
     return kept

@@ -14,7 +14,7 @@ from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import Prompts, Turn
 from opdkit.train.trust_region import TrustRegion
-from opdkit.train.validation import Validations
+from opdkit.train.validation import Validation
 
 
 @dataclass
@@ -33,4 +33,4 @@ class Training:
     optimizer: torch.optim.Optimizer
     trust: TrustRegion
     rows: list[JSON]  # of the table `metrics`, one per step that was done
-    validations: Validations | None
+    validation: Validation | None

@@ -9,8 +9,8 @@ before training. The mean KL per reply of both is the score; less is better. It 
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from opdkit.model.loops import ends_in_loop
 from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
 from opdkit.model.tree_reading import read_trees
-from opdkit.store.plans import manifest, recorded_hint_text
+from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
 from opdkit.store.reading import part_count, read_arrow, read_part
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id
@@ -70,7 +70,7 @@ class ValidationPrompt:
 
 @dataclass(frozen=True)
 class Validation:
-    """Prompts that the student is validated on, and the tokens that a training may spend on it."""
+    """Prompts that the student is validated on, and its measurements in a training so far."""
 
     prompts: Sequence[ValidationPrompt]
     cost: int  # tokens that a measurement reads and writes, where replies are as long as the logged ones
@@ -79,6 +79,25 @@ class Validation:
     config: TrainConfig
     accelerator: Accelerator
     base: Any  # the student before training
+    folder: Path  # of the checkpoints, where the best state is kept
+    checked: Collection[int] = ()  # steps after which to measure
+    steps: int = 0  # of the whole training
+    rows: list[JSON] = field(default_factory=list)  # of the table `validations`
+
+    def validate(self, student: nn.Module, step: int) -> JSON:
+        """Return the row of the student after `step` steps, and keep its weights where it is the best state so far."""
+        row = self.measure(student, step)
+        self.rows.append(row)
+        if step < self.steps and best(self.rows) is row:
+            checkpoints.save_best(self.folder, student, step, main=self.accelerator.is_main_process)
+        return row
+
+    def restore_best(self, student: nn.Module) -> int:
+        """Load the weights of the best state into the student. Return the number of its steps."""
+        step: int = best(self.rows)["step"]
+        self.accelerator.wait_for_everyone()  # until the file is written
+        checkpoints.restore_best(self.folder, student, step)
+        return step
 
     def measure(self, student: nn.Module, step: int) -> JSON:
         """Return the row of the table `validations` for the student after `step` steps (0: before training).
@@ -168,33 +187,6 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
             "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
 
 
-@dataclass
-class Validations:
-    """Measurements of a training so far, and the file of its best state."""
-
-    validation: Validation
-    checked: set[int]  # steps after which to measure
-    steps: int  # of the whole training
-    folder: Path  # of the checkpoints
-    rows: list[JSON]
-
-    def measure(self, student: nn.Module, step: int) -> JSON:
-        """Return the row of the student after `step` steps, and keep its weights where it is the best state so far."""
-        row = self.validation.measure(student, step)
-        self.rows.append(row)
-        if step < self.steps and best(self.rows) is row:
-            main = self.validation.accelerator.is_main_process
-            checkpoints.save_best(self.folder, student, step, main=main)
-        return row
-
-    def restore_best(self, student: nn.Module) -> int:
-        """Load the weights of the best state into the student. Return the number of its steps."""
-        step: int = best(self.rows)["step"]
-        self.validation.accelerator.wait_for_everyone()  # until the file is written
-        checkpoints.restore_best(self.folder, student, step)
-        return step
-
-
 @contextlib.contextmanager
 def _evaluating(student: Any) -> Iterator[Any]:
     """Yield the model that is in training, without the wrapper of its adapters, in evaluation mode."""
@@ -278,7 +270,8 @@ def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, acce
                 readings = [ids for ids in ([] if hint else [plain]) + readings if len(ids) + room <= context]
                 if readings and len(plain) + room <= context:
                     prompts.append(ValidationPrompt(turn.turn_id, plain, readings, hint is not None))
-    return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base)
+    folder = stage_dir(config.run, "train") / "checkpoints"
+    return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base, folder)
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:
