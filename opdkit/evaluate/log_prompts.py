@@ -171,7 +171,11 @@ def make_prompts(
             row["domain"] = AFTER
         else:
             if one.kind == PRAISE and group is None:
-                group = _find_complaints(frozenset(one.request), complained, praised)
+                # The commonest complaint about requests like this one, unless more of those were praised.
+                request = frozenset(one.request)
+                groups = Counter(group for other, group in complained if is_alike(request, other))
+                if groups.total() >= max(1, sum(is_alike(request, other) for other in praised)):
+                    ((group, _),) = groups.most_common(1)
             row |= {"domain": group or (ACCEPTED if one.kind == NEUTRAL else PRAISED), "corrected": group is not None}
         key = (row["domain"], group, one.request)
         turns = 1 + (rows[key]["turns"] if key in rows else 0)
@@ -189,16 +193,6 @@ def make_prompts(
 def is_alike(one: frozenset[str], other: frozenset[str]) -> bool:
     """Return True for two requests that share half of their words."""
     return bool(one) and 2 * len(one & other) >= len(one | other)
-
-
-def _find_complaints(
-    request: frozenset[str], complained: Sequence[tuple[frozenset[str], str]], praised: Sequence[frozenset[str]]
-) -> str | None:
-    """Return the commonest group of complaints about requests like this one; None where more of those were praised."""
-    groups = Counter(group for other, group in complained if is_alike(request, other))
-    if groups.total() < max(1, sum(is_alike(request, other) for other in praised)):
-        return None
-    return groups.most_common(1)[0][0]
 
 
 def _choose_accepted(reactions: Sequence[Reaction]) -> tuple[set[str], Counter[str]]:

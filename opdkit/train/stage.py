@@ -105,7 +105,12 @@ def run(config: TrainConfig) -> Summary:
                     go_back(training, validation)
             save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(steps))
 
-        kept = restore_best(training, validation) if validation else len(rows)
+        kept = len(rows)
+        if validation:
+            check_better(validation.rows, rows)
+            if best(validation.rows)["step"] < len(rows):
+                kept = validation.restore_best(training.student)
+                say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
         out.rows("metrics", rows)
         out.rows("validations", validation.rows if validation else [])
         counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
@@ -199,17 +204,3 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
         say(f"stopping after step {number} of {len(training.steps)}")
         leave(accelerator, training.model)
         raise stopping.Stopped
-
-
-def restore_best(training: Training, validation: Validation) -> int:
-    """Load the best state into the student, if it is not the last. Return the number of its steps.
-
-    Raises NothingLearnedError when no state is better than the student before training.
-    """
-    check_better(validation.rows, training.rows)
-    steps = len(training.rows)
-    if best(validation.rows)["step"] == steps:
-        return steps
-    kept = validation.restore_best(training.student)
-    say(f"the state after step {kept} of {steps} is the best: it is the one that is handed out")
-    return kept

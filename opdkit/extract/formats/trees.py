@@ -203,7 +203,8 @@ def _find_branches(children: _Children, reached: Sequence[Node], kept: Collectio
             continue
         del path[depth:], sizes[depth + 1 :]
         path.append(node)
-        sizes.append(sizes[-1] + _size(node))
+        texts = (len(m["content"] or "") + len(m["reasoning"] or "") + len(str(m["tool_calls"])) for m in node.messages)
+        sizes.append(sizes[-1] + _OF_MESSAGE * max(1, len(node.messages)) + sum(texts))
         below = [(depth + 1, child) for child in _order(children.get(node.id, ()), kept) if child.id in with_message]
         stack += below
         if not below and (not branches or total + sizes[-1] <= MOST_CHARACTERS):
@@ -215,11 +216,6 @@ def _find_branches(children: _Children, reached: Sequence[Node], kept: Collectio
 def _order(siblings: Iterable[Node], kept: Collection[str]) -> list[Node]:
     """Return siblings in the order of a stack: the one to take first is the last one."""
     return sorted(siblings, key=lambda node: node.id not in kept)[::-1]
-
-
-def _size(node: Node) -> int:
-    texts = (len(m["content"] or "") + len(m["reasoning"] or "") + len(str(m["tool_calls"])) for m in node.messages)
-    return _OF_MESSAGE * max(1, len(node.messages)) + sum(texts)
 
 
 def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
