@@ -11,7 +11,7 @@ from runs import snapshot
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import AnotherPlanError, ConfigError, OpdkitError
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
@@ -120,7 +120,7 @@ def test_a_few_hinted_turns_are_tried_for_the_time_and_the_length_of_replies(run
         ({"model": "/nowhere/model"}, OpdkitError),
         ({"top_k": 900}, ConfigError),
         ({"max_tokens": 10**6}, ConfigError),
-        ({"limit": 1}, ConfigError),  # another plan than that of the targets
+        ({"limit": 1}, AnotherPlanError),  # another plan than that of the targets
     ],
     ids=str,
 )
