@@ -34,7 +34,7 @@ class NightConfig(HomeConfig):
         None, "JSONL file of held-out prompts with checks; they decide beside those that the log gives"
     )
     least_hints: int = HOW.option(
-        40, "replies with a hint that are worth a training; with fewer new ones, the night waits for the next",
+        20, "replies with a hint that are worth a training; with fewer new ones, the night waits for the next",
         unit="replies", low=1,
     )  # fmt: skip
     replay: float = HOW.option(

@@ -2,9 +2,9 @@
 
 What a training breaks shows in no logged reply: the student no longer writes those. So replies are sampled to prompts
 of sessions that are kept out of training. After a prompt whose logged reply was complained of, the reply is compared
-with the student before training that reads the hint; after one of a session without a complaint, with the student
-before training. The mean KL per reply of both is the score; less is better. It is the loss of on-policy distillation
-(GKD, Agarwal et al. 2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
+with the teacher that reads the hint; after one of a session without a complaint, with the student before training. The
+mean KL per reply of both is the score; less is better. It is the loss of on-policy distillation (GKD, Agarwal et al.
+2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
 """
 
 import contextlib
@@ -19,13 +19,17 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
+from transformers import PreTrainedModel
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_calls
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
+from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
-from opdkit.model.load import context_length, load_model, token_generator
+from opdkit.console import say
+from opdkit.errors import OpdkitError
+from opdkit.model.load import context_length, load_model, load_skeleton, load_tokenizer, token_generator
 from opdkit.model.loops import ends_in_loop
 from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
@@ -51,15 +55,16 @@ CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats that a reply counts, at most the larger:
 LOST = 0.4  # of that: a reply to a prompt that nobody complained of is lost where its KL is above
 FEW = 5  # of so many prompts without a complaint, one that is lost is chance, and counts as none
 HINTS = 4  # of other turns: a reply that one of them explains is the wanted change, and not lost
+ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
 LONGEST = 512  # tokens of a sampled reply, at most
 
 
 @dataclass(frozen=True, eq=False)
 class ValidationPrompt:
-    """Prompt of a logged turn, and the prompts after which the student before training reads the same reply.
+    """Prompt of a logged turn, and the prompts after which other models read the same reply.
 
-    With a hint that is the prompt with it. Without, the first is the prompt itself; the others have hints of other
-    turns: the student was to learn these.
+    With a hint that is the prompt with it, for the teacher. Without, the first is the prompt itself, for the student
+    before training; the others have hints of other turns, for the teacher: the student was to learn these.
     """
 
     turn_id: str
@@ -79,6 +84,7 @@ class Validation:
     config: TrainConfig
     accelerator: Accelerator
     base: Any  # the student before training
+    teacher: Any  # the model that reads the hints; often the same
     folder: Path  # of the checkpoints, where the best state is kept
     checked: Collection[int] = ()  # steps after which to measure
     steps: int = 0  # of the whole training
@@ -134,10 +140,10 @@ class Validation:
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]
         tokens = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
-        kls, read = self._compare([(p.readings[0], reply) for p, reply in answered])
+        kls, read = self._compare([(self.teacher if p.hinted else self.base, p.readings[0], r) for p, r in answered])
         lost = [i for i, (_, reply) in enumerate(answered) if kls[i] > LOST * _cap(reply)]
         again = [(i, ids) for i in lost for ids in answered[i][0].readings[1:]]
-        others, read_again = self._compare([(ids, answered[i][1]) for i, ids in again])
+        others, read_again = self._compare([(self.teacher, ids, answered[i][1]) for i, ids in again])
         for (i, _), kl in zip(again, others, strict=True):
             kls[i] = min(kls[i], kl)
         results = {prompt: {
@@ -150,20 +156,25 @@ class Validation:
         } for (prompt, reply), kl in zip(answered, kls, strict=True)}  # fmt: skip
         return results, tokens + read + read_again
 
-    def _compare(self, replies: Sequence[tuple[list[int], Sample]]) -> tuple[list[float], int]:
-        """Return KL(student || student before training, after other prompts) of replies, and the tokens that were read.
+    def _compare(self, replies: Sequence[tuple[Any, list[int], Sample]]) -> tuple[list[float], int]:
+        """Return KL(student || another model, after another prompt) of replies, and the tokens that were read.
 
-        It is over the student's TOP most likely tokens at each position and the rest (nats per reply). One that is not
-        finite is infinite.
+        `replies`: (model, prompt, reply). The KL is over the student's TOP most likely tokens at each position and the
+        rest (nats per reply). One that is not finite is infinite.
         """
-        size, read = self.config.micro_batch_tokens, [PromptResponse(ids, reply.ids) for ids, reply in replies]
-        trees = read_trees([(self.base, read)], size)
-        queries = [LogprobQuery((sequence,), torch.tensor(reply.top_ids))
-                   for sequence, (_, reply) in zip(read, replies, strict=True)]  # fmt: skip
-        answers = logprobs_of(Mixture((self.base,)), queries, batch_tokens=size, read=trees.batch)
-        kls = [float(divergence(torch.tensor(reply.top), answer.at, 1.0).sum())
-               for (_, reply), answer in zip(replies, answers, strict=True)]  # fmt: skip
-        return [kl if math.isfinite(kl) else math.inf for kl in kls], trees.tokens
+        size, kls, tokens = self.config.micro_batch_tokens, [math.inf] * len(replies), 0
+        for model in {id(model): model for model, _, _ in replies}.values():
+            own = [i for i, (other, _, _) in enumerate(replies) if other is model]
+            read = [PromptResponse(replies[i][1], replies[i][2].ids) for i in own]
+            trees = read_trees([(model, read)], size)
+            queries = [LogprobQuery((sequence,), torch.tensor(replies[i][2].top_ids))
+                       for i, sequence in zip(own, read, strict=True)]  # fmt: skip
+            answers = logprobs_of(Mixture((model,)), queries, batch_tokens=size, read=trees.batch)
+            for i, answer in zip(own, answers, strict=True):
+                kl = float(divergence(torch.tensor(replies[i][2].top), answer.at, 1.0).sum())
+                kls[i] = kl if math.isfinite(kl) else math.inf
+            tokens += trees.tokens
+        return kls, tokens
 
 
 def _cap(reply: Sample) -> float:
@@ -243,7 +254,7 @@ def tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
 
 
 def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, accelerator: Accelerator) -> Validation:
-    """Render the prompts of `turns`, and load the student before training beside the one in training.
+    """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
 
     Prompts that leave no room for a reply are left out.
     """
@@ -252,8 +263,9 @@ def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, acce
         by_session.setdefault(turn.session_id, []).append(turn)
     room, prompts = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST), list[ValidationPrompt]()
     base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-    context = context_length(base)
-    placement = manifest(config.run, "teacher")["plan"]["config"]["hint_placement"]
+    scored = manifest(config.run, "teacher")["plan"]["config"]
+    teacher, teacher_chat = load_teacher(config, scored, base, chat)
+    context = min(context_length(base), context_length(teacher))
     hint_text = recorded_hint_text(config.run)
     chosen, hints, parts = {turn.turn_id for turn in turns}, dict[str, str | None](), part_count(config.run, "teacher")
     for part in range(parts):
@@ -265,13 +277,35 @@ def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, acce
             for turn in by_session.get(session["session_id"], ()):
                 messages, hint = prompt_messages(session, turn), hints[turn.turn_id]
                 plain = chat.prompt_ids(messages, session["tools"])
-                hinted = [with_hint(messages, text, placement, hint_text) for text in ([hint] if hint else known)]
-                readings = [chat.prompt_ids(each, session["tools"]) for each in hinted]
+                hinted = [with_hint(messages, text, scored["hint_placement"], hint_text)
+                          for text in ([hint] if hint else known)]  # fmt: skip
+                readings = [teacher_chat.prompt_ids(each, session["tools"]) for each in hinted]
                 readings = [ids for ids in ([] if hint else [plain]) + readings if len(ids) + room <= context]
                 if readings and len(plain) + room <= context:
                     prompts.append(ValidationPrompt(turn.turn_id, plain, readings, hint is not None))
     folder = stage_dir(config.run, "train") / "checkpoints"
-    return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base, folder)
+    return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base, teacher, folder)
+
+
+def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat) -> tuple[PreTrainedModel, Chat]:
+    """Return the model that read the hints in the teacher stage, and its template.
+
+    `scored`: the options of the teacher stage. A training may have no room for a larger teacher, or for several, and
+    some may no longer be there: then the student before training reads the hints in their place.
+    """
+    paths = set(parse_teachers(scored["teacher"]).values())
+    if paths <= {config.model}:
+        return base, chat
+    with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
+        (path,) = paths
+        skeleton, tokenizer = load_skeleton(path), load_tokenizer(path)
+        size, most = (model.num_parameters() for model in (skeleton, base))
+        vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
+        if size <= ROOM * most and vocabulary >= needed:
+            teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
+            return teacher, Chat(tokenizer, chat.template_args) if tokenizer.chat_template else chat
+    say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
+    return base, chat
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:

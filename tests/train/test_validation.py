@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model, load_tokenizer, token_generator
 from opdkit.model.sampling import Request, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
+from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
 from opdkit.train.best_state import PATIENCE, best, check_better, is_broken, is_over, is_worse
@@ -120,6 +122,50 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_
     assert row["ended"] == np.mean(ended)
 
 
+def test_the_model_that_read_the_hints_reads_them_again(run, tmp_path, plain_model_dir, capsys, monkeypatch) -> None:
+    """The student may follow hints badly that contradict its training: it must not be what replies are compared with.
+
+    A teacher that is much larger, or gone, does not stop a training.
+    """
+    monkeypatch.setattr(validating, "CAP", 1e6)
+    config, (before, other) = train_config(run, plain_model_dir, **VALIDATED), before_and_after(plain_model_dir, 0.05)
+    tokenizer = load_tokenizer(str(plain_model_dir))
+    chat = Chat(tokenizer, {}, before.generation_config.eos_token_id)
+    for save in (other.save_pretrained, tokenizer.save_pretrained):
+        save(tmp_path / "teacher")
+    teacher.run(TeacherConfig(run=run, model=str(plain_model_dir), teacher=(str(tmp_path / "teacher"),), device="cpu",
+                              top_k=3, shard="0/1", overwrite=True))  # fmt: skip
+
+    def opened() -> Validation:
+        return open_validation(choose_turns(load_turns(run), 8, 1), chat, config, start_accelerator(config))
+
+    one, same = opened(), opened()
+    assert torch.equal(one.teacher.lm_head.weight, other.lm_head.weight)
+    assert torch.equal(one.base.lm_head.weight, before.lm_head.weight)
+    as_before, as_teacher = one.measure(before, 1), one.measure(other, 1)
+    assert as_before["kept_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert as_before["hint_kl"] > 0.1
+    assert as_teacher["kept_kl"] > 0.1
+    assert as_before["hint_kl"] == replace(same, base=other, teacher=same.teacher).measure(before, 1)["hint_kl"]
+    assert as_before["hint_kl"] != replace(same, teacher=before).measure(before, 1)["hint_kl"]
+    assert capsys.readouterr().err.count("validation reads hints with the student") == 0
+    shutil.rmtree(tmp_path / "teacher")
+    assert (gone := opened()).teacher is gone.base
+    assert "validation reads hints with the student before training, not with" in capsys.readouterr().err
+
+
+def test_a_teacher_with_more_weights_is_not_loaded(run, plain_model_dir, monkeypatch) -> None:
+    config, chat = train_config(run, plain_model_dir, **VALIDATED), Chat(load_tokenizer(str(plain_model_dir)), {})
+    base = load_model(str(plain_model_dir), device="cpu", dtype="float32")
+    other = str(shutil.copytree(plain_model_dir, run / "other"))
+    for room, is_loaded in ((validating.ROOM, True), (0.5, False)):
+        monkeypatch.setattr(validating, "ROOM", room)
+        model, _ = validating.load_teacher(config, {"teacher": [other]}, base, chat)
+        assert (model is not base) == is_loaded
+    assert validating.load_teacher(config, {"teacher": [other, str(plain_model_dir)]}, base, chat) == (base, chat)
+    assert validating.load_teacher(config, {"teacher": []}, base, chat) == (base, chat)
+
+
 def test_before_training_hinted_prompts_alone_are_measured(run, plain_model_dir) -> None:
     """The same row as that of all prompts: nothing has moved."""
     config = train_config(run, plain_model_dir, **VALIDATED)
@@ -157,7 +203,7 @@ def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(run, pl
         model.lm_head.weight.mul_(5)
     chat = Chat(load_tokenizer(str(plain_model_dir)), {}, model.generation_config.eos_token_id)
     opened = open_validation(choose_turns(load_turns(run), 8, 1), chat, config, start_accelerator(config))
-    object.__setattr__(opened, "base", model)
+    opened = replace(opened, base=model, teacher=model)
     hinted, own, other, *_ = (prompt.prompt_ids for prompt in opened.prompts)
     readings = {"same": [hinted, own], "lost": [own], "explained": [own, hinted], "by none": [own, other]}
     rows = {}
