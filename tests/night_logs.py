@@ -12,6 +12,14 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
 from opdkit.judge.stage import run as judge
 
+LOG = (DATA / "logs" / "openai.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def grow(folder: Path, upto: int) -> None:
+    """Write the first lines of the sample log to FOLDER/logs."""
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "chat.jsonl").write_bytes(b"".join(LOG[:upto]))
+
 
 def judged_night(home: Home, number: int, *chats: JSON, **record: object) -> Night:
     """A night whose log holds these chats, judged by rules."""

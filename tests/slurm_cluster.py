@@ -10,12 +10,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where Debian has the daemons, and an ordinary user no PATH
 NODES = ("one", "two")
+HANGS = 300.0  # seconds for one thing: long enough for a busy machine, and only against waiting for ever
+T = TypeVar("T")
 
 
 def missing() -> str | None:
@@ -60,7 +63,7 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, signal.SIGABRT)
         time.sleep(2 if processes else 0)
-        logs = [(path, 20_000) for path in sorted((run / "slurm" / "logs").glob("*"))]
+        logs = [(path, 20_000) for path in sorted([*(run / "slurm" / "logs").glob("*"), *run.glob("*.log")])]
         logs += [(path, 4_000) for path in sorted(self.home.glob("*.log"))]
         report += [f"--- {path.name}\n{path.read_text(errors='replace')[-most:]}" for path, most in logs]
         return "\n".join(report)
@@ -72,6 +75,7 @@ class Cluster:
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         (self.home / "slurm.conf").write_text(self._configuration(), encoding="utf-8")
+        (self.home / "gres.conf").write_text("Name=gpu File=/dev/null\n", encoding="utf-8")  # to give out and count
         (self.home / "cgroup.conf").write_text(f"CgroupPlugin={self._cgroup()}\n", encoding="utf-8")
         self._daemon("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.home}/munge.socket",
                      f"--pid-file={self.home}/munged.pid", f"--log-file={self.home}/munged.log",
@@ -96,7 +100,8 @@ class Cluster:
         host, ports = socket.gethostname().split(".")[0], free_ports(1 + len(NODES))
         user = getpass.getuser()
         nodes = "\n".join(
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={os.cpu_count()} RealMemory=500"
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={os.cpu_count()} RealMemory=500 "
+            "Gres=gpu:1"
             for node, port in zip(NODES, ports[1:], strict=True)
         )
         return f"""\
@@ -125,6 +130,7 @@ ReturnToService=2
 JobRequeue=1
 KillWait=5
 SchedulerParameters=bf_interval=1,batch_sched_delay=0,sched_interval=2
+GresTypes=gpu
 {nodes}
 PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
@@ -152,6 +158,15 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
                 tails = [path.read_text(errors="replace")[-300:] for path in sorted(self.home.glob("*.out"))]
                 raise UnavailableError(f"{what} did not start: " + " | ".join(tails))
             time.sleep(0.2)
+
+
+def until(slurm: Cluster, run: Path, condition: Callable[[], T], what: str) -> T:
+    """Wait for the condition; where it does not come, fail with all that is known of the jobs and of `run` then."""
+    end = time.monotonic() + HANGS
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {HANGS} s for: {what}\n{slurm.report(run)}"
+        time.sleep(0.2)
+    return found
 
 
 def free_ports(count: int) -> list[int]:

@@ -116,7 +116,7 @@ class Home:
     def locked(self) -> Iterator[None]:
         """Keep every other night out. The lock goes with the process, so a kill leaves none behind.
 
-        Raises OpdkitError where another process holds it.
+        Raises OpdkitError where another process holds it, and on a file system without locks.
         """
         with disk_errors_explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -126,6 +126,9 @@ class Home:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OpdkitError(f"another `opdkit night` works in {self.path}: wait until it is done") from None
+            except OSError as error:
+                raise OpdkitError(f"{self.path} cannot be locked ({error.strerror}): choose a folder on a file system "
+                                  "with locks; Lustre has them where it is mounted with flock") from error  # fmt: skip
             yield
         finally:
             os.close(handle)

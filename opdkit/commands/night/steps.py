@@ -88,7 +88,12 @@ def has_trainable(run: Path) -> bool:
 
 
 def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
-    """Run a stage of a night. One that was begun with other options, before a night failed, is begun again."""
+    """Run a stage of a night. One that was begun with other options, before a night failed, is begun again.
+
+    All of its parts are done here: the tasks of a Slurm array are nights, one after the other, and do not share one.
+    """
+    if name != "train":  # which has one part
+        config = replace(config, shard="0/1")
     try:
         return run_stage(name, config, *more)
     except AnotherPlanError:

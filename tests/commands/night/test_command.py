@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from night_logs import LOG, grow
 from night_logs import night_options as options
-from sample_world import DATA, MODEL
+from sample_world import MODEL
 
 from opdkit.commands.night import steps
 from opdkit.commands.night.command import run
@@ -17,13 +18,6 @@ from opdkit.commands.night.home import PROMOTED, WAITS, Home
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.reading import read_all
 from opdkit.train.targets import is_held_out
-
-LOG = (DATA / "logs" / "openai.jsonl").read_bytes().splitlines(keepends=True)
-
-
-def grow(folder: Path, upto: int) -> None:
-    (folder / "logs").mkdir(exist_ok=True)
-    (folder / "logs" / "chat.jsonl").write_bytes(b"".join(LOG[:upto]))
 
 
 def turns_of(home: Home) -> list[tuple[int, int]]:
@@ -124,6 +118,15 @@ def test_a_night_with_little_to_learn_waits_and_its_news_is_kept(
     assert home.pending(home.nights()) == [1, 2]
     assert "--least-hints" in capsys.readouterr().out
     assert all(count for _, count in turns_of(home))
+
+
+def test_a_task_of_a_slurm_array_is_a_whole_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ID": 2, "COUNT": 3, "MIN": 0, "MAX": 2}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    grow(tmp_path, 6)
+    run(options(tmp_path, least_hints=1000))
+    (night,) = Home(tmp_path / "home").nights()
+    assert len(list(read_all(night.log, "sessions"))) == 6
 
 
 def test_a_log_that_is_cut_in_the_middle_of_a_line_loses_nothing(tmp_path: Path) -> None:

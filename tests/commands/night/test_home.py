@@ -1,7 +1,9 @@
 """Home of a series of nights: which model is promoted, what it has learned from, and the lock."""
 
+import errno
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -115,4 +117,13 @@ def test_two_nights_at_once_are_impossible_and_a_kill_leaves_no_lock(tmp_path: P
         other.kill()
         other.join()
     with Home(tmp_path).locked():
+        pass
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OpdkitError, match="locks"), Home(tmp_path).locked():
         pass

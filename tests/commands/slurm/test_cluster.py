@@ -9,16 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow.parquet as pq
 import pytest
-import slurm_cluster
 from sample_world import DATA, MODEL
 from scored_runs import toy_sessions, train_config, write_run
-from slurm_cluster import Cluster, command_lines
+from slurm_cluster import Cluster, command_lines, until
 
 from opdkit.commands.slurm.scripts import train_script
 from opdkit.config.run import ORDER
@@ -33,17 +31,6 @@ OPTIONS = [str(DATA / "logs"), "--model", str(MODEL), "--judge", "local", "--lim
            "--set", "train.device=cpu", "--set", "train.batch_turns=8"]  # fmt: skip
 # The nodes' names are known to Slurm alone: all of them are this host.
 HOSTNAMES = 'scontrol() { if [ "$1" = show ]; then echo 127.0.0.1; else command scontrol "$@"; fi; }'
-HANGS = 300.0  # seconds for one thing: long enough for a busy machine, and only against waiting for ever
-T = TypeVar("T")
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[Cluster]:
-    try:
-        with slurm_cluster.cluster() as cluster:
-            yield cluster
-    except slurm_cluster.UnavailableError as why:
-        pytest.skip(str(why))
 
 
 def opdkit(*args: str, environment: dict[str, str] | None = None) -> str:
@@ -52,15 +39,6 @@ def opdkit(*args: str, environment: dict[str, str] | None = None) -> str:
     done = subprocess.run([sys.executable, "-m", "opdkit", *args], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
-
-
-def until(slurm: Cluster, run: Path, condition: Callable[[], T], what: str) -> T:
-    """Wait for the condition; where it does not come, fail with all that is known of the run's jobs then."""
-    end = time.monotonic() + HANGS
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited {HANGS} s for: {what}\n{slurm.report(run)}"
-        time.sleep(0.2)
-    return found
 
 
 def parts_of(run: Path, stage: str, shard: int, shards: int = 4) -> int:
