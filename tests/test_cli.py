@@ -188,13 +188,22 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_examples_of_the_help_run(tmp_path: Path, warm_path: str) -> None:
-    """One after the other they are a whole run; `demo` and `review` have tests of their own."""
+    """One after the other they are a whole run; `demo` and `review` have tests of their own.
+
+    Those of nights run on twelve sessions, too few to train on: tests/commands/night has nights that train.
+    """
     (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
+    few = tmp_path / "few" / "sample_data"
+    (few / "logs").mkdir(parents=True)
+    (few / "model").symlink_to(ROOT / "sample_data" / "model")
+    log = (ROOT / "sample_data" / "logs" / "openai.jsonl").read_bytes().splitlines(keepends=True)
+    (few / "logs" / "openai.jsonl").write_bytes(b"".join(log[:12]))
     served = {"review"}  # until it is stopped
     for name in [name for name in COMMANDS if name not in {"demo", *served}]:
         command = shlex.split(COMMANDS[name].example)
+        folder = few.parent if name in {"night", "models", "forget"} else tmp_path
         environment = os.environ | {"PATH": warm_path}
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, f"{COMMANDS[name].example}\n{done.stderr}"
     for name in served:
         command = [sys.executable, "-m", *shlex.split(COMMANDS[name].example)]
