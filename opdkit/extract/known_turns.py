@@ -6,7 +6,7 @@ calls are no part of it: readers of logged calls take them from the latest promp
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,15 @@ def record_turns(ledger: Path, run: Path) -> None:
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(upsert, [(*key, n) for key, n in found.items()])
         connection.execute("COMMIT")
+
+
+def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
+    """Remove the digests of the turns of these sessions (id -> format) from the ledger, and from its free pages."""
+    with open_ledger(ledger) as connection:
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.executemany("DELETE FROM turn WHERE format = ? AND id = ?",
+                               [(log_format, logged_id(name)) for name, log_format in sessions.items()])  # fmt: skip
+        connection.execute("VACUUM")
 
 
 def _turn_digests(messages: Sequence[JSON], turns: Sequence[tuple[int, int, JSON | None]]) -> Iterator[bytes]:

@@ -12,11 +12,12 @@ of a server are not answers; of a batch, only those that count as a vote are kep
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
 
 from opdkit.judge.votes import Answer, Request, Usage
+from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.part_writer import Stage
 
 
@@ -79,3 +80,14 @@ def remove_answers_of_done_parts(stage: Stage) -> None:
     for part, table in product(range(stage.parts), stage.tables):
         if (path := answers_file(stage, part, table.name)).exists() and stage.is_done(part):
             path.unlink(missing_ok=True)
+
+
+def drop_answers(home: Path, sessions: Collection[str]) -> None:
+    """Remove the answers about these sessions, and torn ones, from the folder of a stage."""
+    for path in (home / ".tmp").glob("*.answers"):
+        lines = path.read_bytes().split(b"\n")
+        answers = [(line, pair[0][1]) for line in lines if (pair := _read_line(line))]
+        kept = [line for line, turn_id in answers if turn_id.rpartition(":")[0] not in sessions]
+        with temporary_file(path) as temporary:
+            temporary.write_bytes(b"".join(b"\n" + line for line in kept))
+            move_into_place(temporary, path)

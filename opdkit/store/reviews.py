@@ -12,7 +12,7 @@ import fcntl
 import getpass
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import FileIO
@@ -27,7 +27,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, verb, warn
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import sync
+from opdkit.store.atomic import move_into_place, sync, temporary_file
 from opdkit.store.counters import read_inputs
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import fingerprint, stage_dir
@@ -294,6 +294,22 @@ def check_targets_current(run: Path) -> None:
             f"decisions of `opdkit review` on their turns: run `opdkit teacher {quote(run)} ...` again as before; it "
             "does only these"
         )
+
+
+def drop_reviews(run: Path, sessions: Collection[str]) -> None:
+    """Remove all decisions about these sessions, and what a kill cut off. The others keep their numbers."""
+    path = reviews_dir(run) / FILE
+    if not sessions or not path.exists():
+        return
+    (path.parent / TORN).unlink(missing_ok=True)
+    ledger = Ledger(run)
+    with disk_errors_explained(path), path.open("rb", buffering=0) as file, temporary_file(path) as temporary:
+        _lock(file, fcntl.LOCK_EX)
+        ledger._read(file)
+        # The last of several that were made together may go. Then each of the others counts by itself.
+        kept = [replace(one, following=0) for one in ledger._reviews if one.turn_id.rpartition(":")[0] not in sessions]
+        temporary.write_bytes(b"".join(map(_to_line, kept)))
+        move_into_place(temporary, path)
 
 
 MAX_HINT, MAX_NOTE = 4000, 10_000  # characters

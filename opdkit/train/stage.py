@@ -192,8 +192,9 @@ def go_back(training: Training, validation: Validation) -> None:
 
 def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
     """Write a checkpoint after step `number` when one is due. Raises Stopped after it with `stop`."""
-    every, accelerator = training.config.checkpoint_every, training.accelerator
-    if stop or (every and number % every == 0):
+    config: TrainConfig = training.config
+    accelerator = training.accelerator
+    if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
         more = {"validations": training.validation.rows if training.validation else [],
                 "factor": training.trust.factor}  # fmt: skip
         main = accelerator.is_main_process

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse
@@ -43,7 +44,8 @@ def optimizer_step(
     rounding. Raises OpdkitError before the step, naming turns, when the loss or the gradient is not finite, or when a
     turn does not fit into memory.
     """
-    config, accelerator, model, optimizer = training.config, training.accelerator, training.model, training.optimizer
+    config: TrainConfig = training.config
+    accelerator, model, optimizer = training.accelerator, training.model, training.optimizer
     tokens = tokens_of(batch)
     totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
     sessions = [first_branch(turn.session_id) for turn in batch]

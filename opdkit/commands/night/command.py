@@ -30,7 +30,7 @@ def run(config: NightConfig) -> None:
         finish_all(home, config)
         night = home.night(max((one.number for one in home.nights()), default=0) + 1)
         found = collect(home, night, config)
-        home.write_options(config)
+        home.keep_options(home.path / "options", config)
         if found:
             say(f"night {night.number}: {found}")
             finish(home, night, config)
@@ -39,7 +39,7 @@ def run(config: NightConfig) -> None:
 
 
 def run_forget(config: ForgetConfig) -> None:
-    """Take sessions out of all nights, and do the nights again that have seen them, with the options of the last night.
+    """Take sessions out of all nights, and do the nights again that have seen them, each with its own options.
 
     Raises OpdkitError for a folder without nights. The same command goes on after a kill.
     """
@@ -49,7 +49,7 @@ def run_forget(config: ForgetConfig) -> None:
     with home.locked():
         found = forget(home, config.where)
         say(f"{counted(found, 'session')} taken out")
-        finish_all(home, home.read_options())
+        finish_all(home, home.read_options(home.path / "options"))
     stdout.print(f"forgotten: {counted(found, 'session')}", soft_wrap=True)
 
 
@@ -87,6 +87,9 @@ def collect(home: Home, night: Night, config: NightConfig) -> str:
 
 def finish(home: Home, night: Night, config: NightConfig) -> None:
     """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
+    if (own := night.folder / "options").exists():
+        say(f"night {night.number} is done again with its own options, in {own}")
+        config = home.read_options(own)
     finish_steps = load_function("opdkit.commands.night.steps:finish")  # imported now: it brings torch
     record = finish_steps(home, night, config, configurations(home, night, config))
     stdout.print(f"night {night.number}: {record['decision']}. {record['sentence']}", markup=False, soft_wrap=True)

@@ -5,7 +5,8 @@ since the first of them are done again, one after the other, and sessions that c
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,16 +14,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from opdkit.commands.night.home import Home, Night
-from opdkit.config.conditions import find_rejection, parse_filters
+from opdkit.config.conditions import find_rejection, logged_value, parse_filters
 from opdkit.config.fields import JSON
+from opdkit.console import say
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import move_into_place, remove_entries, temporary_file, write_text
+from opdkit.extract.known_turns import forget_turns
+from opdkit.judge.kept_answers import drop_answers
+from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries, temporary_file, write_text
 from opdkit.store.counters import COUNTERS_KEY, Counters
 from opdkit.store.digests import file_digest, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.logged_fields import read_logged_fields
-from opdkit.store.plans import stage_dir
+from opdkit.store.logged_fields import LoggedFields, read_logged_fields
+from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import has_stage, is_complete, part_count, part_path
+from opdkit.store.reviews import drop_reviews, reviews_dir
 from opdkit.store.tables import TABLES, encodings
 
 FORGOTTEN = "forgotten"  # reason of the rows that left
@@ -35,12 +40,14 @@ def forget(home: Home, where: Sequence[str]) -> int:
     Return how many sessions it was. Whoever calls this finishes the nights. Raises OpdkitError where no session is
     described so. A kill in between loses nothing: `finish_forgetting` goes on.
     """
-    found = sum(len(find_sessions(night, [where])) for night in home.nights())
-    if not found and list(where) not in conditions(home):
+    before = read_forgotten(home)
+    entry = next((one for one in before if describe(where, one.get("salt", "")) | {"done": one["done"]} == one),
+                 describe(where, secrets.token_hex(16)))  # fmt: skip
+    found = sum(len(find_sessions(night, [entry])) for night in home.nights())
+    if not found and entry not in before:
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
                           "cannot be named")  # fmt: skip
-    write_conditions(home, [*(each for each in read_forgotten(home) if each["where"] != list(where)),
-                            {"where": list(where), "done": False}])  # fmt: skip
+    write_forgotten(home, [*(one for one in before if one != entry), entry | {"done": False}])
     finish_forgetting(home)
     return found
 
@@ -48,67 +55,91 @@ def forget(home: Home, where: Sequence[str]) -> int:
 def finish_forgetting(home: Home) -> None:
     """Do what is left of each `forget` that a kill has cut off."""
     forgotten = read_forgotten(home)
-    undone = [each["where"] for each in forgotten if not each["done"]]
+    undone = [one for one in forgotten if not one["done"]]
     nights = home.nights() if undone else []
-    first = next((n for n, night in enumerate(nights) if find_sessions(night, undone)), None)
+    found = [find_sessions(night, undone) for night in nights]
+    first = next((n for n, sessions in enumerate(found) if sessions), None)
     if first is not None:
-        home.go_back(nights[first].number)
-        for night in reversed(nights[first:]):  # the first one last: while it has sessions, all is done again
-            reset(night)
-            drop_sessions(night, undone)
-    write_conditions(home, [each | {"done": True} for each in forgotten])
+        for folder in [path for path in home.path.rglob("*") if path.is_dir()]:
+            remove_entries(find_left_overs(folder))  # of killed processes, in which their text may be
+        forget_turns(home.ledger, {name: log_format for sessions in found for name, log_format in sessions.items()})
+        home.go_back(nights[first])
+        for n in reversed(range(first, len(nights))):  # the first one last: while it has sessions, all is done again
+            reset(nights[n])
+            drop_reviews(nights[n].folder, {name for sessions in found[: n + 1] for name in sessions})
+            drop_sessions(nights[n], undone)
+    write_forgotten(home, [one | {"done": True} for one in forgotten])
+
+
+def describe(where: Sequence[str], salt: str) -> JSON:
+    """Return what forgotten.json keeps of conditions. Of FIELD=TEXT it is a digest, so that the file names nobody."""
+    filters = parse_filters(where, "--where")
+    is_exact = [one.op == "=" and one.field != "time" and not set("*?[|") & {*one.value} for one in filters]
+    named = [one for one, exact in zip(filters, is_exact, strict=True) if exact and salt]
+    return {"where": [one.text for one in filters if one not in named]} | (
+        {"named": [[one.field, fingerprint({salt: one.value})] for one in named], "salt": salt} if named else {}
+    )
+
+
+def is_described(session: LoggedFields, entry: JSON) -> bool:
+    """Return True for a session that all conditions of an entry of forgotten.json fit."""
+    if find_rejection(parse_filters(entry["where"], "--where"), session, session.format) is not None:
+        return False
+    for field, digest in entry.get("named", ()):
+        logged = logged_value(field, session, session.format)
+        texts = [str(one).lower() if isinstance(one, bool) else str(one)
+                 for one in (logged if isinstance(logged, list) else [logged])]  # fmt: skip
+        if digest not in [fingerprint({entry["salt"]: text}) for text in texts]:
+            return False
+    return True
 
 
 def read_forgotten(home: Home) -> list[JSON]:
-    """Return what was forgotten: conditions (`where`), and whether all sessions that they describe are gone."""
+    """Return what was forgotten: what `describe` returns, and whether all sessions that it describes are gone."""
     path = home.path / "forgotten.json"
     return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
 
 
-def write_conditions(home: Home, forgotten: Sequence[JSON]) -> None:
+def write_forgotten(home: Home, forgotten: Sequence[JSON]) -> None:
     if forgotten != read_forgotten(home):
         write_text(home.path / "forgotten.json", json.dumps(forgotten, indent=2) + "\n")
 
 
-def conditions(home: Home) -> list[list[str]]:
-    """Return the conditions of all that was forgotten: lists, each of which describes sessions."""
-    return [each["where"] for each in read_forgotten(home)]
-
-
 def reset(night: Night) -> None:
-    """Remove all of a night but what was read and judged; its record last: without it the night is still to be done."""
-    keep = ("log", "news", "night.json")
-    remove_entries([path for path in sorted(night.folder.iterdir()) if path.name not in keep])
+    """Remove all of a night but its options, what was read and judged, and decisions of reviewers.
+
+    Its record goes last: without it the night is still to be done.
+    """
+    reviews = reviews_dir(night.folder)
+    keep = [night.log, night.news, night.folder / "options", night.folder / "night.json", reviews.parent]
+    remove_entries([path for path in sorted(night.folder.iterdir()) if path not in keep])
+    remove_entries([path for path in reviews.parent.glob("*") if path != reviews])
     night.forget_record()
 
 
-def find_sessions(night: Night, described: Sequence[Sequence[str]]) -> list[str]:
-    """Return the ids of the sessions of a night that one of the descriptions fits."""
+def find_sessions(night: Night, entries: Sequence[JSON]) -> dict[str, str]:
+    """Return the sessions of a night that an entry of forgotten.json describes: id -> format."""
     if not is_complete(night.log, "extract"):  # its sessions are dropped when they are read
-        return []
-    filters = [parse_filters(where, "--where") for where in described]
-    return [fields.session_id for fields in read_logged_fields(night.log)
-            if any(find_rejection(each, fields, fields.format) is None for each in filters)]  # fmt: skip
+        return {}
+    return {fields.session_id: fields.format for fields in read_logged_fields(night.log)
+            if any(is_described(fields, entry) for entry in entries)}  # fmt: skip
 
 
-def drop_sessions(night: Night, described: Sequence[Sequence[str]]) -> None:
-    """Remove the rows of the sessions that one of the descriptions fits from the tables of a night's log."""
-    found = find_sessions(night, described)
-    for stage, tables in _TABLES.items() if found else ():
+def drop_sessions(night: Night, entries: Sequence[JSON]) -> None:
+    """Remove the sessions that an entry describes from the tables of a night's log, and what was made from them."""
+    if not (found := find_sessions(night, entries)):
+        return
+    made = [path for path in sorted(night.log.iterdir()) if path.name not in _TABLES]
+    for path in (path for path in made if path.name != ".failed"):
+        say(f"{path} is removed: it may hold what is to be forgotten")
+    remove_entries([*made, stage_dir(night.log, "extract") / ".tmp"])
+    drop_answers(stage_dir(night.log, "judge"), found)
+    drop_reviews(night.log, found)
+    for stage, tables in _TABLES.items():
         for table in tables:
             for path, part in parts_of(night.log, stage, table):
                 with disk_errors_explained(path):
                     rewrite(path, table, part, found)
-    drop_reviews(night.log, found)
-
-
-def drop_reviews(run: Path, sessions: Sequence[str]) -> None:
-    """Remove the decisions of reviewers about these sessions."""
-    for path in (run / "judge" / "reviews").glob("*.jsonl") if sessions else ():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if not any(f'"{name}:' in line for name in sessions)]
-        if kept != lines:
-            write_text(path, "".join(kept))
 
 
 def parts_of(run: Path, stage: str, table: str) -> Iterator[tuple[Path, int]]:
@@ -117,12 +148,12 @@ def parts_of(run: Path, stage: str, table: str) -> Iterator[tuple[Path, int]]:
             yield path, part
 
 
-def rewrite(path: Path, table: str, part: int, sessions: Sequence[str]) -> None:
+def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> None:
     """Write one part again without the rows of these sessions, with their number among its dropped rows."""
     arrow = pq.read_table(path)
     ids = arrow["session_id"] if "session_id" in arrow.column_names else pc.replace_substring_regex(
         arrow["turn_id"], pattern=r":\d+$", replacement="")  # fmt: skip
-    kept = arrow.filter(pc.invert(pc.is_in(ids, pa.array(sessions, pa.string()))))
+    kept = arrow.filter(pc.invert(pc.is_in(ids, pa.array(list(sessions), pa.string()))))
     if gone := arrow.num_rows - kept.num_rows:
         counters = Counters.from_json((arrow.schema.metadata or {})[COUNTERS_KEY])
         counters.rows_out -= gone

@@ -6,7 +6,8 @@ Its layout:
     HOME/nights/0001/          a run: what night 1 trained on, its model, its evaluation
     HOME/nights/0001/log/      a run: what was new in the logs that night, judged
     HOME/nights/0001/night.json
-    HOME/options.json          the options of the last night
+    HOME/nights/0001/options/  the options of a night that is over; if it is done again, it is with these
+    HOME/options/              the options of the last call
     HOME/forgotten.json        what `opdkit forget` took out
     HOME/promoted              a link to the model that the next night begins with, and that a server serves
     HOME/promotions.jsonl      a line for each time that the link was set
@@ -16,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,12 +26,14 @@ from pathlib import Path
 
 from opdkit.config.fields import JSON, convert, fields_of
 from opdkit.config.night import NightConfig
+from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import owned_name, write_text
+from opdkit.store.atomic import owned_name, replaced_folder, write_text
 from opdkit.store.disk import disk_errors_explained
 
 PROMOTED, KEPT, WAITS = "promoted", "kept", "waits"  # decisions of a night: its model, the one before, no training
 
+_COPIES = {"config": "config.toml", "prompts": "prompts.jsonl"}  # options that are files, and the names of their copies
 MOST_PENDING = 10  # nights that one training learns from; of those before, it replays a share
 
 
@@ -100,17 +104,24 @@ class Home:
         nights = [Night(folder, int(folder.name)) for folder in folders]
         return [night for night in nights if night.news.exists() or night.log.exists()]
 
-    def write_options(self, config: NightConfig) -> None:
-        """Keep the options of the last night, for `opdkit forget`."""
-        with disk_errors_explained(self.path):
-            write_text(self.path / "options.json", json.dumps(config.effective(), indent=2) + "\n")
+    def keep_options(self, folder: Path, config: NightConfig) -> None:
+        """Copy the options to a folder, with the files of `--config` and `--prompts`, which may change."""
+        options = config.effective() | {"home": None}
+        with disk_errors_explained(folder), replaced_folder(folder) as temporary:
+            for name, copy in _COPIES.items():
+                if options[name] is not None:
+                    shutil.copyfile(options[name], temporary / copy)
+                    options[name] = copy
+            write_text(temporary / "options.json", json.dumps(options, indent=2) + "\n")
 
-    def read_options(self) -> NightConfig:
-        """Return the options of the last night."""
-        options = json.loads((self.path / "options.json").read_text(encoding="utf-8"))
+    def read_options(self, folder: Path) -> NightConfig:
+        """Return the options that `keep_options` wrote to a folder."""
+        options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
+        options |= {"home": self.path} | {
+            name: folder / copy for name, copy in _COPIES.items() if options[name] is not None}  # fmt: skip
         fields = {field.name: field for field in fields_of(NightConfig)}
-        return NightConfig(**{name: convert(fields[name], value, name) for name, value in options.items()
-                              if value is not None})  # fmt: skip
+        return NightConfig(**{name: convert(fields[name], str(value) if isinstance(value, Path) else value, name)
+                              for name, value in options.items() if value is not None})  # fmt: skip
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -185,10 +196,16 @@ class Home:
         first = tried[-MOST_PENDING] if len(tried) >= MOST_PENDING else 0
         return [night.number for night in unknown if night.number >= first]
 
-    def go_back(self, number: int) -> None:
-        """Promote what the promoted model came from before a night: the last one that is still there, or none."""
-        before = self.promoted()
-        while before and (before >= number or not (self.night(before).model / "config.json").exists()):
+    def go_back(self, night: Night) -> None:
+        """Promote what was promoted when a night began, and remove what promotions.jsonl says of it and later ones."""
+        began = night.record.get("began")
+        lines = [line for line in self.promotions() if line["night"] < night.number
+                 and (line["by"] != "hand" or began is None or line["time"] <= began)]  # fmt: skip
+        before = lines[-1]["night"] if lines else 0
+        for line in [line for line in self.promotions() if line["by"] == "hand" and line not in lines]:
+            warn(f"night {line['night']} was promoted by hand on {line['time']}; if it is to be so still, do it again")
+        if lines != self.promotions():
+            write_text(self.path / "promotions.jsonl", "".join(f"\n{json.dumps(line)}\n" for line in lines))
+        while before and not (self.night(before).model / "config.json").exists():
             before = self.night(before).record.get("parent", 0)
-        if before != self.promoted():
-            self.promote(before, by="forget")
+        self.promote(before, by="forget")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.commands.gate import gate
-from opdkit.commands.night.forget import conditions, drop_sessions, reset
+from opdkit.commands.night.forget import FORGOTTEN, drop_sessions, read_forgotten, reset
 from opdkit.commands.night.gather import count_hints, gather, write_run
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.commands.report.command import run as write_report
@@ -27,7 +27,7 @@ from opdkit.extract.news import NEWS
 from opdkit.judge.criterion import judge_of_run
 from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
 from opdkit.store.counters import Summary
-from opdkit.store.reading import is_complete, part_count, read_arrow, read_part
+from opdkit.store.reading import is_complete, part_count, read_arrow, read_part, summary_of
 from opdkit.store.run_stage import run_stage
 
 
@@ -48,7 +48,13 @@ def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, S
             "earlier": [one.number for one in nights], "holdout": config.holdout, "decision": None,
         })  # fmt: skip
     read_log(home, night, stages)
-    night.write(night.record | learn(home, night, config, stages) | {"ended": now()})
+    counters = summary_of(night.log, "extract").counters
+    if 0 < counters.rows_in == counters.dropped[FORGOTTEN]:
+        remove_folder(night.folder)
+        return {"decision": "removed", "sentence": "All that it read is forgotten."}
+    record = night.record | learn(home, night, config, stages) | {"ended": now()}
+    home.keep_options(night.folder / "options", config)
+    night.write(record)
     return night.record
 
 
@@ -66,7 +72,7 @@ def read_log(home: Home, night: Night, stages: Mapping[str, StageConfig]) -> Non
             if not is_complete(night.log, "extract"):
                 raise
             warn(str(why))  # little or nothing of it can be trained on, which is no reason to read it again
-    drop_sessions(night, conditions(home))
+    drop_sessions(night, read_forgotten(home))
     record_turns(home.ledger, night.log)
     if night.news.exists():
         remove_folder(night.news)

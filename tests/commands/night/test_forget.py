@@ -1,6 +1,10 @@
 """`opdkit forget`: nights are as if somebody's sessions had never been read."""
 
 import json
+import os
+import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,11 +12,14 @@ from night_logs import night_options as options
 from sample_world import DATA
 
 from opdkit.commands.night.command import run, run_forget
-from opdkit.commands.night.forget import find_sessions
+from opdkit.commands.night.forget import find_sessions, read_forgotten
 from opdkit.commands.night.home import Home
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.kept_answers import KeptAnswers, drop_answers
+from opdkit.judge.votes import Answer, Question, Request
 from opdkit.store.reading import has_stage, read_all
+from opdkit.store.reviews import Ledger, decision, reviews_in_force
 
 SECRET = "my locker code is 7719"
 
@@ -106,7 +113,105 @@ def test_a_forget_that_was_killed_goes_on(folder: Path, monkeypatch: pytest.Monk
         run_forget(where)
     assert files_with(SECRET, config.home) == []
     assert all(night.record["decision"] for night in Home(config.home).nights())
-    assert find_sessions(Home(config.home).night(2), [["metadata.user=u3"]]) == []
+    assert not find_sessions(Home(config.home).night(2), [{"where": ["metadata.user=u3"]}])
+
+
+def test_nights_are_done_again_with_their_own_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("first\n")
+    config = options(folder, least_hints=1000, prompts=str(prompts))
+    do_nights(folder, config, 60)
+    prompts.write_text("second\n")
+    do_nights(folder, options(folder, least_hints=2000, prompts=str(prompts)), 90)
+    (folder / "night.toml").unlink()
+    prompts.unlink()
+    capsys.readouterr()
+    run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
+    home = Home(config.home)
+    assert ["1,000" in night.record["sentence"] for night in home.nights()] == [True, False]
+    kept = [home.read_options(night.folder / "options") for night in home.nights()]
+    assert [one.least_hints for one in kept] == [1000, 2000]
+    assert [Path(str(one.prompts)).read_text() for one in kept] == ["first\n", "second\n"]
+    assert all(one.home == config.home and one.config and one.config.exists() for one in kept)
+
+
+def test_decisions_about_others_stay(folder: Path) -> None:
+    """Also those that were made together with decisions about the user, and those of the night's own run."""
+    config = options(folder, least_hints=1000)
+    do_nights(folder, config, 60, 90)
+    first, second = Home(config.home).nights()
+    gone = list(find_sessions(first, [{"where": ["metadata.user=u3"]}]))
+    turns = [row["turn_id"] for row in read_all(first.log, "turns")]
+    theirs = next(name for name in turns if name.rpartition(":")[0] in gone)
+    others = [name for name in turns if name.rpartition(":")[0] not in gone][:2]
+    for run_ in (first.log, second.folder):
+        Ledger(run_).append([decision(name, {"hint": SECRET}) for name in (others[0], theirs)])
+        Ledger(run_).append([decision(others[1], {"reward": 1})])
+    assert len(files_with("reward_decided", config.home)) == 2
+    for run_ in (first.log, second.folder):
+        path = run_ / "judge" / "reviews" / "decisions.jsonl"
+        path.write_bytes(path.read_bytes() + b'{"turn_id": torn')
+    run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
+    for run_ in (first.log, second.folder):
+        assert set(reviews_in_force(run_)) == set(others)
+        Ledger(run_).append([decision(others[0], {"reward": -1})])
+        assert [review.turn_id for review in Ledger(run_).all_reviews()] == [*others, others[0]]
+
+
+def test_what_was_made_from_a_log_goes_with_the_user(folder: Path) -> None:
+    config = options(folder, least_hints=1000)
+    do_nights(folder, config, 30, 90)
+    home = Home(config.home)
+    before, night = home.nights()
+    for place in ("export/rules.md", "report.html", ".failed/judge-0-of-1.json", "extract/.tmp/log",
+                  "log/../extract/sessions/.part-0-0a0a0a0a-host-1"):  # fmt: skip
+        for one in (before, night):
+            path = one.log / place.replace("log/../", "")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(SECRET if one is night else "others")
+    os.utime(night.log / "extract/sessions/.part-0-0a0a0a0a-host-1", (0, 0))
+    half = home.path / "nights" / "0003" / f".news-0a0a0a0a-{socket.gethostname()}-{2**22 + 1}"  # of a killed process
+    half.mkdir(parents=True)
+    (half / "chat@3.jsonl").write_text(SECRET)
+    run_forget(ForgetConfig(home=home.path, where=("metadata.user=u3",)))
+    assert files_with(SECRET, home.path) == []
+    assert (before.log / "export" / "rules.md").exists(), "the user is not in this night"
+
+
+def test_kept_answers_about_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / ".tmp" / "verdicts-00000.answers"
+    answers = KeptAnswers(path, "plan")
+    asked = [Request(Question(f"chat@1:{n}:1", "hint", []), n) for n in (1, 11, 2)]
+    for request in asked:
+        answers.add(request, Answer(SECRET if request.seed == 1 else "fine", "stop"))
+    answers.close()
+    drop_answers(tmp_path, ["chat@1:1"])
+    assert SECRET not in path.read_text()
+    assert [KeptAnswers(path, "plan").find(request) is None for request in asked] == [True, False, False]
+
+
+def test_the_user_is_not_named_and_a_night_of_nobody_else_is_gone(folder: Path) -> None:
+    rows = json.loads((folder / "rows.json").read_text())
+    for n, row in enumerate(rows):
+        row["user"] = "ann@example.org" if 60 <= n < 90 else n % 7
+    (folder / "rows.json").write_text(json.dumps(rows))
+    config = options(folder, least_hints=1000)
+    do_nights(folder, config, 60, 70)
+    home = Home(config.home)
+    run_forget(ForgetConfig(home=home.path, where=("metadata.user=ann@example.org",)))
+    assert [night.number for night in home.nights()] == [1]
+    do_nights(folder, config, 80)
+    assert [night.number for night in home.nights()] == [1], "nor does it come back"
+    do_nights(folder, config, 110)
+    assert [len(list(read_all(night.log, "sessions"))) for night in home.nights()] == [60, 20]
+    assert files_with("ann@example", home.path) == []
+    run_forget(ForgetConfig(home=home.path, where=("metadata.user=3",)))  # the log has a number
+    sessions = [row for night in home.nights() for row in read_all(night.log, "sessions")]
+    assert {json.loads(row["metadata"])["user"] for row in sessions} == {0, 1, 2, 4, 5, 6}
+    with closing(sqlite3.connect(home.ledger)) as ledger:
+        assert ledger.execute("PRAGMA freelist_count").fetchone() == (0,)
+    run_forget(ForgetConfig(home=home.path, where=("metadata.user=ann@example.org",)))
+    assert len(read_forgotten(home)) == 2
 
 
 @pytest.mark.slow

@@ -66,6 +66,24 @@ def test_a_model_has_learned_from_its_parents_nights_too(home: Home) -> None:
     assert home.pending(home.nights()) == [1, 2, 3, 4]
 
 
+def test_going_back_is_to_what_was_promoted_when_the_night_began(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for night, began in ((4, "2999-01-01"), (3, "2026-01-02")):
+        home.night(night).write(home.night(night).record | {"began": began})
+    home.promote(3, by="hand")
+    home.go_back(home.night(4))
+    assert home.promoted() == 3, "by hand, before night 4"
+    assert [line["night"] for line in home.promotions()] == [1, 3]
+    home.promote(1, by="hand")
+    home.go_back(home.night(3))
+    assert home.promoted() == 1
+    assert [(line["night"], line["by"]) for line in home.promotions()] == [(1, "night")]
+    assert "night 3 was promoted by hand" in capsys.readouterr().err
+    home.go_back(home.night(1))
+    assert (home.promoted(), home.promotions()) == (0, [])
+
+
 def test_only_models_that_are_there_can_be_promoted(home: Home) -> None:
     for number in (2, 9):
         with pytest.raises(OpdkitError, match=f"night {number} has no model"):
