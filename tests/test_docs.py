@@ -12,7 +12,7 @@ from opdkit.train.objective.terms import PRESETS
 
 ROOT = Path(__file__).parent.parent
 # Of other programs, where they are named within a line.
-OTHERS = set("--help --draw --work --requeue --nproc-per-node --nnodes --node-rank".split())
+OTHERS = set("--help --draw --work --requeue --signal --dependency --nproc-per-node --nnodes --node-rank".split())
 VLLM = set("--enable-log-requests --enable-log-outputs --max-log-len".split())
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 assert _spec

@@ -66,7 +66,7 @@ class WeightedReply:
 def find_losses(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON], list[Loss]]:
     """Return each domain with its share of right replies before and after, and the losses in those that got worse.
 
-    They are of the gate's `measured_replies`. Prompts that lack a verdict on one model do not count.
+    Both come from the gate's `measured_replies`. Prompts that lack a verdict on one model do not count.
     """
     sides: dict[str, dict[str, list[JSON]]] = {}
     for row in measured_replies(replies).to_pylist():

@@ -7,8 +7,8 @@ A file of prompts has one JSON object per line:
 
 `match`: every pattern matches (Python's re.search); `absent`: no pattern matches. Both may be given, and
 `"ignore_case": true`. `^` and `$` match at the ends of the whole reply unless a pattern begins with `(?m)`.
-`judge`: a criterion that a judge model votes on; it may mention a `hint`, or the `praised` reply of a log, which the
-judge then reads, too. `id` (default: the line) and `domain` (the tables group rows by it) may be left out.
+`judge`: a criterion that a judge model votes on; it may mention a `hint`, or the good reply of a log (`praised`), which
+the judge then reads, too. `id` (default: the line) and `domain` (the tables group rows by it) may be left out.
 `"corrected": true` says that the logs correct replies like this one, `false` that they do not, so that training should
 change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as "uncorrected". Other
 fields of a row are ignored.

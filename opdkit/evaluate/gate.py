@@ -153,7 +153,7 @@ def has_room_to_fall(row: JSON, loss: float) -> bool:
 
 
 def measured_replies(replies: pa.Table) -> pa.Table:
-    """Return the sampled replies, or the greedy ones where there are no others, without those to probes.
+    """Return the sampled replies, or the greedy ones where there are no others, without replies to probes.
 
     The prompts of probes are those that the model before got right, so some of its luck is in them.
     """

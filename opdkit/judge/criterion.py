@@ -52,7 +52,7 @@ def question_id(prompt_id: str, reply: str) -> str:
 
 
 def criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) -> list[JSON]:
-    """Return the chat that asks a judge whether a reply meets its criterion; it may mention the hint or good reply."""
+    """Return the chat that asks a judge whether a reply meets its criterion; it may mention hint or good reply."""
     messages = [*reply.messages, message("assistant", reply.seen)]
     common = turn_text(messages, len(reply.messages), 0, _SECTION_CHARS)
     common = common.rpartition("\n\n## What came next\n")[0]  # nothing did

@@ -58,8 +58,8 @@ def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool) -> None
     """Say how far the log-probs of the trained tokens moved, and warn where that is very little or very much.
 
     That is the mean of `shift` in the last quarter of the steps, from the forwards that these steps did before their
-    updates: nothing is read again. A single step has nothing before it to compare with. Without a warning of very much
-    where the state was `validated`: it is better than before, however far it moved.
+    updates: nothing is read again. A single step has nothing before it to compare with. A state that was `validated`
+    may move far without a warning: it is better than before.
     """
     if all(row["skipped"] for row in rows):
         warn("no step had a gradient: the weights are those of the model before")

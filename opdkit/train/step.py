@@ -147,9 +147,8 @@ def add_gradients(
     terms = terms_of(objective, tokens)
     loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, totals, objective)
     metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / totals["trained_tokens"]
-    (
-        loss * training.accelerator.num_processes
-    ).backward()  # gradients are averaged over processes, and the loss is a sum
+    # Gradients are averaged over processes, and the loss is a sum.
+    (loss * training.accelerator.num_processes).backward()
     return {"loss": loss.detach(), **metrics}
 
 

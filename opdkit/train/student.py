@@ -14,7 +14,7 @@ from opdkit.train.sharding import trained_parameters
 def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
     """Load the model to train: all weights in float32, or LoRA adapters in float32 over frozen weights in `--dtype`.
 
-    With `--load-in-4bit`, the frozen weights are quantized as the teacher stage scored with them.
+    With `--load-in-4bit`, the frozen weights are quantized as they were in the teacher stage.
 
     bfloat16 keeps 8 bits: a step of 1e-5 on a weight of 0.02 would round to 0. So trained weights are float32, and only
     the forward computes in bfloat16. Dropout is off, as it was when the old policy was scored.

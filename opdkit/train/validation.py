@@ -75,7 +75,10 @@ class ValidationPrompt:
 
 @dataclass(frozen=True)
 class Validation:
-    """Prompts that the student is validated on, and its measurements in a training so far."""
+    """Prompts that the student is validated on, and its measurements in a training so far.
+
+    `open_validation` leaves `checked`, `steps` and `rows` to the training: they need the cost of a measurement.
+    """
 
     prompts: Sequence[ValidationPrompt]
     cost: int  # tokens that a measurement reads and writes, where replies are as long as the logged ones

@@ -274,6 +274,7 @@ def test_a_path_is_measured_to_its_end(work: Path, built: Built) -> None:
     assert numbers["trained"] > 0
     steps = [mark["step"] for mark in numbers["marks"]]
     assert steps == sorted(set(steps))
+    assert len(steps) > len(trainings.MARKS) // 2
 
 
 def test_a_world_is_judged_before_anything_trains(work: Path, built: Built) -> None:

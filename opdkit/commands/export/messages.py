@@ -137,7 +137,7 @@ def dump_json(value: Any) -> str:
 
 
 def exported_message(logged: Message) -> Message:
-    """Return a message in OpenAI's form. Raises NotExportedError for text or numbers that readers would take wrong."""
+    """Return a message in OpenAI's form. Raises NotExportedError for text or numbers that readers would misread."""
     calls = [call[key] for call in logged["tool_calls"] for key in ("name", "arguments")]
     check_control_tokens("\n".join([logged[key] or "" for key in ("content", "reasoning", "name")] + calls))
     check: JSON = dict.fromkeys(("parse_constant", "parse_int", "parse_float"), _check_number)

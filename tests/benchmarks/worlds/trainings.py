@@ -14,6 +14,7 @@ from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, read_prompts
 from opdkit.store.reading import read_all, summary_of
 from opdkit.train import stage
 from opdkit.train.best_state import is_broken
+from opdkit.train.validation import Validation
 
 from ..learning.cells import Cell
 from ..learning.runs import ALONE, branch, final_model, replies_of
@@ -65,30 +66,24 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
     """Return score and truth along a training without trust region, anchor and raised epsilon, up to its very end."""
     built = built_in(work, world)
     prompts, marks = read_prompts(built.prompts), list[JSON]()
-    open_validation = stage.open_validation
+    measure = Validation.measure
 
-    def watched(*args: Any) -> Any:
-        validation = open_validation(*args)
-        measure = validation.measure
-
-        def measure_with_truth(student: Any, step: int) -> JSON:
-            row = measure(student, step)
-            student.eval()
-            replies = replies_of(student, validation.chat, prompts, seed, 2, built.world.max_new_tokens)
-            student.train()
-            shares = measure_replies(replies)
-            marks.append({name: row[name] for name in VALIDATED}
-                         | {name: shares[name] for name in (CORRECTED, UNCORRECTED)})  # fmt: skip
-            marks[-1]["alarm"] = is_broken(marks[-1], marks[0])
-            return row
-
-        object.__setattr__(validation, "measure", measure_with_truth)
-        return validation
+    def measure_with_truth(validation: Validation, student: Any, step: int) -> JSON:
+        row = measure(validation, student, step)
+        student.eval()
+        replies = replies_of(student, validation.chat, prompts, seed, 2, built.world.max_new_tokens)
+        student.train()
+        shares = measure_replies(replies)
+        marks.append({name: row[name] for name in VALIDATED}
+                     | {name: shares[name] for name in (CORRECTED, UNCORRECTED)})  # fmt: skip
+        marks[-1]["alarm"] = is_broken(marks[-1], marks[0])
+        return row
 
     with (
         _run(built, "run", work, f"path-{objective}-{rate:g}-{seed}") as run,
+        patch.object(Validation, "measure", measure_with_truth),
         patch.multiple(
-            stage, open_validation=watched, check_better=lambda *_: None,
+            stage, check_better=lambda *_: None,
             **dict.fromkeys(("is_over", "is_worse"), lambda rows: False),
             steps_to_check=lambda steps, *_: {max(1, round(steps * mark)) for mark in MARKS},
         ),
