@@ -135,7 +135,7 @@ def _compare(logged: Any, op: str, value: str) -> bool | None:
     if isinstance(logged, bool):
         logged = "true" if logged else "false"
     if isinstance(logged, (int, float)):
-        numbers = [_parse_number(part) for part in value.split("|")]
+        numbers = [parse_number(part) for part in value.split("|")]
         if op in ("=", "!="):
             return (logged in numbers) == (op == "=")
         return _COMPARE[op](logged, numbers[0]) if numbers[0] is not None else None
@@ -143,14 +143,14 @@ def _compare(logged: Any, op: str, value: str) -> bool | None:
         return None
     if op in ("=", "!="):
         return any(fnmatch.fnmatchcase(logged, pattern) for pattern in value.split("|")) == (op == "=")
-    bound = _parse_number(value)
+    bound = parse_number(value)
     if bound is None:
         return _COMPARE[op](logged, value)
-    number = _parse_number(logged)  # a number that was logged as text; "high" is neither above 1 nor below
+    number = parse_number(logged)  # a number that was logged as text; "high" is neither above 1 nor below
     return None if number is None else _COMPARE[op](number, bound)
 
 
-def _parse_number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Return the number that a text writes, None for other text; integers exactly: a float would round long ids."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
@@ -200,7 +200,7 @@ def parse_time(value: Any) -> datetime.datetime | None:
     """Return the time of an ISO 8601 text, or of seconds, ms, us or ns since 1970; None for any other value."""
     try:
         if isinstance(value, str):
-            number = _parse_number(value)
+            number = parse_number(value)
             if number is None:
                 time = datetime.datetime.fromisoformat(value.strip())
                 return time.replace(tzinfo=time.tzinfo or datetime.UTC).astimezone(datetime.UTC)

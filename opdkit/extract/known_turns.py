@@ -76,7 +76,8 @@ def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
     with open_ledger(ledger) as connection:
         connection.execute("PRAGMA secure_delete = ON")
         connection.executemany("DELETE FROM turn WHERE format = ? AND id = ?",
-                               [(log_format, logged_id(name)) for name, log_format in sessions.items()])  # fmt: skip
+                               [(log_format, logged_id(name)) for name, log_format in sessions.items()
+                                if BY_LINE not in name.partition(":")[0]])  # fmt: skip
         connection.execute("VACUUM")
 
 

@@ -29,7 +29,7 @@ from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
 from opdkit.console import say
 from opdkit.errors import OpdkitError
-from opdkit.model.load import context_length, load_model, load_skeleton, load_tokenizer, token_generator
+from opdkit.model.load import context_length, load_model, load_skeleton, load_tokenizer, resolve_device, token_generator
 from opdkit.model.loops import ends_in_loop
 from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
@@ -304,11 +304,20 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
         skeleton, tokenizer = load_skeleton(path), load_tokenizer(path)
         size, most = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
-        if size <= ROOM * most and vocabulary >= needed:
+        if size <= ROOM * most and vocabulary >= needed and has_room(base, config.device):
             teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
             return teacher, Chat(tokenizer, chat.template_args) if tokenizer.chat_template else chat
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
     return base, chat
+
+
+def has_room(model: nn.Module, device: str) -> bool:
+    """Return True where the device, if it is a GPU, has room for two more copies of a model: training needs one."""
+    place = resolve_device(device)
+    if place.type != "cuda":
+        return True
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return bool(torch.cuda.mem_get_info(place)[0] > 2 * weights)
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:

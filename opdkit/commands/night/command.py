@@ -47,9 +47,10 @@ def run_forget(config: ForgetConfig) -> None:
     if not home.nights():
         raise OpdkitError(f"{config.home} has no nights")
     with home.locked():
+        last = home.read_options(home.path / "options")  # before anything is taken out: it may fail
         found = forget(home, config.where)
         say(f"{counted(found, 'session')} taken out")
-        finish_all(home, home.read_options(home.path / "options"))
+        finish_all(home, last)
     stdout.print(f"forgotten: {counted(found, 'session')}", soft_wrap=True)
 
 

@@ -8,13 +8,14 @@ import json
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from opdkit.commands.night.home import Home, Night
-from opdkit.config.conditions import find_rejection, logged_value, parse_filters
+from opdkit.config.conditions import find_rejection, logged_value, parse_filters, parse_number
 from opdkit.config.fields import JSON
 from opdkit.console import say
 from opdkit.errors import OpdkitError
@@ -77,19 +78,30 @@ def describe(where: Sequence[str], salt: str) -> JSON:
     is_exact = [one.op == "=" and one.field != "time" and not set("*?[|") & {*one.value} for one in filters]
     named = [one for one, exact in zip(filters, is_exact, strict=True) if exact and salt]
     return {"where": [one.text for one in filters if one not in named]} | (
-        {"named": [[one.field, fingerprint({salt: one.value})] for one in named], "salt": salt} if named else {}
+        {"named": [[one.field, digests_of(one.value, salt)] for one in named], "salt": salt} if named else {}
     )
+
+
+def digests_of(value: str, salt: str) -> list[str]:
+    """Return the digests of a text, and of the number that it may write: 17 and 17.0 are the same one."""
+    return [fingerprint({salt: one}) for one in (value, plain_value(parse_number(value))) if one is not None]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a whole number as an int, a truth as text, and other values as they are."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def is_described(session: LoggedFields, entry: JSON) -> bool:
     """Return True for a session that all conditions of an entry of forgotten.json fit."""
     if find_rejection(parse_filters(entry["where"], "--where"), session, session.format) is not None:
         return False
-    for field, digest in entry.get("named", ()):
+    for field, digests in entry.get("named", ()):
         logged = logged_value(field, session, session.format)
-        texts = [str(one).lower() if isinstance(one, bool) else str(one)
-                 for one in (logged if isinstance(logged, list) else [logged])]  # fmt: skip
-        if digest not in [fingerprint({entry["salt"]: text}) for text in texts]:
+        values = map(plain_value, logged if isinstance(logged, list) else [logged])
+        if not any(fingerprint({entry["salt"]: value}) in digests for value in values):
             return False
     return True
 

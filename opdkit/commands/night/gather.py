@@ -5,7 +5,7 @@ nights that judged them. So teacher, training and evaluation need not know of ni
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -130,40 +130,46 @@ def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[str]]:
 
     A hint turns something around where users reject now what they praised before. Opinions about replies like the
     rejected ones decide, night by night: from some night on there are more complaints than praise, FEWEST at least, and
-    before it there is more praise. Then the praise before that night no longer counts, nor the complaints that asked
-    for what is rejected now, nor those about what users like now. A hint also turns around older ones that it
-    contradicts in words.
+    before it there is more praise. Then such replies that users praised or accepted before that night no longer count,
+    nor the complaints that asked for what is rejected now, nor those about what users like now. A hint also turns
+    around older ones that it contradicts in words.
     """
-    said = sample((one.night, opinion, one) for one in sessions for opinion in one.opinions)
-    hints = Counter(opinion.hint for _, opinion, _ in said if opinion.hint)
+    said = [(one.night, opinion, one) for one in sessions for opinion in one.opinions]
+    drawn = sample(said)
+    hints = Counter(opinion.hint for _, opinion, _ in drawn if opinion.hint)
     group_of = {text: members[0][0] for members in group_alike(hints.items()) for text, _ in members}
     claims = {group: claims_of(group) for group in set(group_of.values())}
     turned, superseded = list[str](), set[str]()
     for group in sorted(claims):
-        rejected = [(night, one) for night, one, _ in said if one.hint and group_of[one.hint] == group]
+        rejected = [(night, one) for night, one, _ in drawn if one.hint and group_of[one.hint] == group]
         asked_for = [(night, COMPLAINT) for night, _ in rejected]
-        others = [(night, one.turn_id) for night, one, _ in said
-                  if one.hint and contradicts(claims[group_of[one.hint]], claims[group])]  # fmt: skip
+        contradicted = {hint for hint in group_of if contradicts(claims[group_of[hint]], claims[group])}
+        others = [(night, one.turn_id) for night, one, _ in said if one.hint in contradicted]
         # Here the older hints stand for the praise: both say what users wanted.
         since = find_turn([*asked_for, *((night, PRAISE) for night, _ in others)])
         opposed = [turn_id for night, turn_id in others if since and night < since]
-        alike = [(night, one.kind) for night, one, _ in said
-                 if one.kind != NEUTRAL and any(is_alike(one.reply, other.reply) for _, other in rejected)]  # fmt: skip
-        if start := find_turn(alike):
-            about = [(night, one, session) for night, one, session in said
-                     if any(is_alike(one.request, other.request) for _, other in rejected)]  # fmt: skip
-            liked = [one for night, one, _ in about if night >= start and one.kind == PRAISE]
-            gone = [(one, session) for night, one, session in about if night < start and one.kind == PRAISE
-                    and any(is_alike(one.reply, other.reply) for _, other in rejected)]  # fmt: skip
+        replies = find_alike({one.reply for _, one, _ in said}, {one.reply for _, one in rejected})
+        alike = [(night, one, session) for night, one, session in said if one.reply in replies]
+        if start := find_turn([(night, one.kind) for night, one, _ in alike if one.kind != NEUTRAL]):
+            gone = [(one, session) for night, one, session in alike if night < start and one.kind != COMPLAINT]
             asked = {group_of.get(str(one.hint)) for _, session in gone for one in session.opinions if one.hint}
+            known = {one.request for one in (*(one for _, one in rejected), *(one for one, _ in gone))}
+            requests = find_alike({one.request for _, one, _ in said}, known)
+            about = [(night, one) for night, one, _ in said if one.request in requests]
+            praised = {one.reply for night, one in about if night >= start and one.kind == PRAISE}
+            liked = find_alike({one.reply for _, one in about}, praised)
             opposed += [one.turn_id for one, _ in gone]
-            opposed += [one.turn_id for night, one, _ in about if night < start and one.kind == COMPLAINT
-                        and (group_of.get(str(one.hint)) in asked - {group}
-                             or any(is_alike(one.reply, other.reply) for other in liked))]  # fmt: skip
+            opposed += [one.turn_id for night, one in about if night < start and one.kind == COMPLAINT
+                        and (one.reply in liked or group_of.get(str(one.hint)) in asked - {group, None})]  # fmt: skip
         if opposed:
             turned.append(group)
             superseded.update(opposed)
     return turned, superseded
+
+
+def find_alike(texts: Set[frozenset[str]], others: Set[frozenset[str]]) -> set[frozenset[str]]:
+    """Return those of `texts`, each a set of words, that are like one of `others`."""
+    return {text for text in texts if any(is_alike(text, other) for other in others)}
 
 
 def find_turn(opinions: Sequence[tuple[int, str]]) -> int | None:

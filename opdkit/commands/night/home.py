@@ -115,10 +115,16 @@ class Home:
             write_text(temporary / "options.json", json.dumps(options, indent=2) + "\n")
 
     def read_options(self, folder: Path) -> NightConfig:
-        """Return the options that `keep_options` wrote to a folder."""
-        options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
-        options |= {"home": self.path} | {
-            name: folder / copy for name, copy in _COPIES.items() if options[name] is not None}  # fmt: skip
+        """Return the options that `keep_options` wrote to a folder; without one, those that an older version kept.
+
+        Raises OpdkitError where there are none.
+        """
+        path = next((path for path in (folder / "options.json", self.path / "options.json") if path.exists()), None)
+        if path is None:
+            raise OpdkitError(f"{folder} has no options: call `opdkit night` once more as every night, then this again")
+        options = json.loads(path.read_text(encoding="utf-8"))
+        copies = {name: folder / copy for name, copy in _COPIES.items() if (folder / copy).exists()}
+        options |= {"home": self.path} | copies
         fields = {field.name: field for field in fields_of(NightConfig)}
         return NightConfig(**{name: convert(fields[name], str(value) if isinstance(value, Path) else value, name)
                               for name, value in options.items() if value is not None})  # fmt: skip

@@ -49,11 +49,12 @@ def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, S
         })  # fmt: skip
     read_log(home, night, stages)
     counters = summary_of(night.log, "extract").counters
-    if 0 < counters.rows_in == counters.dropped[FORGOTTEN]:
+    if counters.rows_out == 0 and 0 < counters.dropped[FORGOTTEN] == counters.dropped.total():
         remove_folder(night.folder)
         return {"decision": "removed", "sentence": "All that it read is forgotten."}
     record = night.record | learn(home, night, config, stages) | {"ended": now()}
-    home.keep_options(night.folder / "options", config)
+    if not (night.folder / "options").exists():  # else they are those that it is done again with
+        home.keep_options(night.folder / "options", config)
     night.write(record)
     return night.record
 

@@ -11,7 +11,7 @@ from opdkit.commands.night.gather import NightSession, Opinion, find_turned, gat
 from opdkit.commands.night.home import Home
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
-from opdkit.evaluate.log_prompts import COMPLAINT, PRAISE
+from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
 from opdkit.store.reading import read_all
 from opdkit.train.targets import is_held_out
 
@@ -112,6 +112,9 @@ def test_praise_that_users_take_back_no_longer_counts() -> None:
     turned, superseded = find_turned([*old, *said(2, *[REJECTED] * 6, LIKED)])
     assert (turned, superseded) == (["Use a table."], {"1-0:1", "1-1:1", "1-2:1"})
     assert find_turned([*old, *said(2, *[REJECTED] * 5)]) == ([], set()), "five complaints may be chance"
+    other = [("show all my photos", LIST, kind, None) for kind in (PRAISE, NEUTRAL)]
+    superseded = find_turned([*said(1, *[PRAISED_BEFORE] * 3, *other), *said(2, *[REJECTED] * 6, LIKED)])[1]
+    assert {"1-3:1", "1-4:1"} <= superseded, "whatever was asked, and also what was only accepted"
 
 
 def test_a_turn_is_found_however_long_ago_it_was() -> None:
