@@ -1,7 +1,9 @@
 """Decisions of people: durable, ordered, safe with several reviewers, and the last word in every later stage."""
 
+import fcntl
 import multiprocessing
 import os
+import shutil
 import threading
 
 import pandas as pd
@@ -198,6 +200,25 @@ def test_who_comes_while_another_writes_waits_and_is_numbered_after_it(run, monk
         thread.join()
     assert waits
     assert [(review.ordinal, review.turn_id) for review in Ledger(run).all_reviews()] == [(0, "s0:1"), (1, "s1:1")]
+
+
+def test_a_decision_for_a_file_that_was_replaced_is_refused(run, monkeypatch):
+    """`opdkit forget` writes the file anew while a reviewer waits for its lock: the old one is on no path any more."""
+    path = reviews.reviews_dir(run) / reviews.FILE
+    reviews.append(run, [set_reward("s0:1", 1)])
+    ledger, lock = Ledger(run), reviews._lock
+
+    def replaced(file, kind):
+        lock(file, kind)
+        if kind == fcntl.LOCK_EX:
+            shutil.copy(path, path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+
+    monkeypatch.setattr(reviews, "_lock", replaced)
+    before = path.read_bytes()
+    with pytest.raises(OpdkitError, match="written anew"):
+        ledger.append([set_reward("s1:1", 1)])
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("lost", [1, 150, 290])

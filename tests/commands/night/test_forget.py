@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import sqlite3
 from contextlib import closing
@@ -12,12 +13,13 @@ from night_logs import night_options as options
 from sample_world import DATA
 
 from opdkit.commands.night.command import run, run_forget
-from opdkit.commands.night.forget import find_sessions, read_forgotten
+from opdkit.commands.night.forget import describe, find_sessions, is_described, read_forgotten
 from opdkit.commands.night.home import Home
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.kept_answers import KeptAnswers, drop_answers
 from opdkit.judge.votes import Answer, Question, Request
+from opdkit.store.logged_fields import LoggedFields
 from opdkit.store.reading import has_stage, read_all
 from opdkit.store.reviews import Ledger, decision, reviews_in_force
 
@@ -212,6 +214,35 @@ def test_the_user_is_not_named_and_a_night_of_nobody_else_is_gone(folder: Path) 
         assert ledger.execute("PRAGMA freelist_count").fetchone() == (0,)
     run_forget(ForgetConfig(home=home.path, where=("metadata.user=ann@example.org",)))
     assert len(read_forgotten(home)) == 2
+
+
+def test_a_number_is_the_same_however_it_is_written() -> None:
+    def described(where: str, user: object) -> bool:
+        session = LoggedFields("s", "log", None, "openai", {"user": user})
+        return is_described(session, describe([f"metadata.user={where}"], "salt"))
+
+    same = [("17", 17), ("17", 17.0), ("17.0", 17), ("1.5", 1.5), ("17", "17"), ("true", True), ("a", ["b", "a"])]
+    for where, user in same:
+        assert described(where, user), (where, user)
+    for where, user in (("17", "17.0"), ("17", 18), ("1", True), ("a", "b"), ("nan", 1.0)):
+        assert not described(where, user), (where, user)
+
+
+def test_nights_of_a_version_that_kept_only_the_last_options(folder: Path) -> None:
+    """They are done again with these; without any, nothing is taken out."""
+    config = options(folder, least_hints=1000)
+    do_nights(folder, config, 60, 90)
+    home = Home(config.home)
+    for place in (home.path, *(night.folder for night in home.nights())):
+        shutil.rmtree(place / "options")
+    before = [len(list(read_all(night.log, "sessions"))) for night in home.nights()]
+    where = ForgetConfig(home=home.path, where=("metadata.user=u3",))
+    with pytest.raises(OpdkitError, match="has no options"):
+        run_forget(where)
+    assert [len(list(read_all(night.log, "sessions"))) for night in home.nights()] == before
+    (home.path / "options.json").write_text(json.dumps(config.effective(), default=str))
+    run_forget(where)
+    assert files_with(SECRET, config.home) == []
 
 
 @pytest.mark.slow
