@@ -142,7 +142,7 @@ def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[str]]:
     turned, superseded = list[str](), set[str]()
     for group in sorted(claims):
         rejected = [(night, one) for night, one, _ in drawn if one.hint and group_of[one.hint] == group]
-        asked_for = [(night, COMPLAINT) for night, _ in rejected]
+        asked_for = [(night, COMPLAINT) for night, one, _ in said if one.hint and group_of.get(one.hint) == group]
         contradicted = {hint for hint in group_of if contradicts(claims[group_of[hint]], claims[group])}
         others = [(night, one.turn_id) for night, one, _ in said if one.hint in contradicted]
         # Here the older hints stand for the praise: both say what users wanted.

@@ -15,6 +15,7 @@ from sample_world import DATA
 from opdkit.commands.night.command import run, run_forget
 from opdkit.commands.night.forget import describe, find_sessions, is_described, read_forgotten
 from opdkit.commands.night.home import Home
+from opdkit.config.fields import JSON
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.kept_answers import KeptAnswers, drop_answers
@@ -226,6 +227,38 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
         assert described(where, user), (where, user)
     for where, user in (("17", "17.0"), ("17", 18), ("1", True), ("a", "b"), ("nan", 1.0)):
         assert not described(where, user), (where, user)
+
+
+def branched_chat(user: str, requests: list[str]) -> JSON:
+    """A chat of Open WebUI whose first request was edited, once per request."""
+    messages: list[JSON] = []
+    for n, request in enumerate(requests):
+        messages += [{"id": f"u{n}", "parentId": None, "role": "user", "content": request},
+                     {"id": f"a{n}", "parentId": f"u{n}", "role": "assistant", "content": "42", "done": True},
+                     {"id": f"v{n}", "parentId": f"a{n}", "role": "user", "content": "Thanks!"}]  # fmt: skip
+    history = {
+        "currentId": "v0",
+        "messages": {one["id"]: {"childrenIds": [], "timestamp": 1} | one for one in messages},
+    }
+    return {"id": user, "user_id": user, "title": "", "updated_at": 1, "created_at": 1, "share_id": None,
+            "archived": False, "pinned": False, "meta": {}, "folder_id": None,
+            "chat": {"id": "", "title": "", "models": ["m"], "params": {}, "files": [], "history": history,
+                     "messages": [], "tags": [], "timestamp": 1}}  # fmt: skip
+
+
+def test_a_chat_with_branches_is_forgotten_and_the_night_of_others_stays(folder: Path) -> None:
+    """It is one record of the log, and several sessions."""
+    chats = [branched_chat("ann", ["What is 6 x 7?", "What is 6 times 7?"]), branched_chat("bob", ["And 21 x 2?"])]
+    (folder / "logs" / "chats.json").write_text(json.dumps(chats))
+    config = options(folder, least_hints=1000)
+    run(config)
+    home = Home(config.home)
+    assert len(list(read_all(home.night(1).log, "sessions"))) == 3
+    run_forget(ForgetConfig(home=home.path, where=("metadata.user_id=ann",)))
+    (session,) = read_all(home.night(1).log, "sessions")
+    assert "21 x 2" in session["messages"][0]["content"]
+    run_forget(ForgetConfig(home=home.path, where=("metadata.user_id=bob",)))
+    assert home.nights() == []
 
 
 def test_nights_of_a_version_that_kept_only_the_last_options(folder: Path) -> None:
