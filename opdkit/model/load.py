@@ -5,7 +5,9 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -122,6 +124,15 @@ def load_model(
         raise OpdkitError(
             f"the model {name} cannot be loaded: {_first_line(error)}. Is it complete? Copy or download it again"
         ) from error
+
+
+def cache_name_of(model: Any) -> str:
+    """Return the argument of the model's forward that takes its cache; the output has it under the same name.
+
+    It is `cache` since transformers 5.24. The names before warn there, and some models with a state ignore them.
+    """
+    parameters = signature(model.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in parameters), "past_key_values")
 
 
 def load_skeleton(name: str) -> PreTrainedModel:

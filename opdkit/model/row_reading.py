@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from opdkit.console import progress
-from opdkit.model.load import input_device
+from opdkit.model.load import cache_name_of, input_device
 from opdkit.model.output_layer import OutputLayer, decoder_of
 from opdkit.model.row_plan import Rows
 from opdkit.model.scans import WatchedCache, scan_modules, scans_continued
@@ -32,8 +32,7 @@ def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, m
     A single row of more than `most` tokens is read in pieces. What a pass keeps is freed after its last use.
     """
     device, body, hidden, first = input_device(model), decoder_of(model), list[Tensor](), 0
-    parameters = signature(body.forward).parameters
-    cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
+    cache_name = cache_name_of(body)
     last_use = {a: i for i, rows in enumerate(passes) for a in rows.after}
     scans = scan_modules(model)
     most = min(most, _SCANNED) if scans else most
@@ -59,7 +58,7 @@ def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, m
         pieces = math.ceil(width / most) if len(rows.ids) == 1 else 1  # of about equal length
         size = math.ceil(width / pieces)
         for start in range(0, width, size):
-            if "position_ids" in parameters:
+            if "position_ids" in signature(body.forward).parameters:
                 inputs["position_ids"] = positions_rn[:, start : start + size]
             with scans_continued(scans, cache):
                 output = body(

@@ -4,13 +4,13 @@ For models with layers that see a window or keep a state: samples cannot share t
 """
 
 from collections.abc import Sequence
-from inspect import signature
 from typing import Any
 
 import torch
 from transformers import Cache
 
 from opdkit.errors import OpdkitError
+from opdkit.model.load import cache_name_of
 from opdkit.model.memory import budget_of
 from opdkit.model.sampling.batches import MAX_SAMPLES
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
@@ -40,7 +40,7 @@ def _sample_rows(
     B prompts, R rows, T tokens, V vocabulary. After a failed attempt the local variables (the cache) are freed.
     """
     samplings = [sampling for _, sampling in rows]
-    cache_name = "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
+    cache_name = cache_name_of(model)
     order = list(dict.fromkeys(i for i, _ in rows))
     prompt_R = torch.tensor([order.index(i) for i, _ in rows], device=model.device)
     longest = max(len(prompts[i]) for i in order)
