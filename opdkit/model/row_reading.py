@@ -32,7 +32,7 @@ def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, m
     A single row of more than `most` tokens is read in pieces. What a pass keeps is freed after its last use.
     """
     device, body, hidden, first = input_device(model), decoder_of(model), list[Tensor](), 0
-    cache_name = cache_name_of(body)
+    cache_name, takes_positions = cache_name_of(body), "position_ids" in signature(body.forward).parameters
     last_use = {a: i for i, rows in enumerate(passes) for a in rows.after}
     scans = scan_modules(model)
     most = min(most, _SCANNED) if scans else most
@@ -58,7 +58,7 @@ def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, m
         pieces = math.ceil(width / most) if len(rows.ids) == 1 else 1  # of about equal length
         size = math.ceil(width / pieces)
         for start in range(0, width, size):
-            if "position_ids" in signature(body.forward).parameters:
+            if takes_positions:
                 inputs["position_ids"] = positions_rn[:, start : start + size]
             with scans_continued(scans, cache):
                 output = body(
