@@ -27,10 +27,22 @@ def test_generated_pages_are_up_to_date(page: str) -> None:
     assert written == generate.PAGES[page](), "run: python docs/generate.py"
 
 
-def test_links_and_files_that_the_readme_names_are_there() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert (ROOT / target).exists(), target
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", title).lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", sorted({"README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))}))
+def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: str) -> None:
+    path = ROOT / page
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", path.read_text(encoding="utf-8")):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        there = path.parent / target if target else path
+        assert there.exists(), target
+        assert not anchor or anchor in anchors_of(there), f"{target}#{anchor}"
 
 
 def test_the_readme_names_options_that_exist() -> None:
