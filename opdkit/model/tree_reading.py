@@ -18,7 +18,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
-from opdkit.model.load import input_device
+from opdkit.model.load import cache_name_of, input_device
 from opdkit.model.memory import is_out_of_memory, state_of
 from opdkit.model.output_layer import OutputLayer, decoder_of, has_separate_output_layer
 from opdkit.model.row_plan import plan_rows
@@ -248,7 +248,7 @@ def _hidden_states(
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits."""
     device, body = input_device(model), decoder_of(model)
     # Without the model's configuration, the cache keeps all keys of layers that see a window: branches need them.
-    cache, hidden, first = DynamicCache(), list[Tensor](), 0
+    cache, hidden, first, cache_name = DynamicCache(), list[Tensor](), 0, cache_name_of(body)
     windows = windows_of(model) or ()
     pieces = list[tuple[Pass, range]]()
     for one in passes:  # a chain longer than `most` goes through the layers in pieces
@@ -265,7 +265,7 @@ def _hidden_states(
         if not one.is_chain:
             branching["position_ids"] = torch.tensor([one.positions], device=device)
             branching["attention_mask"] = masks_by_kind(windows, partial(_mask, one, model))
-        output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **branching)
+        output = body(input_ids=ids_1n, use_cache=True, **{cache_name: cache}, **branching)
         nodes_n = nodes_W[(nodes_W >= first) & (nodes_W < first + len(piece))] - first
         hidden.append(output.last_hidden_state[0, nodes_n.to(output.last_hidden_state.device)])
         first += len(piece)

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from opdkit.model.load import cache_name_of
 from opdkit.model.memory import Attempt, budget_of
 from opdkit.model.sampling.attention import grouped_heads
 from opdkit.model.sampling.batches import Batch, PromptGroup, SharedPrompt, plan_batches
@@ -96,7 +97,8 @@ def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) ->
     """Read the prefix of a group, then all suffixes in one pass, in which each sees the prefix and itself."""
     cache, prefix = DynamicCache(), group.prefix  # without the configuration, layers that see a window keep all keys
     ids_1n = torch.tensor([prompts[group.prompts[0]][:prefix]], device=model.device)
-    output = model(input_ids=ids_1n, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache_name = cache_name_of(model)
+    output = model(input_ids=ids_1n, use_cache=True, logits_to_keep=1, **{cache_name: cache})
     logits = {i: output.logits[0, -1].float() for i in group.prompts if len(prompts[i]) == prefix}
     suffixes = {i: prompts[i][prefix:] for i in group.prompts if len(prompts[i]) > prefix}
     lengths = [len(suffix) for suffix in suffixes.values()]
@@ -117,9 +119,9 @@ def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) ->
             input_ids=torch.tensor([[t for suffix in suffixes.values() for t in suffix]], device=model.device),
             attention_mask=masks_by_kind(windows_of(model) or (), mask),
             position_ids=positions_n[None].to(model.device),
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=torch.tensor(lengths, device=model.device).cumsum(0) - 1,
+            **{cache_name: cache},
         )
         logits |= zip(suffixes, output.logits[0].float(), strict=True)
     return _GroupCache(group, cache, slots, {i: len(prompts[i]) for i in group.prompts}, logits)
@@ -176,7 +178,7 @@ class _Rows:
     """Rows side by side, each with the samples of one shared prompt."""
 
     def __init__(self, model: Any, rows: int, samples: int, slots: int) -> None:
-        self.model, self.device, self.slots = model, model.device, slots
+        self.model, self.device, self.slots, self.cache_name = model, model.device, slots, cache_name_of(model)
         self.rows = [_Row() for _ in range(rows)]
         nothing = torch.zeros(0, 0, dtype=torch.long)
         self.now = _Step(nothing, nothing, 0)
@@ -250,8 +252,8 @@ class _Rows:
             input_ids=ids_Bn,
             attention_mask=masks_by_kind(self.windows, mask),
             position_ids=positions_Bn,
-            past_key_values=self.cache,
             use_cache=True,
+            **{self.cache_name: self.cache},
         )
         return output.logits[real_Bn].float()
 
