@@ -55,13 +55,18 @@ def is_over(rows: Sequence[JSON], begin: int) -> bool:
     return len(later) >= PATIENCE
 
 
+def distance_left(rows: Sequence[JSON], row: JSON) -> float:
+    """Return the share of the distance from the hints before training that is left in the state of `row`; 0 without."""
+    return (row["hint_kl"] or 0.0) / (rows[0]["hint_kl"] or math.inf)
+
+
 def is_unfinished(rows: Sequence[JSON], begin: int, end: int) -> bool:
     """Return True where a cycle, the steps after `begin` up to `end`, ended far from the hints and was not settled."""
-    before, cycle = rows[0]["hint_kl"], [row for row in rows if begin < row["step"] <= end]
-    if not before or not cycle or cycle[-1]["step"] != end or is_broken(cycle[-1], rows[0]):
+    cycle = [row for row in rows if begin < row["step"] <= end]
+    if not cycle or cycle[-1]["step"] != end or is_broken(cycle[-1], rows[0]):
         return False
-    distances = [row["hint_kl"] for row in cycle]
-    return distances[-1] > LEFT * before and max(distances) - min(distances) > SETTLED * before
+    shares = [distance_left(rows, row) for row in cycle]
+    return shares[-1] > LEFT and max(shares) - min(shares) > SETTLED
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:

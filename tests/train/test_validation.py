@@ -544,10 +544,13 @@ def test_an_unfinished_training_goes_on_with_another_cycle(run, plain_model_dir,
     turns = [sorted(i for row in part for i in row["turn_ids"]) for part in (rows[:cycle], rows[cycle:])]
     assert turns[0] == turns[1]
     assert [row["turn_ids"] for row in rows[:cycle]] != [row["turn_ids"] for row in rows[cycle:]]
-    assert f"{cycle} more steps" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{cycle} more steps" in said
+    assert "not learned all" not in said
     assert not [f for f in examine(run).findings if f.stage == "train"]
     train.run(train_config(once, plain_model_dir, **(UNFINISHED | {"epochs": 1})))
     assert len(list(read_all(once, "metrics"))) == cycle
+    assert "not learned all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 3])
