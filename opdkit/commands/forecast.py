@@ -120,7 +120,7 @@ def predict(config: ForecastConfig) -> JSON:
     logged, written, sampling = (total / len(drawn) for total in (read, both - read, longer - seconds))
     training = round(logged / 2 * len(verdicts) * scale + written / 2 * count)  # half is read without the hint
     scoring, speed = training + round((logged + written) / 2 * count), len(drawn) * logged / seconds
-    training *= epochs_over(round(len(verdicts) * scale + teacher.samples * count), TrainConfig.batch_turns)
+    training *= epochs_over(round((len(verdicts) * scale + teacher.samples * count) / TrainConfig.batch_turns))
     return {
         "go": low > WORTH and not is_blind, "reason": reason, "gain": gain, "low": low, "high": high,
         "judged_turns": len(verdicts), "complaints": rewards.count(-1) / len(rewards), "hinted_turns": round(count),

@@ -10,7 +10,7 @@ from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, field
 from opdkit.config.judge import WARNINGS
 from opdkit.config.run import ORDER, PipelineConfig, RunConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS
+from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS
 from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
@@ -86,7 +86,8 @@ def bounds(
     replies = turns * (1 + scoring.samples)
     steps = math.ceil(replies / options["train"]["batch_turns"])
     epochs = options["train"]["epochs"]
-    steps = steps * epochs if epochs else min(MOST_EPOCHS * steps, steps + ENOUGH_STEPS - 1)  # see epochs_over
+    # Without --epochs, see epochs_over. In whole sessions a step can be larger than a batch.
+    steps = steps * epochs if epochs else MOST_CYCLES * min(MOST_EPOCHS * steps, steps + ENOUGH_STEPS - 1)
     judges = 2 if options["judge"]["judge_first"] else 1
     counts = {
         "judge": {"turns to judge": turns, "votes": 2 * turns * options["judge"]["votes"] * judges},

@@ -11,12 +11,13 @@ from opdkit.config.shared import OBJECTIVES, REPEAT, ModelOptions, NamedTraining
 from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
-ENOUGH_STEPS, MOST_EPOCHS = 100, 10  # a small log teaches more in more passes; beyond these it hardly does
+ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log teaches more in more passes; beyond these it hardly does
+MOST_CYCLES = 3  # of the schedule: where much is left to learn, training goes on for as many epochs again
 
 
-def epochs_over(turns: int, batch_turns: int) -> int:
-    """Return the passes over so many turns that make ENOUGH_STEPS optimizer steps: 1 to MOST_EPOCHS."""
-    return min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / max(1, math.ceil(turns / batch_turns))))
+def epochs_over(steps: int) -> int:
+    """Return the passes that make ENOUGH_STEPS optimizer steps where each makes `steps`: 1 to MOST_EPOCHS."""
+    return min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / max(1, steps)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,8 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     epochs: int | None = HOW.option(
         None,
-        f"passes over the targets; default: as many as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}",
+        f"passes over the targets; default: as many as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}, and up to "
+        f"{MOST_CYCLES} times as many while the replies are far from the teacher's",
         unit="epochs",
         low=1,
     )

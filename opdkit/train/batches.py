@@ -3,6 +3,7 @@
 Every process computes the steps of all processes, so that all agree on the divisors of the loss without communication.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -30,11 +31,11 @@ def optimizer_steps(
     strengths: Sequence[float],
     sessions: Sequence[str] | None,
     batch_turns: int,
-    epochs: int,
+    epochs: range,
     seed: int,
     order: str = "random",
 ) -> list[Step]:
-    """Return the steps of a training. Turn i belongs to `phases[i]`; its mean absolute advantage is `strengths[i]`.
+    """Return the steps of some epochs. Turn i belongs to `phases[i]`; its mean absolute advantage is `strengths[i]`.
 
     With `sessions` (the session of each turn) a step takes whole sessions until it has at least `batch_turns` turns;
     without, it takes single turns. Every epoch takes every turn once, in a new random order, or the weakest first
@@ -49,7 +50,7 @@ def optimizer_steps(
     units = list(members.values())
     strength = [sum(strengths[i] for i in unit) / len(unit) for unit in units]
     steps = []
-    for epoch in range(epochs):
+    for epoch in epochs:
         drawn = torch.randperm(len(units), generator=token_generator(seed, "epoch", epoch)).tolist()
         if order != "random":
             drawn.sort(key=lambda u: strength[u] if order == "easy-first" else -strength[u])
@@ -59,6 +60,12 @@ def optimizer_steps(
             steps_by_phase.append([Step(phase, turns) for turns in _group_units(units_of_phase, batch_turns)])
         steps += [step for group in zip_longest(*steps_by_phase) for step in group if step]
     return steps
+
+
+def steps_per_epoch(sessions: Sequence[str] | None, turns: int, batch_turns: int) -> int:
+    """Return the optimizer steps of an epoch over so many turns; of whole `sessions` (of each turn), about so many."""
+    sizes = [1] * turns if sessions is None else Counter(sessions).values()
+    return sum(1 for _ in _group_units([[0] * size for size in sizes], batch_turns))
 
 
 def _group_units(units: Sequence[list[int]], batch_turns: int) -> Iterator[list[int]]:

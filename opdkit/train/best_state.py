@@ -11,6 +11,8 @@ from opdkit.errors import NothingLearnedError
 
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
 FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
+LEFT = 1 / 3  # of the distance from the hints before training: with more, there is more to learn
+SETTLED = 0.05  # of that distance: measurements of a cycle that differ by less show that training no longer helps
 WORSE = 1.5  # times the distance from the hints before training: such a state is broken; less can be chance
 _NAMED = 8  # turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
@@ -47,9 +49,24 @@ def is_worse(rows: Sequence[JSON]) -> bool:
     return len(rows) > 2 and all(is_broken(row, rows[0]) for row in rows[-2:])
 
 
-def is_over(rows: Sequence[JSON]) -> bool:
-    """Return True where further training is in vain: the score no longer improves."""
-    return len(rows) - 1 - rows.index(best(rows)) >= PATIENCE
+def is_over(rows: Sequence[JSON], begin: int) -> bool:
+    """Return True where further steps of the cycle that began after step `begin` are in vain: no better score."""
+    later = [row for row in rows if row["step"] > max(begin, best(rows)["step"])]
+    return len(later) >= PATIENCE
+
+
+def distance_left(rows: Sequence[JSON], row: JSON) -> float:
+    """Return the share of the distance from the hints before training that is left in the state of `row`; 0 without."""
+    return (row["hint_kl"] or 0.0) / (rows[0]["hint_kl"] or math.inf)
+
+
+def is_unfinished(rows: Sequence[JSON], begin: int, end: int) -> bool:
+    """Return True where a cycle, the steps after `begin` up to `end`, ended far from the hints and was not settled."""
+    cycle = [row for row in rows if begin < row["step"] <= end]
+    if not cycle or cycle[-1]["step"] != end or is_broken(cycle[-1], rows[0]):
+        return False
+    shares = [distance_left(rows, row) for row in cycle]
+    return shares[-1] > LEFT and max(shares) - min(shares) > SETTLED
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:

@@ -108,7 +108,7 @@ def describe_signal(data: TrainingSet) -> str:
             f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1")  # fmt: skip
 
 
-def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
+def describe(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> None:
     """Print the composition of the training set and the number of steps on stdout."""
     kinds = Counter((t.teacher_logprobs is not None, t.reward is not None) for t in data.turns)
     rewards = Counter(_hints_and_rewards(data)[1])
@@ -129,7 +129,9 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
         cuts = zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True) if len(values) else ()
         quantiles = "".join(f", {q:.0%} {with_sign(float(cut), 3)}" for q, cut in cuts)
         lines.append((f"{name} advantages", counted(len(values), "token") + quantiles))
-    lines += [("epochs", f"{data.epochs:,}"), ("optimizer steps", f"{len(steps):,}")]
+    lines += [("epochs", f"{data.epochs:,}"), ("optimizer steps", f"{len(cycles[0]):,}")]
+    if len(cycles) > 1:
+        lines.append(("  if much is left to learn", f"{sum(map(len, cycles)):,}"))
     print_facts(lines)
 
 

@@ -43,7 +43,7 @@ def objectives(config: TrainConfig) -> list[Objective]:
 
 
 def objective_at(objective: Objective, config: TrainConfig, step: int, steps: int) -> Objective:
-    """Return the objective of a step (from 1) of `steps`: each clip bound moves linearly from its start to its end."""
+    """Return the objective of a step (from 1) of a cycle of `steps`: clip bounds move linearly from start to end."""
     low, high = (
         start if end is None else start + (end - start) * (step - 1) / max(1, steps - 1)
         for start, end in ((config.clip_low, config.clip_low_end), (config.clip_high, config.clip_high_end))
@@ -52,7 +52,7 @@ def objective_at(objective: Objective, config: TrainConfig, step: int, steps: in
 
 
 def position_at(config: TrainConfig, step: int, steps: int) -> Position:
-    """Return the position of a step (from 1) of `steps`: a linear rise, then constant or half a cosine to 0."""
+    """Return the position of a step (from 1) of a cycle of `steps`: a linear rise, then constant or half a cosine."""
     peak = first_rate(config) if config.learning_rate is None else config.learning_rate
     if step <= config.warmup_steps:
         share = step / config.warmup_steps

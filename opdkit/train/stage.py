@@ -8,6 +8,7 @@ gradient of a step are the same to rounding, however it is split.
 import math
 import time
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from accelerate import Accelerator
@@ -16,17 +17,16 @@ from torch import nn
 from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.config.train import TrainConfig
+from opdkit.config.train import MOST_CYCLES, TrainConfig
 from opdkit.console import is_main_process, progress, say, warn
 from opdkit.model.load import load_template, resolve_device
 from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_options, stage_dir
 from opdkit.store.template_args import template_args_of
-from opdkit.store.turn_ids import first_branch
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, optimizer_steps
-from opdkit.train.best_state import best, check_better, describe_state, is_over, is_worse
+from opdkit.train.best_state import LEFT, best, check_better, describe_state, distance_left, is_over, is_worse
 from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
@@ -39,7 +39,7 @@ from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
 from opdkit.train.targets import Prompts, check_student, load_prompts
 from opdkit.train.training import Training
-from opdkit.train.training_set import TrainingSet, load_training_set
+from opdkit.train.training_set import TrainingSet, batch_sessions, load_training_set
 from opdkit.train.trust_region import make_trust_region
 from opdkit.train.validation import Validation, open_validation, steps_to_check, tokens_to_train
 
@@ -59,17 +59,18 @@ def run(config: TrainConfig) -> Summary:
 
     data, prompts = load_training_set(config, phases, chat)
     turns = data.turns
-    sessions = [first_branch(turn.session_id) for turn in turns] if config.batch_by == "session" else None
-    steps = optimizer_steps(
-        data.phases, data.strengths, sessions, config.batch_turns, data.epochs, config.seed, config.order
-    )
-    check_signal(data, steps, config, phases)
+    cycles = [
+        optimizer_steps(data.phases, data.strengths, batch_sessions(turns, config), config.batch_turns,
+                        range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)
+        for n in range(MOST_CYCLES if config.epochs is None else 1)
+    ]  # fmt: skip
+    check_signal(data, cycles[0], config, phases)
     counters = Counters(rows_in=data.scored, rows_out=len(turns), dropped=data.dropped)
-    counters.count("steps", len(steps))
     counters.count("written by the teacher", sum(turn.written is not None for turn in turns))
     if config.dry_run:
+        counters.count("steps", len(cycles[0]))
         if is_main_process():
-            describe(data, steps)
+            describe(data, cycles)
         return Summary("train --dry-run", counters, 0, 1, where=None)
 
     accelerator = start_accelerator(config)
@@ -83,34 +84,37 @@ def run(config: TrainConfig) -> Summary:
         return stage.summary()
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
         prompts = prompts or load_prompts(config.run, turns, chat)
-        training = start_training(config, data, prompts, steps, chat, accelerator)
+        training = start_training(config, data, prompts, cycles, chat, accelerator)
         rows, validation = training.rows, training.validation
-        done = sum(len(step.turns) for step in steps[: len(rows)])  # turns, over all epochs
-        for number in progress(range(len(rows) + 1, len(steps) + 1), "train", len(steps) - len(rows), "steps"):
-            done += len(steps[number - 1].turns)
-            metrics = take_step(training, number, done / len(turns))
-            if config.keep_epochs and done % len(turns) == 0:
-                epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
-                card = model_card(config, data, done // len(turns), number)
-                checkpoints.save_student(training.student, chat, config, epoch_dir, card, main=main, continues=True)
-            if validation and number in validation.checked:
-                row = validation.validate(training.student, number)
-                accelerator.log({f"validation_{k}": v for k, v in row.items() if v is not None}, step=number)
-                say(f"validation after step {number}: replies {describe_state(row)}")
-                if is_over(validation.rows) and number < len(steps):
-                    say(f"training ends after step {number} of {len(steps)}: the replies no longer improve")
-                    counters.count("steps left out", len(steps) - number)
+        done = sum(len(step.turns) for step in training.steps[: len(rows)])  # turns, over all epochs
+        is_ended = False
+        while not is_ended and len(rows) < len(training.steps):
+            left = range(len(rows) + 1, len(training.steps) + 1)
+            for number in progress(left, "train", len(left), "steps"):
+                done += len(training.steps[number - 1].turns)
+                metrics = take_step(training, number, done / len(turns))
+                if config.keep_epochs and done % len(turns) == 0:
+                    epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
+                    card = model_card(config, data, done // len(turns), number)
+                    checkpoints.save_student(training.student, chat, config, epoch_dir, card, main=main, continues=True)
+                if validation and number in validation.checked:
+                    is_ended = validate(training, validation, number)
+                if is_ended:
                     break
-                if is_worse(validation.rows) and number < len(steps):
-                    go_back(training, validation)
-            save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(steps))
+                save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(training.steps))
 
+        counters.count("steps", len(training.steps))
+        if len(rows) < len(training.steps):
+            counters.count("steps left out", len(training.steps) - len(rows))
         kept = len(rows)
         if validation:
             check_better(validation.rows, rows)
             if best(validation.rows)["step"] < len(rows):
                 kept = validation.restore_best(training.student)
                 say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
+            if (share := distance_left(validation.rows, best(validation.rows))) > LEFT:
+                warn(f"{share:.0%} of the distance from the hinted teacher is left: the model has not learned all that "
+                     "the hints ask for; more --epochs or more logs may help")  # fmt: skip
         out.rows("metrics", rows)
         out.rows("validations", validation.rows if validation else [])
         counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
@@ -128,7 +132,12 @@ def run(config: TrainConfig) -> Summary:
 
 
 def start_training(
-    config: TrainConfig, data: TrainingSet, prompts: Prompts, steps: list[Step], chat: Chat, accelerator: Accelerator
+    config: TrainConfig,
+    data: TrainingSet,
+    prompts: Prompts,
+    cycles: list[list[Step]],
+    chat: Chat,
+    accelerator: Accelerator,
 ) -> Training:
     """Load student, optimizer and validation, from the newest checkpoint if there is one."""
     folder = stage_dir(config.run, "train") / "checkpoints"
@@ -144,20 +153,25 @@ def start_training(
     validation = None
     if data.validation and config.sharding == "none":
         validation = open_validation(data.validation, chat, config, accelerator)
-        checked = steps_to_check(len(steps), tokens_to_train(turns, data.epochs), validation.cost)
-        measured = state["validations"] if state else []
-        validation = replace(validation, checked=checked, steps=len(steps), rows=measured)
-        if not measured:
+        tokens, ends = tokens_to_train(turns, data.epochs), list(accumulate(map(len, cycles)))
+        checked = {end - len(cycle) + step for cycle, end in zip(cycles, ends, strict=True)
+                   for step in steps_to_check(len(cycle), tokens, validation.cost)}  # fmt: skip
+        validation = replace(validation, checked=checked, rows=state["validations"] if state else [])
+        if not validation.rows:
             validation.validate(student, 0)
+            validation.keep_best(student)
     check_same_step(len(rows))
     if state:
         checkpoints.restore(state, student, optimizer)
         trust.factor = state["factor"]
-        say(f"resuming after step {len(rows)} of {len(steps)}")
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
-    return Training(config, objectives(config), turns, prompts, steps, accelerator, folder, student, model, optimizer,
-                    trust, rows, validation)  # fmt: skip
+    training = Training(config, objectives(config), turns, prompts, cycles, accelerator, folder, student, model,
+                        optimizer, trust, rows, validation)  # fmt: skip
+    training.plan_steps()
+    if state:
+        say(f"resuming after step {len(rows)} of {len(training.steps)}")
+    return training
 
 
 def take_step(training: Training, number: int, epoch: float) -> dict[str, float]:
@@ -167,14 +181,40 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     torch.manual_seed(config.seed + number)  # a function of the step: a resumed step draws the same numbers
     step = steps[number - 1]
     batch = [training.turns[i] for i in step.turns]
-    objective = objective_at(training.phases[step.phase], config, number, len(steps))
-    metrics = optimizer_step(training, batch, objective, position_at(config, number, len(steps)))
+    place, length = number - training.begin, len(steps) - training.begin  # in the cycle
+    objective = objective_at(training.phases[step.phase], config, place, length)
+    metrics = optimizer_step(training, batch, objective, position_at(config, place, length))
     row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
     accelerator.log({k: v for k, v in row.items() if v is not None}, step=number)
     if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
         say(metrics_line(row, len(steps)))
     return metrics
+
+
+def validate(training: Training, validation: Validation, number: int) -> bool:
+    """Measure the student after step `number`, and act on it. Return True where the training ends with this step.
+
+    A new cycle of the schedule begins where the last one ended with much left to learn; the student goes back to its
+    best state where it is broken.
+    """
+    row = validation.validate(training.student, number)
+    training.accelerator.log({f"validation_{k}": v for k, v in row.items() if v is not None}, step=number)
+    say(f"validation after step {number}: replies {describe_state(row)}")
+    planned = len(training.steps)
+    training.plan_steps()
+    if number == len(training.steps):
+        return True
+    validation.keep_best(training.student)
+    if len(training.steps) > planned:
+        say(f"{distance_left(validation.rows, row):.0%} of the distance from the hinted teacher is left: "
+            f"{len(training.steps) - planned} more steps")  # fmt: skip
+    elif is_over(validation.rows, training.begin):
+        say(f"training ends after step {number} of {planned}: the replies no longer improve")
+        return True
+    elif is_worse(validation.rows):
+        go_back(training, validation)
+    return False
 
 
 def go_back(training: Training, validation: Validation) -> None:

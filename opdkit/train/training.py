@@ -11,6 +11,7 @@ from torch import nn
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.train.batches import Step
+from opdkit.train.best_state import is_unfinished
 from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import Prompts, Turn
 from opdkit.train.trust_region import TrustRegion
@@ -25,7 +26,7 @@ class Training:
     phases: Sequence[Objective]
     turns: Sequence[Turn]
     prompts: Prompts
-    steps: Sequence[Step]
+    cycles: Sequence[Sequence[Step]]  # of the schedule; each but the first begins where much is left to learn
     accelerator: Accelerator
     folder: Path  # of the checkpoints
     student: nn.Module
@@ -34,3 +35,13 @@ class Training:
     trust: TrustRegion
     rows: list[JSON]  # of the table `metrics`, one per step that was done
     validation: Validation | None
+    begin: int = 0  # steps before the cycle that is under way
+    steps: Sequence[Step] = ()  # those before, and those of this cycle
+
+    def plan_steps(self) -> None:
+        """Set `steps` to those of the cycles that have begun by the validations so far, and `begin` to match."""
+        self.begin, self.steps = 0, list(self.cycles[0])
+        for cycle in self.cycles[1:]:
+            if self.validation is None or not is_unfinished(self.validation.rows, self.begin, len(self.steps)):
+                return
+            self.begin, self.steps = len(self.steps), [*self.steps, *cycle]

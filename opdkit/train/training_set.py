@@ -12,8 +12,8 @@ from opdkit.config.conditions import find_rejection, parse_session_filters
 from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import conversation_id, logged_session_id
-from opdkit.train.batches import tokens_of
+from opdkit.store.turn_ids import conversation_id, first_branch, logged_session_id
+from opdkit.train.batches import steps_per_epoch, tokens_of
 from opdkit.train.objective.advantages import group_normalised, overlong
 from opdkit.train.objective.terms import SUPPORTED, TERMS, Objective, terms_of, trained_positions
 from opdkit.train.targets import Prompts, Turn, is_held_out, load_prompts, load_turns
@@ -47,15 +47,24 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     left, filtered = filter_turns(scored, config)
     turns, dropped = select_turns(left, terms, config.holdout)
     turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed)
-    epochs = config.epochs or epochs_over(len(turns), config.batch_turns)
     inside = [turn for turn in left if not is_held_out(turn.session_id, config.holdout)]
-    validation = choose_turns(inside, config.validate, epochs)
+    validation = choose_turns(inside, config.validate, choose_epochs(turns, config))
     apart = {conversation_id(turn.session_id) for turn in validation}
     turns, kept_out = drop_turns(turns, lambda t: FOR_VALIDATION if conversation_id(t.session_id) in apart else None)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
     turns = shape_rewards(turns, config, prompts)
     data = build_training_set(turns, phases, len(scored), filtered + dropped + kept_out + over_limit)
-    return replace(data, validation=validation, epochs=epochs), prompts
+    return replace(data, validation=validation, epochs=choose_epochs(data.turns, config)), prompts
+
+
+def choose_epochs(turns: Sequence[Turn], config: TrainConfig) -> int:
+    """Return the passes over `turns`: as many as `--epochs` says, else enough of them."""
+    return config.epochs or epochs_over(steps_per_epoch(batch_sessions(turns, config), len(turns), config.batch_turns))
+
+
+def batch_sessions(turns: Sequence[Turn], config: TrainConfig) -> list[str] | None:
+    """Return the session of each turn where steps take whole sessions; None where they take single turns."""
+    return [first_branch(turn.session_id) for turn in turns] if config.batch_by == "session" else None
 
 
 def filter_turns(turns: Sequence[Turn], config: TrainConfig) -> tuple[list[Turn], Counter[str]]:

@@ -77,7 +77,7 @@ class ValidationPrompt:
 class Validation:
     """Prompts that the student is validated on, and its measurements in a training so far.
 
-    `open_validation` leaves `checked`, `steps` and `rows` to the training: they need the cost of a measurement.
+    `open_validation` leaves `checked` and `rows` to the training: they need the cost of a measurement.
     """
 
     prompts: Sequence[ValidationPrompt]
@@ -90,16 +90,18 @@ class Validation:
     teacher: Any  # the model that reads the hints; often the same
     folder: Path  # of the checkpoints, where the best state is kept
     checked: Collection[int] = ()  # steps after which to measure
-    steps: int = 0  # of the whole training
     rows: list[JSON] = field(default_factory=list)  # of the table `validations`
 
     def validate(self, student: nn.Module, step: int) -> JSON:
-        """Return the row of the student after `step` steps, and keep its weights where it is the best state so far."""
+        """Add the row of the student after `step` steps to those of the training. Return it."""
         row = self.measure(student, step)
         self.rows.append(row)
-        if step < self.steps and best(self.rows) is row:
-            checkpoints.save_best(self.folder, student, step, main=self.accelerator.is_main_process)
         return row
+
+    def keep_best(self, student: nn.Module) -> None:
+        """Save the weights of the student if its row, the last one, is that of the best state so far."""
+        if best(self.rows) is self.rows[-1]:
+            checkpoints.save_best(self.folder, student, self.rows[-1]["step"], main=self.accelerator.is_main_process)
 
     def restore_best(self, student: nn.Module) -> int:
         """Load the weights of the best state into the student. Return the number of its steps."""

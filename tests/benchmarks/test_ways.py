@@ -1,6 +1,7 @@
 """What a user would do instead: each way on the sample model and its log."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -64,7 +65,7 @@ def test_every_trainer_trains_another_model(built: Built, run: Path, way: str, t
     teachers = {"dpo": {"scored", "written"}, "kto": {"scored"}}
     assert {name for name, number in tokens.items() if number} == {"trained"} | teachers.get(way, set())
     if way == "everything":
-        epochs = epochs_over(len(list(read_all(run, "targets"))), ways.BATCH)
+        epochs = epochs_over(math.ceil(len(list(read_all(run, "targets"))) / ways.BATCH))
         assert tokens["trained"] == epochs * sum(len(ids_of(row, "completion")) for row in ways.everything_rows(run))
     numbers = measure_model(built, tmp_path / "model", 0)
     assert 0 <= numbers["corrected"] <= 1

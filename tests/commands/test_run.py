@@ -142,7 +142,7 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
         assert re.search(line, shown), line
     assert len(re.findall("waits for +extract", shown)) == 3
     shown = dry_run(run, log, plain_model_dir, *options[:-2])
-    assert re.search("optimizer steps +at most 50", shown), "5 steps, ten times: see epochs_over"
+    assert re.search("optimizer steps +at most 150", shown), "5 steps, ten times, in three cycles: see epochs_over"
 
     extract.run(ExtractConfig(run=run, logs=(str(log),)))
     shown = dry_run(run, log, plain_model_dir, *options, "--price", "1000,1000", "--measure", "2")

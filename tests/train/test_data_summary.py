@@ -51,7 +51,8 @@ def test_the_epochs_are_found_and_counted(run, plain_model_dir, capsys) -> None:
     told = dict(re.split(r"  +", text.strip(), maxsplit=1) for text in capsys.readouterr().out.splitlines())
     train.run(train_config(run, plain_model_dir, objective="binary", epochs=None, holdout=0.3))
     rows = list(read_all(run, "metrics"))
-    assert int(told["epochs"]) == rows[-1]["epoch"] == epochs_over(int(told["replies to train on"]), 4) == 10
+    assert int(told["epochs"]) == rows[-1]["epoch"] == epochs_over(int(told["optimizer steps"]) // 10) == 10
+    assert int(told["if much is left to learn"]) == 3 * int(told["optimizer steps"]) == 3 * len(rows)
     assert f"{len(rows)} optimizer steps in 10 epochs" in capsys.readouterr().err
 
 

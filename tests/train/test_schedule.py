@@ -53,12 +53,12 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
 
 
 def test_as_many_epochs_as_make_enough_steps() -> None:
-    """204 turns make 13 steps of 16, and 8 epochs of 13 steps make 104."""
-    assert {turns: epochs_over(turns, 16) for turns in (0, 1, 160, 161, 204, 1600, 1601, 10**6)} == {
-        0: 10, 1: 10, 160: 10, 161: 10, 204: 8, 1600: 1, 1601: 1, 10**6: 1,
+    """7 epochs of 13 steps make 91."""
+    assert {steps: epochs_over(steps) for steps in (0, 1, 9, 10, 13, 90, 91, 10**6)} == {
+        0: 10, 1: 10, 9: 10, 10: 9, 13: 7, 90: 1, 91: 1, 10**6: 1,
     }  # fmt: skip
-    for turns in range(1, 3000):
-        steps, epochs = math.ceil(turns / 16), epochs_over(turns, 16)
+    for steps in range(1, 200):
+        epochs = epochs_over(steps)
         assert epochs == MOST_EPOCHS or ENOUGH_STEPS <= epochs * steps < ENOUGH_STEPS + steps
 
 

@@ -1,6 +1,7 @@
 """On-policy validation: what it measures, which prompts it takes, and that no worse model is handed out."""
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -16,17 +17,21 @@ from transformers import PreTrainedModel
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
+from opdkit.commands.check.stage import examine
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.model.load import load_model, load_tokenizer, token_generator
+from opdkit.model.load import load_model, load_template, load_tokenizer, token_generator
 from opdkit.model.sampling import Request, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
+from opdkit.train import training_set
 from opdkit.train import validation as validating
-from opdkit.train.best_state import PATIENCE, best, check_better, is_broken, is_over, is_worse
+from opdkit.train.best_state import PATIENCE, best, check_better, is_broken, is_over, is_unfinished, is_worse
 from opdkit.train.launch import start_accelerator
+from opdkit.train.schedule import objectives
 from opdkit.train.targets import load_turns
+from opdkit.train.training_set import load_training_set
 from opdkit.train.validation import (
     CAP,
     CAP_PER_TOKEN,
@@ -64,7 +69,7 @@ def any_state(monkeypatch) -> None:
     monkeypatch.setattr(train, "check_better", lambda *_: None)
     for module in (train, validating):
         monkeypatch.setattr(module, "best", lambda rows: rows[-1])
-    monkeypatch.setattr(train, "is_over", lambda rows: False)
+    monkeypatch.setattr(train, "is_over", lambda *_: False)
     monkeypatch.setattr(train, "is_worse", lambda rows: False)
 
 
@@ -375,8 +380,25 @@ def test_without_hints_the_best_state_is_the_last_that_has_not_forgotten() -> No
 
 def test_a_training_ends_where_it_is_in_vain() -> None:
     good, worse = [_row(0, 0.3, 0.0), _row(5, 0.1, 0.0)], _row(9, 0.2, 0.0)
-    assert not is_over([*good, *[worse] * (PATIENCE - 1)])
-    assert is_over([*good, *[worse] * PATIENCE])
+    assert not is_over([*good, *[worse] * (PATIENCE - 1)], 0)
+    assert is_over([*good, *[worse] * PATIENCE], 0)
+    assert not is_over([*good, *[worse] * PATIENCE], 9), "a new cycle may first be worse"
+
+
+def test_a_cycle_is_unfinished_where_it_ends_far_from_the_hints_and_was_on_its_way() -> None:
+    """Far: more than a third of the distance before training is left. On its way: it differs by more than 5% of it."""
+
+    def cycle(*distances: float | None) -> bool:
+        return is_unfinished([_row(step, d, 0.0) for step, d in enumerate(distances)], 0, len(distances) - 1)
+
+    assert cycle(3.0, 2.0, 1.5)
+    assert cycle(3.0, 0.9, 1.5), "that it was near once is not enough"
+    assert not cycle(3.0, 2.0, 0.9)
+    assert not cycle(3.0, 1.5, 1.4), "settled"
+    assert not cycle(3.0, 2.0, 4.6), "broken"
+    assert not cycle(None, None, None)
+    rows = [_row(0, 3.0, 0.0), _row(4, 2.0, 0.0), _row(8, 1.6, 0.0), _row(12, 1.5, 0.0), _row(16, 1.5, 0.0)]
+    assert [is_unfinished(rows, *of) for of in ((0, 8), (8, 16), (0, 12), (0, 9))] == [True, False, True, False]
 
 
 def test_two_broken_states_are_no_place_to_go_on_from() -> None:
@@ -490,6 +512,65 @@ def test_a_training_that_went_back_resumes_with_the_same_bytes(
     ours, theirs = ((folder / "train/model/model.safetensors").read_bytes() for folder in (run, whole))
     assert ours == theirs
     assert not (run / "train/checkpoints").exists()
+
+
+@pytest.fixture
+def cycle(run, plain_model_dir, monkeypatch) -> int:
+    """Set the distances so that the first cycle of the schedule is unfinished. Return its steps."""
+    monkeypatch.setattr(training_set, "choose_epochs", lambda *_: 1)
+    monkeypatch.setattr(train, "steps_to_check", lambda steps, *_: {2, 4, steps})
+    config, chat = train_config(run, plain_model_dir, **UNFINISHED), load_template(str(plain_model_dir), {})
+    steps = math.ceil(len(load_training_set(config, objectives(config), chat)[0].turns) / 30)
+
+    def measure(self, student, step):
+        return _row(step, 3.0 - 0.2 * step if step <= steps else 0.5, 0.0) | dict.fromkeys(
+            ("ended", "looped", "broke_call"), 0.0) | {"replies": 1, "tokens_read": 1}  # fmt: skip
+
+    monkeypatch.setattr(Validation, "measure", measure)
+    return steps
+
+
+UNFINISHED = VALIDATED | {"batch_turns": 30, "batch_by": "turn", "epochs": None}
+
+
+def test_an_unfinished_training_goes_on_with_another_cycle(run, plain_model_dir, cycle, capsys) -> None:
+    """With other steps, and from the peak of the schedule. `--epochs` leaves it at one."""
+    once = Path(shutil.copytree(run, run.parent / "once"))
+    train.run(train_config(run, plain_model_dir, **UNFINISHED))
+    rows = list(read_all(run, "metrics"))
+    assert len(rows) == 2 * cycle
+    rates = [row["learning_rate"] for row in rows]
+    assert rates[:cycle] == rates[cycle:] == sorted(rates[:cycle], reverse=True)
+    turns = [sorted(i for row in part for i in row["turn_ids"]) for part in (rows[:cycle], rows[cycle:])]
+    assert turns[0] == turns[1]
+    assert [row["turn_ids"] for row in rows[:cycle]] != [row["turn_ids"] for row in rows[cycle:]]
+    said = capsys.readouterr().err
+    assert f"{cycle} more steps" in said
+    assert "not learned all" not in said
+    assert not [f for f in examine(run).findings if f.stage == "train"]
+    train.run(train_config(once, plain_model_dir, **(UNFINISHED | {"epochs": 1})))
+    assert len(list(read_all(once, "metrics"))) == cycle
+    assert "not learned all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 3])
+def test_a_training_killed_around_the_end_of_a_cycle_resumes_with_the_same_bytes(
+    run, plain_model_dir, monkeypatch, cycle: int, more: int
+) -> None:
+    whole, options = Path(shutil.copytree(run, run.parent / "whole")), UNFINISHED | {"checkpoint_every": 1}
+    train.run(train_config(whole, plain_model_dir, **options))
+    train_and_kill(train_config(run, plain_model_dir, **options), cycle + more, monkeypatch)
+    train.run(train_config(run, plain_model_dir, **options))
+    ours, theirs = ((folder / "train/model/model.safetensors").read_bytes() for folder in (run, whole))
+    assert ours == theirs
+
+
+def test_a_training_that_ends_early_is_no_damage(run, plain_model_dir, monkeypatch, scored_as) -> None:
+    """`opdkit check` counts the steps that were done."""
+    scored_as({0: 1.0, 1: 0.5, 2: 0.6, 3: 0.6, 4: 0.6})
+    train.run(train_config(run, plain_model_dir, **BACK))
+    assert len(list(read_all(run, "metrics"))) == 4
+    assert not [f for f in examine(run).findings if f.stage == "train"]
 
 
 def test_a_killed_training_remembers_its_validations(run, tmp_path, plain_model_dir, monkeypatch, any_state) -> None:

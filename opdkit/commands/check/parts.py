@@ -99,7 +99,7 @@ def miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, st
             if "turns" in parts and "turns" in c.counts:
                 counts.append(("turns", c.total("turns"), parts["turns"].rows))
         if table == "metrics":
-            counts.append(("steps", c.total("steps"), part.rows))
+            counts.append(("steps", c.total("steps") - c.total("steps left out"), part.rows))
         if table == "replies":
             counts.append(("replies", c.total("replies"), part.rows))
         for what, number, there in counts:

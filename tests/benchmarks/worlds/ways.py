@@ -11,6 +11,7 @@ What is tuned is the learning rate; of `rules`, which has none, the number of ru
 as opdkit's default, in batches of 16; what else a trainer decides is its own default. opdkit's default tunes nothing.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -136,7 +137,7 @@ def train_trl(built: Built, run: Path, way: str, rate: float, seed: int, work: P
 
     file = shared(run) / f"{way}.parquet"
     rows = datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(work / "cache"))
-    epochs = epochs_over(sum(1 for _ in read_all(run, "targets")), BATCH)
+    epochs = epochs_over(math.ceil(sum(1 for _ in read_all(run, "targets")) / BATCH))
     name = {"kto": "KTO", "dpo": "DPO"}.get(way, "SFT")
     once = {} if name == "SFT" else {"precompute_ref_log_probs": True}  # the reference reads each reply once
     args = getattr(trl, f"{name}Config")(
