@@ -9,6 +9,7 @@ mean KL per reply of both is the score; less is better. It is the loss of on-pol
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +46,7 @@ from opdkit.train.student import autocast
 from opdkit.train.targets import Turn, prompt_messages
 
 # Shares and counts, beside the limit of --validate.
-MOST_SHARE = 0.1  # of the turns of a kind are kept out of training for validation, at most
+MOST_SHARE = 0.1  # of the turns, and of those of a kind, are kept out of training for validation, at most
 MOST_CALM = 0.25  # of the turns in sessions without a complaint, at most
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
 COST = 0.08  # share of the training's tokens that validation may read and write, but for the hints
@@ -217,11 +218,12 @@ def _evaluating(student: Any) -> Iterator[Any]:
 def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     """Return the turns whose prompts the student is validated on: at most `most` with a hint, and as many without.
 
-    They come from whole sessions, drawn by a hash of their ids, which train on nothing. Those without a hint are from
-    sessions without a complaint, where there are enough: elsewhere the hints are likely to ask for a change of replies
-    that nobody complained of, too. A kind with too few turns is left out, and the list is empty where that is the kind
-    with hints. It is short enough that CHECKS measurements cost at most COST of the training's tokens, but has at least
-    FEWEST turns of each kind.
+    They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
+    at most MOST_SHARE of all turns, and their hints of all hints: a session that is too large for that is passed over.
+    Turns without a hint are from sessions without a complaint, where there are enough: elsewhere the hints are likely
+    to ask for a change of replies that nobody complained of, too. A kind with too few turns is left out, and the list
+    is empty where that is the kind with hints. It is short enough that CHECKS measurements cost at most COST of the
+    training's tokens, but has at least FEWEST turns of each kind.
     """
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
@@ -229,17 +231,30 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     kept = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
     calm = [turn for turn in kept if conversation_id(turn.session_id) not in blamed]
     limits = [min(most, int(MOST_SHARE * len(members))) for members in (kept, hinted)]
+    sizes, hints = (Counter(conversation_id(turn.session_id) for turn in members) for members in (logged, hinted))
+    bounds = [MOST_SHARE * len(logged)] * 2  # of the turns in all sessions that are taken by then
     if int(MOST_CALM * len(calm)) >= FEWEST:
         kept, limits[0] = calm, min(limits[0], int(MOST_CALM * len(calm)))
+        needed = limits[1] * sum(sizes[name] for name in hints) / max(1, len(hinted))  # by the kind with hints
+        bounds[0] -= min(needed, bounds[0] / 2)
     if hinted and limits[1] < FEWEST:
         return []
-    kinds = [kind for kind in zip((kept, hinted), limits, strict=True) if kind[1] >= FEWEST]
+    kinds = [kind for kind in zip((kept, hinted), limits, bounds, strict=True) if kind[1] >= FEWEST]
     room, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
-    for n, (members, limit) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
-        ordered = sorted(members, key=lambda turn: stable_hash(f"validation:{conversation_id(turn.session_id)}"))
-        cost = sum(sum(map(_cost, some)) / len(some) for some, _ in kinds[n:])
-        some = ordered[: min(limit, max(FEWEST, int(room / cost)))]
-        room, chosen = room - sum(map(_cost, some)), some + chosen
+    for n, (members, limit, bound) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
+        cost = sum(sum(map(_cost, kind[0])) / len(kind[0]) for kind in kinds[n:])
+        count, some = min(limit, max(FEWEST, int(room / cost))), list[Turn]()
+        for turn in sorted(members, key=lambda t: stable_hash(f"validation:{conversation_id(t.session_id)}")):
+            apart = {conversation_id(each.session_id) for each in (*chosen, *some, turn)}
+            has_hints_left = sum(hints[name] for name in apart) <= MOST_SHARE * len(hinted)
+            if has_hints_left and sum(sizes[name] for name in apart) <= bound:
+                some.append(turn)
+            if len(some) == count:
+                break
+        if len(some) >= FEWEST:
+            room, chosen = room - sum(map(_cost, some)), some + chosen
+        elif members is hinted:
+            return []
     return chosen
 
 

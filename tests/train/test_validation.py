@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from forked import ranks
-from scored_runs import ALONE, Toy, toy_sessions, train_and_kill, train_config, write_run
+from scored_runs import ALONE, WORDS, Said, Toy, toy_sessions, train_and_kill, train_config, write_run
 from toy_turns import toy_turn
 from transformers import PreTrainedModel
 
@@ -288,7 +288,7 @@ def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
         for turns in (calm + hinted + mended, calm[:9] + hinted + mended)
     )
     assert {t.turn_id for t in of_two} <= {t.turn_id for t in calm}
-    assert len(of_two) == MOST_SHARE * 80
+    assert len(of_two) == MOST_SHARE * 120 / 2, "the sessions of the hints take the other half"
     assert len(of_any) == int(MOST_SHARE * 49)
     assert not {t.turn_id for t in of_any} <= {t.turn_id for t in calm}
     assert 9 * MOST_CALM < FEWEST < 40 * MOST_CALM
@@ -324,6 +324,36 @@ def test_few_turns_all_train(run) -> None:
     assert len(choose_turns(hinted[:enough], 8, 1)) == FEWEST
     assert choose_turns(hinted[: enough - 1], 8, 1) == []
     assert choose_turns(turns, 0, 1) == []
+
+
+@pytest.mark.parametrize(("sessions", "replies"), [(1, 200), (8, 25), (16, 12), (40, 5), (100, 2), (200, 1)])
+def test_whole_sessions_are_a_tenth_of_the_turns_at_most(sessions: int, replies: int) -> None:
+    """A session that holds more is passed over; where all do, every turn trains."""
+    turns = [
+        toy_turn(f"log:{s}:{2 * n + 1}", reward=1 - 2 * (hinted := (s + n) % 2), teacher=(-1, -3) if hinted else None)
+        for s in range(sessions) for n in range(replies)
+    ]  # fmt: skip
+    chosen = {t.session_id for t in choose_turns(turns, 32, 10)}
+    apart = [t.teacher_logprobs is not None for t in turns if t.session_id in chosen]
+    assert len(apart) <= MOST_SHARE * len(turns)
+    assert sum(apart) <= MOST_SHARE * len(turns) / 2, "of the hints, too"
+    assert bool(apart) == (sessions >= 1 / MOST_SHARE)
+
+
+def test_a_session_with_most_hints_trains() -> None:
+    calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(400)]
+    hinted = [toy_turn(f"log:500:{2 * n + 1}", reward=-1, teacher=(-1.0, -3.0)) for n in range(30)]
+    apart = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(600, 630)]
+    assert choose_turns(calm + hinted, 32, 10) == []
+    assert "log:500" not in {t.session_id for t in choose_turns(calm + hinted + apart, 32, 10)}
+
+
+def test_one_session_alone_trains_without_a_validation(tmp_path, plain_model_dir, capsys) -> None:
+    said = [Said(WORDS[n % 10], -1, f"Say it in {WORDS[n % 7]} letters.") for n in range(40)]
+    run = write_run(tmp_path / "run", plain_model_dir, [Toy("one", said)])
+    train.run(train_config(run, plain_model_dir, **(VALIDATED | {"learning_rate": 1e-4})))
+    assert "no validation" in capsys.readouterr().err
+    assert {i for row in read_all(run, "metrics") for i in row["turn_ids"]} == {t.turn_id for t in load_turns(run)}
 
 
 def test_it_costs_a_share_of_the_training() -> None:
