@@ -17,11 +17,12 @@ from transformers import PreTrainedModel
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
-from opdkit.errors import OpdkitError
+from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.model.load import load_model, load_tokenizer, token_generator
 from opdkit.model.sampling import Request, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
+from opdkit.train import checkpoints
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
 from opdkit.train.best_state import PATIENCE, best, check_better, is_broken, is_over, is_worse
@@ -522,6 +523,26 @@ def test_a_training_that_went_back_resumes_with_the_same_bytes(
     assert not (run / "train/checkpoints").exists()
 
 
+def test_a_training_resumes_whose_best_state_was_replaced_after_the_checkpoint(
+    run, tmp_path, plain_model_dir, monkeypatch, scored_as
+) -> None:
+    """It does the same steps again: it goes back to the best of then."""
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    scored_as({0: 1.0, 1: 0.5, 4: 1.6, 5: 1.7, 6: 0.4, 9: 0.45})
+    options = BACK | {"batch_turns": 20, "checkpoint_every": 3}
+    train.run(train_config(whole, plain_model_dir, **options))
+    save = checkpoints.save
+    with monkeypatch.context() as patch:  # the checkpoint of step 6 is the one that it dies before
+        patch.setattr(checkpoints, "save", lambda folder, model, optimizer, rows, *rest, **named: (
+            len(rows) == 3 and save(folder, model, optimizer, rows, *rest, **named)))  # fmt: skip
+        train_and_kill(train_config(run, plain_model_dir, **options), 6, patch)
+    names = sorted(path.name for path in (run / "train/checkpoints").iterdir())
+    assert names == ["best-00000001.pt", "best-00000006.pt", "step-00000003.pt"]
+    train.run(train_config(run, plain_model_dir, **options))
+    ours, theirs = ((folder / "train/model/model.safetensors").read_bytes() for folder in (run, whole))
+    assert ours == theirs
+
+
 def test_a_killed_training_remembers_its_validations(run, tmp_path, plain_model_dir, monkeypatch, any_state) -> None:
     whole = Path(shutil.copytree(run, tmp_path / "whole"))
     options = VALIDATED | {"checkpoint_every": 1}
@@ -540,6 +561,13 @@ def test_the_error_names_the_step_that_moved_most() -> None:
     with pytest.raises(OpdkitError, match="log:3:1"):
         check_better(rows, metrics)
     check_better([rows[0], _row(4, 0.1, 0.1)], metrics)
+
+
+def test_a_state_that_only_forgets_is_no_better_either() -> None:
+    """Its score can be below that before training, which no step comes before."""
+    forgot = _row(4, 0.5, 1.4) | {"forgotten": 0.2}
+    with pytest.raises(NothingLearnedError, match="log:1:1"):
+        check_better([_row(0, 3.0, 0.0), forgot], [{"step": 1, "step_kl": 0.1, "shift": 0.1, "turn_ids": ["log:1:1"]}])
 
 
 @pytest.mark.slow
