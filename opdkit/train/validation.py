@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_calls
-from opdkit.chat.template import Chat
+from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
@@ -36,14 +36,13 @@ from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
 from opdkit.model.tree_reading import read_trees
 from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
-from opdkit.store.reading import part_count, read_arrow, read_part
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id
 from opdkit.train import checkpoints
 from opdkit.train.best_state import best
 from opdkit.train.objective.losses import divergence
 from opdkit.train.student import autocast
-from opdkit.train.targets import Turn, prompt_messages
+from opdkit.train.targets import Turn, prompt_messages, with_sessions
 
 # Shares and counts, beside the limit of --validate.
 MOST_SHARE = 0.1  # of the turns, and of those of a kind, are kept out of training for validation, at most
@@ -274,33 +273,27 @@ def tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
 def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, accelerator: Accelerator) -> Validation:
     """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
 
-    Prompts that leave no room for a reply are left out.
+    Prompts that leave no room for a reply, or that a template cannot render, are left out.
     """
-    by_session: dict[str, list[Turn]] = {}
-    for turn in turns:
-        by_session.setdefault(turn.session_id, []).append(turn)
     room, prompts = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST), list[ValidationPrompt]()
     base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
     scored = manifest(config.run, "teacher")["plan"]["config"]
     teacher, teacher_chat = load_teacher(config, scored, base, chat)
     context = min(context_length(base), context_length(teacher))
     hint_text = recorded_hint_text(config.run)
-    chosen, hints, parts = {turn.turn_id for turn in turns}, dict[str, str | None](), part_count(config.run, "teacher")
-    for part in range(parts):
-        rows = read_arrow(config.run, "targets", part, ["turn_id", "written", "hint"]).to_pylist()
-        hints |= {row["turn_id"]: row["hint"] for row in rows if row["written"] is None and row["turn_id"] in chosen}
-    known = list(dict.fromkeys(hint for hint in map(hints.get, sorted(hints)) if hint))[:HINTS]
-    for part in range(parts):
-        for session in read_part(config.run, "sessions", part):
-            for turn in by_session.get(session["session_id"], ()):
-                messages, hint = prompt_messages(session, turn), hints[turn.turn_id]
-                plain = chat.prompt_ids(messages, session["tools"])
-                hinted = [with_hint(messages, text, scored["hint_placement"], hint_text)
-                          for text in ([hint] if hint else known)]  # fmt: skip
-                readings = [teacher_chat.prompt_ids(each, session["tools"]) for each in hinted]
-                readings = [ids for ids in ([] if hint else [plain]) + readings if len(ids) + room <= context]
-                if readings and len(plain) + room <= context:
-                    prompts.append(ValidationPrompt(turn.turn_id, plain, readings, hint is not None))
+    known = list(dict.fromkeys(turn.hint for turn in sorted(turns, key=lambda t: t.turn_id) if turn.hint))[:HINTS]
+    for session, turn in with_sessions(config.run, turns):
+        messages, hinted, readings = prompt_messages(session, turn), turn.hint is not None, list[list[int]]()
+        with contextlib.suppress(ChatError):
+            plain = chat.prompt_ids(messages, session["tools"])
+            readings += [] if hinted else [plain]
+            for text in [turn.hint] if turn.hint else known:
+                with contextlib.suppress(ChatError):  # such as a prompt that another turn's hint has no place in
+                    prompt = with_hint(messages, text, scored["hint_placement"], hint_text)
+                    readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
+            readings = [ids for ids in readings if len(ids) + room <= context]
+            if readings and len(plain) + room <= context:
+                prompts.append(ValidationPrompt(turn.turn_id, plain, readings, hinted))
     folder = stage_dir(config.run, "train") / "checkpoints"
     return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base, teacher, folder)
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from forked import ranks
+from runs import Messages
 from scored_runs import ALONE, WORDS, Said, Toy, toy_sessions, train_and_kill, train_config, write_run
 from toy_turns import toy_turn
 from transformers import PreTrainedModel
 
 from opdkit.chat.hint_placement import with_hint
-from opdkit.chat.template import Chat
+from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.model.load import load_model, load_tokenizer, token_generator
@@ -250,7 +251,7 @@ def test_a_prompt_is_lost_where_two_replies_to_it_are(run, plain_model_dir, monk
     assert row["tokens_read"] == sum(opened._answer(after, some, draw)[1] for some, draw in ((prompts, 0), (again, 1)))
 
 
-def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_model_dir, any_state) -> None:
+def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_model_dir, any_state, capsys) -> None:
     pytest.importorskip("peft")
     whole = Path(shutil.copytree(run, tmp_path / "whole"))
     for folder, options in ((whole, {}), (run, {"lora_rank": 8, "learning_rate": 2e-2})):
@@ -260,6 +261,7 @@ def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_
         assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6)
     *_, last = read_all(run, "validations")
     assert last["kept_kl"] > 1e-3
+    assert "from its beginning" not in capsys.readouterr().err, "the model under the adapters still reads trees"
 
 
 # -- its prompts ----------------------------------------------------------------------------------------------------
@@ -316,6 +318,26 @@ def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, plain_mo
     short = open_validation(turns, chat, config, accelerator)
     assert any(not prompt.hinted for prompt in short.prompts)
     assert all(len(reading) <= longest for prompt in short.prompts for reading in prompt.readings)
+
+
+def test_prompts_that_cannot_be_rendered_are_left_out(run, plain_model_dir, monkeypatch) -> None:
+    """A hint of another turn may have no place in a prompt, and a teacher's template may refuse one."""
+    config = train_config(run, plain_model_dir, **VALIDATED)
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {}, None)
+    turns, accelerator = choose_turns(load_turns(run), 8, 1), start_accelerator(config)
+    before = open_validation(turns, chat, config, accelerator).prompts
+    calm, other = next(t for t in turns if t.hint is None), next(t for t in turns if t.hint)
+
+    def place(messages: Messages, *rest: str) -> Messages:
+        if any(f"({turn.session_id})" in str(messages) for turn in (calm, other)):
+            raise ChatError("no message for the hint")
+        return with_hint(messages, *rest)
+
+    monkeypatch.setattr(validating, "with_hint", place)
+    left = {prompt.turn_id: prompt for prompt in open_validation(turns, chat, config, accelerator).prompts}
+    apart = {prompt.turn_id for prompt in before} - left.keys()
+    assert apart == {t.turn_id for t in turns if t.hint and t.session_id in (calm.session_id, other.session_id)}
+    assert left[calm.turn_id].readings == [left[calm.turn_id].prompt_ids]
 
 
 def test_few_turns_all_train(run) -> None:
