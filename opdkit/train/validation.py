@@ -30,13 +30,14 @@ from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
 from opdkit.console import say
 from opdkit.errors import OpdkitError
-from opdkit.model.load import context_length, load_model, load_skeleton, load_tokenizer, resolve_device, token_generator
+from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, token_generator
 from opdkit.model.loops import ends_in_loop
 from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
 from opdkit.model.tree_reading import read_trees
 from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
 from opdkit.store.stable_hash import stable_hash
+from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import conversation_id
 from opdkit.train import checkpoints
 from opdkit.train.best_state import best
@@ -309,12 +310,13 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
         return base, chat
     with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
         (path,) = paths
-        skeleton, tokenizer = load_skeleton(path), load_tokenizer(path)
+        skeleton = load_skeleton(path)
+        teacher_chat = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
         size, most = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
         if size <= ROOM * most and vocabulary >= needed and has_room(base, config.device):
             teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-            return teacher, Chat(tokenizer, chat.template_args) if tokenizer.chat_template else chat
+            return teacher, teacher_chat
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
     return base, chat
 
