@@ -131,7 +131,7 @@ def _answered_call(item: JSON) -> str | None:
 def _read_reply(item: JSON, content: Any) -> JSON:
     """Return an assistant message: reasoning and calls apart from its text, wherever they were logged."""
     calls = read_calls(item["tool_calls"]) if item.get("tool_calls") else []
-    plain = content.__class__ is str or content is None
+    plain = "content" in item and (content.__class__ is str or content is None)
     if plain and len(item) - ("tool_calls" in item) == 2:  # role and content, and mostly there is no more
         return {"role": "assistant", "content": content, "reasoning": None, "name": None, "tool_call_id": None,
                 "tool_calls": calls}  # fmt: skip

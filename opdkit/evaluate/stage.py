@@ -17,7 +17,7 @@ import torch
 from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import JSON, PythonFunction, parse_pairs
+from opdkit.config.fields import JSON, PythonFunction
 from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, is_main_process, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
@@ -41,7 +41,14 @@ from opdkit.judge.criterion import judge_of_run
 from opdkit.model.behavior_policy import student_names
 from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import pin_model
-from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_skeleton, load_tokenizer
+from opdkit.model.load import (
+    check_same_tokenizer,
+    context_length,
+    load_model,
+    load_skeleton,
+    load_template,
+    load_tokenizer,
+)
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.atomic import write_text
 from opdkit.store.counters import Summary
@@ -190,8 +197,7 @@ def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON
         say(f"log-probs of {counted(len(turns), 'judged reply')}; "
             "none were held out of training (`opdkit train --holdout`)")  # fmt: skip
     # Prompts with the template arguments of the teacher stage; the sampled replies may have others.
-    tokenizer = load_tokenizer(models["before"].name_or_path)
-    chat = Chat(tokenizer, parse_pairs(template_args_of(config.run, "teacher"), "--template-arg"))
+    chat = load_template(models["before"].name_or_path, template_args_of(config.run, "teacher"))
     scores = []
     for metric, reward in (("logprob_good", 1), ("logprob_bad", -1)):
         chosen = choose_by_hash((t for t in turns if t.reward == reward), lambda t: t.turn_id, MAX_TURNS)
@@ -236,13 +242,10 @@ def load_models(
 
 def load_chat(config: EvalConfig, names: dict[str, str]) -> tuple[Chat, float]:
     """Return the chat template of both models, and how many tokens both read. Raises ConfigError for two tokenizers."""
-    tokenizers = {label: load_tokenizer(name) for label, name in names.items()}
-    check_same_tokenizer(tokenizers["before"], tokenizers["after"])
     template_args = template_args_of(config.run, "teacher", config.template_arg, binding=False)
-    args = parse_pairs(template_args, "--template-arg")
-    skeletons = {label: load_skeleton(name) for label, name in names.items()}
-    chat = Chat(tokenizers["before"], args, skeletons["before"].generation_config.eos_token_id)
-    return chat, min(map(context_length, skeletons.values()))
+    chat = load_template(names["before"], template_args)
+    check_same_tokenizer(chat.tokenizer, load_tokenizer(names["after"]))
+    return chat, min(context_length(load_skeleton(name)) for name in names.values())
 
 
 def write_log_prompts(config: EvalConfig, names: dict[str, str]) -> Path:

@@ -12,15 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from opdkit.chat.template import Chat, ChatError
-from opdkit.config.fields import parse_pairs
+from opdkit.chat.template import ChatError
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import TOO_LONG, Answer, Question, Usage, confidence_of
-from opdkit.model.load import context_length, load_model, load_skeleton, load_tokenizer, resolve_device, token_generator
+from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
 
@@ -36,13 +35,11 @@ class LocalJudge:
     def __init__(self, config: JudgeConfig, _folder: Path | None = None, *, model: Any = None) -> None:
         assert config.judge_model is not None  # JudgeConfig sees to it
         self.config = config
-        tokenizer = load_tokenizer(config.judge_model)
+        self.chat = load_template(config.judge_model, config.template_arg)
         resolve_device(config.device)  # a wrong one is an error in a dry run, too
         is_counted = config.dry_run and not config.measure
         load = partial(load_model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
         self.model = model or (load_skeleton if is_counted else load)(config.judge_model)
-        template_args = parse_pairs(config.template_arg, "--template-arg")
-        self.chat = Chat(tokenizer, template_args, self.model.generation_config.eos_token_id)
         self.context = context_length(self.model)
         self.count_read = partial(
             count_prompt_tokens, self.model, samples=config.votes, batch_tokens=config.batch_tokens

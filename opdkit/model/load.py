@@ -63,9 +63,24 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_template(name: str, template_args: Sequence[str]) -> Chat:
-    """Load the chat template of a model, with the arguments of `--template-arg`. Raises what `load_tokenizer` does."""
-    return Chat(load_tokenizer(name), parse_pairs(template_args, "--template-arg"))
+def load_template(name: str, template_args: Sequence[str], student: Chat | None = None) -> Chat:
+    """Load the chat template of a model, with the arguments of `--template-arg` and all tokens that end its replies.
+
+    The model of a `student` must have the same tokenizer; where it has no template, the student's is returned. Raises
+    what `load_tokenizer` and `check_same_tokenizer` do.
+    """
+    tokenizer, eos_ids = load_tokenizer(name), None
+    if student is not None:
+        check_same_tokenizer(student.tokenizer, tokenizer)
+        if not tokenizer.chat_template:
+            return student
+    with contextlib.suppress(OSError, ValueError):  # there is a tokenizer alone
+        try:
+            eos_ids = GenerationConfig.from_pretrained(name).eos_token_id
+        except OSError:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            eos_ids = GenerationConfig.from_model_config(config).eos_token_id
+    return Chat(tokenizer, parse_pairs(template_args, "--template-arg"), eos_ids)
 
 
 def load_model(

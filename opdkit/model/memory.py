@@ -158,8 +158,9 @@ class ModelState:
 
 
 def state_of(model: nn.Module) -> ModelState:
-    """Return the state of a model, which lives as long as the model does."""
-    attributes: dict[str, Any] = vars(model)
+    """Return the state of a model, which lives as long as the model does. Adapters over it change nothing of that."""
+    base: Any = model
+    attributes: dict[str, Any] = vars(base.get_base_model() if hasattr(base, "get_base_model") else base)
     state: ModelState = attributes.setdefault("_opdkit_state", ModelState())
     return state
 

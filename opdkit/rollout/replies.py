@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
 from opdkit.model.folder import weights_name
-from opdkit.model.load import context_length, load_model, load_tokenizer, token_generator
+from opdkit.model.load import context_length, load_model, load_template, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample
 from opdkit.model.sampling.sampler import Sampler
@@ -56,10 +56,8 @@ def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[Joi
 
 def load_student(config: RolloutConfig) -> Student:
     """Load the model that answers, from disk or hub."""
-    tokenizer = load_tokenizer(config.model)
+    chat = load_template(config.model, config.template_arg)
     model = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-    args = parse_pairs(config.template_arg, "--template-arg")
-    chat = Chat(tokenizer, args, model.generation_config.eos_token_id)
     name = weights_name(config.model, model_identity(config.model).get("files", {}))
     vocabulary = model.get_input_embeddings().weight.shape[0]
     return Student(model, chat, name, context_length(model), vocabulary, Sampler(config))

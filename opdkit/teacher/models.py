@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from opdkit.chat.template import Chat, ChatError
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_name
 from opdkit.config.wording import DEFAULTS, read_wording, wording_inputs
@@ -17,14 +17,7 @@ from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.model.behavior_policy import student_names
 from opdkit.model.folder import pin_model, weights_digest
-from opdkit.model.load import (
-    check_same_tokenizer,
-    context_length,
-    load_model,
-    load_skeleton,
-    load_tokenizer,
-    resolve_device,
-)
+from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.store.plans import model_identity, recorded_hint_text
 
@@ -100,14 +93,13 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     when student and teacher have different tokenizers, or an option exceeds the limits of a model. With `--dry-run` the
     models have no weights.
     """
-    template_args = parse_pairs(config.template_arg, "--template-arg")
     options: dict[str, Any] = {"device": config.device, "dtype": config.dtype, "load_in_4bit": config.load_in_4bit}
     options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel}
     load: Callable[[str], PreTrainedModel] = load_skeleton if config.dry_run else partial(load_model, **options)
     resolve_device(config.device)  # a wrong one is an error in a dry run, too
     files = model_identity(config.model).get("files", {})
-    tokenizer, model = load_tokenizer(config.model), load(config.model)
-    student = Policy(model, Chat(tokenizer, template_args, model.generation_config.eos_token_id))
+    chat, model = load_template(config.model, config.template_arg), load(config.model)
+    student = Policy(model, chat)
     loaded = {weights_digest(files) or config.model: model}  # by digest of the weights; on the hub by name
     paths = parse_teachers(config.teacher)
     policies: dict[str, Policy] = {}
@@ -115,12 +107,10 @@ def load_scorer(config: TeacherConfig) -> Scorer:
         if path == config.model:
             policies[name] = student
             continue
-        tokenizer = load_tokenizer(path)
-        check_same_tokenizer(student.chat.tokenizer, tokenizer)
+        chat = load_template(path, config.template_arg, student.chat)
         weights = weights_digest(model_identity(path).get("files", {})) or path
         if weights not in loaded:
             loaded[weights] = load(path)
-        chat = Chat(tokenizer, template_args) if tokenizer.chat_template else student.chat
         policies[name] = Policy(loaded[weights], chat)
     models = [student.model, *(policy.model for policy in policies.values())]
     vocabulary = min(model.get_input_embeddings().weight.shape[0] for model in models)

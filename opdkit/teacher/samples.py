@@ -30,10 +30,11 @@ class HintedTurn:
     teacher: Teacher
     chosen: int
     prompt_ids: list[int]  # of the teacher, with the hint
+    counters: Counters  # of this turn
 
 
 def sample_replies(
-    config: TeacherConfig, scorer: Scorer, turns: Sequence[HintedTurn], longest_reply: int, counters: Counters
+    config: TeacherConfig, scorer: Scorer, turns: Sequence[HintedTurn], longest_reply: int
 ) -> list[tuple[Teacher, list[Example]]]:
     """Sample `--teacher-samples` replies to each turn; return them as examples to score, with the teacher, per session.
 
@@ -51,7 +52,7 @@ def sample_replies(
                 continue
             longest = max(len(turn.prompt_ids), len(turn.example.prompt.ids))
             if longest + max_new_tokens > scorer.max_tokens:
-                counters.count("not written", label="no room for a reply")
+                turn.counters.count("not written", label="no room for a reply")
                 continue
             key = (config.seed, "written", turn.example.verdict["turn_id"])
             requests[i] = Request(turn.prompt_ids, [token_generator(*key, g) for g in range(config.samples)])
@@ -61,22 +62,20 @@ def sample_replies(
     sessions = []
     for _, group in groupby(sorted(samples), key=lambda i: session_of(turns[i].example.verdict["turn_id"])):
         members = list(group)
-        examples = [e for i in members for e in _make_examples(scorer, turns[i], samples[i], counters)]
+        examples = [e for i in members for e in _make_examples(scorer, turns[i], samples[i])]
         sessions.append((turns[members[0]].teacher, examples))
     return sessions
 
 
-def _make_examples(
-    scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample], counters: Counters
-) -> Iterator[Example]:
+def _make_examples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample]) -> Iterator[Example]:
     for number, reply in enumerate(samples):
         if reply.finish_reason == "memory":
-            counters.count("not written", label=TOO_LARGE)
+            turn.counters.count("not written", label=TOO_LARGE)
             continue
         if not all(map(math.isfinite, reply.logprobs)) or max(reply.ids) >= scorer.vocabulary:
-            counters.count("not written", label="not readable")
+            turn.counters.count("not written", label="not readable")
             continue
-        counters.count("written by the teacher")
+        turn.counters.count("written by the teacher")
         hinted = (PromptResponse(turn.prompt_ids, reply.ids),)
         yield replace(
             turn.example,

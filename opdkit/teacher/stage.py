@@ -56,10 +56,10 @@ _UNROUTED, _DECIDED, CHECKED = "sessions without a teacher", "decided by people"
 
 @dataclass
 class TurnResult:
-    """Rows of one turn, that of the logged reply before those of sampled replies, and the reasons of drops."""
+    """Rows of one turn, that of the logged reply before those of sampled replies, and what is counted of them."""
 
     rows: list[Row] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
 
 
 Results = dict[str, TurnResult]  # turn_id -> its result, in the order of the turns
@@ -153,18 +153,18 @@ def score_part(
     longest = 0  # logged reply with a hint, of the whole part: a turn that is scored again is no measure
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {verdict["turn_id"]: TurnResult() for _, judged in scored_together for _, verdict in judged}
-        examples = _make_examples(config, scorer, scored_together, scored, counters)
+        examples = _make_examples(config, scorer, scored_together, scored)
         hinted = score_replies(config, scorer, examples, scored, counters)
         if config.samples and not config.dry_run:
             order = {turn_id: n for n, turn_id in enumerate(scored)}
             hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
             longest = max([longest, *(len(turn.example.reply.ids) for turn in hinted)])
-            sampled = sample_replies(config, scorer, hinted, longest, counters)
+            sampled = sample_replies(config, scorer, hinted, longest)
             score_replies(config, scorer, sampled, scored, counters)
         results |= scored
     for result in results.values():
-        counters.rows_in += len(result.rows) + len(result.dropped)
-        counters.dropped.update(result.dropped)
+        counters.merge(result.counters)
+        counters.rows_in += len(result.rows) + result.counters.dropped.total()
         counters.count("with a hint", sum(row["hint"] is not None for row in result.rows))
     return results
 
@@ -233,7 +233,7 @@ def measure_rates(config: TeacherConfig, drawn: list[JudgedSession]) -> tuple[fl
     """
     scorer = load_scorer(config)
     measure_scoring(config, scorer, drawn[:1])  # the first time is slower
-    read, seconds, _ = measure_scoring(replace(config, teacher_samples=0), scorer, drawn)
+    read, seconds, _ = measure_scoring(replace(config, teacher_samples=0, sample_url=()), scorer, drawn)
     more_read, longer, written = measure_scoring(config, scorer, drawn) if config.samples else (read, seconds, 0)
     begin = time.monotonic()
     if config.check_hints:
@@ -252,7 +252,7 @@ def measure_scoring(config: TeacherConfig, scorer: Scorer, sessions: list[Judged
 
 
 def _make_examples(
-    config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], results: Results, counters: Counters
+    config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], results: Results
 ) -> Iterator[tuple[Teacher, list[Example]]]:
     """Yield each session, the longest first, as its teacher and its turns; drop turns that cannot be scored.
 
@@ -265,11 +265,12 @@ def _make_examples(
     for branches in progress(order, "scoring", len(order), "sessions"):
         teacher, examples = None, list[Example]()
         for session, turn, verdict in ((session, *pair) for session, judged in branches for pair in judged):
+            counters = results[verdict["turn_id"]].counters
             try:
                 teacher = scorer.teacher_of(session)
                 examples.append(make_example(config, scorer, teacher, session, turn, verdict, counters))
             except ChatError as error:
-                results[verdict["turn_id"]].dropped.append(error.reason)
+                counters.drop(error.reason)
         if teacher is not None:
             yield teacher, examples
 
@@ -333,19 +334,19 @@ def score_replies(
                     scores = score_batch(batch_tokens=1, whole=False)
                 failed = alone.failed
                 if failed:
-                    results[batch[0].verdict["turn_id"]].dropped.append(TOO_LARGE)
+                    results[batch[0].verdict["turn_id"]].counters.drop(TOO_LARGE)
             if failed:
                 continue
             for example, score in zip(batch, scores, strict=True):
                 tokens["tokens scored"] += len(score.old) * len(example.readings.every())
                 result = results[example.verdict["turn_id"]]
                 if not all(isfinite(x).all() for x in score.stored_logprobs()):
-                    result.dropped.append("log-probs are not finite")
+                    result.counters.drop("log-probs are not finite")
                     continue
                 result.rows.append(_make_row(example, score))
                 if score.chosen is not None:
                     hinted_ids = example.readings.hinted[score.chosen][0].prompt_ids
-                    turns.append(HintedTurn(example, teacher, score.chosen, hinted_ids))
+                    turns.append(HintedTurn(example, teacher, score.chosen, hinted_ids, result.counters))
             for name, number in tokens.items():
                 counters.count(name, number)
     return turns

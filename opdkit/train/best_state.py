@@ -76,7 +76,7 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     """
     if best(rows)["step"] > 0:
         return
-    worst = max(rows, key=lambda row: row["score"])
+    worst = max(rows[1:], key=lambda row: row["score"])
     steps = [row for row in metrics if row["step"] <= worst["step"]]
     broke = max(steps, key=lambda row: (row["step_kl"] or 0.0, row["shift"]))
     turns = ", ".join(broke["turn_ids"][:_NAMED]) + (", ..." if len(broke["turn_ids"]) > _NAMED else "")

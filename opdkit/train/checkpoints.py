@@ -3,7 +3,8 @@
 A checkpoint holds the trained weights, the optimizer's state and the metrics of the steps so far; their number is the
 position. Nothing else is needed: the order of the turns, the learning rate and the random streams are functions of the
 plan and the step, and the old policy is in the targets. Only the newest file is kept, since it is larger than the
-model. A sharded student is written whole, so that any number of processes can resume from it.
+model. Beside it are the weights of the best state, of now and of then. A sharded student is written whole, so that any
+number of processes can resume from it.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ def save(
 
     `more` is kept with it.
     """
-    weights = {name: gather_on_cpu(parameter, keep=main) for name, parameter in trained_parameters(model).items()}
+    weights = _gather_weights(model, keep=main)
     state = optimizer.state_dict()
     moments = {
         i: {name: gather_on_cpu(value, keep=main) for name, value in values.items()}
@@ -49,17 +50,18 @@ def save(
 
 
 def save_best(folder: Path, model: nn.Module, step: int, *, main: bool) -> None:
-    """Write the trained weights after a step, the best so far, then remove older ones. `main` writes."""
+    """Write the trained weights after a step, the best so far, then remove older ones. `main` writes.
+
+    The best of the newest checkpoint stays: a training that resumes from there may have to load it.
+    """
     if main:
-        _replace(folder, "best", step, {name: p.detach() for name, p in trained_parameters(model).items()})
+        _replace(folder, "best", step, _gather_weights(model, keep=True))
 
 
 def restore_best(folder: Path, model: nn.Module, step: int) -> None:
     """Load the weights that `save_best` wrote after a step."""
-    weights = torch.load(folder / f"best-{step:08d}.pt", map_location="cpu", weights_only=True, mmap=True)
-    with torch.no_grad():
-        for name, parameter in trained_parameters(model).items():
-            parameter.copy_(weights[name])
+    path = folder / f"best-{step:08d}.pt"
+    _load_weights(model, torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 
 
 def read_newest(folder: Path) -> JSON | None:
@@ -84,15 +86,25 @@ def read_newest(folder: Path) -> JSON | None:
 
 def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load a checkpoint into model and optimizer. All processes of a sharded student must load the same one."""
-    with torch.no_grad():
-        for name, parameter in trained_parameters(model).items():
-            parameter.copy_(copy_like(state["weights"][name], parameter))
+    _load_weights(model, state["weights"])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments = {
         i: {name: copy_like(value, parameters[i]) if value.ndim else value.clone() for name, value in values.items()}
         for i, values in state["optimizer"]["state"].items()
     }
     optimizer.load_state_dict(state["optimizer"] | {"state": moments})
+
+
+def _gather_weights(model: nn.Module, *, keep: bool) -> JSON:
+    """Return the trained weights by name, as `gather_on_cpu` does."""
+    return {name: gather_on_cpu(parameter, keep=keep) for name, parameter in trained_parameters(model).items()}
+
+
+@torch.no_grad()
+def _load_weights(model: nn.Module, weights: JSON) -> None:
+    """Copy weights, by name, into the parameters that are trained."""
+    for name, parameter in trained_parameters(model).items():
+        parameter.copy_(copy_like(weights[name], parameter))
 
 
 def clear(folder: Path) -> None:
@@ -111,13 +123,17 @@ def _replace(folder: Path, kind: str, step: int, content: JSON) -> None:
         with temporary.open("wb") as handle:
             torch.save(content, handle)
         move_into_place(temporary, final)  # on the disk before the older file is removed
-    _remove(folder, kind, keep=final)
+    if kind == "step":
+        _remove(folder, "step", final)
+    newest = max((path.name.removeprefix("step") for path in folder.glob("step-*.pt")), default="")
+    before = [path for path in folder.glob("best-*.pt") if path.name.removeprefix("best") <= newest]
+    _remove(folder, "best", final, max(before, default=final))
 
 
-def _remove(folder: Path, kind: str, keep: Path | None = None) -> None:
+def _remove(folder: Path, kind: str, *keep: Path) -> None:
     """Remove the files of a kind except `keep`, including partial ones."""
     for path in [*folder.glob(f"{kind}-*.pt"), *folder.glob(f".{kind}-*")]:
-        if path != keep:
+        if path not in keep:
             path.unlink(missing_ok=True)
 
 
@@ -138,12 +154,10 @@ def save_student(
     model: Any = student
     if config.sharding == "fsdp":
         # Through the CPU: a student is sharded where it is too large for one device.
-        weights = {name: gather_on_cpu(parameter, keep=main) for name, parameter in trained_parameters(student).items()}
+        weights = _gather_weights(student, keep=main)
         if main:
             model = load_student(config, on_cpu=True)
-            with torch.no_grad():
-                for name, parameter in trained_parameters(model).items():
-                    parameter.copy_(weights[name])
+            _load_weights(model, weights)
     elif continues and main and not config.load_in_4bit:
         model = copy.deepcopy(student)
     if not main:

@@ -17,7 +17,8 @@ from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
-from opdkit.train.training_set import TrainingSet
+from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
+from opdkit.train.validation import FEWEST
 
 NEAR_ZERO = 0.01  # nats: a smaller advantage counts as none
 MANY = 0.1  # share of degenerate replies that is worth a warning
@@ -34,6 +35,8 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
         remedy = ("It learns from hints: the summaries of judge and teacher count hints and dropped turns. Try a "
                   "stronger --judge, or --objective binary to learn from rewards.")  # fmt: skip
     dropped = ", ".join(f"{reason} {n}" for reason, n in data.dropped.items()) or "none"
+    if data.dropped[FOR_VALIDATION]:
+        remedy = f"--validate 0 trains on what is {FOR_VALIDATION}, too. {remedy}"
     if not data.turns:
         raise NothingLearnedError(
             f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}"
@@ -44,6 +47,9 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
         raise NothingLearnedError(f"{what}: there is nothing to learn. {remedy}")
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
+    if config.validate and not data.validation:
+        say("no validation: it takes whole sessions, with a fifth of all turns at most, and they hold fewer than "
+            f"{FEWEST} turns with a hint (without any hints: turns that nobody complained of)")  # fmt: skip
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
     if (judge := judge_of(config.run)) in WARNINGS:
         warn(f"judged by --judge {judge}, which is no model: the trained model can be worse than the one before")

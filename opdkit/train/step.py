@@ -92,7 +92,7 @@ def optimizer_step(
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank")
     metrics |= {"learning_rate": rate}
     if metrics["grad_norm"] and training.trust.is_measured(position.step):
-        bounded = bound_step(training, batch, sequences, logprobs, position)
+        bounded = bound_step(training, batch, sequences, logprobs, position, tokens_read)
         tokens_read += int(bounded.pop("tokens_read"))
         metrics |= bounded
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
@@ -190,12 +190,14 @@ def bound_step(
     sequences: Sequence[PromptResponse],
     logprobs: Mapping[int, Tensor],
     position: Position,
+    tokens_read: int,
 ) -> dict[str, float]:
     """Keep the step that was just done within the trust region. Return `step_kl`, `learning_rate` and `tokens_read`.
 
-    `logprobs` [R, 1 + K] are those of the turns that this process read, before the step.
+    `logprobs` [R, 1 + K] are those of the turns that this process read, before the step. All processes together read
+    `tokens_read` for it.
     """
-    probe = choose_probe(batch)
+    probe = choose_probe(batch, tokens_read, training.config.micro_batch_tokens)
     own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
     before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
     turns, read, known = [batch[i] for i in probe], [sequences[i] for i in probe], [before[i] for i in probe]
@@ -211,19 +213,27 @@ def measure_movement(
 
     It is the sum over a reply's positions: most tokens of a long reply follow from the ones before and never move.
 
-    `before` [R, 1 + K] are each turn's log-probs before the step: of the sampled token, then of the support. Without
-    supports, the two bins are the sampled token and the rest. All processes read the same turns.
+    `before` [R, 1 + K] are each turn's log-probs before the step: of the sampled token, then of the support. For a turn
+    without a support, the two bins are the sampled token and the rest. All processes read the same turns, at most
+    --micro-batch-tokens at once.
     """
-    model, tokens = training.model, tokens_of(turns)
+    model, config, now = training.model, training.config, dict[int, Tensor]()
     device = next(model.parameters()).device
-    ids_N1 = torch.tensor([[i] for turn in turns for i in turn.response_ids.tolist()])
-    ids = torch.cat([ids_N1, tokens.support_ids_NK], -1).to(device)
-    with torch.no_grad(), autocast(training.config):
-        now_NK, _ = training.accelerator.unwrap_model(model)([[sequence] for sequence in sequences], ids)
+    for attempt in budget_of(model, "training").batches(list(map(len, sequences)), config.micro_batch_tokens):
+        members = sorted(attempt.items)
+        ids_N1 = torch.tensor([[token] for i in members for token in sequences[i].response_ids])
+        ids = torch.cat([ids_N1, tokens_of([turns[i] for i in members]).support_ids_NK], -1).to(device)
+        with attempt, torch.no_grad(), autocast(config):
+            read_NK, _ = training.accelerator.unwrap_model(model)([[sequences[i]] for i in members], ids)
+            now |= zip(members, read_NK.cpu().split([len(turns[i].response_ids) for i in members]), strict=True)
+        if attempt.too_large or (attempt.failed and config.sharding != "none"):  # sharded, all run the same forwards
+            what = f"turn {turns[members[0]].turn_id}, read again after a step,"
+            raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --step-limit 0")
     release_weights(model)
-    width = min(x_RK.shape[1] for x_RK in [now_NK, *before])
-    bins = slice(1, width) if width > 1 else slice(0, 1)
-    # In float64: the terms of a small KL nearly cancel, and a rate that is found carries the rounding of its root.
-    now, then = (x_NK.cpu().double() for x_NK in (now_NK[:, bins], torch.cat([x_RK[:, bins] for x_RK in before])))
-    kl = divergence(now, then, 0.0).sum() / len(turns)
-    return float(training.accelerator.reduce(kl.to(device, torch.float32), "mean"))
+    kl = torch.zeros((), dtype=torch.float64)
+    for is_supported, bins in ((True, slice(1, None)), (False, slice(0, 1))):
+        if own := [i for i, turn in enumerate(turns) if (turn.support is not None) == is_supported]:
+            # In float64: the terms of a small KL nearly cancel, and a rate that is found has the rounding of its root.
+            now_NK, then_NK = (torch.cat([x[i][:, bins] for i in own]).double() for x in (now, before))
+            kl += divergence(now_NK, then_NK, 0.0).sum()
+    return float(training.accelerator.reduce((kl / len(turns)).to(device, torch.float32), "mean"))

@@ -29,7 +29,7 @@ from opdkit.store.turn_ids import conversation_id, session_of
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
 
 COLUMNS = ("turn_id", "written", "prompt_tokens", "cut_messages", "response_ids", "response_mask", "old_logprobs",
-           "teacher_logprobs", "behavior_logprobs", "reward")  # fmt: skip
+           "teacher_logprobs", "behavior_logprobs", "reward", "hint")  # fmt: skip
 SUPPORT_COLUMNS = ("support_ids", "support_old", "support_teacher")
 
 
@@ -59,6 +59,7 @@ class Turn:
     reward: int | None
     advantage: float | None  # the shaped reward; before `shape_rewards` the reward itself
     support: Support | None = None  # None: not stored, or not loaded
+    hint: str | None = None
     length_penalty: float | None = None  # the part of the advantage that is for its length; None: no reward, or off
 
     def __len__(self) -> int:
@@ -122,7 +123,7 @@ def _turn(row: JSON, support: Support | None) -> Turn:
     names = ("old_logprobs", "teacher_logprobs", "behavior_logprobs")
     logprobs: JSON = {name: None if row[name] is None else np.asarray(row[name], np.float32) for name in names}
     return Turn(
-        **{name: row[name] for name in ("turn_id", "written", "prompt_tokens", "cut_messages", "reward")},
+        **{name: row[name] for name in ("turn_id", "written", "prompt_tokens", "cut_messages", "reward", "hint")},
         **logprobs,
         reference_logprobs=logprobs["old_logprobs"],
         response_ids=np.asarray(row["response_ids"], np.int32),
@@ -179,18 +180,22 @@ def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
     Raises OpdkitError when a prompt is not as long as in the teacher stage: the tokens trained on would not be those
     that were scored.
     """
-    turns_of: dict[str, list[Turn]] = {}
-    for turn in turns:
-        turns_of.setdefault(turn.session_id, []).append(turn)
-    prompts: dict[str, NDArray[np.int32]] = {}
-    for part in range(part_count(run, "teacher")):
-        for session in read_part(run, "sessions", part):
-            for turn in turns_of.get(session["session_id"], ()):
-                prompts[turn.turn_id] = _prompt_ids(session, turn, chat)
+    prompts = {turn.turn_id: _prompt_ids(session, turn, chat) for session, turn in with_sessions(run, turns)}
     missing = next((turn.turn_id for turn in turns if turn.turn_id not in prompts), None)
     if missing is not None:
         raise OpdkitError(f"turn {missing} has no session in {run}/extract: run the stages again from extract")
     return prompts
+
+
+def with_sessions(run: Path, turns: Sequence[Turn]) -> Iterator[tuple[JSON, Turn]]:
+    """Yield each turn with its session, in the order of the sessions. One without a session in the run is left out."""
+    turns_of: dict[str, list[Turn]] = {}
+    for turn in turns:
+        turns_of.setdefault(turn.session_id, []).append(turn)
+    for part in range(part_count(run, "teacher")):
+        for session in read_part(run, "sessions", part):
+            for turn in turns_of.get(session["session_id"], ()):
+                yield session, turn
 
 
 def prompt_messages(session: JSON, turn: Turn) -> list[JSON]:

@@ -9,6 +9,7 @@ mean KL per reply of both is the score; less is better. It is the loss of on-pol
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,29 +24,30 @@ from transformers import PreTrainedModel
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_calls
-from opdkit.chat.template import Chat
+from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
 from opdkit.console import say
 from opdkit.errors import OpdkitError
-from opdkit.model.load import context_length, load_model, load_skeleton, load_tokenizer, resolve_device, token_generator
+from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, token_generator
 from opdkit.model.loops import ends_in_loop
 from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
 from opdkit.model.tree_reading import read_trees
 from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
-from opdkit.store.reading import part_count, read_arrow, read_part
 from opdkit.store.stable_hash import stable_hash
+from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import conversation_id
 from opdkit.train import checkpoints
 from opdkit.train.best_state import best
 from opdkit.train.objective.losses import divergence
 from opdkit.train.student import autocast
-from opdkit.train.targets import Turn, prompt_messages
+from opdkit.train.targets import Turn, prompt_messages, with_sessions
 
 # Shares and counts, beside the limit of --validate.
-MOST_SHARE = 0.1  # of the turns of a kind are kept out of training for validation, at most
+MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at most
+MOST_APART = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most
 MOST_CALM = 0.25  # of the turns in sessions without a complaint, at most
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
 COST = 0.08  # share of the training's tokens that validation may read and write, but for the hints
@@ -219,11 +221,12 @@ def _evaluating(student: Any) -> Iterator[Any]:
 def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     """Return the turns whose prompts the student is validated on: at most `most` with a hint, and as many without.
 
-    They come from whole sessions, drawn by a hash of their ids, which train on nothing. Those without a hint are from
-    sessions without a complaint, where there are enough: elsewhere the hints are likely to ask for a change of replies
-    that nobody complained of, too. A kind with too few turns is left out, and the list is empty where that is the kind
-    with hints. It is short enough that CHECKS measurements cost at most COST of the training's tokens, but has at least
-    FEWEST turns of each kind.
+    They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
+    at most MOST_APART of all turns, and their hints of all hints: a session that is too large for that is passed over.
+    Turns without a hint are from sessions without a complaint, where there are enough: elsewhere the hints are likely
+    to ask for a change of replies that nobody complained of, too. A kind with too few turns is left out, and the list
+    is empty where that is the kind with hints. It is short enough that CHECKS measurements cost at most COST of the
+    training's tokens, but has at least FEWEST turns of each kind.
     """
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
@@ -231,17 +234,30 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     kept = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
     calm = [turn for turn in kept if conversation_id(turn.session_id) not in blamed]
     limits = [min(most, int(MOST_SHARE * len(members))) for members in (kept, hinted)]
+    sizes, hints = (Counter(conversation_id(turn.session_id) for turn in members) for members in (logged, hinted))
+    bounds = [MOST_APART * len(logged)] * 2  # of the turns in all sessions that are taken by then
     if int(MOST_CALM * len(calm)) >= FEWEST:
         kept, limits[0] = calm, min(limits[0], int(MOST_CALM * len(calm)))
+        needed = limits[1] * sum(sizes[name] for name in hints) / max(1, len(hinted))  # by the kind with hints
+        bounds[0] -= min(needed, bounds[0] / 2)
     if hinted and limits[1] < FEWEST:
         return []
-    kinds = [kind for kind in zip((kept, hinted), limits, strict=True) if kind[1] >= FEWEST]
+    kinds = [kind for kind in zip((kept, hinted), limits, bounds, strict=True) if kind[1] >= FEWEST]
     room, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
-    for n, (members, limit) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
-        ordered = sorted(members, key=lambda turn: stable_hash(f"validation:{conversation_id(turn.session_id)}"))
-        cost = sum(sum(map(_cost, some)) / len(some) for some, _ in kinds[n:])
-        some = ordered[: min(limit, max(FEWEST, int(room / cost)))]
-        room, chosen = room - sum(map(_cost, some)), some + chosen
+    for n, (members, limit, bound) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
+        cost = sum(sum(map(_cost, kind[0])) / len(kind[0]) for kind in kinds[n:])
+        count, some = min(limit, max(FEWEST, int(room / cost))), list[Turn]()
+        for turn in sorted(members, key=lambda t: stable_hash(f"validation:{conversation_id(t.session_id)}")):
+            apart = {conversation_id(each.session_id) for each in (*chosen, *some, turn)}
+            has_hints_left = sum(hints[name] for name in apart) <= MOST_APART * len(hinted)
+            if has_hints_left and sum(sizes[name] for name in apart) <= bound:
+                some.append(turn)
+            if len(some) == count:
+                break
+        if len(some) >= FEWEST:
+            room, chosen = room - sum(map(_cost, some)), some + chosen
+        elif members is hinted:
+            return []
     return chosen
 
 
@@ -261,33 +277,27 @@ def tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
 def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, accelerator: Accelerator) -> Validation:
     """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
 
-    Prompts that leave no room for a reply are left out.
+    Prompts that leave no room for a reply, or that a template cannot render, are left out.
     """
-    by_session: dict[str, list[Turn]] = {}
-    for turn in turns:
-        by_session.setdefault(turn.session_id, []).append(turn)
     room, prompts = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST), list[ValidationPrompt]()
     base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
     scored = manifest(config.run, "teacher")["plan"]["config"]
     teacher, teacher_chat = load_teacher(config, scored, base, chat)
     context = min(context_length(base), context_length(teacher))
     hint_text = recorded_hint_text(config.run)
-    chosen, hints, parts = {turn.turn_id for turn in turns}, dict[str, str | None](), part_count(config.run, "teacher")
-    for part in range(parts):
-        rows = read_arrow(config.run, "targets", part, ["turn_id", "written", "hint"]).to_pylist()
-        hints |= {row["turn_id"]: row["hint"] for row in rows if row["written"] is None and row["turn_id"] in chosen}
-    known = list(dict.fromkeys(hint for hint in map(hints.get, sorted(hints)) if hint))[:HINTS]
-    for part in range(parts):
-        for session in read_part(config.run, "sessions", part):
-            for turn in by_session.get(session["session_id"], ()):
-                messages, hint = prompt_messages(session, turn), hints[turn.turn_id]
-                plain = chat.prompt_ids(messages, session["tools"])
-                hinted = [with_hint(messages, text, scored["hint_placement"], hint_text)
-                          for text in ([hint] if hint else known)]  # fmt: skip
-                readings = [teacher_chat.prompt_ids(each, session["tools"]) for each in hinted]
-                readings = [ids for ids in ([] if hint else [plain]) + readings if len(ids) + room <= context]
-                if readings and len(plain) + room <= context:
-                    prompts.append(ValidationPrompt(turn.turn_id, plain, readings, hint is not None))
+    known = list(dict.fromkeys(turn.hint for turn in sorted(turns, key=lambda t: t.turn_id) if turn.hint))[:HINTS]
+    for session, turn in with_sessions(config.run, turns):
+        messages, hinted, readings = prompt_messages(session, turn), turn.hint is not None, list[list[int]]()
+        with contextlib.suppress(ChatError):
+            plain = chat.prompt_ids(messages, session["tools"])
+            readings += [] if hinted else [plain]
+            for text in [turn.hint] if turn.hint else known:
+                with contextlib.suppress(ChatError):  # such as a prompt that another turn's hint has no place in
+                    prompt = with_hint(messages, text, scored["hint_placement"], hint_text)
+                    readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
+            readings = [ids for ids in readings if len(ids) + room <= context]
+            if readings and len(plain) + room <= context:
+                prompts.append(ValidationPrompt(turn.turn_id, plain, readings, hinted))
     folder = stage_dir(config.run, "train") / "checkpoints"
     return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base, teacher, folder)
 
@@ -303,12 +313,13 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
         return base, chat
     with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
         (path,) = paths
-        skeleton, tokenizer = load_skeleton(path), load_tokenizer(path)
+        skeleton = load_skeleton(path)
+        teacher_chat = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
         size, most = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
         if size <= ROOM * most and vocabulary >= needed and has_room(base, config.device):
             teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-            return teacher, Chat(tokenizer, chat.template_args) if tokenizer.chat_template else chat
+            return teacher, teacher_chat
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
     return base, chat
 

@@ -3,12 +3,14 @@
 import json
 import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
+from transformers import AutoConfig, GenerationConfig
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import (
@@ -16,6 +18,7 @@ from opdkit.model.load import (
     context_length,
     load_model,
     load_skeleton,
+    load_template,
     load_tokenizer,
     resolve_device,
     resolve_dtype,
@@ -149,6 +152,18 @@ def test_a_token_that_only_one_has_is_refused():
     a = build_tokenizer("x", CHATML_TOKENS, CHATML_WORDS)
     with pytest.raises(ConfigError, match="<more>"):
         check_same_tokenizer(a, build_tokenizer("x", CHATML_TOKENS, (*CHATML_WORDS, "<more>")))
+
+
+def test_a_reply_ends_with_each_token_of_the_generation_configuration(tmp_path, tiny_model_dir, tiny_tokenizer):
+    """Without one with those of the configuration; a tokenizer alone has its own."""
+    folder, own = Path(shutil.copytree(tiny_model_dir, tmp_path / "model")), tiny_tokenizer.eos_token_id
+    GenerationConfig(eos_token_id=[own, 7]).save_pretrained(folder)
+    assert load_template(str(folder), ()).stop_ids == {own, 7}
+    (folder / "generation_config.json").unlink()
+    AutoConfig.from_pretrained(folder, eos_token_id=[own, 8]).save_pretrained(folder)
+    assert load_template(str(folder), ()).stop_ids == {own, 8}
+    (folder / "config.json").unlink()
+    assert load_template(str(folder), ()).stop_ids == {own}
 
 
 def test_draws_depend_on_seed_and_parts_alone():

@@ -1,7 +1,9 @@
 """`opdkit teacher --dry-run`: the counts of the real run, without weights, and nothing written."""
 
 import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import save_tiny_model
@@ -10,8 +12,10 @@ from model_families import FAMILIES, PLAIN, STATES, build
 from runs import snapshot
 from typer.testing import CliRunner
 
+from opdkit.chat.template import Chat
 from opdkit.cli import app
 from opdkit.errors import AnotherPlanError, ConfigError, OpdkitError
+from opdkit.model.sampling import sample, served
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
@@ -111,6 +115,16 @@ def test_a_few_hinted_turns_are_tried_for_the_time_and_the_length_of_replies(run
     money = int(shown["tokens to write at most"]) / 1000
     assert float(shown["money at most"].split()[0]) == pytest.approx(money, abs=0.005)
     assert "--measure" in shown["time"]
+
+
+def test_they_are_tried_on_the_server_that_samples(run, config, monkeypatch, capsys) -> None:
+    def find_here(_: object, model: object, chat: Chat, __: object, ___: int, batch_tokens: int) -> SimpleNamespace:
+        return SimpleNamespace(sample=partial(sample, model, stop_ids=chat.stop_ids, batch_tokens=batch_tokens))
+
+    monkeypatch.setattr(served, "find_served", find_here)
+    options = {"teacher_samples": 1, "max_new_tokens": 7, "sample_url": ("http://localhost:1/v1",)}
+    teacher.run(config(run, dry_run=True, measure=2, **options))
+    assert facts(capsys.readouterr().out)["time"].endswith("as measured")
 
 
 @pytest.mark.parametrize(

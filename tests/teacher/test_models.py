@@ -17,10 +17,12 @@ from judged_runs import (
     verdict,
     write_run,
 )
+from transformers import GenerationConfig
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import load_model
 from opdkit.teacher import stage as teacher
+from opdkit.teacher.models import load_scorer
 
 # -- teachers -------------------------------------------------------------------------------------------------------
 
@@ -39,6 +41,13 @@ def test_without_the_hint_the_same_weights_say_the_same(run, config, tiny_model_
         assert row["unhinted_logprobs"] == pytest.approx(plain(model, prompt, row["response_ids"]), abs=1e-5)
         assert row["unhinted_logprobs"] != row["old_logprobs"]
         assert (row["teacher_logprobs"] is None) == (row["hint"] is None)
+
+
+def test_replies_of_another_teacher_end_with_each_of_its_stop_tokens(run, config, tiny_tokenizer, tmp_path):
+    other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
+    GenerationConfig(eos_token_id=[tiny_tokenizer.eos_token_id, 7]).save_pretrained(other)
+    (policy,) = load_scorer(config(run, teacher=(str(other),))).teachers[""].policies
+    assert 7 in policy.chat.stop_ids
 
 
 def test_averaged_teachers(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):

@@ -251,8 +251,10 @@ def test_what_the_teacher_writes_goes_with_the_hint(run, tiny_model_dir):
     def score():
         config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", teacher_samples=1, max_new_tokens=5,
                                shard="0/1")  # fmt: skip
-        teacher.run(config)
-        return list(read_all(run, "targets"))
+        counters, scored = teacher.run(config).counters, list(read_all(run, "targets"))
+        assert counters.total("written by the teacher") == sum(row["written"] is not None for row in scored)
+        assert counters.rows_in == counters.rows_out + counters.dropped.total()
+        return scored
 
     shutil.rmtree(run / "teacher")
     before = score()

@@ -15,14 +15,16 @@ from toy_turns import set_of, toy_turn
 from opdkit.config.judge import WARNINGS
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.train import epochs_over
-from opdkit.errors import OpdkitError
+from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import judge_of
 from opdkit.store.reading import read_all
 from opdkit.store.tables import VERDICTS
 from opdkit.train import stage as train
-from opdkit.train.data_summary import degenerate_replies, ends_in_loop, largest_shares, thin_signal
+from opdkit.train.data_summary import check_signal, degenerate_replies, ends_in_loop, largest_shares, thin_signal
+from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import is_held_out, load_turns
+from opdkit.train.training_set import FOR_VALIDATION
 
 # -- is it enough ---------------------------------------------------------------------------------------------------
 
@@ -43,6 +45,12 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     assert "40 teacher advantages" in warning
     cancelled = [replace(toy_turn(f"{n}", reward=r), advantage=0.0) for n, r in enumerate((1, -1))]
     assert "all 4 reward advantages" in thin_signal(set_of(*cancelled), {"reward"}, 1)[0]
+
+
+def test_the_error_names_validation_where_that_took_the_turns(run, plain_model_dir) -> None:
+    data = replace(set_of(toy_turn("a", reward=1)), turns=[], dropped=Counter({FOR_VALIDATION: 5}))
+    with pytest.raises(NothingLearnedError, match="--validate 0"):
+        check_signal(data, [], train_config(run, plain_model_dir, objective="binary"), [Objective({"reward": 1.0})])
 
 
 def test_the_epochs_are_found_and_counted(run, plain_model_dir, capsys) -> None:

@@ -2,7 +2,10 @@
 
 import math
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +13,17 @@ import torch
 from safetensors.torch import load_file
 from scored_runs import ALONE, read_supports, train_and_kill, train_config
 from torch import nn
+from toy_turns import toy_turn
 
+from opdkit.model.scoring import PromptResponse
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
+from opdkit.train import step as optimizer_steps
+from opdkit.train import training_set, trust_region
+from opdkit.train.policy import Policy
 from opdkit.train.schedule import Position, position_at
 from opdkit.train.targets import Turn, load_turns
+from opdkit.train.training import Training
 from opdkit.train.trust_region import (
     EVERY_STEP,
     LARGEST,
@@ -155,12 +164,48 @@ def test_epsilon_is_a_share_of_the_largest_gradient() -> None:
 
 def test_the_turns_that_are_read_again_have_hints_first(run) -> None:
     turns = load_turns(run)
-    probe = choose_probe(turns)
+    read, at_once = sum(map(len, turns)), 8192
+    probe = choose_probe(turns, read, at_once)
     tokens = [len(turns[i]) for i in probe]
     assert sum(tokens[:-1]) < PROBE_SHARE * sum(map(len, turns)) <= sum(tokens)
     assert all(turns[i].teacher_logprobs is not None for i in probe)
-    assert choose_probe(turns) == probe
-    assert choose_probe([t for t in turns if t.teacher_logprobs is None][:2])
+    assert choose_probe(turns, read, at_once) == probe
+    assert choose_probe(turns, read // 10, at_once) == probe, "where it fits into one forward"
+    assert choose_probe([t for t in turns if t.teacher_logprobs is None][:2], read, at_once)
+
+
+def test_of_a_long_session_few_turns_are_read_again() -> None:
+    """From their beginnings its 60 turns are 1.1 million tokens, of which each step reads 28,000."""
+    turns = [replace(toy_turn(f"log:1:{2 * n + 1}"), prompt_tokens=400 * n) for n in range(60)]
+    longest = max(map(len, turns))
+    probe = choose_probe(turns, 28_000, 8192)
+    assert sum(len(turns[i]) for i in probe) < 8192 + longest
+    assert sum(len(turns[i]) for i in choose_probe(turns, 28_000, 100)) < PROBE_SHARE * 28_000 + longest
+    assert sum(len(turns[i]) for i in choose_probe(turns, 28_000, 10**9)) > PROBE_SHARE * sum(map(len, turns))
+
+
+@pytest.mark.parametrize("out_of_memory", [False, True])
+def test_they_are_read_within_the_budget(run, tmp_path, plain_model_dir, monkeypatch, out_of_memory: bool) -> None:
+    """Of tokens, and of memory: the KL is the same to rounding."""
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    options = REGION | {"learning_rate": 1e-3, "batch_turns": 100, "objective": "distill"}
+    monkeypatch.setattr(trust_region, "PROBE_SHARE", 1.0)  # all turns
+    train.run(train_config(whole, plain_model_dir, **options))
+    forward, again = Policy.forward, []
+
+    def watched(policy: Policy, trees: Sequence[Sequence[PromptResponse]], ids_nk: torch.Tensor) -> object:
+        if not torch.is_grad_enabled():
+            again.append([len(sequence) for tree in trees for sequence in tree])
+            if out_of_memory and len(again[-1]) > 2:
+                raise torch.OutOfMemoryError
+        return forward(policy, trees, ids_nk)
+
+    monkeypatch.setattr(Policy, "forward", watched)
+    options |= {} if out_of_memory else {"micro_batch_tokens": 100}
+    train.run(train_config(run, plain_model_dir, **options))
+    (ours,), (theirs,) = (list(read_all(folder, "metrics")) for folder in (run, whole))
+    assert ours["step_kl"] == pytest.approx(theirs["step_kl"], rel=1e-3)
+    assert out_of_memory or all(len(lengths) == 1 or sum(lengths) <= 100 for lengths in again)
 
 
 @pytest.mark.parametrize("objective", ["opd", "blend"])
@@ -189,13 +234,33 @@ def test_the_kl_is_that_of_the_models_before_and_after(run, plain_model_dir, tmp
     (row,) = read_all(run, "metrics")
     by_id = {t.turn_id: t for t in load_turns(run)}
     batch: list[Turn] = [by_id[i] for i in row["turn_ids"]]
-    probe = [batch[i] for i in choose_probe(batch)]
+    probe = [batch[i] for i in choose_probe(batch, 0, 8192)]
     before, after = (read_supports(run, model) for model in (plain_model_dir, run / "train/model"))
     kls = []
     for turn in probe:
         p, q = (np.c_[np.exp(x), 1 - np.exp(x).sum(1)] for _, x in (before[turn.turn_id], after[turn.turn_id]))
         kls.append((p * np.log(p / q)).sum())
     assert row["step_kl"] == pytest.approx(np.mean(kls), rel=1e-3)
+
+
+def test_the_kl_of_a_turn_without_a_support_is_that_of_its_sampled_tokens(run, plain_model_dir, monkeypatch) -> None:
+    """Beside turns that have one: as the teacher stage stores them with --top-k-of teacher."""
+    single, measure = [], optimizer_steps.measure_movement
+
+    def watched(training: Training, turns: Sequence[Turn], *rest: Sequence[Any]) -> float:
+        single.extend(measure(training, *([one] for one in each)) for each in zip(turns, *rest, strict=True))
+        kl = measure(training, turns, *rest)
+        assert kl == pytest.approx(np.mean(single[-len(turns) :]), rel=1e-5)
+        assert {turn.support is None for turn in turns} == {False, True}
+        return kl
+
+    monkeypatch.setattr(trust_region, "PROBE_SHARE", 1.0)  # all turns
+    monkeypatch.setattr(optimizer_steps, "measure_movement", watched)
+    monkeypatch.setattr(training_set, "load_turns", lambda *rest: [
+        turn if turn.teacher_logprobs is not None else replace(turn, support=None) for turn in load_turns(*rest)
+    ])  # fmt: skip
+    train.run(train_config(run, plain_model_dir, learning_rate=1e-3, batch_turns=100, objective="blend", **REGION))
+    assert min(single) > 0
 
 
 def test_a_killed_training_goes_on_with_its_factor(run, tmp_path, plain_model_dir, monkeypatch) -> None:

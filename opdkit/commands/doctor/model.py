@@ -12,12 +12,12 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from opdkit.chat.messages import message
-from opdkit.chat.template import Chat, ChatError
+from opdkit.chat.template import ChatError
 from opdkit.commands.check.weights import read_header
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder, read_config
-from opdkit.model.load import count_quantized, load_tokenizer, resolve_device, resolve_dtype
+from opdkit.model.load import count_quantized, load_template, resolve_device, resolve_dtype
 
 # Bytes per parameter: weights, gradients and AdamW's two moments, each in float32.
 _FULL_TRAINING = 16
@@ -42,8 +42,8 @@ def examine(name: str, device: str, dtype: str, lora_rank: int, *, load_in_4bit:
         return
     yield from _examine_weights(folder, device, dtype, lora_rank, load_in_4bit)
     try:
-        tokenizer: Any = load_tokenizer(name)
-        chat = Chat(tokenizer, {})
+        chat = load_template(name, ())
+        tokenizer: Any = chat.tokenizer
     except (ConfigError, OpdkitError) as error:
         remedy = "copy tokenizer and template from the chat version of the model"
         yield Finding("tokenizer", PROBLEM, str(error), remedy)

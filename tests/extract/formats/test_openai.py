@@ -71,6 +71,15 @@ def test_calls_that_langchain_keeps_beside_the_message():
     assert len(message(both)["tool_calls"]) == 1
 
 
+def test_replies_without_a_field_content():
+    """As OpenAI's own library writes them with `exclude_none`."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    thought = message({"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call]})
+    assert (thought["reasoning"], len(thought["tool_calls"])) == ("Hm.", 1)
+    assert len(message({"role": "assistant", "function_call": call["function"]})["tool_calls"]) == 1
+    assert message({"role": "assistant", "refusal": "no"})["content"] == "no"
+
+
 def test_legacy_function_calls_and_their_results():
     called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     session = read({"messages": [USER, called, {"role": "function", "name": "f", "content": "7"}]})
