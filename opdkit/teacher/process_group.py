@@ -78,7 +78,9 @@ def join(config: TeacherConfig) -> tuple[ProcessGroup, TeacherConfig]:
             "--tensor-parallel needs several processes: torchrun --nproc-per-node N -m opdkit teacher ..."
         )
     if not distributed.is_initialized():
-        on_cpu = resolve_device(config.device).type == "cpu"
+        on_cpu = (device := resolve_device(config.device)).type == "cpu"
+        if device.type == "cuda":  # objects are sent from the current device, which is the first one in all processes
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         distributed.init_process_group("gloo" if on_cpu else "nccl", timeout=TIMEOUT)
     if config.shard == "auto":  # the task of the array, whatever processes a launcher has started within it
         config = replace(config, shard="/".join(map(str, read_array_task())))

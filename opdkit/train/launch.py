@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_obj
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, fields_of
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import resolve_device
@@ -83,7 +83,12 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> S
             stage = Stage.open(own, "train", [METRICS, VALIDATIONS], parts=1, inputs=inputs, upstream=["teacher"])
         accelerator.wait_for_everyone()
     if config.tracker and stage.todo():
-        settings: JSON = {k: v for k, v in config.effective().items() if isinstance(v, (int, float, str))}
+        # A text of which there is no choice may be a path.
+        settings: JSON = {
+            field.name: value
+            for field in fields_of(TrainConfig)
+            if isinstance(value := getattr(config, field.name), (int, float)) or field.choices
+        }
         accelerator.init_trackers("opdkit", settings)
     return stage
 

@@ -186,7 +186,7 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     metrics = optimizer_step(training, batch, objective, position_at(config, place, length))
     row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
-    accelerator.log({k: v for k, v in row.items() if v is not None}, step=number)
+    accelerator.log({k: v for k, v in row.items() if isinstance(v, (int, float))}, step=number)  # no ids of turns
     if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
         say(metrics_line(row, len(steps)))
     return metrics

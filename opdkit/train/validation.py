@@ -317,20 +317,25 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
         teacher_chat = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
         size, most = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
-        if size <= ROOM * most and vocabulary >= needed and has_room(base, config.device):
+        if size <= ROOM * most and vocabulary >= needed and has_room(base, size, config):
             teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
             return teacher, teacher_chat
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
     return base, chat
 
 
-def has_room(model: nn.Module, device: str) -> bool:
-    """Return True where the device, if it is a GPU, has room for two more copies of a model: training needs one."""
-    place = resolve_device(device)
+def has_room(base: PreTrainedModel, size: int, config: TrainConfig) -> bool:
+    """Return True where the device, if it is a GPU, has room for a teacher of `size` parameters beside the training.
+
+    The training still needs gradients and AdamW's state, 12 bytes per trained parameter, or with adapters about as much
+    as the weights of `base`, for activations.
+    """
+    place = resolve_device(config.device)
     if place.type != "cuda":
         return True
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return bool(torch.cuda.mem_get_info(place)[0] > 2 * weights)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in base.parameters())
+    training = weights if config.lora_rank else 12 * base.num_parameters()
+    return bool(torch.cuda.mem_get_info(place)[0] > weights * size / base.num_parameters() + training)
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sample_world import DATA, MODEL
 
 from opdkit.config.extract import ExtractConfig
@@ -18,6 +19,7 @@ from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store.stopping import TRY_AGAIN
+from opdkit.teacher import process_group
 from opdkit.teacher import stage as teacher
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -52,6 +54,17 @@ def same(ours: list[dict[str, list[float]]], theirs: list[dict[str, list[float]]
         for column in ("old_logprobs", "teacher_logprobs"):
             assert (a[column] is None) == (b[column] is None)
             assert a[column] is None or a[column] == pytest.approx(b[column], abs=2e-5)
+
+
+def test_each_process_sends_objects_from_its_own_gpu(monkeypatch, tmp_path):
+    done = []
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process_group, "resolve_device", lambda _: torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(("device", index)))
+    monkeypatch.setattr(process_group.distributed, "init_process_group", lambda kind, **_: done.append(("join", kind)))
+    process_group.join(TeacherConfig(run=tmp_path, model="m", tensor_parallel=True, shard="0/1"))
+    assert done == [("device", 1), ("join", "nccl")]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Training on toy targets: it learns, it divides right, it resumes, and it refuses what it cannot do."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
@@ -400,6 +401,20 @@ def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
     pytest.importorskip("tensorboard")
     train.run(train_config(run, plain_model_dir, tracker="tensorboard"))
     assert list((run / "train").rglob("events.out.tfevents*"))
+
+
+def test_a_tracker_gets_numbers_and_settings_and_no_names(run, plain_model_dir, monkeypatch) -> None:
+    """Ids of turns hold the names of files and sessions; a model or a reference is a path."""
+    logged, settings, find_spec = [], [], importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "wandb" or find_spec(name, *rest))
+    monkeypatch.setattr(Accelerator, "log", lambda _self, values, step: logged.append(values))
+    monkeypatch.setattr(Accelerator, "init_trackers", lambda _self, _name, values: settings.append(values))
+    model = str(plain_model_dir)
+    train.run(train_config(run, plain_model_dir, tracker="wandb", reference=model, kl_coef=0.1, device="cpu"))
+    assert all(isinstance(value, int | float) for values in logged for value in values.values())
+    assert {"loss", "learning_rate", "skipped"} <= logged[0].keys()
+    assert (settings[0]["objective"], settings[0]["kl_coef"], settings[0]["gradient_checkpointing"]) == ("opd", 0.1, 0)
+    assert not any(name in str((logged, settings)) for name in ("toy-", model, str(run)))
 
 
 # -- what it refuses ------------------------------------------------------------------------------------------------

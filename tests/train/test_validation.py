@@ -174,6 +174,17 @@ def test_a_teacher_with_more_weights_is_not_loaded(run, plain_model_dir, monkeyp
     assert validating.load_teacher(config, {"teacher": []}, base, chat) == (base, chat)
 
 
+@pytest.mark.parametrize(("options", "copies"), [({}, 4), ({"lora_rank": 8}, 2)], ids=str)
+def test_a_teacher_leaves_room_for_the_training(run, plain_model_dir, monkeypatch, options, copies: int) -> None:
+    """Of float32 weights: for gradients and two moments, or with adapters for activations."""
+    model, config = load_model(str(plain_model_dir), device="cpu", dtype="float32"), train_config(run, plain_model_dir)
+    size = model.num_parameters()
+    monkeypatch.setattr(validating, "resolve_device", lambda _: torch.device("cuda"))
+    for free, has_room in ((copies * 4 * size, False), (copies * 4 * size + 1, True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 1e12))
+        assert validating.has_room(model, size, replace(config, **options)) is has_room
+
+
 def test_before_training_hinted_prompts_alone_are_measured(run, plain_model_dir) -> None:
     """The same row as that of all prompts: nothing has moved."""
     config = train_config(run, plain_model_dir, **VALIDATED)

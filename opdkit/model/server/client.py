@@ -112,9 +112,12 @@ class Server:
         return RefusedError(f"{self.where} refuses the request (HTTP {status}): {excerpt}")
 
     async def model_names(self, client: openai.AsyncOpenAI, _: None = None) -> list[str] | None:
-        """Return the names of the models that the server lists; None where it lists none in the usual form."""
+        """Return the names of the models that the server lists; None where it lists none in the usual form, or hangs.
+
+        It takes half the time of a request at most, since it may be part of one.
+        """
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self.timeout / 2):
                 response = await client.models.with_raw_response.list(extra_headers=self.headers)
             return [self._safe(str(model["id"])) for model in response.http_response.json()["data"]]
         except (openai.OpenAIError, TimeoutError, *MALFORMED):

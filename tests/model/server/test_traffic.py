@@ -6,6 +6,8 @@ import random
 import selectors
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import Answer, Question, Request
+from opdkit.model.server.client import Server
 from opdkit.model.server.traffic import FIRST_PAUSE, LONGEST_LIMIT, LONGEST_PAUSE, FailedAttemptError, Traffic
 
 HANG = 1e9
@@ -90,6 +93,20 @@ def test_a_calm_server_is_kept_busy() -> None:
 
 
 # -- hanging --------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_hangs_on_its_list_of_models_lists_none() -> None:
+    async def hang(**_: object) -> None:
+        await asyncio.sleep(HANG)
+
+    server = Server(
+        "the judge", "http://localhost:1/v1", "--judge-url", "NO_KEY", concurrency=4, retries=2, timeout=60.0
+    )
+    client, loop = SimpleNamespace(models=SimpleNamespace(with_raw_response=SimpleNamespace(list=hang))), JumpingClock()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        attempt = partial(server.model_names, client)
+        assert runner.run(server.traffic.answer_all([None], attempt, lambda _: None)) == [None]
+    assert loop.now < 60
 
 
 def test_hanging_requests_do_not_hold_up_the_others() -> None:
