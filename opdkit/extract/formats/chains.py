@@ -73,14 +73,16 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
     """
     if isinstance(output, dict) and isinstance(output.get("output"), list):
         pieces = [openai_message(item) for item in output["output"]]
-        messages, _ = read_messages([piece for piece in pieces if piece["role"] == "assistant"])
+        messages, notes = read_messages([piece for piece in pieces if piece["role"] == "assistant"])
         if not messages:
             raise Unreadable("no reply", "no item of the output is one")
-        for piece in messages[1:]:
-            join_reply(messages[0], piece)
+        note = notes.get(0) or Note()
+        for index, piece in enumerate(messages[1:], 1):
+            join_reply(messages[0], note, piece, notes.get(index) or Note())
         details = output.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
-        return messages[0], Note(first_text(reason, output.get("status")))
+        note.finish_reason = first_text(reason, output.get("status"))
+        return messages[0], note
     if isinstance(output, dict) and isinstance(output.get("choices"), list) and output["choices"]:
         choice = output["choices"][0]
         body = choice.get("message", choice) if isinstance(choice, dict) else None

@@ -35,12 +35,14 @@ def _read_lines(
             yield line.reject(problem)
 
 
-def join_reply(reply: JSON, piece: JSON) -> None:
-    """Add the next piece of a reply, which a log keeps apart, to its message."""
+def join_reply(reply: JSON, note: Note, piece: JSON, piece_note: Note) -> None:
+    """Add the next piece of a reply, which a log keeps apart, to its message and its note."""
     for key in ("content", "reasoning"):
         if piece[key]:
             reply[key] = piece[key] if reply[key] is None else f"{reply[key]}\n{piece[key]}"
     reply["tool_calls"] = [*reply["tool_calls"], *piece["tool_calls"]]
+    note.finish_reason = piece_note.finish_reason or note.finish_reason
+    note.skip_reason = piece_note.skip_reason or note.skip_reason
 
 
 def split_blocks(blocks: Iterable[Any]) -> list[JSON]:

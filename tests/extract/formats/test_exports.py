@@ -131,6 +131,38 @@ def roles(session: dict) -> str:
     return " ".join(m["role"][0] for m in session["messages"])
 
 
+U, A, V = ({"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "hello"), ("user", "no")))
+PICTURE = [{"type": "image"}, {"type": "text", "text": "hello"}]
+NOT_ONLY_TEXT = {
+    "codex": [exports.item("session_meta", id="s"), exports.item("response_item", **exports.said("user", "hi")),
+              exports.item("response_item", type="web_search_call"),
+              exports.item("response_item", **exports.said("assistant", "hello")),
+              exports.item("response_item", **exports.said("user", "no"))],
+    "claude_code": [{"type": message["role"], "uuid": n, "parentUuid": str(int(n) - 1), "sessionId": "s",
+                     "message": {"id": "m"} | message} for n, message in zip("123", (
+                         U, A | {"content": [{"type": "server_tool_use", "name": "web_search"}, *PICTURE[1:]]}, V),
+                     strict=True)],
+    "pi": [{"type": "session", "id": "s", "timestamp": "t"},
+           *({"type": "message", "message": message} for message in (U, A | {"content": PICTURE}, V))],
+    "sharegpt": [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": PICTURE},
+                                    {"from": "human", "value": "no"}], "system": "Be brief."}],
+    "sweagent": [{"history": [U | {"agent": "main"}, A | {"content": PICTURE}, V]}],
+    "langfuse": [{"id": "t", "projectId": "p", "scores": [{"name": "user-feedback", "value": 1}], "observations": [
+        {"id": "o", "traceId": "t", "type": "GENERATION", "input": [U],
+         "output": {"output": [{"type": "image_generation_call"}, exports.said("assistant", "hello")]}}]}],
+    "anthropic": [{"system": "Be brief.", "messages": [U, A | {"content": PICTURE}, V]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_ONLY_TEXT)
+def test_a_reply_with_a_placeholder_is_no_text_of_the_policy(tmp_path, name):
+    found = read_export(tmp_path, NOT_ONLY_TEXT[name])
+    assert [s["format"] for s in found["sessions"]] == [name]
+    reply = found["sessions"][0]["messages"][found["turns"][0]["message_index"]]
+    assert reply["content"].startswith("[")
+    assert [t["skip_reason"] for t in found["turns"]] == ["not only text"]
+
+
 def test_a_codex_rollout(tmp_path):
     found = read_export(tmp_path, exports.codex())
     went_on, rolled_back = found["sessions"]
