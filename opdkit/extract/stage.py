@@ -222,8 +222,8 @@ def session_row(conversation: Conversation, unit: Unit, ordinal: int, redactor: 
     if redactor is not None:
         metadata = redactor.value(metadata)
         if unit.name is not None and (redacted := redactor.text(name)) != name:
-            # The ids of two users become one placeholder: the line where the unit begins tells them apart.
-            name = f"{redacted}~{unit.lines[0].number}"
+            # The ids of two users become one placeholder: the number tells them apart. A line may hold several units.
+            name = f"{redacted}~{unit.number}"
     first = f"{unit.log.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else "")
     return {
         "session_id": branch_session_id(first, conversation.branch),
