@@ -17,10 +17,10 @@ import orjson
 from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
 from opdkit.chat.markup import split_reply
 from opdkit.chat.messages import dump, first_text, read_messages
-from opdkit.extract.formats.items import openai_message
+from opdkit.extract.formats.items import openai_messages
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
-from opdkit.extract.formats.sessions import join_reply
+from opdkit.extract.formats.sessions import read_pieces
 from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
 NO_CALL = f"{LEFT_OUT}no model call"
@@ -65,6 +65,19 @@ def call_reader(
     return Reader(name, "id", recognises, read, id_of=id_of, unfold=unfold, closer_than=closer_than)
 
 
+def require_prompt(value: Any, why: str) -> list[Any]:
+    """Return the prompt of a call as a list of logged messages: it may be a text, or one message.
+
+    Raise Unreadable, for the reason `why`, where there is none.
+    """
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    items = [value] if isinstance(value, dict) and "role" in value else value
+    if not isinstance(items, list) or not items:
+        raise Unreadable("no messages", why)
+    return items
+
+
 def read_reply(output: Any) -> tuple[JSON, Note]:
     """Return the output of a call as (message, note). Raises Unreadable.
 
@@ -72,17 +85,14 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
     is read.
     """
     if isinstance(output, dict) and isinstance(output.get("output"), list):
-        pieces = [openai_message(item) for item in output["output"]]
-        messages, notes = read_messages([piece for piece in pieces if piece["role"] == "assistant"])
+        pieces = openai_messages(output["output"])
+        messages, notes = read_pieces([piece for piece in pieces if piece["role"] == "assistant"])
         if not messages:
             raise Unreadable("no reply", "no item of the output is one")
-        note = notes.get(0) or Note()
-        for index, piece in enumerate(messages[1:], 1):
-            join_reply(messages[0], note, piece, notes.get(index) or Note())
         details = output.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
-        note.finish_reason = first_text(reason, output.get("status"))
-        return messages[0], note
+        notes[0].finish_reason = first_text(reason, output.get("status"))
+        return messages[0], notes[0]
     if isinstance(output, dict) and isinstance(output.get("choices"), list) and output["choices"]:
         choice = output["choices"][0]
         body = choice.get("message", choice) if isinstance(choice, dict) else None

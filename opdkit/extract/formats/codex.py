@@ -21,7 +21,7 @@ from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import first_text, message, read_messages
-from opdkit.extract.formats.items import is_call, openai_message
+from opdkit.extract.formats.items import is_call, openai_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import GAP, join_reply
@@ -31,7 +31,6 @@ ABORTED = "aborted"
 _KINDS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _OF_CLIENT = ("<turn_aborted>", "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<skill>",
               "<subagent_notification>", "<permissions instructions>")  # fmt: skip
-_NO_ITEM = ("ghost_snapshot", "compaction", "compaction_summary", "context_compaction", "compaction_trigger")
 _PARTS = ("input_text", "output_text", "input_image")
 
 
@@ -179,12 +178,8 @@ def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
             removed = session.path.pop()
             count += removed.messages[0]["role"] == "user" and not removed.machine
         session.compacted = [index for index in session.compacted if index <= len(session.path)]
-    elif (
-        kind not in ("event_msg", "session_meta")
-        and "record_type" not in payload
-        and payload.get("type") not in _NO_ITEM
-    ):
-        messages, notes = read_messages([openai_message(payload)])
+    elif kind not in ("event_msg", "session_meta") and "record_type" not in payload:
+        messages, notes = read_messages(openai_messages([payload]))
         for index, added in enumerate(messages):
             session.add(added, notes.get(index, Note()) if added["role"] == "assistant" else None)
 

@@ -240,6 +240,27 @@ def test_calls_of_other_interfaces_through_litellm(tmp_path):
     assert (reply["reasoning"], reply["content"], reply["tool_calls"][0]["name"]) == ("hm", "ok", "f")
 
 
+CALLED = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+
+
+@pytest.mark.parametrize("output", [
+    [CALLED, CALLED | {"call_id": "d"}], [exports.said("assistant", "I look."), CALLED], [THOUGHT, CALLED],
+    [{"type": "mcp_list_tools", "tools": []}, CALLED],
+    [exports.said("assistant", "I"), exports.said("assistant", "do")],
+])  # fmt: skip
+def test_a_reply_of_several_items_is_found_again_in_the_next_prompt(tmp_path, output):
+    results = [{"type": "function_call_output", "call_id": i["call_id"], "output": "1"} for i in output if "name" in i]
+    first = exports.litellm()[0] | {"call_type": "aresponses", "messages": [exports.said("user", "hi")],
+                                    "response": {"output": output, "status": "completed"}}  # fmt: skip
+    after = [*first["messages"], *output, *results, exports.said("user", "go on")]
+    second = first | {"messages": after, "response": {"output": [exports.said("assistant", "done")]}}
+    found = read_export(tmp_path, [first, second])
+    (session,) = found["sessions"]
+    assert roles(session) == f"u a {'t ' * len(results)}u a"
+    assert [t["skip_reason"] for t in found["turns"]] == [None, "no next state"]
+
+
 def test_a_page_of_stored_completions(tmp_path):
     found = read_export(tmp_path, [{"object": "list", "data": exports.openai_stored(), "has_more": False}])
     (session,) = found["sessions"]
