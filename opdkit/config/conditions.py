@@ -128,7 +128,10 @@ def logged_value(field: str, session: Any, log_format: str) -> Any:
 def _compare(logged: Any, op: str, value: str) -> bool | None:
     """Return True when the comparison holds; None when the two cannot be compared. One element of a list is enough."""
     if isinstance(logged, list):
-        results = [_compare(item, op, value) for item in logged if item is not None]
+        items = list(logged)
+        for item in items:  # the list grows: lists in it may be nested to any depth
+            items += item if isinstance(item, list) else ()
+        results = [_compare(item, op, value) for item in items if item is not None and not isinstance(item, list)]
         if op == "!=":
             return all(result is not False for result in results)
         return any(results) if any(result is not None for result in results) else None

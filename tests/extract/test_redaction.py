@@ -78,6 +78,20 @@ def test_placeholders_are_stable_and_ids_stay_apart(tmp_path, logs):
     assert second["response_token_ids"] == [3]
 
 
+@pytest.mark.parametrize(("opening", "closing"), [('{"a": ', "}"), ("[", "]")])
+@pytest.mark.parametrize("field", ["metadata", "arguments"])
+def test_what_is_nested_too_deeply_costs_its_session(tmp_path, field, opening, closing):
+    deep = opening * 900 + "1" + closing * 900
+    call = {"id": "c", "function": {"name": "f", "arguments": deep}}
+    told = {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": [call]}]}
+    if field == "metadata":
+        told = f'{{"messages": [{{"role": "user", "content": "u"}}], "metadata": {deep}}}\n'.encode()
+    run(tmp_path / "run", jsonl(tmp_path / "log.jsonl", told, hostile_chat(1)), redact=True)
+    found = tables(tmp_path / "run")
+    assert [r["reason"] for r in found["rejected"]] == ["nested too deeply"]
+    assert len(found["sessions"]) == 1
+
+
 def test_sessions_of_one_line_stay_apart(tmp_path):
     """A batch of spans holds the sessions of two users on one line."""
     names = ("bob", "eve")
