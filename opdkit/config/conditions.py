@@ -25,7 +25,8 @@ FIELDS = ("model", "time", "language", "format", "source", "metadata.NAME")
 SESSION = "session"  # the session's id: a field only where sessions have one, after extract
 GROUPS = (SESSION, "model", "language", "format", "source", "metadata.NAME")  # what sessions can be grouped by
 # Names under which logs have the time, the language and the user of a session.
-TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time")
+TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time",
+         "sent_at", "createdAt")  # fmt: skip
 LANGUAGES = ("language", "lang", "locale")
 USERS = ("user", "user_id", "userId", "user.id", "username", "user_name", "end_user", "customer_id")
 _NAME = r"[\w.\-\[\]]+"  # of a field
@@ -58,7 +59,7 @@ def parse_filters(texts: Sequence[str], flag: str = "--filter", fields: Sequence
         root = check_field(field, f"{flag} {text!r}", fields)
         if not value:
             raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
-        if field == "time" and parse_time(value) is None:
+        if field == "time" and (parse_time(value) is None or parse_number(value) is not None):  # 2026 is no year here
             problem = "there is no such day" if _DAY.fullmatch(value) else (
                 "write a time like 2026-01-31 or 2026-01-31T12:00:00Z")  # fmt: skip
             raise ConfigError(f"{flag} {text!r}: {problem}")

@@ -69,7 +69,8 @@ def test_a_session_without_a_model_is_not_guessed_about():
 
 @pytest.mark.parametrize(("expression", "words"), [
     ("model", "FIELD OP VALUE"), ("modell=x", "did you mean 'model'"), ("metadata=x", "no field 'metadata'"),
-    ("time>=soon", "2026-01-31"), ("time>=2026-13-45", "no such day"), ("language>en", "compare it with = or !="),
+    ("time>=soon", "2026-01-31"), ("time>=2026", "2026-01-31"), ("time>=20260101", "2026-01-31"),
+    ("time>=2026-13-45", "no such day"), ("language>en", "compare it with = or !="),
     ("model=", "no value"),
 ])  # fmt: skip
 def test_a_wrong_filter_is_refused_at_once(tmp_path, expression, words):

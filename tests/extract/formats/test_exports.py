@@ -361,6 +361,18 @@ def test_branches_and_thumbs_of_librechat(tmp_path):
         assert next(t["decision"]["tags"] for t in found["turns"] if t["decision"]) == ["accurate_reliable"]
 
 
+@pytest.mark.parametrize("build", [
+    exports.claude_ai, exports.librechat, exports.librechat_flat, exports.anythingllm, exports.anythingllm_table,
+])  # fmt: skip
+def test_front_ends_say_when_a_chat_was(tmp_path, build):
+    (record, *_) = build()
+    for n, message in enumerate(record.get("messages", [])):
+        message |= {"createdAt": f"2026-01-0{n + 1}T00:00:00Z", "updatedAt": "2026-02-01T00:00:00Z"}
+    log = jsonl(tmp_path / "export.jsonl", record)
+    run(tmp_path / "run", log, filter=("time=2026-01-01",))
+    assert tables(tmp_path / "run")["sessions"]
+
+
 @pytest.mark.parametrize("build", [exports.claude_ai, exports.librechat_flat])
 def test_circles_and_missing_parents_in_a_tree(tmp_path, build):
     (record, *_) = build()
