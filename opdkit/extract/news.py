@@ -30,7 +30,7 @@ from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.detect import NO_LINES, detect, remedy
+from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.files import add_name, find_files, scratch_folder
@@ -243,10 +243,10 @@ class _Night:
         if (first := next(whole, None)) is None:
             return None
         try:
-            return detect(source.input.source, chain([first], whole))
+            return detect(chain([first], whole))
         except Unreadable as error:
             self.look_again(source.file)
-            problem = f"{source.input.source}: {error.reason} ({error.detail}){remedy(error)}"
+            problem = problem_text(source.input.source, error)
             if source.input.given and error.reason != NO_LINES:
                 raise ConfigError(problem) from None
             warn(problem)

@@ -22,7 +22,7 @@ from opdkit.config.fields import PythonFunction
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
 from opdkit.errors import OpdkitError
-from opdkit.extract.formats.detect import remedy
+from opdkit.extract.formats.detect import problem_text
 from opdkit.extract.formats.function import reader_of_function
 from opdkit.extract.formats.mapped import reader_of
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
@@ -330,8 +330,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
         out.counters.rows_out = out.arrow(SESSIONS).num_rows
         total.merge(out.counters)
     if all(log.format is None for log in logs.inputs):
-        problems = [(log.input.source, log.problem) for log in logs.inputs if log.problem is not None]
-        texts = [f"{source}: {why.reason} ({why.detail}){remedy(why)}" for source, why in problems]
+        texts = [problem_text(log.input.source, log.problem) for log in logs.inputs if log.problem is not None]
         names = ", ".join(log.input.source for log in logs.inputs)
         raise OpdkitError("\n".join(texts) or f"nothing to read: no line but blank ones in {names}")
     if total.total(_UNREAD) and not total.rows_out:

@@ -415,12 +415,14 @@ def test_the_format_of_a_log_is_detected_once(tmp_path, odd, capsys):
     assert "app@2.jsonl: openai\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("problem", ["format", "member"])
+@pytest.mark.parametrize("problem", ["format", "two formats", "member"])
 def test_what_could_not_be_read_is_looked_at_again(tmp_path, problem, capsys):
     (tmp_path / "logs").mkdir()
     jsonl(tmp_path / "logs/ok.jsonl", chat("a", "b", "c"))
     if problem == "format":
         jsonl(tmp_path / "logs/odd.jsonl", {"conv": "x"})
+    elif problem == "two formats":
+        jsonl(tmp_path / "logs/odd.jsonl", chat("d", "e", "f"), {"type": "session", "id": "s", "timestamp": "t"})
     else:
         with zipfile.ZipFile(tmp_path / "logs/odd.zip", "w") as archive:
             archive.writestr("a.jsonl", json.dumps(chat("d", "e", "f")))

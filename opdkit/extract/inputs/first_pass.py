@@ -23,7 +23,7 @@ import xxhash
 from opdkit.chat.conversation import Unreadable
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.detect import NO_LINES, detect, remedy
+from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.archives import DAMAGED
@@ -271,12 +271,12 @@ def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> N
         return
     try:
         numbered = (line for _, line in _lines_until_damage(log, line_limit))
-        log.format = detect(log.input.source, numbered, "record" if log.documents else "line")
+        log.format = detect(numbered, "record" if log.documents else "line")
     except Unreadable as error:
         if log.problem is not None and error.reason == NO_LINES:
             return  # it breaks off before its first record
         if log.input.given and error.reason != VOTES:
-            raise ConfigError(f"{log.input.source}: {error.reason} ({error.detail}){remedy(error)}") from None
+            raise ConfigError(problem_text(log.input.source, error)) from None
         log.problem = error
 
 

@@ -102,7 +102,7 @@ def test_a_reply_that_was_cut_off():
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "openai"),
 ])  # fmt: skip
 def test_recognised_by_what_only_this_interface_has(record, name):
-    assert detect("log", [Line("log", 1, json.dumps(record).encode())]) == name
+    assert detect([Line("log", 1, json.dumps(record).encode())]) == name
 
 
 def test_what_is_no_request_is_set_aside():

@@ -237,7 +237,7 @@ def test_columns_of_phoenix():
                {"message_content.type": "image", "message_content.image.image.url": "data:" + "A" * 99}]}],
            "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "a"}],
            "attributes.llm.model_name": "m", "attributes.retrieval": None}  # fmt: skip
-    assert detect("log", [Line("log", 1, json.dumps(row).encode())]) == "otel"
+    assert detect([Line("log", 1, json.dumps(row).encode())]) == "otel"
     (session,) = read("otel", row)
     assert said(session) == [("user", "u\n[image]"), ("assistant", "a")]
 
@@ -374,4 +374,4 @@ def test_hostile_attributes_cost_no_more_than_they_weigh():
     ({"id": "t", "sessionId": "s", "observations": []}, "langfuse"),
 ])  # fmt: skip
 def test_recognised(record, name):
-    assert detect("log", [Line("log", 1, json.dumps(record).encode())]) == name
+    assert detect([Line("log", 1, json.dumps(record).encode())]) == name
