@@ -81,7 +81,7 @@ def collect_news(
         with contextlib.closing(sqlite3.connect(folder / NEWS)) as connection:
             return News(**orjson.loads(connection.execute("SELECT counts FROM night").fetchone()[0]))
     for log in logs:
-        if log == "-" or log.startswith("hf:"):
+        if log == "-" or log.startswith("hf:") or Path(log).is_fifo():
             raise ConfigError(f"{log}: only files and folders are followed as they grow")
     files: dict[bytes, tuple[str, Path, bool]] = {}
     states: dict[bytes, str] = {}

@@ -315,10 +315,11 @@ def test_other_news_than_the_ledger_waits_for_is_refused(tmp_path):
         commit_news(ledger, tmp_path / "two")
 
 
-@pytest.mark.parametrize("log", ["-", "hf:some/data", "nowhere.jsonl", "table.jsonl"])
+@pytest.mark.parametrize("log", ["-", "hf:some/data", "nowhere.jsonl", "table.jsonl", "pipe"])
 def test_inputs_that_cannot_be_followed_are_named(tmp_path, log, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("table.jsonl").write_text('{"unknown": 1}\n')
+    os.mkfifo("pipe")
     with pytest.raises(ConfigError, match=log):
         collect(tmp_path, [log], 0)
 
