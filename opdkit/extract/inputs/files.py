@@ -51,6 +51,7 @@ class Input:
     path: Path
     given: bool  # named on the command line, not found in a folder or an archive
     problem: Unreadable | None = None  # why it is not read
+    copied: bool = False  # `path` was written by index.copy_lines
 
 
 @contextlib.contextmanager
