@@ -154,13 +154,14 @@ def _help_row(field: Field) -> tuple[str, str]:
 def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
     """Return the typer parameter of one field. Flags default to None, so that TOML can tell what was given.
 
-    `has_file`: a file can turn a switch on, so a flag can turn it off.
+    `has_file`: a file can turn a switch on, so a flag can turn it off; it can hold positional options, but RUN and HOME.
     """
     kind = list[str] if field.is_list else field.type
     if field.positional:
         argument = typer.Argument(metavar=field.flag, show_default=False)
-        default = inspect.Parameter.empty if field.required else None
-        annotation: Any = Annotated[kind if field.required else Optional[kind], argument]  # noqa: UP045
+        required = field.required and not (has_file and field.name not in ("run", "home"))
+        default = inspect.Parameter.empty if required else None
+        annotation: Any = Annotated[kind if required else Optional[kind], argument]  # noqa: UP045
     else:
         name = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool and has_file else field.flag
         choices = field.choices

@@ -27,7 +27,7 @@ def lines(block: str) -> list[Line]:
 @pytest.mark.parametrize("name", list(READERS))
 def test_the_example_of_each_format_is_one(name):
     (block,) = blocks(name, "json")
-    assert detect("log", lines(block)) == name
+    assert detect(lines(block)) == name
     (told,) = READERS[name].read(lines(block))
     assert isinstance(told, Conversation)
     assert any(m["role"] == "assistant" for m in told.messages) or name == "anthropic"

@@ -105,10 +105,7 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
         elif role == "assistant":
             if not _NOTED.isdisjoint(item):
                 notes[len(messages)] = read_note(item)
-            # A part that leaves a placeholder was never written like that by the policy.
-            if content.__class__ is list and not all(
-                _is_text(part) or _is_block(part, "refusal", *_OWN_FIELDS) for part in content
-            ):
+            if has_placeholder(content):
                 notes.setdefault(len(messages), Note()).skip_reason = NOT_ONLY_TEXT
             messages.append(_read_reply(item, content))
         elif content.__class__ is str or content is None:
@@ -118,6 +115,13 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
         else:
             messages.extend(_read_blocks(item, role, content))
     return messages, notes
+
+
+def has_placeholder(content: Any) -> bool:
+    """Return whether a part of a reply's content leaves a placeholder, which the policy never wrote like that."""
+    return content.__class__ is list and not all(
+        _is_text(part) or _is_block(part, "refusal", *_OWN_FIELDS) for part in content
+    )
 
 
 def _answered_call(item: JSON) -> str | None:

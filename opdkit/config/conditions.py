@@ -25,7 +25,8 @@ FIELDS = ("model", "time", "language", "format", "source", "metadata.NAME")
 SESSION = "session"  # the session's id: a field only where sessions have one, after extract
 GROUPS = (SESSION, "model", "language", "format", "source", "metadata.NAME")  # what sessions can be grouped by
 # Names under which logs have the time, the language and the user of a session.
-TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time")
+TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time",
+         "sent_at", "createdAt")  # fmt: skip
 LANGUAGES = ("language", "lang", "locale")
 USERS = ("user", "user_id", "userId", "user.id", "username", "user_name", "end_user", "customer_id")
 _NAME = r"[\w.\-\[\]]+"  # of a field
@@ -58,7 +59,7 @@ def parse_filters(texts: Sequence[str], flag: str = "--filter", fields: Sequence
         root = check_field(field, f"{flag} {text!r}", fields)
         if not value:
             raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
-        if field == "time" and parse_time(value) is None:
+        if field == "time" and (parse_time(value) is None or parse_number(value) is not None):  # 2026 is no year here
             problem = "there is no such day" if _DAY.fullmatch(value) else (
                 "write a time like 2026-01-31 or 2026-01-31T12:00:00Z")  # fmt: skip
             raise ConfigError(f"{flag} {text!r}: {problem}")
@@ -128,7 +129,10 @@ def logged_value(field: str, session: Any, log_format: str) -> Any:
 def _compare(logged: Any, op: str, value: str) -> bool | None:
     """Return True when the comparison holds; None when the two cannot be compared. One element of a list is enough."""
     if isinstance(logged, list):
-        results = [_compare(item, op, value) for item in logged if item is not None]
+        items = list(logged)
+        for item in items:  # the list grows: lists in it may be nested to any depth
+            items += item if isinstance(item, list) else ()
+        results = [_compare(item, op, value) for item in items if item is not None and not isinstance(item, list)]
         if op == "!=":
             return all(result is not False for result in results)
         return any(results) if any(result is not None for result in results) else None

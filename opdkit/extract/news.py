@@ -30,7 +30,7 @@ from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.detect import NO_LINES, detect, remedy
+from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.files import add_name, find_files, scratch_folder
@@ -81,7 +81,7 @@ def collect_news(
         with contextlib.closing(sqlite3.connect(folder / NEWS)) as connection:
             return News(**orjson.loads(connection.execute("SELECT counts FROM night").fetchone()[0]))
     for log in logs:
-        if log == "-" or log.startswith("hf:"):
+        if log == "-" or log.startswith("hf:") or Path(log).is_fifo():
             raise ConfigError(f"{log}: only files and folders are followed as they grow")
     files: dict[bytes, tuple[str, Path, bool]] = {}
     states: dict[bytes, str] = {}
@@ -243,10 +243,10 @@ class _Night:
         if (first := next(whole, None)) is None:
             return None
         try:
-            return detect(source.input.source, chain([first], whole))
+            return detect(chain([first], whole))
         except Unreadable as error:
             self.look_again(source.file)
-            problem = f"{source.input.source}: {error.reason} ({error.detail}){remedy(error)}"
+            problem = problem_text(source.input.source, error)
             if source.input.given and error.reason != NO_LINES:
                 raise ConfigError(problem) from None
             warn(problem)

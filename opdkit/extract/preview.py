@@ -5,7 +5,7 @@ So the last session of a longer input may seem to end early.
 """
 
 import datetime
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +19,7 @@ from opdkit.config.fields import JSON
 from opdkit.console import printable, stdout
 from opdkit.extract.inputs.files import Input, holds_documents, is_damage, open_plain, packing
 from opdkit.extract.inputs.first_pass import SurveyedInput
+from opdkit.extract.inputs.index import copy_lines
 from opdkit.extract.inputs.parquet import read_rows
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
@@ -38,32 +39,32 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
     if entry.problem is not None:
         path.touch()
         return replace(entry, path=path), WHOLE
+    by_row, extent = packing(entry.path) == "parquet", WHOLE
     try:
-        with path.open("wb") as out:
-            if packing(entry.path) == "parquet":
-                for line in islice(read_rows(entry.path, entry.source, line_limit), LINES + 1):
+        if by_row:
+            rows = read_rows(entry.path, entry.source, line_limit)
+            deque(copy_lines(((0, line) for line in islice(rows, LINES)), path, None), maxlen=0)
+            extent = WHOLE if next(rows, None) is None else BEGINNING
+        else:
+            with path.open("wb") as out, open_plain(entry.path, holds_documents(entry.path, line_limit)) as handle:
+                while count <= LINES and (data := handle.readline(line_limit + 1)):
                     count += 1
-                    out.write(line.data.rstrip(b"\n") + b"\n" if count <= LINES else b"")
-            else:
-                with open_plain(entry.path, holds_documents(entry.path, line_limit)) as handle:
-                    while count <= LINES and (data := handle.readline(line_limit + 1)):
-                        count += 1
-                        while data and count <= LINES:
-                            out.write(data)
-                            data = b"" if data.endswith(b"\n") else handle.readline(1 << 20)
+                    while data and count <= LINES:
+                        out.write(data)
+                        data = b"" if data.endswith(b"\n") else handle.readline(1 << 20)
+            extent = WHOLE if count <= LINES else BEGINNING
     except Exception as error:
         if not is_damage(error):
             raise
-        return replace(entry, path=path, given=False), DAMAGE
-    return replace(entry, path=path, given=False), WHOLE if count <= LINES else BEGINNING
+        extent = DAMAGE
+    return replace(entry, path=path, given=False, copied=by_row), extent
 
 
 def print_report(log: SurveyedInput, out: PartWriter, extent: str) -> None:
     """Print what one input would become: its sessions, turns, what is left out, and a sample."""
     name = f"{log.input.source}: "
     if log.format is None:
-        empty = "damaged archive" if extent == DAMAGE else "empty"
-        report = [name + (f"{log.problem.reason} ({log.problem.detail})" if log.problem else empty)]
+        report = [name + (f"{log.problem.reason} ({log.problem.detail})" if log.problem else "empty")]
     else:
         report = [f"{name}{log.format}, {extent}"]
         sessions, turns, rejected = (out.arrow(table).to_pylist() for table in (SESSIONS, TURNS, REJECTED))

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 import orjson
 import regex
 
-from opdkit.chat.conversation import JSON
-from opdkit.chat.messages import dump
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.messages import TOO_DEEP, dump
 from opdkit.errors import ConfigError
 from opdkit.extract.names import load_names
 from opdkit.extract.redact_rules import Rule, load_rules
@@ -135,11 +135,17 @@ class Redactor:
         return plain if found else written
 
     def value(self, value: Any) -> Any:
-        """Return a JSON value with all its texts, keys too, redacted; of an object's fields also by their names."""
-        if isinstance(value, dict):
-            return {self.text(key): self._field(key, inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [self.value(inner) for inner in value]
+        """Return a JSON value with all its texts, keys too, redacted; of an object's fields also by their names.
+
+        Raises Unreadable where it is nested too deeply.
+        """
+        try:
+            if isinstance(value, dict):
+                return {self.text(key): self._field(key, inner) for key, inner in value.items()}
+            if isinstance(value, list):
+                return [self.value(inner) for inner in value]
+        except RecursionError:
+            raise Unreadable(TOO_DEEP, "more levels than can be redacted") from None
         if isinstance(value, str) or (type(value) is int and abs(value) >= 10**9):
             redacted = self.text(str(value))
             return value if redacted == str(value) else redacted

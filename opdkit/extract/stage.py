@@ -21,18 +21,20 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import PythonFunction
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
-from opdkit.errors import OpdkitError
-from opdkit.extract.formats.detect import remedy
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.extract.formats.detect import NO_LINES, problem_text
 from opdkit.extract.formats.function import reader_of_function
 from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
+from opdkit.extract.inputs.archives import DAMAGED
 from opdkit.extract.inputs.files import Input, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.known_turns import skip_known
 from opdkit.extract.ledger import formats_of_news
 from opdkit.extract.mapping import load
-from opdkit.extract.preview import BEGINNING, WHOLE, copy_head, print_report
+from opdkit.extract.preview import BEGINNING, DAMAGE, WHOLE, copy_head, print_report
 from opdkit.extract.redact import Redactor, own_patterns, redact_session
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
@@ -222,8 +224,8 @@ def session_row(conversation: Conversation, unit: Unit, ordinal: int, redactor: 
     if redactor is not None:
         metadata = redactor.value(metadata)
         if unit.name is not None and (redacted := redactor.text(name)) != name:
-            # The ids of two users become one placeholder: the line where the unit begins tells them apart.
-            name = f"{redacted}~{unit.lines[0].number}"
+            # The ids of two users become one placeholder: the number tells them apart. A line may hold several units.
+            name = f"{redacted}~{unit.number}"
     first = f"{unit.log.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else "")
     return {
         "session_id": branch_session_id(first, conversation.branch),
@@ -324,15 +326,25 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
                 for unit in units.read(part):
                     write_unit(unit, writers[unit.log.number], redactor, filters, config.side)
     for log, out, (_, extent) in zip(logs.inputs, writers, heads, strict=True):
+        if extent == DAMAGE and log.format is None and (log.problem is None or log.problem.reason == NO_LINES):
+            log.problem = Unreadable(DAMAGED, "no record is whole")
         taken = f"within the first {counted(config.limit, 'session')} of all inputs (--limit)" if config.limit else ""
         print_report(log, out, ", ".join(filter(None, [extent if extent != WHOLE or not taken else "", taken])))
         total.count("longer inputs", int(extent == BEGINNING))
         out.counters.rows_out = out.arrow(SESSIONS).num_rows
         total.merge(out.counters)
-    if all(log.format is None for log in logs.inputs):
-        problems = [(log.input.source, log.problem) for log in logs.inputs if log.problem is not None]
-        texts = [f"{source}: {why.reason} ({why.detail}){remedy(why)}" for source, why in problems]
+    nothing = all(log.format is None for log in logs.inputs)
+    problems = [(entry, log.problem) for entry, log in zip(inputs, logs.inputs, strict=True) if log.problem is not None]
+    # Those for which the extraction itself ends with this error: see survey.
+    named = [
+        problem_text(entry.source, problem) for entry, problem in problems
+        if entry.given and (nothing if problem.reason == DAMAGED else not entry.problem and problem.reason != VOTES)
+    ]  # fmt: skip
+    if named:
+        raise ConfigError("\n".join(named))
+    if nothing:
         names = ", ".join(log.input.source for log in logs.inputs)
+        texts = [problem_text(entry.source, problem) for entry, problem in problems]
         raise OpdkitError("\n".join(texts) or f"nothing to read: no line but blank ones in {names}")
     if total.total(_UNREAD) and not total.rows_out:
         check_results(total)

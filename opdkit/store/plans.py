@@ -122,7 +122,9 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if folder.parent != config.run:
         raise ConfigError(f"{config.run} is a training of {folder.parent}; the {plan['stage']} stage is that run's")
-    if config.overwrite and shards == 1 and folder.exists():
+    if config.overwrite and shards > 1:
+        raise ConfigError(_ALL_SHARDS)
+    if config.overwrite and folder.exists():
         if config.is_dry_run:
             return digest
         from opdkit.store.tables import APPENDED  # imported here: it brings pyarrow
@@ -178,7 +180,7 @@ def _another_plan(folder: Path, changes: Sequence[str], stage: str, shards: int)
         f"{folder} was begun under another plan:\n{lines}\n"
         f"Choose another {'--name' if stage == 'train' else 'run directory'}, or pass --overwrite "
         f"{lost if written else '(nothing is lost)'}."
-        + (" (Not together with --shard: overwrite once, then start the shards.)" if shards > 1 else "")
+        + (f" ({_ALL_SHARDS}.)" if shards > 1 else "")
     )
 
 

@@ -12,6 +12,10 @@ from opdkit.config.conditions import find_rejection, parse_filters, parse_time
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError, OpdkitError
 
+DEEP: list = ["b"]
+for _ in range(600):
+    DEEP = [DEEP]
+
 
 def verdict(expression: str, model: str | None = "gpt-4o", **metadata) -> str | None:
     told = Conversation("logs/a.jsonl", 1, [], model=model, metadata=metadata)
@@ -32,6 +36,7 @@ def verdict(expression: str, model: str | None = "gpt-4o", **metadata) -> str | 
     ("metadata.tags!=c", {"tags": ["a", "b"]}), ("metadata.version>=2.0", {"version": "10.1"}),
     ("metadata.day>=2026-01", {"day": "2026-01-05"}),
     ("metadata.scores.ok=1", {"scores": [{"name": "ok", "value": 1}]}),
+    ("metadata.tags=b", {"tags": [["a"], [[], "b"]]}), ("metadata.tags=b", {"tags": DEEP}),
 ])  # fmt: skip
 def test_what_holds(expression, metadata):
     assert verdict(expression, **metadata) is None
@@ -51,6 +56,8 @@ def test_what_holds(expression, metadata):
     ("metadata.scores.ok=1", {"scores": [{"name": "no", "value": 1}, {"name": "ok"}]},
      "filtered: no metadata.scores.ok"),
     ("metadata.tags!=b", {"tags": ["a", "b"]}, "filtered: metadata.tags!=b"),
+    ("metadata.tags!=b", {"tags": DEEP}, "filtered: metadata.tags!=b"),
+    ("metadata.tags=b", {"tags": [[[]]]}, "filtered: no metadata.tags to compare"),
 ])  # fmt: skip
 def test_what_does_not_hold_says_why(expression, metadata, reason):
     assert verdict(expression, **metadata) == reason
@@ -62,7 +69,8 @@ def test_a_session_without_a_model_is_not_guessed_about():
 
 @pytest.mark.parametrize(("expression", "words"), [
     ("model", "FIELD OP VALUE"), ("modell=x", "did you mean 'model'"), ("metadata=x", "no field 'metadata'"),
-    ("time>=soon", "2026-01-31"), ("time>=2026-13-45", "no such day"), ("language>en", "compare it with = or !="),
+    ("time>=soon", "2026-01-31"), ("time>=2026", "2026-01-31"), ("time>=20260101", "2026-01-31"),
+    ("time>=2026-13-45", "no such day"), ("language>en", "compare it with = or !="),
     ("model=", "no value"),
 ])  # fmt: skip
 def test_a_wrong_filter_is_refused_at_once(tmp_path, expression, words):

@@ -163,6 +163,17 @@ def test_two_possible_formats_are_not_guessed(tmp_path):
     assert next(read_all(tmp_path / "run", "sessions"))["messages"][0]["content"] == "x"
 
 
+def test_a_file_of_two_formats_in_a_folder_is_set_aside(tmp_path, capsys):
+    jsonl(tmp_path / "logs" / "good.jsonl", chat("u", "a", "v"))
+    event = {"type": "message", "message": {"role": "user", "content": "u"}}
+    bad = jsonl(tmp_path / "logs" / "bad.jsonl", chat("u", "a", "v"), event)
+    run(tmp_path / "run", tmp_path / "logs")
+    (row,) = read_all(tmp_path / "run", "rejected")
+    assert (row["source"], row["line"], row["reason"]) == (str(bad), 0, "several formats")
+    assert "openai or pi" in row["detail"]
+    assert "bad.jsonl: set aside: several formats" in capsys.readouterr().err
+
+
 def test_mostly_unreadable_is_a_failure_with_the_commonest_reasons(tmp_path):
     lines = [chat("u", "a", "v"), b"{\n", b"{\n", {"text": "x"}]
     log = jsonl(tmp_path / "log.jsonl", *lines)

@@ -77,6 +77,14 @@ def test_prompt_reply_and_what_came_of_it(tmp_path):
     assert [turn_rows("s", t)[0]["skip_reason"] for t in (told, silent, cut)] == [None, "no next state", "truncated"]
 
 
+@pytest.mark.parametrize(("logged", "rating"), [
+    (1, 1), (0, 0), (0.0, 0), (-1, -1), (True, 1), (False, -1), ("up", 1), ("bad", -1), (5, None),
+])  # fmt: skip
+def test_ratings(tmp_path, logged, rating):
+    (told,) = read(tmp_path, 'prompt = "q"\nreply = "a"\nrating = "thumb"', {"q": "hi", "a": "hello", "thumb": logged})
+    assert (told.notes[1].decision or {"rating": None})["rating"] == rating
+
+
 def test_pairs_whose_prompts_repeat_the_conversation_are_linked(tmp_path):
     u, a = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
     rows = [{"p": [u], "r": "a"}, {"p": [u, a, {"role": "user", "content": "no"}], "r": {"content": "b"}}]

@@ -315,10 +315,11 @@ def test_other_news_than_the_ledger_waits_for_is_refused(tmp_path):
         commit_news(ledger, tmp_path / "two")
 
 
-@pytest.mark.parametrize("log", ["-", "hf:some/data", "nowhere.jsonl", "table.jsonl"])
+@pytest.mark.parametrize("log", ["-", "hf:some/data", "nowhere.jsonl", "table.jsonl", "pipe"])
 def test_inputs_that_cannot_be_followed_are_named(tmp_path, log, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("table.jsonl").write_text('{"unknown": 1}\n')
+    os.mkfifo("pipe")
     with pytest.raises(ConfigError, match=log):
         collect(tmp_path, [log], 0)
 
@@ -415,12 +416,14 @@ def test_the_format_of_a_log_is_detected_once(tmp_path, odd, capsys):
     assert "app@2.jsonl: openai\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("problem", ["format", "member"])
+@pytest.mark.parametrize("problem", ["format", "two formats", "member"])
 def test_what_could_not_be_read_is_looked_at_again(tmp_path, problem, capsys):
     (tmp_path / "logs").mkdir()
     jsonl(tmp_path / "logs/ok.jsonl", chat("a", "b", "c"))
     if problem == "format":
         jsonl(tmp_path / "logs/odd.jsonl", {"conv": "x"})
+    elif problem == "two formats":
+        jsonl(tmp_path / "logs/odd.jsonl", chat("d", "e", "f"), {"type": "session", "id": "s", "timestamp": "t"})
     else:
         with zipfile.ZipFile(tmp_path / "logs/odd.zip", "w") as archive:
             archive.writestr("a.jsonl", json.dumps(chat("d", "e", "f")))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from small_logs import chat, jsonl, run, tables
 
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.parquet import read_rows, row_chunks
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
@@ -122,6 +122,16 @@ def test_logs_with_sessions_over_many_rows_are_read_too(tmp_path):
               {"type": "message", "id": "1", "message": {"role": "user", "content": "u"}}]  # fmt: skip
     run(tmp_path / "pi", parquet(tmp_path / "pi.parquet", events * 2, group=1), log, part_mb=1e-6)
     assert [s["session_id"] for s in tables(tmp_path / "pi")["sessions"]][:2] == ["pi:p", "pi:p#2"]
+
+
+def test_a_file_without_rows_is_empty(tmp_path, log, capsys):
+    empty = tmp_path / "empty.parquet"
+    pq.write_table(pa.Table.from_pylist([chat("u", "a")]).slice(0, 0), empty)
+    with pytest.raises(OpdkitError, match="nothing to read") as caught:
+        run(tmp_path / "run", empty)
+    assert caught.value.exit_code == 1
+    run(tmp_path / "run", empty, log)
+    assert "empty.parquet: empty" in capsys.readouterr().err
 
 
 def test_values_that_json_does_not_have(tmp_path):

@@ -1,6 +1,9 @@
 """`opdkit extract --dry-run`."""
 
 import gzip
+import io
+import re
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +20,13 @@ def shown(capsys, folder: Path, *logs, **options) -> str:
     assert summary.line().startswith("extract --dry-run: ")
     assert not folder.exists()
     return capsys.readouterr().out
+
+
+def zipped(name: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(name, '{"level": "info"}\n')
+    return file.getvalue()
 
 
 def test_everything_that_was_found_is_said(tmp_path, capsys):
@@ -101,18 +111,47 @@ def test_what_is_wrong_with_the_command_is_still_an_error(tmp_path):
         run(tmp_path / "run", tmp_path / "none.jsonl", dry_run=True)
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    (b'{"level": "info"}\n', r"unknown format.*--map says where.*docs/logs\.md"),
-    (b"", "nothing to read"),
-    (b"\n", "no JSON lines"),
-    (b'{"messages": 1}\n', "1 of 1 log session could not be read"),
-])  # fmt: skip
-def test_a_log_of_which_nothing_can_be_read_is_an_error_here_too(tmp_path, line, words):
-    (tmp_path / "log.jsonl").write_bytes(line)
-    options = {"format": "openai"} if b"messages" in line else {}
-    with pytest.raises(OpdkitError, match=words) as caught:
-        run(tmp_path / "run", tmp_path / "log.jsonl", dry_run=True, **options)
-    assert caught.value.exit_code == 1
+LOGS = {
+    "unknown": (b'{"level": "info"}\n', r"unknown format.*--map says where.*docs/logs\.md"),
+    "votes": (b'{"votes": [], "session_id": "s"}\n', "judge votes"),
+    "empty": (b"", "nothing to read"),
+    "blank": (b"\n", "no JSON lines"),
+    "no messages": (b'{"messages": 1}\n', "1 of 1 log session could not be read"),
+    "cut": (gzip.compress(b'{"level": "info"}\n')[:14], "damaged archive"),
+    "cut late": (gzip.compress(b'{"level": "info"}\n')[:-4], "unknown format"),
+    "no zip": (b"PK\x03\x04 no archive", "damaged archive"),
+    "zip of notes": (zipped("notes.txt"), "nothing to read"),
+    "zip of a log": (zipped("a.jsonl"), "unknown format"),
+}
+
+
+def ending(folder: Path, *logs: Path, **options) -> tuple[int, str]:
+    try:
+        run(folder, *logs, **options)
+    except OpdkitError as error:
+        return error.exit_code, str(error)
+    return 0, ""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_that_cannot_be_read_ends_as_the_extraction_would(tmp_path, name, beside):
+    """Beside another log, and alone: with the same exit code."""
+    data, words = LOGS[name]
+    (tmp_path / "log.jsonl").write_bytes(data)
+    logs = [tmp_path / "log.jsonl", *([jsonl(tmp_path / "good.jsonl", chat("u", "a", "v"))] if beside else [])]
+    options = {"format": "openai"} if name == "no messages" else {}
+    code, text = ending(tmp_path / "run", *logs, dry_run=True, **options)
+    assert code == ending(tmp_path / "run", *logs, **options)[0]
+    assert beside or (code and re.search(words, text))
+
+
+def test_rows_of_parquet_keep_their_problems(tmp_path, capsys):
+    rows = [chat("u", "x" * n, "v") for n in (1, 2_000_000, 1)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
+    said = shown(capsys, tmp_path / "run", tmp_path / "log.parquet", max_line_mb=1)
+    assert "sessions  2\n" in said
+    assert "rejected  line too long 1 (line 2, " in said
 
 
 def test_a_session_that_is_spread_over_lines(tmp_path, capsys):

@@ -7,6 +7,7 @@ from redaction_kinds import KINDS, cases, is_left
 from small_logs import jsonl, run, tables
 
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store.joined_turns import LOGGED, joined_turns
 
 MAIL, KEY, PHONE = "bob.b@example.com", "ghp_" + "a1B2" * 9, "+1 415 555 2671"
 SECRETS = f"{MAIL} {KEY} {PHONE}"
@@ -65,7 +66,7 @@ def test_placeholders_are_stable_and_ids_stay_apart(tmp_path, logs):
     run(tmp_path / "run", logs, redact=True)
     found = tables(tmp_path / "run")
     ids = [s["session_id"] for s in found["sessions"]]
-    assert ids[6:] == ["events:[email]~1", "records:[email]~1", "records:[email]~2", "records:plain"]
+    assert ids[6:] == ["events:[email]~0", "records:[email]~1", "records:[email]~2", "records:plain"]
     assert len({t["turn_id"] for t in found["turns"]}) == len(found["turns"])
     user, reply, tool = found["sessions"][0]["messages"][1:4]
     assert (user["content"], user["name"]) == ("[email] [key] [phone]", "[email]")
@@ -75,6 +76,38 @@ def test_placeholders_are_stable_and_ids_stay_apart(tmp_path, logs):
     first, second = found["turns"][:2]
     assert (first["response_token_ids"], first["behavior_logprobs"], first["finish_reason"]) == (None, None, "[email]")
     assert second["response_token_ids"] == [3]
+
+
+@pytest.mark.parametrize(("opening", "closing"), [('{"a": ', "}"), ("[", "]")])
+@pytest.mark.parametrize("field", ["metadata", "arguments"])
+def test_what_is_nested_too_deeply_costs_its_session(tmp_path, field, opening, closing):
+    deep = opening * 900 + "1" + closing * 900
+    call = {"id": "c", "function": {"name": "f", "arguments": deep}}
+    told = {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": [call]}]}
+    if field == "metadata":
+        told = f'{{"messages": [{{"role": "user", "content": "u"}}], "metadata": {deep}}}\n'.encode()
+    run(tmp_path / "run", jsonl(tmp_path / "log.jsonl", told, hostile_chat(1)), redact=True)
+    found = tables(tmp_path / "run")
+    assert [r["reason"] for r in found["rejected"]] == ["nested too deeply"]
+    assert len(found["sessions"]) == 1
+
+
+def test_sessions_of_one_line_stay_apart(tmp_path):
+    """A batch of spans holds the sessions of two users on one line."""
+    names = ("bob", "eve")
+    spans = [
+        {"name": "chat", "spanId": name, "attributes": [
+            {"key": key, "value": {"stringValue": value}} for key, value in {
+                "session.id": f"{name}@example.com", "llm.input_messages.0.message.role": "user",
+                "llm.input_messages.0.message.content": f"I am {name}.", "llm.output_messages.0.message.role":
+                "assistant", "llm.output_messages.0.message.content": f"Hello {name}."}.items()]}
+        for name in names
+    ]  # fmt: skip
+    log = jsonl(tmp_path / "log.jsonl", {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
+    run(tmp_path / "run", log, redact=True)
+    found = list(joined_turns(tmp_path / "run", 0, LOGGED))
+    assert len({turn.turn_id for turn in found}) == 2
+    assert [turn.session["messages"][1]["content"] for turn in found] == ["Hello bob.", "Hello eve."]
 
 
 def test_turns_are_those_of_the_log_as_it_was(tmp_path):

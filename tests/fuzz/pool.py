@@ -25,7 +25,7 @@ def real_lines(folders: Sequence[Path] = FOLDERS) -> dict[str, list[bytes]]:
     for path in (path for folder in folders for path in sorted(folder.rglob("*.jsonl"))):
         lines = path.read_bytes().splitlines()
         try:
-            name = detect(path.name, (Line(path.name, n, data) for n, data in enumerate(lines, 1)))
+            name = detect((Line(path.name, n, data) for n, data in enumerate(lines, 1)))
         except Unreadable:
             continue
         short = [line for line in lines if len(line) <= LONGEST]

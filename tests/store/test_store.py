@@ -136,10 +136,11 @@ def test_overwrite_discards_what_another_plan_has_written(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["extract"]
 
 
-def test_overwrite_is_refused_for_one_of_several_shards(tmp_path):
+@pytest.mark.parametrize("knob", [1, 2])
+def test_overwrite_is_refused_for_one_of_several_shards(tmp_path, knob):
     fill(opened(tmp_path))
-    with pytest.raises(ConfigError, match="Not together with --shard"):
-        opened(tmp_path, knob=2, overwrite=True, shard="0/2")
+    with pytest.raises(ConfigError, match="--overwrite"):
+        opened(tmp_path, knob=knob, overwrite=True, shard="0/2")
     assert len(list((tmp_path / "extract" / "rejected").iterdir())) == 4
 
 

@@ -71,12 +71,10 @@ def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
         for log in inputs:
             try:
                 with open_plain(log.path) as handle:
-                    name = detect(log.source, (line for _, line in lines(handle, log.source, _LINE)))
+                    name = detect(line for _, line in lines(handle, log.source, _LINE))
             except Unreadable as why:
                 remedy = "--format names the format; docs/logs.md says which are read"
                 yield Finding("logs", PROBLEM, f"{log.source}: {why.reason} ({why.detail})", remedy)
-            except OpdkitError as error:
-                yield Finding("logs", PROBLEM, str(error), "--format names the format")
             except Exception as error:
                 if not isinstance(error, OSError) and not is_damage(error):
                     raise

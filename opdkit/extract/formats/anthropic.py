@@ -23,7 +23,7 @@ _LOOKED_AT = 12  # messages
 
 def recognises(record: JSON) -> bool:
     """Return whether messages stand beside a system prompt, or with blocks or a response of this interface alone."""
-    request, response = _split_call(record)
+    request, response, _ = _split_call(record)
     if message_key(request, ("messages",)) is None or "response_text" in record:
         return False
     if isinstance(response.get("content"), list) and ("stop_reason" in response or response.get("type") == "message"):
@@ -38,24 +38,29 @@ def recognises(record: JSON) -> bool:
     return any(b.get("type") in _OWN_BLOCKS or (b.get("type") == "image" and "source" in b) for b in blocks)
 
 
-def _split_call(record: JSON) -> tuple[JSON, JSON]:
-    """Return (request, response) of a record; each may be the record itself, the response {} where there is none."""
+def _split_call(record: JSON) -> tuple[JSON, JSON, frozenset[str]]:
+    """Return (request, response, fields that hold the response) of a record.
+
+    Request and response may be the record itself. Without `content` it is no response, but an error or a verdict: {}.
+    """
     request = record
     if "messages" not in record:
         envelopes = (record.get(key) for key in _ENVELOPES)
         request = next((e for e in envelopes if isinstance(e, dict) and "messages" in e), record)
     for key in _REPLIES:
         response = record.get(key)
-        if isinstance(response, dict):
-            for envelope in ("message", "body"):
-                response = response.get(envelope, response) if isinstance(response, dict) else {}
-            return request, response if isinstance(response, dict) else {}
-    return request, record if record.get("role") == "assistant" and "content" in record else {}
+        for envelope in ("message", "body"):
+            response = response.get(envelope, response) if isinstance(response, dict) else None
+        if isinstance(response, dict) and "content" in response:
+            return request, response, frozenset((key,))
+    if record.get("role") == "assistant" and "content" in record:
+        return request, record, _OF_RESPONSE
+    return request, {}, frozenset()
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one call: its system prompt, its messages, its reply. The other parameters go to the metadata."""
-    request, response = _split_call(record)
+    request, response, used = _split_call(record)
     items = require_messages(request.get("messages"), "messages")
     system = request.get("system")
     opening = [{"role": "system", "content": system}] if system else []
@@ -64,9 +69,8 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     if response:
         finish = response.get("stop_reason")
         notes.setdefault(len(messages) - 1, Note()).finish_reason = finish if isinstance(finish, str) else None
-    used = _OF_REQUEST.union(_OF_RESPONSE if response is record else _REPLIES if response else ())
     metadata = {} if request is record else {k: v for k, v in request.items() if k not in _OF_REQUEST}
-    metadata |= {k: v for k, v in record.items() if k not in used and v is not request and v is not response}
+    metadata |= {k: v for k, v in record.items() if k not in _OF_REQUEST | used and v is not request}
     if "usage" in response:
         metadata["usage"] = response["usage"]
     model = first_text(request.get("model"), response.get("model"), record.get("model"))

@@ -17,10 +17,10 @@ import orjson
 from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
 from opdkit.chat.markup import split_reply
 from opdkit.chat.messages import dump, first_text, read_messages
-from opdkit.extract.formats.items import openai_message
+from opdkit.extract.formats.items import openai_messages
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
-from opdkit.extract.formats.sessions import join_reply
+from opdkit.extract.formats.sessions import read_pieces
 from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
 NO_CALL = f"{LEFT_OUT}no model call"
@@ -65,6 +65,19 @@ def call_reader(
     return Reader(name, "id", recognises, read, id_of=id_of, unfold=unfold, closer_than=closer_than)
 
 
+def require_prompt(value: Any, why: str) -> list[Any]:
+    """Return the prompt of a call as a list of logged messages: it may be a text, or one message.
+
+    Raise Unreadable, for the reason `why`, where there is none.
+    """
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    items = [value] if isinstance(value, dict) and "role" in value else value
+    if not isinstance(items, list) or not items:
+        raise Unreadable("no messages", why)
+    return items
+
+
 def read_reply(output: Any) -> tuple[JSON, Note]:
     """Return the output of a call as (message, note). Raises Unreadable.
 
@@ -72,15 +85,14 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
     is read.
     """
     if isinstance(output, dict) and isinstance(output.get("output"), list):
-        pieces = [openai_message(item) for item in output["output"]]
-        messages, _ = read_messages([piece for piece in pieces if piece["role"] == "assistant"])
+        pieces = openai_messages(output["output"])
+        messages, notes = read_pieces([piece for piece in pieces if piece["role"] == "assistant"])
         if not messages:
             raise Unreadable("no reply", "no item of the output is one")
-        for piece in messages[1:]:
-            join_reply(messages[0], piece)
         details = output.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
-        return messages[0], Note(first_text(reason, output.get("status")))
+        notes[0].finish_reason = first_text(reason, output.get("status"))
+        return messages[0], notes[0]
     if isinstance(output, dict) and isinstance(output.get("choices"), list) and output["choices"]:
         choice = output["choices"][0]
         body = choice.get("message", choice) if isinstance(choice, dict) else None
@@ -151,6 +163,7 @@ class _Node:
     turn: Any
     last: bytes  # digest of the prompt's last message
     next: bytes | None  # digest of its next state as logged
+    decision: bytes | None  # digest of what a person decided about the reply
     parent: "_Node | None" = None
     children: list["_Node"] = field(default_factory=list)
 
@@ -167,24 +180,28 @@ def _make_node(position: int, call: Call) -> _Node:
     chain.update(_canonical(call.reply))
     tail, last = chain.digest(), blake(last).digest()
     reaction = blake(_canonical(call.following[-1])).digest() if call.following else None
-    return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, last, reaction)
+    decision = blake(dump(call.note.decision).encode()).digest() if call.note.decision else None
+    return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, last, reaction, decision)
 
 
 def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
-    """Return (kept, repeats): of records with one prompt, reply and next state, the first that knows it is kept."""
+    """Return (kept, repeats). A repeat has the prompt and reply of a kept one, and no other next state or decision."""
     repeats: dict[int, _Node] = {}
     by_tail: dict[bytes, list[_Node]] = {}
     for node in nodes:
         same = by_tail.setdefault(node.tail, [])
-        twin = next((k for k in same if node.next in (None, k.next) or k.next is None), None)
-        if twin is not None and twin.next is None and node.next is not None:
-            same.remove(twin)  # the same record again, now with its next state
-            repeats[twin.position] = twin
-        elif twin is not None:
+        if any(_says_no_more(node, other) for other in same):
             repeats[node.position] = node
             continue
-        same.append(node)
+        # The same record again, now with its next state or its decision.
+        repeats |= {other.position: other for other in same if _says_no_more(other, node)}
+        same[:] = [other for other in same if other.position not in repeats] + [node]
     return [n for n in nodes if n.position not in repeats], list(repeats.values())
+
+
+def _says_no_more(node: _Node, other: _Node) -> bool:
+    """Return whether `node` has no next state and no decision but those of `other`, a record of the same reply."""
+    return node.next in (None, other.next) and node.decision in (None, other.decision)
 
 
 def _link(nodes: Sequence[_Node]) -> None:
@@ -202,7 +219,10 @@ def _link(nodes: Sequence[_Node]) -> None:
 
 
 def _find_retries(nodes: Sequence[_Node]) -> set[int]:
-    """Return positions of replies that were thrown away: another reply to the prompt went on, this one did not."""
+    """Return positions of replies that were thrown away: another reply to the prompt went on, this one did not.
+
+    A reply that a person decided about was not: it may have been given to another user, who asked the same.
+    """
     siblings: dict[bytes, list[_Node]] = {}
     for node in nodes:
         siblings.setdefault(node.prompt, []).append(node)
@@ -213,7 +233,7 @@ def _find_retries(nodes: Sequence[_Node]) -> set[int]:
         kept = {n.position for n, rank in zip(group, ranks, strict=True) if rank == best}
         if best == 0:  # none went on: the last one is what the user was left with
             kept = {group[-1].position}
-        lost.update(n.position for n in group if n.position not in kept)
+        lost.update(n.position for n in group if n.position not in kept and n.decision is None)
     return lost
 
 

@@ -133,10 +133,11 @@ def _read_event(line: Line, record: JSON) -> _Event:
         event.compacts = True
         return event
     content = body.get("content")
-    event.messages, _ = read_messages([{"role": kind, "content": content}])
+    event.messages, notes = read_messages([{"role": kind, "content": content}])
     if kind == "assistant":
         event.reply, event.model = first_text(body.get("id")), first_text(body.get("model"))
-        event.note = Note(first_text(body.get("stop_reason")), kind="side" if side else "main")
+        event.note = notes.get(0) or event.note
+        event.note.finish_reason, event.note.kind = first_text(body.get("stop_reason")), "side" if side else "main"
         if event.model == "<synthetic>" or record.get("isApiErrorMessage") is True:
             event.model, event.note.skip_reason = None, SYNTHETIC
     else:
@@ -257,10 +258,7 @@ def _join_events(events: Sequence[_Event], positions: Sequence[int], breaks: set
             compacted.append(len(messages))
         conversation.model = conversation.model or event.model
         if event.kind == "assistant" and open_reply is not None and open_reply[0] == event.reply:
-            reply, note, (piece,) = messages[open_reply[1]], notes[open_reply[1]], event.messages
-            join_reply(reply, piece)
-            note.finish_reason = event.note.finish_reason or note.finish_reason
-            note.skip_reason = event.note.skip_reason or note.skip_reason
+            join_reply(messages[open_reply[1]], notes[open_reply[1]], event.messages[0], event.note)
             continue
         for message in event.messages:
             if event.kind == "assistant":

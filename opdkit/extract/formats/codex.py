@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import first_text, message, read_messages
-from opdkit.extract.formats.items import is_call, openai_message
+from opdkit.extract.formats.items import is_call, openai_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import GAP, join_reply
@@ -31,7 +31,6 @@ ABORTED = "aborted"
 _KINDS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _OF_CLIENT = ("<turn_aborted>", "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<skill>",
               "<subagent_notification>", "<permissions instructions>")  # fmt: skip
-_NO_ITEM = ("ghost_snapshot", "compaction", "compaction_summary", "context_compaction", "compaction_trigger")
 _PARTS = ("input_text", "output_text", "input_image")
 
 
@@ -79,18 +78,18 @@ class _Session:
     model: str | None = None
     gap: bool = False  # lines behind the last message could not be read
 
-    def add(self, added: JSON) -> None:
-        """Add a message to the branch, or the next piece of its last reply."""
+    def add(self, added: JSON, note: Note | None) -> None:
+        """Add a message to the branch, or the next piece of its last reply. `note`: on a reply."""
         last = self.path[-1] if self.path else None
-        is_reply = added["role"] == "assistant"
-        if last is not None and is_reply and last.messages[0]["role"] == "assistant" and not self.gap:
-            join_reply(last.messages[0], added)
+        if last is not None and note is not None and last.last_note is not None and not self.gap:
+            join_reply(last.messages[0], last.last_note, added, note)
             return
         of_client = added["role"] == "user" and (added["content"] or "").startswith(_OF_CLIENT)
-        node = Node(str(len(self.nodes)), last.id if last else None, [added], machine=of_client)
+        notes = {} if note is None else {0: note}
+        node = Node(str(len(self.nodes)), last.id if last else None, [added], notes, machine=of_client)
         self.path.append(node)
         self.nodes.append(node)
-        if is_reply and self.gap:
+        if note is not None and self.gap:
             self.skip_last_reply(GAP)
             self.gap = False
 
@@ -158,7 +157,7 @@ def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
             instructions = record.get("base_instructions")
             text = first_text(instructions.get("text")) if isinstance(instructions, dict) else None
             if text is not None:
-                session.add(message("system", text))
+                session.add(message("system", text), None)
         return
     kind = record.get("type") if isinstance(record, dict) else None
     payload = record.get("payload") if kind in _KINDS else record
@@ -179,13 +178,10 @@ def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
             removed = session.path.pop()
             count += removed.messages[0]["role"] == "user" and not removed.machine
         session.compacted = [index for index in session.compacted if index <= len(session.path)]
-    elif (
-        kind not in ("event_msg", "session_meta")
-        and "record_type" not in payload
-        and payload.get("type") not in _NO_ITEM
-    ):
-        for added in read_messages([openai_message(payload)])[0]:
-            session.add(added)
+    elif kind not in ("event_msg", "session_meta") and "record_type" not in payload:
+        messages, notes = read_messages(openai_messages([payload]))
+        for index, added in enumerate(messages):
+            session.add(added, notes.get(index, Note()) if added["role"] == "assistant" else None)
 
 
 READER = Reader("codex", "session", recognises, read, id_of, header_mark=b'"timestamp"', repeats_headers=True)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from itertools import islice
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.openclaw_rl import VOTES, is_votes
@@ -21,11 +20,10 @@ _UTF_16 = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"{\0": "UTF-16LE", b"[
            b"\0[": "UTF-16BE"}  # fmt: skip
 
 
-def detect(source: str, lines: Iterable[Line], unit: str = "line") -> str:
+def detect(lines: Iterable[Line], unit: str = "line") -> str:
     """Return the format of an input by its first records. `unit` is what `lines` are called in messages.
 
-    Raises Unreadable, with the reason under which the input is set aside, when no reader knows it, and ConfigError when
-    two do.
+    Raises Unreadable, with the reason under which the input is set aside, when no reader knows it, or two do.
     """
     records: list[JSON] = []
     problem: Unreadable | None = None  # of the first line that is no record
@@ -43,7 +41,7 @@ def detect(source: str, lines: Iterable[Line], unit: str = "line") -> str:
     names = {name for record in records for name, reader in READERS.items() if reader.recognises(record)}
     names -= {other for name in names for other in READERS[name].closer_than}
     if len(names) > 1:
-        raise ConfigError(f"{source} could be {' or '.join(sorted(names))}: say which with --format")
+        raise Unreadable("several formats", f"it could be {' or '.join(sorted(names))}: say which with --format")
     if names:
         return names.pop()
     if records and (problem is None or problem.reason == NO_LINES):
@@ -52,12 +50,11 @@ def detect(source: str, lines: Iterable[Line], unit: str = "line") -> str:
     raise problem or Unreadable(NO_LINES, "nothing but blank and comment lines")
 
 
-def remedy(problem: Unreadable) -> str:
-    """Return what to do about an input that no reader knows; "" where its problem says so itself."""
-    known = (
-        "; --format names the format if it is one of them, --map says where the fields of any other are, docs/logs.md"
-    )
-    return known if problem.reason == UNKNOWN else ""
+def problem_text(source: str, problem: Unreadable) -> str:
+    """Return the message about an input that is not read, and what to do about one that no reader knows."""
+    text = f"{source}: {problem.reason} ({problem.detail})"
+    known = "--format names the format if it is one of them, --map says where the fields of any other are, docs/logs.md"
+    return f"{text}; {known}" if problem.reason == UNKNOWN else text
 
 
 def _diagnose(line: Line) -> Unreadable | None:

@@ -3,11 +3,15 @@
 Text, reasoning and calls of one reply are an item each. https://platform.openai.com/docs/api-reference/responses
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, dump
 
+# Notes of the client and the server, which are no part of the conversation.
+_NO_MESSAGE = ("ghost_snapshot", "compaction", "compaction_summary", "context_compaction", "compaction_trigger",
+               "mcp_list_tools")  # fmt: skip
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action",
           "tool_search_call": "arguments"}  # fmt: skip
 
@@ -18,10 +22,16 @@ def is_call(item: JSON) -> bool:
     return isinstance(kind, str) and kind.removesuffix("_output") in _CALLS and "call_id" in item
 
 
-def openai_message(item: Any) -> JSON:
-    """Return an item as a message of chat completions. Raises Unreadable."""
-    if not isinstance(item, dict):
-        raise Unreadable("item of unknown shape", f"it is a {type(item).__name__}")
+def openai_messages(items: Sequence[Any]) -> list[JSON]:
+    """Return items as messages of chat completions. Raises Unreadable."""
+    for item in items:
+        if not isinstance(item, dict):
+            raise Unreadable("item of unknown shape", f"it is a {type(item).__name__}")
+    return [_openai_message(item) for item in items if item.get("type") not in _NO_MESSAGE]
+
+
+def _openai_message(item: JSON) -> JSON:
+    """Return an item as a message. Raises Unreadable."""
     kind = item.get("type")
     if kind == "message" or (kind is None and "role" in item):
         return {"role": item.get("role"), "content": item.get("content")}

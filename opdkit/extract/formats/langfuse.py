@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.conversation import JSON
 from opdkit.chat.messages import as_list, dump, first_text, read_messages, read_tools
-from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
@@ -99,12 +99,7 @@ def read_call(record: JSON) -> Call | LeftOut:
         "type" not in record and not (isinstance(items, list) and output)
     ):
         return LeftOut(NO_CALL)
-    if isinstance(items, str):
-        items = [{"role": "user", "content": items}]
-    if isinstance(items, dict) and "role" in items:
-        items = [items]
-    if not isinstance(items, list) or not items:
-        raise Unreadable("no messages", f"the input is {'empty' if not items else 'a ' + type(items).__name__}")
+    items = require_prompt(items, f"the input is {'a ' + type(items).__name__ if items else 'empty'}")
     definitions = [item["content"] for item in items if _is_tool_definition(item)]
     tools = read_tools(request.get("tools")) or read_tools(definitions)
     prompt, _ = read_messages([item for item in items if not _is_tool_definition(item)])

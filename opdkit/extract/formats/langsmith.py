@@ -13,7 +13,7 @@ from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, dump, first_text, read_messages, read_tools
-from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
@@ -66,11 +66,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     items = value_at(inputs, ("messages",)) or value_at(inputs, ("prompts",)) or value_at(inputs, ("input",))
     if isinstance(items, list) and len(items) == 1 and isinstance(items[0], list):
         items = items[0]  # a batch of one prompt
-    if isinstance(items, str):
-        items = [items]
-    if not isinstance(items, list) or not items:
-        raise Unreadable("no messages", "nothing in inputs.messages")
-    prompt, _ = read_messages([openai_message(item) for item in items])
+    prompt, _ = read_messages([openai_message(item) for item in require_prompt(items, "nothing in inputs.messages")])
     generation = value_at(outputs, ("generations", 0))
     generation = generation[0] if isinstance(generation, list) and generation else generation
     output = value_at(generation, ("message",)) or value_at(generation, ("text",)) or value_at(outputs, ("message",))

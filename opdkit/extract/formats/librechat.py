@@ -49,9 +49,11 @@ def read_record(record: JSON) -> Tree:
         except Unreadable as problem:
             problems.append(problem)
             continue
-        times += filter(None, [first_text(item.get("updatedAt"), item.get("createdAt"))])
+        times += filter(None, (first_text(item.get(key)) for key in ("createdAt", "updatedAt")))
         stack += [(child, nodes[-1].id) for child in reversed(as_list(item.get("children")))]
     metadata = {key: value for key, value in record.items() if key not in _KEYS}
+    if times:
+        metadata["created_at"] = min(times)  # the record has no time of its own
     model = first_text(value_at(record, ("options", "model")))
     current = nodes[-1].id if nodes else None  # `exportAt` is a time of day, so the latest message dates the export
     return Tree(nodes, current, metadata, model, time=max(times, default=None), problems=problems)

@@ -10,9 +10,10 @@ such a text is kept, and is not trained on (`shortened by the proxy`).
 
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import first_text, read_messages, read_tools
-from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply
-from opdkit.extract.formats.items import openai_message
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply, require_prompt
+from opdkit.extract.formats.items import openai_messages
 from opdkit.extract.formats.reader import LeftOut
+from opdkit.extract.formats.sessions import read_pieces
 from opdkit.extract.formats.spans import parse_text, without_empty
 from opdkit.extract.mapping import value_at
 
@@ -39,18 +40,15 @@ def read_call(record: JSON) -> Call | LeftOut:
     sent = parse_text(record.get("proxy_server_request"))
     request = value_at(sent, ("body",)) or sent
     request = request if isinstance(request, dict) else {}
-    items = parse_text(record.get("messages")) or request.get("messages") or request.get("input")
-    if isinstance(items, str):
-        items = [{"role": "user", "content": items}]
-    if not isinstance(items, list) or not items:
-        raise Unreadable("no messages", "the log has no prompt; `store_prompts_in_spend_logs: true` keeps it")
+    items = require_prompt(parse_text(record.get("messages")) or request.get("messages") or request.get("input"),
+                         "the log has no prompt; `store_prompts_in_spend_logs: true` keeps it")  # fmt: skip
     output = parse_text(record.get("response"))
     if output in (None, {}, ""):
         raise Unreadable("no reply", first_text(record.get("error_str"), record.get("status")) or "no response")
     system = request.get("system") or request.get("instructions")  # Anthropic's interface, OpenAI's Responses
     opening = [{"role": "system", "content": system}] if system else []
-    of_items = any(isinstance(item, dict) and "role" not in item for item in items)
-    prompt, _ = read_messages(opening + [openai_message(item) if of_items else item for item in items])
+    of_items = any(isinstance(m, dict) and ("role" not in m or m.get("type") == "message") for m in items)
+    prompt, _ = read_pieces(opening + openai_messages(items)) if of_items else read_messages(opening + items)
     reply, note = read_reply(output)
     texts = [text for m in (*prompt, reply) for text in (m["content"], *(c["arguments"] for c in m["tool_calls"]))]
     if any(text and "redacted-by-litellm" in text for text in texts):

@@ -75,7 +75,8 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
 
 def _decision(fields: FieldMap, record: JSON) -> JSON:
     """Return what a message, or a pair of prompt and reply, says that a person decided about the reply."""
-    rating = rating_of(value_at(record, fields.rating))
+    logged = value_at(record, fields.rating)
+    rating = 0 if logged == 0 and not isinstance(logged, bool) else rating_of(logged)  # false is a thumb down
     texts = {name: first_text(value_at(record, getattr(fields, name))) for name in ("comment", "edited")}
     return {name: value for name, value in (texts | {"rating": rating}).items() if value is not None}
 

@@ -9,7 +9,7 @@ together.
 
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import first_text, read_messages, read_tools
-from opdkit.extract.formats.chains import Call, call_reader, read_reply
+from opdkit.extract.formats.chains import Call, call_reader, read_reply, require_prompt
 from opdkit.extract.formats.spans import without_empty
 
 _COMPLETION = "chat.completion"
@@ -39,8 +39,7 @@ def read_call(record: JSON) -> Call:
     items = record.get("messages") or record.get("input")
     if isinstance(items, dict):  # a page of messages, as it came
         items = items.get("data")
-    if not isinstance(items, list) or not items:
-        raise Unreadable("no messages", "the prompt is not in the list; docs/logs.md has the lines that fetch it")
+    items = require_prompt(items, "the prompt is not in the list; docs/logs.md has the lines that fetch it")
     # A message with parts has them beside its content.
     prompt, _ = read_messages([
         item | {"content": item["content_parts"]} if isinstance(item, dict) and item.get("content_parts") else item

@@ -18,11 +18,12 @@ and left out.
 from collections.abc import Iterator
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Note, Unreadable
-from opdkit.chat.messages import as_list, dump, first_text, read_messages, read_tools
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.messages import as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.reader import LeftOut
+from opdkit.extract.formats.sessions import read_pieces
 from opdkit.extract.formats.spans import nest_attributes, parse_text, split_spans, without_empty
 from opdkit.extract.mapping import value_at
 
@@ -60,12 +61,14 @@ def read_call(record: JSON) -> Call | LeftOut:
         raise Unreadable("no messages", "the span has a reply and no prompt")
     if not reply_items:
         raise Unreadable("no reply", "the span has a prompt and no reply")
-    prompt, _ = read_messages([message for item in prompt_items for message in _openai_messages(item)])
+    prompt, _ = read_pieces([message for item in prompt_items for message in _openai_messages(item)], only_calls=True)
     replies = [message for item in reply_items for message in _openai_messages(item)]
     if not replies or not isinstance(replies[0], dict):
         raise Unreadable("no reply", "the reply is no message")
-    read, notes = read_messages([m | {"role": "assistant"} if isinstance(m, dict) else m for m in replies])
-    note = notes.get(0) or Note()
+    read, notes = read_pieces(
+        [m | {"role": "assistant"} if isinstance(m, dict) else m for m in replies], only_calls=True
+    )
+    reply, note = read[0], notes[0]
     reasons = parse_text(value_at(tree, ("gen_ai", "response", "finish_reasons")))
     note.finish_reason = first_text(
         note.finish_reason,
@@ -86,7 +89,6 @@ def read_call(record: JSON) -> Call | LeftOut:
         "metadata": parse_text(tree.get("metadata")),
         "tags": value_at(tree, ("tag", "tags")),
     }  # fmt: skip
-    prompt, reply = _join_calls(prompt), _join_calls(read)[0]
     model = first_text(*(value_at(tree, path) for path in _MODELS))
     session = first_text(*(value_at(tree, path) for path in _SESSIONS), record.get("session_id"))
     tools = _read_tools(tree)
@@ -101,23 +103,6 @@ def _read_annotations(record: JSON) -> Iterator[JSON]:
             result = annotation.get("result")
             result = result if isinstance(result, dict) else annotation
             yield {"score": result.get("score"), "label": result.get("label"), "comment": result.get("explanation")}
-
-
-def _join_calls(messages: list[JSON]) -> list[JSON]:
-    """Join assistant messages that only call to the assistant message right before them.
-
-    OpenAI's Responses have text and calls of one reply as items, and OpenInference has each of them as a message. (Of
-    several texts, which are choices, none is joined.)
-    """
-    joined: list[JSON] = []
-    for message in messages:
-        is_assistant = message["role"] == "assistant"
-        only_calls = is_assistant and message["tool_calls"] and not message["content"] and not message["reasoning"]
-        if only_calls and joined and joined[-1]["role"] == "assistant":
-            joined[-1] = joined[-1] | {"tool_calls": [*joined[-1]["tool_calls"], *message["tool_calls"]]}
-        else:
-            joined.append(message)
-    return joined
 
 
 def _read_tools(tree: JSON) -> str | None:

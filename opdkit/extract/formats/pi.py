@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import content_text, first_text, message, read_call
+from opdkit.chat.messages import NOT_ONLY_TEXT, content_text, first_text, has_placeholder, message, read_call
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import mark_gaps
@@ -153,7 +153,8 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
         text = content_text(rest) if rest else None
         event.message = message("assistant", text, reasoning="\n".join(thoughts) or None, tool_calls=calls)
         reason = first_text(body.get("stopReason"))
-        event.note = Note(finish_reason=reason, skip_reason=_STOPPED.get(reason or ""))
+        skip = _STOPPED.get(reason or "") or (NOT_ONLY_TEXT if has_placeholder(rest) else None)
+        event.note = Note(finish_reason=reason, skip_reason=skip)
     elif role == "toolResult":
         name, call = first_text(body.get("toolName")), first_text(body.get("toolCallId"))
         event.message = message("tool", content_text(content), name=name, tool_call_id=call)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.messages import read_messages
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 
@@ -35,12 +36,35 @@ def _read_lines(
             yield line.reject(problem)
 
 
-def join_reply(reply: JSON, piece: JSON) -> None:
-    """Add the next piece of a reply, which a log keeps apart, to its message."""
+def join_reply(reply: JSON, note: Note, piece: JSON, piece_note: Note) -> None:
+    """Add the next piece of a reply, which a log keeps apart, to its message and its note."""
     for key in ("content", "reasoning"):
         if piece[key]:
             reply[key] = piece[key] if reply[key] is None else f"{reply[key]}\n{piece[key]}"
     reply["tool_calls"] = [*reply["tool_calls"], *piece["tool_calls"]]
+    note.finish_reason = piece_note.finish_reason or note.finish_reason
+    note.skip_reason = piece_note.skip_reason or note.skip_reason
+
+
+def read_pieces(items: Sequence[Any], *, only_calls: bool = False) -> tuple[list[JSON], dict[int, Note]]:
+    """Read logged messages as read_messages does, and join assistant messages that follow each other.
+
+    OpenAI's Responses have the thinking, the texts and the calls of one reply as items. With `only_calls`, a message is
+    joined only where it holds nothing but calls: several texts may be choices. Raises Unreadable.
+    """
+    messages: list[JSON] = []
+    notes: dict[int, Note] = {}
+    read, read_notes = read_messages(items)
+    for index, message in enumerate(read):
+        if message["role"] == "assistant":
+            note, last = read_notes.get(index, Note()), len(messages) - 1
+            is_piece = not only_calls or (message["tool_calls"] and not message["content"] and not message["reasoning"])
+            if last in notes and is_piece:
+                join_reply(messages[last], notes[last], message, note)
+                continue
+            notes[last + 1] = note
+        messages.append(message)
+    return messages, notes
 
 
 def split_blocks(blocks: Iterable[Any]) -> list[JSON]:

@@ -4,8 +4,18 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import JSON, Conversation, Unreadable
-from opdkit.chat.messages import content_text, first_text, message, message_key, read_call, read_tools, require_messages
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.messages import (
+    NOT_ONLY_TEXT,
+    content_text,
+    first_text,
+    has_placeholder,
+    message,
+    message_key,
+    read_call,
+    read_tools,
+    require_messages,
+)
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
@@ -33,9 +43,15 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     system = first_text(record.get("system"))
     if system and messages[0]["role"] != "system":
         messages.insert(0, message("system", system))
+    # The content of a call that was read is None: its value may be a list of objects, too.
+    notes = {
+        index: Note(skip_reason=NOT_ONLY_TEXT)
+        for index, item in enumerate(items, len(messages) - len(items))
+        if messages[index]["role"] == "assistant" and messages[index]["content"] and has_placeholder(item.get("value"))
+    }
     model, tools = first_text(record.get("model")), read_tools(record.get("tools"))
     metadata = {k: v for k, v in record.items() if k != key and k not in _OWN_COLUMNS}
-    return [Conversation(line.source, line.number, messages, model, tools, metadata)]
+    return [Conversation(line.source, line.number, messages, model, tools, metadata, notes)]
 
 
 def _read_message(item: Any, index: int) -> JSON:

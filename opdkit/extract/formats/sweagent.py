@@ -53,8 +53,8 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
                 conversation.machine.add(place)
             if message["role"] == "assistant":
                 begun = begun or not is_demo
-                conversation.notes[place] = notes.get(index) or Note()
-                conversation.notes[place].skip_reason = DEMONSTRATION if is_demo else None
+                note = conversation.notes[place] = notes.get(index) or Note()
+                note.skip_reason = DEMONSTRATION if is_demo else note.skip_reason
         conversation.messages.extend(messages)
     conversation.model = _read_model(record)
     conversation.tools = read_tools(record.get("tools"))

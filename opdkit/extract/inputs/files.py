@@ -51,6 +51,7 @@ class Input:
     path: Path
     given: bool  # named on the command line, not found in a folder or an archive
     problem: Unreadable | None = None  # why it is not read
+    copied: bool = False  # `path` was written by index.copy_lines
 
 
 @contextlib.contextmanager
@@ -130,6 +131,11 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
         if not files and not rotated:
             raise ConfigError(f"the folder {log} holds no {', '.join(suffixes)} files")
         yield from ((str(file), file) for file in files)
+    elif path.exists() and not path.is_file():  # a pipe: it can be read once, too
+        copy = scratch / f"{number}-{path.name}"
+        with path.open("rb") as pipe, copy.open("wb") as out:
+            shutil.copyfileobj(pipe, out, _BUFFER)
+        yield log, copy
     elif path.exists():
         beside = [p for p in path.parent.iterdir() if p.name != path.name and _unrotated(p).name == path.name]
         yield from ((str(file), file) for file in sorted(beside if rotated else (), key=_oldest_first))
@@ -152,11 +158,19 @@ def _oldest_first(path: Path) -> tuple[Path, bool, int]:
 
 def _is_of_a_run(path: Path) -> bool:
     """Return True for what opdkit wrote: a table, or any file of a stage, an export or a hidden folder of a run."""
-    if path.suffix == ".parquet" and (path.parents[1] / "manifest.json").exists():
+    if path.suffix == ".parquet" and _is_manifest(path.parents[1] / "manifest.json"):
         return True
-    runs = (folder for folder in path.parents if (folder / "extract" / "manifest.json").exists())
+    runs = (folder for folder in path.parents if _is_manifest(folder / "extract" / "manifest.json"))
     names = [path.relative_to(run).parts[0] for run in runs]
     return any(name in _RUN_FOLDERS or name.startswith(".") for name in names)
+
+
+def _is_manifest(path: Path) -> bool:
+    """Return True for the manifest of a stage, even a damaged one. Other programs write a manifest.json, too."""
+    with contextlib.suppress(OSError):
+        text = path.read_bytes()
+        return b'"fingerprint"' in text and b'"plan"' in text
+    return False
 
 
 def _stem(source: str) -> str:

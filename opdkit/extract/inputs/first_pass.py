@@ -23,12 +23,12 @@ import xxhash
 from opdkit.chat.conversation import Unreadable
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.detect import NO_LINES, detect, remedy
+from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.archives import DAMAGED
 from opdkit.extract.inputs.files import Input, holds_documents, is_damage, lines, open_plain, packing
-from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
+from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions, read_copy
 from opdkit.store.atomic import write_text
 from opdkit.store.digests import file_digest
 from opdkit.version import __version__
@@ -156,9 +156,12 @@ def survey(
     """
     mapped = format if isinstance(format, Reader) else None
     options = f"{mapped.name} by {mapped.grouping}" if mapped else format, part_bytes, line_limit
-    logs = [SurveyedInput(entry, n, file_state(entry.path), entry.path, mapped) for n, entry in enumerate(inputs)]
+    logs = [
+        SurveyedInput(entry, n, file_state(entry.path), entry.path, mapped, problem=entry.problem, copied=entry.copied)
+        for n, entry in enumerate(inputs)
+    ]
     for log in logs:
-        log.by_row, log.problem = packing(log.path) == "parquet", log.input.problem
+        log.by_row = packing(log.path) == "parquet"
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index, ThreadPoolExecutor(1) as digester:
         index.executescript(SCHEMA)
@@ -254,14 +257,21 @@ def read_lines(log: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> 
         yield from enumerate(islice(read_rows(log.path, log.input.source, line_limit), stop))
     else:
         with open_plain(log.path, log.documents) as handle:
-            yield from lines(handle, log.input.source, line_limit, stop=stop)
+            for at, line in lines(handle, log.input.source, line_limit, stop=stop):
+                yield at, read_copy(line) if log.copied else line
 
 
 def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> None:  # noqa: A002
     """Set the format of an input; the problem where none is found. An empty input has neither."""
     if log.problem is not None:
         return
-    if not log.by_row:
+    if log.by_row:
+        from opdkit.extract.inputs.parquet import row_chunks
+
+        with _noting_damage(log):
+            if row_chunks(log.path, END)[0] == 0:
+                return
+    else:
         log.documents = holds_documents(log.path, line_limit)
         with _noting_damage(log), open_plain(log.path, log.documents) as handle:
             if not handle.peek(1):
@@ -271,12 +281,12 @@ def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> N
         return
     try:
         numbered = (line for _, line in _lines_until_damage(log, line_limit))
-        log.format = detect(log.input.source, numbered, "record" if log.documents else "line")
+        log.format = detect(numbered, "record" if log.documents else "line")
     except Unreadable as error:
         if log.problem is not None and error.reason == NO_LINES:
             return  # it breaks off before its first record
         if log.input.given and error.reason != VOTES:
-            raise ConfigError(f"{log.input.source}: {error.reason} ({error.detail}){remedy(error)}") from None
+            raise ConfigError(problem_text(log.input.source, error)) from None
         log.problem = error
 
 

@@ -24,6 +24,7 @@ class Unit(NamedTuple):
     name: str | None  # the last part of its session ids; None: the line number
     lines: Sequence[Line]
     problem: Unreadable | None = None  # why there are no lines
+    number: int = 0  # of the named units of all inputs
 
 
 class Units:
@@ -102,10 +103,11 @@ class Units:
             if log.reader.grouping == "session":
                 query = "SELECT offset, number, bytes FROM line WHERE unit = ?"
                 offset, line, size = self.index.execute(query, (number,)).fetchone()
-                yield Unit(log, name, list(self.lines_from(log, Mark(log.number, offset, line), offset + size)))
+                session = list(self.lines_from(log, Mark(log.number, offset, line), offset + size))
+                yield Unit(log, name, session, number=number)
             else:
                 stored = _StoredLines(self, number)
-                yield Unit(log, name, stored)
+                yield Unit(log, name, stored, number=number)
                 for other in sorted(set(stored.places[::3])):
                     self.survey.inputs[other].check_unchanged()
 

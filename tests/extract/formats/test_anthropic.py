@@ -58,6 +58,20 @@ def test_of_several_replies_the_response_counts():
     assert [m["content"] for m in session.messages] == ["what is the weather?", "Sun."]
 
 
+@pytest.mark.parametrize("beside", [
+    {"result": {"passed": True}}, {"response": {"type": "error", "error": {"type": "overloaded_error"}}},
+    {"result": {"type": "errored", "error": {}}}, {"output": {"message": "no text"}},
+])  # fmt: skip
+def test_what_holds_no_content_is_no_reply(beside):
+    """It stays in the metadata, also beside a reply."""
+    thanks = {"role": "user", "content": "thanks"}
+    session = read_one({"system": "s", "messages": [ASK, CALL, thanks]} | beside)
+    assert [m["role"] for m in session.messages] == ["system", "user", "assistant", "user"]
+    assert session.metadata == beside
+    answered = read_one({"messages": [ASK], "response": REPLY, "result": {"passed": True}})
+    assert answered.metadata == {"result": {"passed": True}, "usage": REPLY["usage"]}
+
+
 def test_cited_passages_of_a_reply_are_one_text():
     cited = {"type": "text", "text": "Rome", "citations": [{"type": "web"}]}
     parts = [{"type": "text", "text": "The capital is "}, cited, {"type": "text", "text": "."}]
@@ -88,7 +102,7 @@ def test_a_reply_that_was_cut_off():
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "openai"),
 ])  # fmt: skip
 def test_recognised_by_what_only_this_interface_has(record, name):
-    assert detect("log", [Line("log", 1, json.dumps(record).encode())]) == name
+    assert detect([Line("log", 1, json.dumps(record).encode())]) == name
 
 
 def test_what_is_no_request_is_set_aside():

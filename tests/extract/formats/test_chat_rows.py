@@ -32,7 +32,7 @@ def read(module, record) -> list[Conversation | Rejected]:
 @pytest.mark.parametrize(("record", "name"), [(WILD, "wildchat"), (LMSYS, "lmsys"), (ARENA, "lmsys"),
                                               ({"conversation": PLAIN}, "openai")])  # fmt: skip
 def test_recognised(record, name):
-    assert detect("log", [Line("log", 1, json.dumps(record).encode())]) == name
+    assert detect([Line("log", 1, json.dumps(record).encode())]) == name
 
 
 def test_wildchat():

@@ -131,6 +131,38 @@ def roles(session: dict) -> str:
     return " ".join(m["role"][0] for m in session["messages"])
 
 
+U, A, V = ({"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "hello"), ("user", "no")))
+PICTURE = [{"type": "image"}, {"type": "text", "text": "hello"}]
+NOT_ONLY_TEXT = {
+    "codex": [exports.item("session_meta", id="s"), exports.item("response_item", **exports.said("user", "hi")),
+              exports.item("response_item", type="web_search_call"),
+              exports.item("response_item", **exports.said("assistant", "hello")),
+              exports.item("response_item", **exports.said("user", "no"))],
+    "claude_code": [{"type": message["role"], "uuid": n, "parentUuid": str(int(n) - 1), "sessionId": "s",
+                     "message": {"id": "m"} | message} for n, message in zip("123", (
+                         U, A | {"content": [{"type": "server_tool_use", "name": "web_search"}, *PICTURE[1:]]}, V),
+                     strict=True)],
+    "pi": [{"type": "session", "id": "s", "timestamp": "t"},
+           *({"type": "message", "message": message} for message in (U, A | {"content": PICTURE}, V))],
+    "sharegpt": [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": PICTURE},
+                                    {"from": "human", "value": "no"}], "system": "Be brief."}],
+    "sweagent": [{"history": [U | {"agent": "main"}, A | {"content": PICTURE}, V]}],
+    "langfuse": [{"id": "t", "projectId": "p", "scores": [{"name": "user-feedback", "value": 1}], "observations": [
+        {"id": "o", "traceId": "t", "type": "GENERATION", "input": [U],
+         "output": {"output": [{"type": "image_generation_call"}, exports.said("assistant", "hello")]}}]}],
+    "anthropic": [{"system": "Be brief.", "messages": [U, A | {"content": PICTURE}, V]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_ONLY_TEXT)
+def test_a_reply_with_a_placeholder_is_no_text_of_the_policy(tmp_path, name):
+    found = read_export(tmp_path, NOT_ONLY_TEXT[name])
+    assert [s["format"] for s in found["sessions"]] == [name]
+    reply = found["sessions"][0]["messages"][found["turns"][0]["message_index"]]
+    assert reply["content"].startswith("[")
+    assert [t["skip_reason"] for t in found["turns"]] == ["not only text"]
+
+
 def test_a_codex_rollout(tmp_path):
     found = read_export(tmp_path, exports.codex())
     went_on, rolled_back = found["sessions"]
@@ -206,6 +238,27 @@ def test_calls_of_other_interfaces_through_litellm(tmp_path):
     assert [t["skip_reason"] for t in found["turns"]] == ["truncated", "truncated"]
     reply = found["sessions"][1]["messages"][1]
     assert (reply["reasoning"], reply["content"], reply["tool_calls"][0]["name"]) == ("hm", "ok", "f")
+
+
+CALLED = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+
+
+@pytest.mark.parametrize("output", [
+    [CALLED, CALLED | {"call_id": "d"}], [exports.said("assistant", "I look."), CALLED], [THOUGHT, CALLED],
+    [{"type": "mcp_list_tools", "tools": []}, CALLED],
+    [exports.said("assistant", "I"), exports.said("assistant", "do")],
+])  # fmt: skip
+def test_a_reply_of_several_items_is_found_again_in_the_next_prompt(tmp_path, output):
+    results = [{"type": "function_call_output", "call_id": i["call_id"], "output": "1"} for i in output if "name" in i]
+    first = exports.litellm()[0] | {"call_type": "aresponses", "messages": [exports.said("user", "hi")],
+                                    "response": {"output": output, "status": "completed"}}  # fmt: skip
+    after = [*first["messages"], *output, *results, exports.said("user", "go on")]
+    second = first | {"messages": after, "response": {"output": [exports.said("assistant", "done")]}}
+    found = read_export(tmp_path, [first, second])
+    (session,) = found["sessions"]
+    assert roles(session) == f"u a {'t ' * len(results)}u a"
+    assert [t["skip_reason"] for t in found["turns"]] == [None, "no next state"]
 
 
 def test_a_page_of_stored_completions(tmp_path):
@@ -306,6 +359,18 @@ def test_branches_and_thumbs_of_librechat(tmp_path):
         down = found["turns"][-1]["decision"]
         assert (down["rating"], down["comment"], down["tags"]) == (-1, "It is one.", ["inaccurate"])
         assert next(t["decision"]["tags"] for t in found["turns"] if t["decision"]) == ["accurate_reliable"]
+
+
+@pytest.mark.parametrize("build", [
+    exports.claude_ai, exports.librechat, exports.librechat_flat, exports.anythingllm, exports.anythingllm_table,
+])  # fmt: skip
+def test_front_ends_say_when_a_chat_was(tmp_path, build):
+    (record, *_) = build()
+    for n, message in enumerate(record.get("messages", [])):
+        message |= {"createdAt": f"2026-01-0{n + 1}T00:00:00Z", "updatedAt": "2026-02-01T00:00:00Z"}
+    log = jsonl(tmp_path / "export.jsonl", record)
+    run(tmp_path / "run", log, filter=("time=2026-01-01",))
+    assert tables(tmp_path / "run")["sessions"]
 
 
 @pytest.mark.parametrize("build", [exports.claude_ai, exports.librechat_flat])

@@ -129,6 +129,26 @@ def test_a_score_of_a_call_decides_about_its_reply():
     assert alone["rating"] == 1
 
 
+@pytest.mark.parametrize(("replies", "scores", "kept"), [
+    (("a", "b", "c"), (1, 0, 1), [("a", 1), ("b", -1), ("c", 1)]),
+    (("a", "a", "a"), (1, 0, 1), [("a", 1), ("a", -1)]),
+    (("a", "a", "a"), (None, 0, None), [("a", -1)]),
+    (("a", "b"), (None, 1), [("b", 1)]),
+])  # fmt: skip
+def test_rated_replies_of_several_users_to_one_question_are_all_kept(tmp_path, replies, scores, kept):
+    """Without session ids, calls of all users that begin alike are one group: what differs is no retry, no repeat."""
+    traces = [
+        {"id": f"t{n}", "projectId": "p", "userId": f"u{n}", "observations": [observation([U], text)],
+         "scores": [] if score is None else [{"name": "user-feedback", "value": score}]}
+        for n, (text, score) in enumerate(zip(replies, scores, strict=True))
+    ]  # fmt: skip
+    found = extracted(tmp_path, *traces)
+    texts = {s["session_id"]: s["messages"][1]["content"] for s in found["sessions"]}
+    trainable = [(texts[t["session_id"]], t["decision"]["rating"]) for t in found["turns"] if t["trainable"]]
+    assert sorted(trainable) == sorted(kept)
+    assert len(found["rejected"]) + len(found["turns"]) == len(traces)
+
+
 def test_a_long_trace_does_not_multiply():
     calls = [observation([{"role": "user", "content": f"u{n}"}], A) for n in range(50)]
     pieces = READERS["langfuse"].unfold(scored(1, 0, *calls, metadata={"shop": "x" * 10_000}))
@@ -217,7 +237,7 @@ def test_columns_of_phoenix():
                {"message_content.type": "image", "message_content.image.image.url": "data:" + "A" * 99}]}],
            "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "a"}],
            "attributes.llm.model_name": "m", "attributes.retrieval": None}  # fmt: skip
-    assert detect("log", [Line("log", 1, json.dumps(row).encode())]) == "otel"
+    assert detect([Line("log", 1, json.dumps(row).encode())]) == "otel"
     (session,) = read("otel", row)
     assert said(session) == [("user", "u\n[image]"), ("assistant", "a")]
 
@@ -354,4 +374,4 @@ def test_hostile_attributes_cost_no_more_than_they_weigh():
     ({"id": "t", "sessionId": "s", "observations": []}, "langfuse"),
 ])  # fmt: skip
 def test_recognised(record, name):
-    assert detect("log", [Line("log", 1, json.dumps(record).encode())]) == name
+    assert detect([Line("log", 1, json.dumps(record).encode())]) == name

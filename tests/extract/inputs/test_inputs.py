@@ -3,12 +3,15 @@
 import gzip
 import io
 import json
+import os
 import sys
+import threading
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_logs import chat, run, tables
 
 from opdkit.errors import ConfigError
 from opdkit.extract.inputs.files import expand, is_damage, lines, open_plain, packing
@@ -38,12 +41,20 @@ def test_what_lies_in_a_run_is_no_log(tmp_path):
                  "run/train/model/config.json", "run/.failed/judge-0-of-1.json"):  # fmt: skip
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / part).touch()
-    (tmp_path / "run" / "extract" / "manifest.json").touch()
+    (tmp_path / "run" / "extract" / "manifest.json").write_text('{"fingerprint": "f", "plan": {')  # damaged
     (tmp_path / "run" / "of-the-run.json").touch()
     for name in ("export/of-the-shop.jsonl", "data/manifest.json", "data/log.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert names(expand([str(tmp_path)], tmp_path)) == ["log", "manifest", "of-the-shop", "logs", "of-the-run"]
+
+
+def test_the_manifest_of_another_program_hides_no_log(tmp_path):
+    for name in ("set/manifest.json", "set/data/log.parquet", "extract/manifest.json", "export/log.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"files": []}')
+    found = {i.source.removeprefix(f"{tmp_path}/") for i in expand([str(tmp_path)], tmp_path)}
+    assert found >= {"set/data/log.parquet", "export/log.jsonl"}
 
 
 def test_names_are_unique_and_free_of_colons(tmp_path):
@@ -75,6 +86,20 @@ def test_standard_input_is_written_down(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LOG)))
     (entry,) = expand(["-"], tmp_path)
     assert (entry.name, entry.source, entry.path.read_bytes()) == ("stdin", "-", LOG)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pipe_is_written_down(tmp_path, packed):
+    """It can be read once, but both passes need it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    data = json.dumps(chat("u", "a", "v")).encode() + b"\n"
+    writer = threading.Thread(target=pipe.write_bytes, args=(gzip.compress(data) if packed else data,))
+    writer.start()
+    run(tmp_path / "run", pipe)
+    writer.join()
+    (session,) = tables(tmp_path / "run")["sessions"]
+    assert (session["session_id"], session["source"], len(session["messages"])) == ("pipe:1", str(pipe), 3)
 
 
 def test_a_data_set_is_written_down(tmp_path, monkeypatch):
