@@ -15,7 +15,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
 from opdkit.store.plans import find_outdated_upstream, manifest
-from opdkit.store.reading import has_stage, is_written, read_part
+from opdkit.store.reading import is_written, read_part
 
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
 PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
@@ -44,7 +44,7 @@ class Conclusion:
 
 def is_evaluated(run: Path) -> bool:
     """Return True if `opdkit eval` has finished."""
-    return has_stage(run, "eval") and is_written(run, "scores", 0)
+    return is_written(run, "replies", 0)  # after the scores
 
 
 def read_conclusion(run: Path) -> Conclusion | None:

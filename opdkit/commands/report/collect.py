@@ -16,7 +16,7 @@ from opdkit.commands.turns.of_run import read_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.conclusion import read_conclusion
+from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
 from opdkit.store.plans import manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.store.run_stage import next_step
@@ -46,8 +46,8 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     if not has_stage(run, "extract"):
         raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
     finished = stages.summaries(run)
-    is_evaluated = "eval" in finished and not stages.of_another(run, "eval")
-    verdicts = Verdicts(Topics(run) if is_evaluated else None, voted=reviewing)
+    has_scores = is_evaluated(run) and not stages.of_another(run, "eval")
+    verdicts = Verdicts(Topics(run) if has_scores else None, voted=reviewing)
     advantages, lengths, shares, seen = Advantages(), RewardsByLength(), Shares(), Counter[str]()
     strongest, drawn = Largest[TurnLine](rows // 2), Largest[TurnLine](rows)
     for number, turn in enumerate(read_turns(run)):
@@ -90,7 +90,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "rewards_by_length": lengths.result(),
         "shares": totals,
         "training": training(run) if "train" in finished else None,
-        "evaluation": evaluation(run) if is_evaluated else None,
+        "evaluation": evaluation(run) if has_scores else None,
         "comparison": comparison,
         "configuration": stages.configuration(run, finished),
         "turns": seen["turns"],

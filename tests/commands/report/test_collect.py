@@ -118,6 +118,26 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
     assert f"train {tmp_path} --model {MODEL}`" in summary["next"][0] or last != "teacher"
 
 
+@pytest.mark.parametrize("tables", [["scores", "replies"], ["replies"]])
+def test_an_evaluation_that_has_begun_says_nothing_yet(run: Path, tmp_path: Path, tables: list[str]) -> None:
+    """The scores are committed before the replies, and a kill between the two leaves them alone."""
+    other = Path(shutil.copytree(run, tmp_path / "run"))
+    for table in tables:
+        shutil.rmtree(other / "eval" / table)
+    summary = collect(other, 100).summary
+    assert (summary["evaluation"], summary["conclusion"]) == (None, None)
+    assert any(notice.startswith("eval has finished 0 of 1 part") for notice in summary["notices"])
+
+
+@pytest.mark.parametrize("gone", ["judge", "teacher"])
+def test_a_stage_that_is_gone_leaves_out_what_the_next_one_has_not_seen(run: Path, tmp_path: Path, gone: str) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(other / gone)
+    summary = collect(other, 100).summary
+    assert gone not in {one["stage"] for one in summary["funnel"]}
+    assert level(summary, "trained replies")["count"] == level(collect(run, 1).summary, "trained replies")["count"]
+
+
 def test_the_next_step_is_that_of_the_conclusion_and_leads_from_the_sample_to_own_logs(
     run: Path, tmp_path: Path
 ) -> None:
