@@ -36,7 +36,7 @@ class Collected(NamedTuple):
 
 
 def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
-    """Fold over the finished parts, with one part and `rows` lines in memory.
+    """Fold over the finished parts, with one part, `rows` lines and each different hint in memory.
 
     The lines are those with the largest advantages, and a fair draw of the others. For reviewers, the hints are those
     of the votes, and all groups of them are there.
