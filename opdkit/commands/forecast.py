@@ -110,7 +110,8 @@ def predict(config: ForecastConfig) -> JSON:
     judge = measure_judge(scorer.student.chat, ask, drawn, asked)
     helping = [row for row in rows if row["status"] == hint_checks.KEPT]
     gain, low, high = expect(rows, judge, count * len(helping) / len(rows))
-    is_blind = skill_of(judge) < LEAST_SKILL or sum(row["with_hint"] is None for row in rows) > len(rows) / 2
+    unjudged = sum(row["status"] == hint_checks.NOT_JUDGED or row["with_hint"] is None for row in rows)
+    is_blind = skill_of(judge) < LEAST_SKILL or unjudged > len(rows) / 2
     reason = ("the judge cannot say whether replies do what the hints ask; --judge-model names another" if is_blind else
               f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}")  # fmt: skip
     rewards = [verdict["reward"] for verdict in verdicts.values()]

@@ -62,14 +62,14 @@ def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS)
 
 
 def share_interval(values_B: Array, share: float | None, sessions: int) -> Interval:
-    """Return the quantile interval of a share in [0, 1]; None without a share.
+    """Return the quantile interval of a share in [0, 1]; None without a share, and for fewer than FEWEST sessions.
 
-    Where every session has the same share, so do all resamples, even of few sessions. Then the interval is Wilson's
-    score interval, which counts each session once (Wilson 1927).
+    Where every session has the same share, so do all resamples. Then the interval is Wilson's score interval, also of
+    few sessions: it counts each session once (Wilson 1927).
     """
     interval = None if share is None else quantile_interval(values_B)
     if share is None or interval is None or interval[1] - interval[0] > 1e-12:
-        return interval
+        return interval if sessions >= FEWEST else None
     z2 = 1.959964**2
     middle = share + z2 / (2 * sessions)
     spread = (z2 * (share * (1 - share) / sessions + z2 / (4 * sessions**2))) ** 0.5

@@ -85,10 +85,10 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
     pairs = {(a.name, b.name): paired_scores(a, b, seed) for a, b in combinations(sides, 2)}
     first, *others = runs
     trainings = [describe_training(side) for side in sides]
-    options = [training["options"] for training in trainings]
-    differing = [name for name in options[0] if any(own.get(name) != options[0][name] for own in options[1:])]
-    for training, own in zip(trainings, options, strict=True):
-        training["options"] = {name: own.get(name) for name in differing}
+    known = [own for training in trainings if (own := training["options"])]
+    differing = [name for name in known[0] if any(own.get(name) != known[0][name] for own in known)] if known else []
+    for training in trainings:
+        training["options"] = {name: training["options"].get(name) for name in differing}
     scores = {name: pairs[first, name] for name in others}
     return Comparison(conclude_pairs(list(runs), pairs), scores, trainings, find_replies(sides))
 
@@ -144,7 +144,8 @@ def describe_training(side: Side) -> JSON:
     stored = {row["metric"]: row["after"] for row in read_part(side.run, "scores", 0) if row["domain"] == ALL}
     facts: JSON = {"training": side.name, "run": str(side.run), "options": {}}
     facts |= {"drift": stored.get("kl_replies"), "reply_tokens": stored.get("reply_tokens")}
-    if not is_written(side.run, "metrics", 0):
+    is_other = manifest(side.run, "eval")["plan"]["config"].get("trained")
+    if is_other or not is_written(side.run, "metrics", 0):
         return facts
     steps = read_part(side.run, "metrics", 0)
     measured = read_part(side.run, "validations", 0) if is_written(side.run, "validations", 0) else []

@@ -14,8 +14,8 @@ from opdkit.console import counted, printable, stdout, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
-from opdkit.store.plans import find_outdated_upstream, manifest
-from opdkit.store.reading import has_stage, is_written, read_part
+from opdkit.store.plans import find_outdated_upstream, manifest, stage_dir
+from opdkit.store.reading import is_written, read_part
 
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
 PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
@@ -44,7 +44,7 @@ class Conclusion:
 
 def is_evaluated(run: Path) -> bool:
     """Return True if `opdkit eval` has finished."""
-    return has_stage(run, "eval") and is_written(run, "scores", 0)
+    return is_written(run, "replies", 0)  # after the scores
 
 
 def read_conclusion(run: Path) -> Conclusion | None:
@@ -83,7 +83,8 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
         SAME: f"Train on more of the log, or for longer; more prompts show smaller changes. Examples: {review}.",
     }.get(word, f"Look at the replies that changed, and strike wrong hints behind them: {review}.")
     if word == BETTER:
-        path = printable(quote(manifest(run, "eval")["plan"]["inputs"]["after"]["name"]))
+        trained = manifest(run, "eval")["plan"]["config"].get("trained")
+        path = printable(quote(trained or stage_dir(run, "train") / "model"))  # where it is now: runs can be moved
         then = f"The better model is in {path}: serve it with `vllm serve {path}`, or copy the folder."
     return Conclusion(word, sentence, [*measured, *drift], find_unusual(rows), then)
 

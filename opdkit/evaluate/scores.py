@@ -177,7 +177,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
             head = "" if n else f"[bold]{METRICS[metric].words}[/]"
             if head and not is_beside:
                 table.add_row(head)
-            table.add_row(*([head] if is_beside else []), *_cells(row))
+            table.add_row(*([head] if is_beside else []), *map(escape, _cells(row)))
         shown += rows
     stdout.print(table)
     for metric in never:
@@ -219,7 +219,7 @@ def _cells(row: JSON) -> tuple[str, ...]:
     numbers = ["-" if row[side] is None else f"{row[side]:z.{digits}f}" for side in MODELS]
     if row["metric"] in STREAKS:
         numbers = ["never" if row[side] == row["count"] else n for side, n in zip(MODELS, numbers, strict=True)]
-    return (escape(printable(row["domain"])), *numbers, change, bounds, f"{row['count']:,}")
+    return (printable(row["domain"]), *numbers, change, bounds, f"{row['count']:,}")
 
 
 class Scores(list[JSON]):

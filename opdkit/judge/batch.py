@@ -183,6 +183,7 @@ class Batch(Endpoint):
             if self.identity.known is None and self.names:
                 (most_common, _), *_ = self.names.most_common(1)
                 self.identity.settle(self.model if self.model in self.names else most_common)
+            self.identity.answered = self.identity.known in self.names  # in whatever order the lines stand
             return self._read(SimpleNamespace(json=lambda: body), question)
         document = error or body
         failure = SimpleNamespace(status_code=status, json=lambda: document, text=json.dumps(document))

@@ -156,7 +156,9 @@ class Endpoint(Server):
         except MALFORMED:
             raise FailedAttemptError(f"an answer that is no chat completion: {self.excerpt(response)}") from None
         if not self.identity.admits(name):
-            raise FailedAttemptError(f"an answer of another model: {self._safe(str(name))}")
+            is_first = self.identity.known is None and self.identity.others.total() < _FIRST_ANSWERS
+            reason = "a first answer under another name" if is_first else "an answer of another model"
+            raise FailedAttemptError(f"{reason}: {self._safe(str(name))}", early=is_first)
         # JSON can hold half of a surrogate pair, which no file can.
         vote = self._without_key(text.encode("utf-8", "replace").decode())
         answer = Answer(vote, reason if isinstance(reason, str) else None, usage=read_usage(document))
@@ -241,7 +243,7 @@ class Identity:
     Servers answer under another name for good reasons (an alias, a dated version, a path), so a name is the judge's
     when it is the one asked for, or when the first few answers all bear it. From then on an answer under another name
     comes from another model: votes of two judges in one table could not be told apart, so it is not a vote; the
-    question is asked again. A server that gives no name cannot be checked.
+    question is asked again, at no cost while the name is not known. A server that gives no name cannot be checked.
 
     The name is kept in `folder`, where there is one: resumed runs and other shards of the stage admit no other. The
     first process to know it decides. Raises OpdkitError where the file is damaged or cannot be written.

@@ -19,10 +19,14 @@ _LOOP_CHARS, _LOOP_TIMES = 120, 4
 
 _FAILED_HEAD = re.compile(
     r"""(?ix) ^\W*(?:
-        (?:\w+\.)*\w*(?:error|exception)\b (?:\s+(?:code\s*)?\d+|\s\w+){0,3} (?:\s*:|\s+[(\[])
+        (?:\w+\.)*\w+(?:error|exception)\b (?:\s+(?:code\s*)?\d+|\s\w+){0,3} (?:\s*:|\s+[(\[])
+      | (?:error|exception)\b  # but not "error budget: 1%" and "Error handling in Python:"
+            (?: \s+(?:code\s*)?\d+
+              | \s(?!handling|reporting|logging)(?:\w+ing|at|code|for|in|message|occurred|on|with)\b (?:\s\w+){0,2}
+            )? (?:\s*:|\s+[(\[])
       | (?:error|failure)\s+(?:executing|running|calling|invoking|while|during|in|from|reading|writing)\b
       | (?:error|failed|failure|fatal|aborted)\W*$
-      | (?:fatal|failed|failure)\s*:
+      | (?:fatal|failed|failure)\s*:(?!\s*(?:0|none)\b)
       | traceback\ \(most\ recent\ call\ last\)
       | (?:could\ not|couldn't|cannot|can't|unable\ to|failed\ to)\s+\w+
       | (?:no\ such\ (?:file|tool|function|command)|(?:permission|access)\ denied|command\ not\ found)

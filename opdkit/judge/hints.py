@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from opdkit.chat.conversation import NO_DECISION
+from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.errors import ConfigError
-from opdkit.judge.votes import NOT_JUDGED, Reward, confidences_of, weight_of
+from opdkit.judge.votes import CONFLICT, NOT_JUDGED, Reward, weight_of
 from opdkit.judge.words import specific_words, without_judgements
 
 LEAK_WORDS = 8  # a run this long, shared with the next state, is a quotation
@@ -30,7 +32,10 @@ _REJECTED = {
     "too_long": "too long",
     "leak": "quotes what came next",
 }
+_KEPT = "kept"  # as in judge/decisions.py
 _NOT_CHOSEN = {
+    CONFLICT: "accepted, but a person rated the reply +1",
+    _KEPT: "accepted, but not chosen to stand before the reply that a person kept",
     "no_quorum": "accepted, but fewer than half of the votes are valid",
     "outvoted": "accepted, but as many votes or more say that there is nothing to learn",
     "consensus": "accepted, but has less in common with the other votes than the chosen one",
@@ -38,6 +43,7 @@ _NOT_CHOSEN = {
     "shortest": "accepted, but longer than the chosen one",
     "score": "accepted, but less specific for its length than the chosen one",
 }
+_PART = "chosen, and stands before the reply that a person kept"
 _CARRIED = "carried over with the turn that this reply answers again, not chosen"
 
 
@@ -105,6 +111,13 @@ def is_leak(hint: str, next_state: str) -> bool:
     """Return whether 8 or more words of `hint` in a row stand in `next_state`, whatever their case and punctuation."""
     ours, theirs = words(hint), f" {' '.join(words(next_state))} "
     return any(f" {' '.join(ours[i : i + LEAK_WORDS])} " in theirs for i in range(len(ours) - LEAK_WORDS + 1))
+
+
+def place_of(messages: list[Message], index: int, next_count: int, decision: JSON) -> tuple[list[Message], int, int]:
+    """Return the messages, the index of a reply, the number of messages of its next state; a comment begins it."""
+    if not decision["comment"]:
+        return messages, index, next_count
+    return [*messages[: index + 1], message("user", decision["comment"]), *messages[index + 1 :]], index, next_count + 1
 
 
 def unquotable_text(judge: str, messages: Sequence[Message], index: int, next_count: int) -> str:
@@ -183,30 +196,25 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     `turn` and `verdict` are rows as extract and judge wrote them, `messages` those of the turn's session, `config` the
     judge's in the stage's manifest.
     """
-    votes = [(vote["decision"], vote["hint"]) for vote in verdict["hint_votes"]]
-    chosen, accepted = verdict["hint"], verdict["hints"]
-    written = [hint.strip() for decision, hint in votes if decision == 1 and hint]
+    chosen, accepted, status = verdict["hint"], verdict["hints"], verdict["hint_status"]
+    written = [vote["hint"].strip() for vote in verdict["hint_votes"] if vote["decision"] == 1 and vote["hint"]]
     # The sort is stable: accepted hints keep the order of the verdict, rejected ones that of the votes.
     texts = sorted(dict.fromkeys([*accepted, *written]), key=lambda text: (text != chosen, text not in accepted))
     if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
         return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
-    select, max_chars = config["hint_select"], config["max_hint_chars"]
-    min_chars = config.get("min_hint_chars", 11)  # the limit of before there was the option
-    next_state = unquotable_text(config["judge"], messages, turn["message_index"], turn["next_count"])
-    confidences = [(vote["decision"], vote.get("confidence")) for vote in verdict["hint_votes"]]
-    weights = confidences_of(confidences) if config.get("weigh_votes") else None
-    limits = {"min_chars": min_chars, "max_chars": max_chars}
-    choice = choose(votes, next_state, select=select, **limits, weights=weights)
-    rows = []
+    place = place_of(messages, turn["message_index"], turn["next_count"], turn["decision"] or NO_DECISION)
+    next_state, rows = unquotable_text(config["judge"], *place), list[JSON]()
+    limits = {"min_chars": config["min_hint_chars"], "max_chars": config["max_hint_chars"]}
     for text in texts:
-        reason = rejection(text, next_state, **limits)
         if text == chosen:
-            status = CHOSEN
-        elif reason is not None:
-            status = _REJECTED[reason]
-        elif text not in choice.hints:
-            status = "has the same words as another one"
+            outcome = CHOSEN
+        elif text not in accepted and (reason := rejection(text, next_state, **limits)):
+            outcome = _REJECTED[reason]
+        elif status == _KEPT and chosen.startswith(f"{text}\n\n"):
+            outcome = _PART
+        elif text not in accepted and status not in (_KEPT, CONFLICT):  # whose `hints` may be one with the kept reply
+            outcome = "has the same words as another one"
         else:
-            status = _NOT_CHOSEN.get(choice.status) or _NOT_CHOSEN[select]
-        rows.append({"hint": text, "status": status})
+            outcome = _NOT_CHOSEN.get(status) or _NOT_CHOSEN[config["hint_select"]]
+        rows.append({"hint": text, "status": outcome})
     return rows

@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import Any
 
 from opdkit.chat.conversation import NO_DECISION
-from opdkit.chat.messages import message
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
@@ -64,11 +63,8 @@ class TurnToJudge:
     @property
     def place(self) -> tuple[list[JSON], int, int]:
         """All messages, the index of the reply, the number of messages of its next state; a comment begins it."""
-        messages, index, count = self.joined.session["messages"], self.joined.index, self.joined.turn["next_count"]
-        if not self.decision["comment"]:
-            return messages, index, count
-        comment = message("user", self.decision["comment"])
-        return [*messages[: index + 1], comment, *messages[index + 1 :]], index, count + 1
+        messages, count = self.joined.session["messages"], self.joined.turn["next_count"]
+        return hints.place_of(messages, self.joined.index, count, self.decision)
 
     @property
     def questions(self) -> list[str]:

@@ -80,6 +80,16 @@ def test_what_each_training_did_and_cost(made) -> None:
         assert one["drift"] == drift["after"]
 
 
+@pytest.mark.parametrize("others", ["ab", "ba"])
+def test_a_model_that_another_run_trained_has_none_of_this_one_s_facts(run, tmp_path, others: str) -> None:
+    other = str(run / "a.training" / "train" / "model")
+    evaluate.run(eval_config(run, "b", tmp_path / "prompts.jsonl", overwrite=True, trained=other))
+    facts = {one["training"]: one for one in compare(CompareConfig(run=run, others=tuple(others))).trainings}
+    assert {"steps", "first_loss", "seconds"} <= facts["a"].keys()
+    assert facts["b"].keys() == {"training", "run", "options", "drift", "reply_tokens"}
+    assert facts["a"]["options"] == facts["b"]["options"] == {}, "the options of one training differ from no others"
+
+
 def test_who_is_compared(run, plain_model_dir, tmp_path) -> None:
     assert names(run) == names(run, "a", "b") == ["a", "b"]
     assert names(run, "b", "a") == ["b", "a"], "differences are to the first"

@@ -21,7 +21,7 @@ from opdkit.judge import stage as judging
 from opdkit.judge.votes import Answer
 from opdkit.store.reviews import Review, append
 from opdkit.teacher import hint_checks
-from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_NEEDED
+from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_JUDGED, NOT_NEEDED
 
 
 def known(yes: tuple[int, int], no: tuple[int, int]) -> dict[str, tuple[int, int]]:
@@ -138,6 +138,19 @@ def test_hints_that_do_not_help_and_judges_that_do_not_know_are_a_no_go(config, 
     found = predict(config())
     assert not found["go"]
     assert reason in found["reason"]
+
+
+def test_hints_that_mostly_cannot_be_judged_are_a_no_go(config, judge, monkeypatch):
+    """The judge has read a few of the replies to each, so there are shares, but of less than half."""
+    judge(lambda text, hinted: yes_if(hinted or text.startswith("Short.")))
+    really = hint_checks.check_hints
+    monkeypatch.setattr(hint_checks, "check_hints", lambda *given: [
+        row | {"status": KEPT if n < 3 else NOT_JUDGED, "with_hint": 1.0, "without_hint": 0.0}
+        for n, row in enumerate(really(*given))])  # fmt: skip
+    found = predict(config())
+    assert found["hints"] == {KEPT: 3, NOT_JUDGED: 5}
+    assert not found["go"]
+    assert "judge" in found["reason"]
 
 
 def test_the_decision_comes_first_and_both_end_with_exit_code_0(run, tiny_model_dir, judge):

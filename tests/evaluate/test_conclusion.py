@@ -31,7 +31,7 @@ UP, DOWN, FLAT = (0.1, 0.3), (-0.3, -0.1), (-0.1, 0.1)
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch) -> None:
-    plan = {"plan": {"inputs": {"after": {"name": "runs/mine/train/model"}}}}
+    plan = {"plan": {"config": {}, "inputs": {"after": {"name": "runs/old place/train/model"}}}}
     monkeypatch.setattr(concluding, "manifest", lambda *_: plan)
 
 
@@ -71,6 +71,17 @@ def test_the_sentence_has_the_shares() -> None:
         "complained, 98% (97% before)."
     )
     assert conclude(scores, RUN).next.startswith("The better model is in runs/mine/train/model: ")
+
+
+@pytest.mark.parametrize(("run", "trained", "path"), [
+    ("runs/copy", None, "runs/copy/train/model"), ("runs/copy/b.training", None, "runs/copy/b.training/train/model"),
+    ("runs/copy", "models/other", "models/other"),
+])  # fmt: skip
+def test_the_better_model_is_where_the_run_is_now(monkeypatch, run: str, trained: str | None, path: str) -> None:
+    """Eval recorded where it read the model, and the run was copied since."""
+    plan = {"config": {"trained": trained}, "inputs": {"after": {"name": trained or "runs/mine/train/model"}}}
+    monkeypatch.setattr(concluding, "manifest", lambda *_: {"plan": plan})
+    assert conclude([row("passed_sampled", span=UP)], Path(run)).next.startswith(f"The better model is in {path}: ")
 
 
 def test_without_the_field_corrected_all_prompts_conclude() -> None:

@@ -50,6 +50,11 @@ def test_a_long_or_odd_name_is_shown_whole_and_drives_nothing(monkeypatch) -> No
     assert "\x1b" not in text
 
 
+def test_a_table_of_texts_has_names_as_they_are() -> None:
+    """The report's, which is no markup of Rich."""
+    assert score_table.score_rows(rows(("[draft] first",)))[1][1] == "[draft] first"
+
+
 def test_one_domain_is_everything(monkeypatch) -> None:
     assert not any("weather" in line for line in shown(monkeypatch, rows(("all", "weather"))))
 

@@ -327,7 +327,7 @@ def test_what_failed_is_asked_again_or_counts_as_failed(kind: str, extracted: Pa
     assert all(vote["decision"] for vote in rest)
 
 
-def test_the_judge_is_known_by_the_name_that_most_answers_bear(extracted: Path, tmp_path: Path) -> None:
+def test_the_judge_is_known_by_the_name_that_most_answers_bear(extracted: Path, tmp_path: Path, capsys) -> None:
     judge(extracted, tmp_path / "out.jsonl")
     lines = read(tmp_path / "out.jsonl")
     dated = [answer(line, said(line["body"], "judge-model-2026-01-01")) for line in lines]
@@ -335,7 +335,11 @@ def test_the_judge_is_known_by_the_name_that_most_answers_bear(extracted: Path, 
     summary = judge(extracted, tmp_path / "next.jsonl", write(tmp_path / "in.jsonl", [*strange, *dated[3:]]))
     assert summary.parts_done == 11
     assert ids(read(tmp_path / "next.jsonl")) == ids(lines[:3])
+    warned = " ".join(capsys.readouterr().err.split())
+    assert "answers as another, too, not only as judge-model-2026-01-01" in warned
+    assert "--overwrite" not in warned, "no votes are there yet"
     judge(extracted, tmp_path / "again.jsonl", write(tmp_path / "in.jsonl", strange))
+    assert "the existing votes are by judge-model-2026-01-01" in " ".join(capsys.readouterr().err.split())
     assert len(read(tmp_path / "again.jsonl")) == 3, "a later file does not change who judges"
 
 

@@ -15,7 +15,7 @@ CONFIG = {"judge": "local", "hint_select": "longest", "min_hint_chars": 2, "max_
 
 
 SAID = talk("How?", "So.", NEXT)
-TURN = {"message_index": 1, "next_count": 1}
+TURN = {"message_index": 1, "next_count": 1, "decision": None}
 
 
 def verdict(texts, *, against: int = 0, failed: int = 0, config=CONFIG) -> dict:
@@ -55,13 +55,6 @@ def test_exactly_the_verdict_s_hint_is_chosen(select):
     config = CONFIG | {"hint_select": select}
     row = verdict([LONG, SHORT, "Write numbers before the steps of it."], config=config)
     assert [c["hint"] for c in explain_candidates(SAID, TURN, row, config) if c["status"] == CHOSEN] == [row["hint"]]
-
-
-def test_a_run_of_before_the_option_has_the_limit_of_then():
-    config = {key: value for key, value in CONFIG.items() if key != "min_hint_chars"}
-    found = explain_candidates(SAID, TURN, verdict([LONG]) | {"hint_votes": [
-        {"decision": 1, "hint": hint, "raw": "", "error": None} for hint in (LONG, "Use Kelvin")]}, config)  # fmt: skip
-    assert {row["hint"]: row["status"] for row in found} == {LONG: CHOSEN, "Use Kelvin": "too short"}
 
 
 def test_the_rules_may_quote_what_came_next():

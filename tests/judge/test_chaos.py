@@ -158,10 +158,16 @@ def test_a_single_answer_of_another_model_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("name", ["judge-model-2026-01-01", None])
-def test_a_server_may_know_the_model_by_another_name(name: str | None, capsys) -> None:
-    with serving(lambda body, number: named(name)) as server:
-        assert len(flat(client(server.url).ask(questions(6)))) == 30
-    assert capsys.readouterr().err.count(f"{MODEL} answers as {name}") == (name is not None)
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_a_server_may_know_the_model_by_another_name(name: str | None, concurrency: int, capsys) -> None:
+    """The first answers, which settle the name, cost no attempt: the server is healthy."""
+    with serving(lambda body, number: named(name)) as server, recorded_pauses() as pauses:
+        answers = flat(client(server.url, retries=0, concurrency=concurrency).ask(questions(6)))
+    assert [answer.error for answer in answers] == [None] * 30
+    assert (len(server.requests), max(pauses, default=0)) == (30 + 2 * (name is not None), 0)
+    err = capsys.readouterr().err
+    assert err.count(f"{MODEL} answers as {name}") == (name is not None)
+    assert "trying again" not in err
 
 
 @pytest.mark.parametrize("first", [MODEL, "judge-model-2026-01-01"])
@@ -229,3 +235,4 @@ def test_a_server_of_many_names_is_refused() -> None:
         pytest.raises(OpdkitError, match="another model"),
     ):
         client(server.url, concurrency=1, retries=4).ask(questions(1))
+    assert len(server.requests) == 2 + 1 + 4

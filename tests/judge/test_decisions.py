@@ -12,12 +12,15 @@ from opdkit.commands.check import stage as check
 from opdkit.commands.report.collect import collect
 from opdkit.commands.show.command import choose_views
 from opdkit.commands.show.command import run as show
+from opdkit.commands.turns.view import turn_view
 from opdkit.config.check import CheckConfig
+from opdkit.config.fields import PythonFunction
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.show import ShowConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.judge import stage as judge
+from opdkit.judge.hints import CHOSEN
 from opdkit.store.counters import Summary
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
@@ -129,6 +132,28 @@ def test_the_teacher_reads_the_edit(tmp_path: Path, plain_model_dir: Path) -> No
     assert (hints["edited"], hints["given up, said"]) == (EDIT_HINT, f"{HINT}\n\n{KEPT_HINT}")
     assert summary.counters.dropped == {"no signal": 3}
     assert all(row["teacher_logprobs"] is not None for row in read_all(run, "targets") if row["hint"])
+
+
+def advise(prompt: list, reply: dict, next_state: list) -> tuple[int, str]:
+    """Judge that quotes a long message, and else asks for kilometres."""
+    said = next_state[0]["content"]
+    return -1, said if len(said) > 40 else HINT
+
+
+@pytest.mark.parametrize(("decision", "status", "words"), [
+    ({"comment": "Give all distances in kilometres and not in miles, please."}, "leak", ["quotes what came next"]),
+    ({"rating": 1}, "conflict", ["accepted, but a person rated the reply +1"]),
+    ({"rating": 1, "kept": KEPT}, "conflict", ["accepted, but a person rated the reply +1"] * 2),
+    ({"kept": KEPT}, "kept", [CHOSEN, "chosen, and stands before the reply that a person kept"]),
+])  # fmt: skip
+def test_what_became_of_a_hint_beside_a_decision(
+    tmp_path: Path, decision: dict[str, Any], status: str, words: list[str]
+) -> None:
+    turns = {"s:1": {"decision": NO_DECISION | decision}}
+    run = write_extract(tmp_path / "run", {"s": TALK}, turns=turns)
+    judge.run(JudgeConfig(run=run, judge=PythonFunction(advise), shard="0/1"))
+    found = turn_view(run, "s:1")["verdict"]
+    assert (found["hint_status"], [one["status"] for one in found["candidates"]]) == (status, words)
 
 
 def test_show_names_the_decision(tmp_path: Path, capsys) -> None:

@@ -112,6 +112,7 @@ def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int,
     """
     matrix = confusions_S.sum(0).reshape(3, 3)
     resampled_B, plain_B = (resample_sums(x, seed).reshape(-1, 3, 3) for x in (confusions_S, plain_S))
+    is_enough = len(confusions_S) >= FEWEST
     share, beyond_chance = (None if np.isnan(x) else float(x) for x in (accuracy(matrix), kappa(matrix, weights)))
     return MajorityScore(
         majority,
@@ -119,8 +120,8 @@ def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int,
         share,
         share_interval(accuracy(resampled_B), share, len(confusions_S)),
         beyond_chance,
-        quantile_interval(kappa(resampled_B, weights)),
-        quantile_interval(accuracy(resampled_B) - accuracy(plain_B)) if len(confusions_S) >= FEWEST else None,
+        quantile_interval(kappa(resampled_B, weights)) if is_enough else None,
+        quantile_interval(accuracy(resampled_B) - accuracy(plain_B)) if is_enough else None,
     )
 
 

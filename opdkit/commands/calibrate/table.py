@@ -104,7 +104,7 @@ def _show_people(people: PeopleScore) -> None:
     stdout.print(table)
     if people.raters:
         named = f"{counted(people.pairs, 'pair')} of {counted(len(people.raters), 'rater')}"
-        _print(f"mean over {named} with {FEWEST_SHARED} turns or more in common; each of them: --json")
+        _print(f"with each: {named} with {FEWEST_SHARED} turns or more in common; each of them: --json")
     elif most > 1:
         _print("labels without a rater count as those of different people")
 

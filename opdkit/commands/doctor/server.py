@@ -33,7 +33,7 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
                 if model in names:
                     yield Finding(_TOPIC, OK, f"{base} has {model}")
                 else:
-                    remedy = f"--model: {did_you_mean(model, names[:20])}"
+                    remedy = f"--judge-model: {did_you_mean(model, names[:20])}"
                     yield Finding(_TOPIC, NOTE, f"{model} is not on the list of {base}", remedy)
             began = time.monotonic()
             ask = {"model": model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}

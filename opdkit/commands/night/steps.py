@@ -19,7 +19,7 @@ from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.console import counted, say, stdout, warn
 from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
-from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
+from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED, read_text
 from opdkit.evaluate.conclusion import WHERE, deciding_shares
 from opdkit.evaluate.stage import model_names, write_log_prompts
 from opdkit.extract.known_turns import record_turns
@@ -183,14 +183,14 @@ def write_tests(night: Night, config: NightConfig, served_as: tuple[str, ...]) -
     try:
         path = write_log_prompts(evaluation, model_names(evaluation))
         has_judge = bool(evaluation.judge_model or judge_of_run(night.folder))
-        rows = [line for line in path.read_text(encoding="utf-8").splitlines()
-                if has_judge or "judge" not in json.loads(line)["check"]]  # fmt: skip
+        lines = read_text("--from-log", path).split("\n")  # splitlines() would break JSON
+        rows = [line for line in lines if line and (has_judge or "judge" not in json.loads(line)["check"])]
     except ConfigError:
         raise
     except OpdkitError as why:
         say(str(why))
     if config.prompts is not None:
-        rows += Path(config.prompts).read_text(encoding="utf-8").splitlines()
+        rows += filter(str.strip, read_text("--prompts", Path(config.prompts)).split("\n"))
     tests = night.folder / "tests.jsonl"
     write_text(tests, "".join(f"{row}\n" for row in rows))
     return tests if rows else None

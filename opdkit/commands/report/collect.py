@@ -9,14 +9,13 @@ from opdkit.commands.demo import OWN_LOGS
 from opdkit.commands.report import stages, tallies
 from opdkit.commands.report.curves import evaluation, training
 from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts
-from opdkit.commands.report.turn_list import draw
 from opdkit.commands.turns.hint_groups import Topics
 from opdkit.commands.turns.line import TurnLine, turn_line
 from opdkit.commands.turns.of_run import read_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.conclusion import read_conclusion
+from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
 from opdkit.store.plans import manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.store.run_stage import next_step
@@ -36,7 +35,7 @@ class Collected(NamedTuple):
 
 
 def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
-    """Fold over the finished parts, with one part and `rows` lines in memory.
+    """Fold over the finished parts, with one part, `rows` lines and each different hint in memory.
 
     The lines are those with the largest advantages, and a fair draw of the others. For reviewers, the hints are those
     of the votes, and all groups of them are there.
@@ -46,8 +45,8 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     if not has_stage(run, "extract"):
         raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
     finished = stages.summaries(run)
-    is_evaluated = "eval" in finished and not stages.of_another(run, "eval")
-    verdicts = Verdicts(Topics(run) if is_evaluated else None, voted=reviewing)
+    has_scores = is_evaluated(run) and not stages.of_another(run, "eval")
+    verdicts = Verdicts(Topics(run) if has_scores else None, voted=reviewing)
     advantages, lengths, shares, seen = Advantages(), RewardsByLength(), Shares(), Counter[str]()
     strongest, drawn = Largest[TurnLine](rows // 2), Largest[TurnLine](rows)
     for number, turn in enumerate(read_turns(run)):
@@ -56,7 +55,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         line = turn_line(number, turn, turn.verdict)  # the verdict of the votes; the list shows the review beside it
         if line.strength is not None:
             strongest.add(line, line.strength)
-        drawn.add(line, (line.hint_status is not None, draw(line.turn_id)))
+        drawn.add(line, (line.hint_status is not None, stable_hash("report", line.turn_id)))
         seen["turns"] += 1
         seen["trainable"] += turn.turn["trainable"]
         seen["reviewed"] += turn.review is not None
@@ -90,7 +89,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "rewards_by_length": lengths.result(),
         "shares": totals,
         "training": training(run) if "train" in finished else None,
-        "evaluation": evaluation(run) if is_evaluated else None,
+        "evaluation": evaluation(run) if has_scores else None,
         "comparison": comparison,
         "configuration": stages.configuration(run, finished),
         "turns": seen["turns"],

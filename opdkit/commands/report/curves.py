@@ -40,13 +40,8 @@ def training(run: Path) -> JSON | None:
             "validations": validations}  # fmt: skip
 
 
-def evaluation(run: Path) -> JSON | None:
-    """Return the scores, and pairs of greedy replies; None without `opdkit eval`.
-
-    Pairs in which only one of the replies is right come first.
-    """
-    if not part_path(run, "replies", 0).exists():
-        return None
+def evaluation(run: Path) -> JSON:
+    """Return the scores, and pairs of greedy replies; those in which only one of the two is right come first."""
     from opdkit.evaluate.bootstrap import FEWEST
     from opdkit.evaluate.scores import METRICS as SCORED  # imported here: it brings torch
 

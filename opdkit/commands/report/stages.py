@@ -73,6 +73,8 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
     `seen` counts turns by what the tables say of them; `tokens` are the sampled ones of all targets.
     """
     levels: list[JSON] = []
+    # A stage may be gone: then nobody knows what the next one has not seen.
+    judged, scored = (finished[name].counters.rows_out if name in finished else 0 for name in ("judge", "teacher"))
     if "extract" in finished:
         counters = finished["extract"].counters
         is_rollout = command_of(run, "extract") == "rollout"
@@ -95,14 +97,14 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
     if "teacher" in finished:
         counters = finished["teacher"].counters
         written = counters.total("written by the teacher")
-        unseen = _unseen(run, finished["teacher"], finished["judge"].counters.rows_out - (counters.rows_in - written))
+        unseen = _unseen(run, finished["teacher"], judged - (counters.rows_in - written))
         levels.append(_level("teacher", "targets", "replies", counters.rows_out, counters.dropped + unseen))
         if written:
             levels.append(_level("teacher", "written by the teacher", "replies", written, part_of="targets"))
         levels.append(_level("teacher", "tokens of the targets", "tokens", tokens))
     if "train" in finished:
         counters = finished["train"].counters
-        unseen = _unseen(run, finished["train"], finished["teacher"].counters.rows_out - counters.rows_in)
+        unseen = _unseen(run, finished["train"], scored - counters.rows_in)
         levels.append(_level("train", "trained replies", "replies", counters.rows_out, counters.dropped + unseen))
         if written := counters.total("written by the teacher"):
             levels.append(_level("train", "written by the teacher", "replies", written, part_of="trained replies"))

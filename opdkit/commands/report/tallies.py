@@ -104,7 +104,6 @@ class Verdicts:
             "width": self.WIDTH,
             "statuses": self._hint_statuses.most_common(),
             "groups": self.groups.result(most),
-            "undercounted": self.groups.common.missed,
             "rejected": rejected.most_common(),
         }
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from opdkit.commands.review.api import voted_rewards
 from opdkit.commands.turns.line import messages_text, shorten, turn_messages
 from opdkit.config.fields import did_you_mean
-from opdkit.console import counted, printable, verb
+from opdkit.console import counted, printable, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.joined_turns import joined_turns
@@ -99,7 +99,8 @@ def unescape(text: str) -> str:
 def read_csv(run: Path, path: Path) -> Imported:
     """Add the decisions of a file that differ from those in force: all of them, or none if a row is wrong.
 
-    Raises OpdkitError naming the wrong rows by their line.
+    Rows on turns that the run does not have are left out, with a warning if they decide something: the file may be of
+    a run that this one was made from. Raises OpdkitError naming the wrong rows by their line, and if no turn is there.
     """
     by_number = {(review.turn_id, str(review.ordinal)): review for review in Ledger(run).all_reviews()}
     in_force, rows = reviews_in_force(run), dict(_rows(path))
@@ -119,16 +120,21 @@ def read_csv(run: Path, path: Path) -> Imported:
             untouched += 1
         elif not (_is_same(review, before) or _is_same(review, in_force.get(turn_id))):
             added.append(review)
-    voted = voted_rewards(run, list(lines))
-    wrong += [f"line {line}: the run has no judged turn {name}" for name, line in lines.items() if name not in voted]
     if wrong:
         shown = "\n".join(f"  {printable(line)}" for line in wrong[:_BAD_ROWS_SHOWN])
         more = f"\n  and {len(wrong) - _BAD_ROWS_SHOWN:,} more" if len(wrong) > _BAD_ROWS_SHOWN else ""
         count = f"{counted(len(wrong), 'row')} {verb(len(wrong), 'is', 'are')}"
         raise OpdkitError(f"{path}: {count} wrong, and nothing of the file was taken:\n{shown}{more}")
+    voted = voted_rewards(run, list(lines))
+    if lines and not voted:
+        raise OpdkitError(f"{path}: {run} has none of its turns, such as {printable(next(iter(lines)))}")
+    if unknown := [review.turn_id for review in added if review.turn_id not in voted]:
+        warn(f"{path}: {counted(len(unknown), 'decision')} left out, on turns that {run} does not have, such as line "
+             f"{lines[unknown[0]]}: {printable(unknown[0])}")  # fmt: skip
+        added = [review for review in added if review.turn_id in voted]
     reviews.append(run, [replace(review, voted_reward=voted[review.turn_id]) for review in added])
     struck = sum(review.action == "strike" for review in added)
-    return Imported(len(added), struck, len(rows) - untouched - len(added), untouched)
+    return Imported(len(added), struck, len(rows) - untouched - len(unknown) - len(added), untouched)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

@@ -8,16 +8,10 @@ import regex
 from opdkit.commands.report.tallies import Largest
 from opdkit.commands.turns.line import TurnLine, messages_text, turn_line, turn_messages
 from opdkit.commands.turns.of_run import RunTurn, read_turns
-from opdkit.config.fields import did_you_mean
 from opdkit.config.show import ShowConfig
 from opdkit.errors import ConfigError
-from opdkit.judge.votes import CONFLICT, OUTCOME
-from opdkit.store.reviews import REVIEWED
 from opdkit.store.stable_hash import stable_hash
 
-# Statuses that the tables name; a run may hold more.
-STATUSES = {"ok", "tie", "no_quorum", "failed", OUTCOME, CONFLICT, "empty", "not_judged", "none", "outvoted",
-            "too_short", "too_long", "empty_judgement", "leak", REVIEWED}  # fmt: skip
 _PATIENCE = 2.0  # seconds per turn
 
 
@@ -35,7 +29,7 @@ def choose_turns(config: ShowConfig) -> Chosen:
     """Choose the turns to show. The verdict of a line is the one that the decision in force leaves.
 
     `--worst` and `--best` go by the sum of the advantages over the logged reply's sampled tokens; turns without the
-    teacher's log-probs have none. Raises ConfigError for a status that does not exist, and for a bad pattern.
+    teacher's log-probs have none. Raises ConfigError for a bad pattern.
     """
     try:
         pattern = None if config.grep is None else regex.compile(config.grep)
@@ -58,9 +52,6 @@ def choose_turns(config: ShowConfig) -> Chosen:
         rank = _rank(config, line)
         if rank is not None:
             largest.add(line, rank)
-    known = sorted(STATUSES.union(*chosen.statuses.values()))
-    if config.status is not None and config.status not in known:
-        raise ConfigError(f"--status is {config.status!r}; {did_you_mean(config.status, known)}")
     chosen.lines = largest.items()
     return chosen
 

@@ -1,7 +1,6 @@
 """Hints of a run in groups that ask for like things, and what is known of each group."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,32 +18,12 @@ from opdkit.store.reading import part_count, part_path, read_arrow, read_part
 from opdkit.store.reviews import REVIEWED
 
 TEXTS = 300  # the commonest hints, which are grouped
-_ROOM = 20_000  # different hints that are counted
 _CHARS = 600  # of a hint, in the result
 
 
-@dataclass
-class Commonest:
-    """Texts that were added most often, in memory for `room` texts (Misra and Gries, 1982).
-
-    Exact while no more than `room` texts differ. After that a count may be too low, by at most `self.missed`, and a
-    text that was added no more often than that may be absent.
-    """
-
-    room: int = _ROOM
-    missed: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, text: str) -> None:
-        if text in self.counts or len(self.counts) < self.room:
-            self.counts[text] += 1
-            return
-        self.missed += 1
-        self.counts = Counter({kept: count - 1 for kept, count in self.counts.items() if count > 1})
-
-    def groups(self) -> list[list[tuple[str, int]]]:
-        """Return the commonest texts with their counts, in groups that ask for like things, the largest first."""
-        return group_alike(sorted(self.counts.items(), key=lambda one: (-one[1], one[0]))[:TEXTS])
+def group_commonest(counts: Counter[str]) -> list[list[tuple[str, int]]]:
+    """Return the commonest texts with their counts, in groups that ask for like things, the largest first."""
+    return group_alike(sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:TEXTS])
 
 
 def hints_of_group(run: Path, name: object) -> dict[str, str]:
@@ -52,15 +31,14 @@ def hints_of_group(run: Path, name: object) -> dict[str, str]:
 
     Raises OpdkitError if there is no such group.
     """
-    turns, common = defaultdict[str, list[str]](list), Commonest()
+    turns = defaultdict[str, list[str]](list)
     for part in range(part_count(run, "judge")):
         if part_path(run, "verdicts", part).exists():
             columns = read_arrow(run, "verdicts", part, ["turn_id", "hint"]).to_pydict()
             for turn_id, hint in zip(columns["turn_id"], columns["hint"], strict=True):
                 if hint is not None:
                     turns[hint].append(turn_id)
-                    common.add(hint)
-    for members in common.groups():
+    for members in group_commonest(Counter({hint: len(of_hint) for hint, of_hint in turns.items()})):
         if members[0][0][:_CHARS] == name:
             return {turn_id: text for text, _ in members for turn_id in turns[text]}
     raise OpdkitError(f"no group of hints has the commonest wording {name!r:.200}")
@@ -98,16 +76,14 @@ class HintGroups:
     """Turns, effect, sources and contradictions of each hint, by its text."""
 
     def __init__(self, topics: Topics | None) -> None:
-        self._topics, self.common = topics, Commonest()
+        self._topics, self._counts = topics, Counter[str]()
         self.number_of = dict[str, int]()  # hint -> number of its group in the result
-        self._facts = dict[str, Counter[str]]()
+        self._facts = defaultdict[str, Counter[str]](Counter)
 
     def add(self, turn: RunTurn, verdict: JSON) -> None:
         """Count a turn with a hint: that of the votes, or the one that the decision in force leaves."""
-        self.common.add(verdict["hint"])
-        if verdict["hint"] not in self._facts and len(self._facts) >= _ROOM:
-            return
-        facts = self._facts.setdefault(verdict["hint"], Counter())
+        self._counts[verdict["hint"]] += 1
+        facts = self._facts[verdict["hint"]]
         facts["rewarded"] += verdict["reward"] == 1
         facts["split"] += any(vote["decision"] == -1 for vote in verdict["hint_votes"])
         facts["reviewed"] += turn.review is not None
@@ -124,13 +100,13 @@ class HintGroups:
 
     def result(self, most: int) -> list[JSON]:
         """Return the largest groups of the commonest texts, with their numbers of turns."""
-        groups = self.common.groups()[:most]
+        groups = group_commonest(self._counts)[:most]
         self.number_of = {text: number for number, members in enumerate(groups) for text, _ in members}
         claims = [claims_of(members[0][0]) for members in groups]
         denied = [{(word, not wanted) for word, wanted in claimed} for claimed in claims]
         rows = []
         for number, members in enumerate(groups):
-            facts = sum((self._facts.get(text, Counter()) for text, _ in members), Counter[str]())
+            facts = sum((self._facts[text] for text, _ in members), Counter[str]())
             turns = sum(times for _, times in members)
             topic = next((name for name, n in facts.items() if name.startswith("on ") and 2 * n > turns), "")
             rows.append({

@@ -41,7 +41,7 @@ class FailedAttemptError(Exception):
     _: KW_ONLY
     pause: float = 0.0  # seconds that the server asked for, of everybody
     limited: bool = False  # too many requests: no fault of this one, so it costs no attempt
-    early: bool = False  # given up before --timeout: it costs no attempt and no pause
+    early: bool = False  # given up before --timeout, or before the model's name is known: no attempt and no pause
     insisted: Any = None  # what counts as the answer if the server says the same to the last
 
 

@@ -93,3 +93,15 @@ def test_few_sessions_give_the_gain_no_interval(sessions: int, has_interval: boo
     """The same gain in each session has the same sign by chance: one time in 16 for five of them."""
     plain_S, weighed_S = (np.tile(confusion([1], [reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
     assert majority_score("weighed", weighed_S, "none", 0, plain_S).gain == ((1.0, 1.0) if has_interval else None)
+
+
+@pytest.mark.parametrize(("right", "has_interval"), [([1, 3], False), ([1, 2, 3, 3, 2], False), ([1, 3] * 3, True)])
+def test_few_sessions_that_differ_give_no_figure_an_interval(right: list[int], has_interval: bool) -> None:
+    """Of four labels, some are right: a resample of two sessions has one of three values."""
+    labels = [1, -1, 1, -1]
+    each_S = np.stack([confusion(labels, [label if k < n else -label for k, label in enumerate(labels)]).ravel()
+                       for n in right])  # fmt: skip
+    found = majority_score("stored", each_S, "none", 0, each_S)
+    assert (found.accuracy_interval is not None, found.kappa_interval is not None) == (has_interval, has_interval)
+    alike = majority_score("stored", each_S[[0] * len(right)], "none", 0, each_S)
+    assert alike.accuracy_interval is not None, "Wilson's counts each session once"

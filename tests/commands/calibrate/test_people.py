@@ -122,7 +122,9 @@ def test_the_human_ceiling_by_hand(tmp_path: Path) -> None:
     assert judge.kappa_interval is None, "of four sessions"
     most = row_of(found, "majority", "another person")  # on b and d: 2/3 of the labels meet a tie, 1/3 the opposite
     assert (most.same, most.kappa) == (pytest.approx((1 + 1 / 3 + 1 + 1 / 3) / 4), pytest.approx(1 / 3))
-    assert (found.raters, found.pairs) == ([], 0), "four turns are too few for each pair"
+    raters = {score.rater: (score.labels, score.kappa_people, score.kappa_judges) for score in found.raters}
+    assert (raters, found.pairs) == ({f"r{n}": (4, None, [None]) for n in range(3)}, 0), "four turns are too few"
+    assert not [row for row in found.rows if row.against == "each"]
 
 
 def test_a_turn_counts_once_however_many_labels_it_has(tmp_path: Path) -> None:
@@ -272,6 +274,10 @@ def test_labels_without_raters_and_unequal_numbers_are_said(tmp_path: Path, caps
     assert "3 turns with 7 labels: 2 to 3 per turn; each turn counts as one" in shown
     assert "labels without a rater count as those of different people" in shown
     assert "1 without one left out" in shown
+    run(CalibrateConfig(run=judged, labels=label_file(tmp_path / "named", {"a:1": [1, 1], "b:1": [1, -1]})))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0 pairs of 2 raters with 10 turns or more in common" in shown
+    assert "without a rater" not in shown
     run(CalibrateConfig(run=judged, labels=file, json=True))
     document = json.loads(capsys.readouterr().out)
     assert document["tied"] == 1

@@ -193,7 +193,7 @@ def test_what_a_server_answers_is_told_apart(status, body, state, words, monkeyp
 def test_a_model_that_the_server_does_not_list_is_named_with_what_it_has():
     with serving(lambda *_: completion("yes"), ["judge"]) as there:
         found = list(server.examine(there.url, "jugde", "KEY_OF_TEST", 5.0))
-    assert "did you mean 'judge'" in found[0].remedy
+    assert found[0].remedy.startswith("--judge-model: did you mean 'judge'")
 
 
 def test_nobody_there_is_a_problem():

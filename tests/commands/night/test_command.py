@@ -16,6 +16,7 @@ from opdkit.commands.night import steps
 from opdkit.commands.night.command import run
 from opdkit.commands.night.home import PROMOTED, WAITS, Home
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.checks import read_prompts
 from opdkit.store.reading import read_all
 from opdkit.train.targets import is_held_out
 
@@ -188,6 +189,29 @@ def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
     assert not steps.has_gained([share("corrected", 0.5, None)]), "too few"
     assert not steps.has_gained([])
     assert steps.has_gained([share("all", 0.10, 0.02)]), "tests that do not say what was corrected"
+
+
+def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U+2028, U+2029 and U+0085 end a line for Python, but not in a file of JSON lines."""
+    rows = [{"id": f"{k}", "prompt": f"When?{separator}Now", "check": {"match": ["now"]}}
+            for k, separator in enumerate("\u2028\u2029\u0085")]  # fmt: skip
+    by_model, written = {"id": "m", "prompt": "When?", "check": {"judge": "It is now."}}, tmp_path / "from-log.jsonl"
+    written.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*rows, by_model]))
+    own = [row | {"id": f"own-{row['id']}"} for row in rows]
+    prompts = tmp_path / "prompts.jsonl"
+    lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in own)
+    prompts.write_text(lines, encoding="utf-8-sig")
+    monkeypatch.setattr(steps, "model_names", lambda _: {})
+    monkeypatch.setattr(steps, "write_log_prompts", lambda *_: written)
+    monkeypatch.setattr(steps, "judge_of_run", lambda _: {})
+    night = Home(tmp_path / "home").night(1)
+    night.folder.mkdir(parents=True)
+    tests = steps.write_tests(night, options(tmp_path, prompts=str(prompts)), ())
+    assert tests is not None
+    assert [json.loads(line) for line in tests.read_text().rstrip("\n").split("\n")] == rows + own
+    assert [prompt.id for prompt in read_prompts(tests)] == [row["id"] for row in rows + own]
 
 
 def test_options_can_be_mended_after_a_night_failed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures of the report are those of the tables, at any stage, and in bounded memory."""
+"""Figures of the report are those of the tables, at any stage, and few of them are in memory at once."""
 
 import re
 import shutil
@@ -19,7 +19,6 @@ from opdkit.commands.report.collect import collect, dominant
 from opdkit.commands.report.curves import drift
 from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength
 from opdkit.commands.report.turn_list import choose_whole, columns, order_typical
-from opdkit.commands.turns.hint_groups import Commonest
 from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import ScoredReply, read_turns
 from opdkit.commands.turns.token_text import texts_of
@@ -116,6 +115,26 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
     begins = f"Next: `opdkit {order[len(there)]} {tmp_path} "
     assert [step[: len(begins)] for step in summary["next"]] == [begins]
     assert f"train {tmp_path} --model {MODEL}`" in summary["next"][0] or last != "teacher"
+
+
+@pytest.mark.parametrize("tables", [["scores", "replies"], ["replies"]])
+def test_an_evaluation_that_has_begun_says_nothing_yet(run: Path, tmp_path: Path, tables: list[str]) -> None:
+    """The scores are committed before the replies, and a kill between the two leaves them alone."""
+    other = Path(shutil.copytree(run, tmp_path / "run"))
+    for table in tables:
+        shutil.rmtree(other / "eval" / table)
+    summary = collect(other, 100).summary
+    assert (summary["evaluation"], summary["conclusion"]) == (None, None)
+    assert any(notice.startswith("eval has finished 0 of 1 part") for notice in summary["notices"])
+
+
+@pytest.mark.parametrize("gone", ["judge", "teacher"])
+def test_a_stage_that_is_gone_leaves_out_what_the_next_one_has_not_seen(run: Path, tmp_path: Path, gone: str) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(other / gone)
+    summary = collect(other, 100).summary
+    assert gone not in {one["stage"] for one in summary["funnel"]}
+    assert level(summary, "trained replies")["count"] == level(collect(run, 1).summary, "trained replies")["count"]
 
 
 def test_the_next_step_is_that_of_the_conclusion_and_leads_from_the_sample_to_own_logs(
@@ -283,20 +302,6 @@ def test_the_largest_are_those_of_a_sort(values: list[int], most: int) -> None:
         kept.add((value, place), value)
     every = [(value, place) for place, value in enumerate(values)]
     assert kept.items() == sorted(every, key=lambda item: (-item[0], item[1]))[:most]
-
-
-@given(st.lists(st.sampled_from("abcdefgh")), st.integers(1, 10))
-def test_the_commonest_are_off_by_no_more_than_they_say(texts: list[str], room: int) -> None:
-    """Misra and Gries: never too high, too low by at most `missed`; exact while there is room for all."""
-    common, exact = Commonest(room), Counter(texts)
-    for text in texts:
-        common.add(text)
-    found = common.counts
-    assert len(found) <= room
-    for text, count in exact.items():
-        assert count - common.missed <= found.get(text, 0) <= count
-    if len(exact) <= room:
-        assert found == exact
 
 
 def test_the_tokens_that_moved_most_are_those_of_the_targets(run: Path, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_row_that_nobody_touched_does_not_undo_what_others_decided_since(run, 
 @pytest.mark.parametrize(("cells", "words"), [
     ({"reward": "2"}, "reward is '2'"), ({"reward": "good"}, "is 'good'"), ({"reward": "nan"}, "reward is 'nan'"),
     ({"action": "strke"}, "did you mean 'strike'"), ({"action": "accept", "reward": "1"}, "accept leaves everything"),
-    ({"turn_id": "nobody:1"}, "no judged turn nobody:1"), ({"turn_id": "a:3"}, "in line 2 already"),
+    ({"turn_id": "a:3"}, "in line 2 already"),
     ({"hint": "x" * 5000}, "hint must be text"),
 ])  # fmt: skip
 def test_wrong_rows_are_named_by_their_line_and_nothing_is_taken(run, tmp_path, cells, words):
@@ -138,6 +138,25 @@ def test_wrong_rows_are_named_by_their_line_and_nothing_is_taken(run, tmp_path, 
     assert words in str(caught.value)
     assert "line " in str(caught.value)
     assert not reviews.reviews_dir(run).exists()
+
+
+def test_decisions_move_to_a_run_without_the_sessions_of_one_user(run, tmp_path, capsys):
+    """As docs/privacy.md says. The rows of the turns that are gone decide nothing there, and are not lost silently."""
+    reviews.append(run, [Review("a:1", True, 1), Review("a:3", note="seen"), Review("b:1", True, 0)])
+    rows = written(run)
+    without = write_extract(tmp_path / "without", {"b": talk(EVIL, "Hi", "No", "Yes", "Thanks")})
+    judge.run(JudgeConfig(run=without, judge="rules", shard="0/1"))
+    capsys.readouterr()
+    done = read(without, rows, tmp_path)
+    assert (done.changed, done.struck, done.same, done.untouched) == (1, 0, 0, 1)
+    assert decided(without) == {"b:1": {"reward": 0}}
+    warned = " ".join(capsys.readouterr().err.split())
+    assert all(fact in warned for fact in ("2 decisions", "line 2: a:1")), warned
+    empty = dict.fromkeys(COLUMNS, "") | {"turn_id": "a:9"}
+    assert read(without, [empty, *rows[2:]], tmp_path).text().endswith("1 as they were, 2 without a decision")
+    assert "left out" not in capsys.readouterr().err, "a row that decides nothing"
+    with pytest.raises(OpdkitError, match="none of its turns"):
+        read(without, rows[:2], tmp_path)
 
 
 def test_the_line_of_a_row_is_that_of_the_file(run, tmp_path):

@@ -97,8 +97,8 @@ def test_grep_looks_at_what_a_person_wrote_too(scored, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"grep": "(unclosed"}, "--grep '(unclosed'"), ({"status": "no_qorum"}, "'no_quorum'"),
-    ({"worst": 1, "random": 1}, "--worst and --random"), ({"turn_id": "toy-0:1", "grep": "x"}, "--grep"),
+    ({"grep": "(unclosed"}, "--grep '(unclosed'"), ({"worst": 1, "random": 1}, "--worst and --random"),
+    ({"turn_id": "toy-0:1", "grep": "x"}, "--grep"),
 ])  # fmt: skip
 def test_a_selection_that_cannot_be_is_named(scored, options, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
@@ -263,12 +263,13 @@ def test_logprobs_of_rows_are_refused(scored):
 
 
 @pytest.mark.parametrize("options", [{}, {"whole": True}, {"json": True}])
-def test_nothing_to_show_says_what_there_is(scored, capsys, options):
+@pytest.mark.parametrize("status", ["kept", "edited", "no_qorum"])
+def test_nothing_to_show_says_what_there_is(scored, capsys, options, status):
     counts = Counter(row["reward_status"] for row in read_all(scored, "verdicts"))
-    show.run(ShowConfig(run=scored, status="too_long", **options))
+    show.run(ShowConfig(run=scored, status=status, **options))
     out, err = capsys.readouterr()
     assert out == ("[]\n" if options.get("json") else "")
-    assert "no turn has the status too_long, of 10; reward_status: " in err
+    assert f"no turn has the status {status}, of 10; reward_status: " in err
     for status, count in counts.items():
         assert f"{status} {count}" in err
     show.run(ShowConfig(run=scored, grep="zzz", **options))

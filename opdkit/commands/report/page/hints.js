@@ -70,13 +70,6 @@ function showHints(hints) {
     el("h3", {}, "What the hints ask for"),
     el("p", {class: "faint small"}, "Hints that ask for like things are one row; each number leads to its turns."),
     el("div", {id: "groups"}),
-    hints.undercounted
-      ? el(
-          "p",
-          {class: "faint small"},
-          `There are more different hints than are counted at once: a count may be too low by up to ${count(hints.undercounted)}.`,
-        )
-      : "",
   );
   drawGroups(hints);
 }
