@@ -19,6 +19,7 @@ from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
 from opdkit.store.plans import manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.store.run_stage import next_step
+from opdkit.store.stable_hash import stable_hash
 from opdkit.version import __version__
 
 # Share of the training signal that a reader should know of, if there are more than so many; and the remedy.
