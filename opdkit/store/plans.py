@@ -19,6 +19,7 @@ from opdkit.store.digests import file_digest
 from opdkit.store.disk import disk_errors_explained
 
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a large file of weights, which are digested
+_ALL_SHARDS = "--overwrite removes the parts of all shards: overwrite once without --shard, then start the shards"
 DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored when plans are compared
 
 
@@ -117,7 +118,8 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     """Write the manifest into a stage's folder, or check that the one there pins the same plan. Return its fingerprint.
 
     That is `digest`, unless the plans differ in the spelling of paths alone. Raises ConfigError that names every other
-    difference. `--overwrite` removes plan and parts first. With `--dry-run` nothing is written or removed.
+    difference, or for `--overwrite`, which removes plan and parts first, in one of several shards. With
+    `--dry-run` nothing is written or removed.
     """
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if folder.parent != config.run:
@@ -179,8 +181,7 @@ def _another_plan(folder: Path, changes: Sequence[str], stage: str, shards: int)
     return AnotherPlanError(
         f"{folder} was begun under another plan:\n{lines}\n"
         f"Choose another {'--name' if stage == 'train' else 'run directory'}, or pass --overwrite "
-        f"{lost if written else '(nothing is lost)'}."
-        + (f" ({_ALL_SHARDS}.)" if shards > 1 else "")
+        f"{lost if written else '(nothing is lost)'}." + (f" ({_ALL_SHARDS}.)" if shards > 1 else "")
     )
 
 
