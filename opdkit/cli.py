@@ -154,7 +154,7 @@ def _help_row(field: Field) -> tuple[str, str]:
 def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
     """Return the typer parameter of one field. Flags default to None, so that TOML can tell what was given.
 
-    `has_file`: a file can turn a switch on, so a flag can turn it off; it can hold positional options but RUN and HOME.
+    `has_file`: a file can turn a switch on, so a flag can turn it off; it may also hold LOGS, but not RUN or HOME.
     """
     kind = list[str] if field.is_list else field.type
     if field.positional:

@@ -118,8 +118,8 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     """Write the manifest into a stage's folder, or check that the one there pins the same plan. Return its fingerprint.
 
     That is `digest`, unless the plans differ in the spelling of paths alone. Raises ConfigError that names every other
-    difference, or for `--overwrite`, which removes plan and parts first, in one of several shards. With `--dry-run`
-    nothing is written or removed.
+    difference, or for `--overwrite`, which removes plan and parts first, in one of several shards. With
+    `--dry-run` nothing is written or removed.
     """
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if folder.parent != config.run:
