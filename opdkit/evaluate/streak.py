@@ -30,23 +30,10 @@ class LoggedSession:
     prompt: HeldOutPrompt | None = None
 
 
-def sessions_until(passed: Sequence[Sequence[bool]], in_a_row: int = IN_A_ROW) -> int | None:
-    """Return the smallest s whose first `in_a_row` replies all pass; None where there is none.
-
-    `passed[s]` are replies after s sessions, in an order that does not depend on s: those of a model that was trained
-    on s sessions, or those to session s and the next ones. Fewer than `in_a_row` replies never hold. Raises ValueError
-    for `in_a_row` under 1.
-    """
-    if in_a_row < 1:
-        raise ValueError(f"in_a_row is {in_a_row}; it must be at least 1")
-    held = (s for s, replies in enumerate(passed) if len(replies) >= in_a_row and all(replies[:in_a_row]))
-    return next(held, None)
-
-
 def sessions_before_streak(right: Sequence[bool]) -> int:
     """Return the sessions before the first three in a row that are right. Never counts as all of them."""
-    until = sessions_until([right[s : s + IN_A_ROW] for s in range(len(right))])
-    return len(right) if until is None else until
+    starts = range(len(right) - IN_A_ROW + 1)
+    return next((s for s in starts if all(right[s : s + IN_A_ROW])), len(right))
 
 
 def logged_sessions(run: Path, limit: int | None, holdout: float, texts: Texts) -> Iterator[LoggedSession]:

@@ -13,7 +13,6 @@ from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.evaluate.checks import read_prompts
-from opdkit.evaluate.streak import sessions_until
 from opdkit.extract.stage import run as extract
 from opdkit.judge.stage import run as judge
 from opdkit.teacher.stage import run as teach
@@ -40,9 +39,9 @@ def until_it_holds(work: Path, topic: str, preference: str, options: JSON, seed:
             model = final_model(here)
         replies = first_replies(model, asked[:IN_A_ROW], seed, 1)
         held.append([bool(reply.passed) for reply in replies])
-        if sessions_until(held, IN_A_ROW) is not None:
+        if is_held := all(held[-1]) and len(replies) == IN_A_ROW:
             break
-    return {"sessions": sessions_until(held, IN_A_ROW), "held": held}
+    return {"sessions": sessions if is_held else None, "held": held}
 
 
 def scored_log(run: Path, preference: str, seed: int, most: int) -> Path:
