@@ -9,7 +9,6 @@ from opdkit.commands.demo import OWN_LOGS
 from opdkit.commands.report import stages, tallies
 from opdkit.commands.report.curves import evaluation, training
 from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts
-from opdkit.commands.report.turn_list import draw
 from opdkit.commands.turns.hint_groups import Topics
 from opdkit.commands.turns.line import TurnLine, turn_line
 from opdkit.commands.turns.of_run import read_turns
@@ -20,6 +19,7 @@ from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
 from opdkit.store.plans import manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.store.run_stage import next_step
+from opdkit.store.stable_hash import stable_hash
 from opdkit.version import __version__
 
 # Share of the training signal that a reader should know of, if there are more than so many; and the remedy.
@@ -56,7 +56,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         line = turn_line(number, turn, turn.verdict)  # the verdict of the votes; the list shows the review beside it
         if line.strength is not None:
             strongest.add(line, line.strength)
-        drawn.add(line, (line.hint_status is not None, draw(line.turn_id)))
+        drawn.add(line, (line.hint_status is not None, stable_hash("report", line.turn_id)))
         seen["turns"] += 1
         seen["trainable"] += turn.turn["trainable"]
         seen["reviewed"] += turn.review is not None

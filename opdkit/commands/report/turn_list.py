@@ -6,17 +6,12 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from opdkit.commands.turns.line import CHARS, TurnLine
 from opdkit.commands.turns.of_run import STATES
 from opdkit.config.fields import JSON
 from opdkit.store.reviews import order_of_draw
-
-
-def draw(turn_id: str) -> int:
-    """Return a number that depends on the id alone, so that every report of a run draws the same turns."""
-    return xxhash.xxh64_intdigest(turn_id.encode())
+from opdkit.store.stable_hash import stable_hash
 
 
 def order_typical(lines: Sequence[TurnLine], groups: Mapping[str, int]) -> list[TurnLine]:
@@ -43,7 +38,7 @@ def choose_whole(lines: Sequence[TurnLine], most: int, groups: Mapping[str, int]
     typical = order_typical(lines, groups)
     strongest = sorted(typical, key=lambda line: (-(line.strength or 0.0), line.number))
     kinds: dict[tuple[Any, ...], list[TurnLine]] = defaultdict(list)
-    for line in sorted(lines, key=lambda line: draw(line.turn_id)):
+    for line in sorted(lines, key=lambda line: stable_hash("report", line.turn_id)):
         kind = (line.state, line.source, line.reward, line.hint_status, line.skip_reason, line.review is not None)
         kinds[kind].append(line)
     ranked = sorted(kinds.values(), key=lambda group: (STATES.index(group[0].state), -len(group), group[0].turn_id))
