@@ -11,7 +11,7 @@ from dataclasses import asdict
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import Texts
-from opdkit.judge.parse import parse_hint, parse_reward
+from opdkit.judge.parse import parse_hint, parse_reward, read_decisions
 from opdkit.judge.rounds import ask_in_rounds
 from opdkit.judge.votes import USAGE, Answer, Answers, Ask, Question, Votes
 from opdkit.store.counters import Counters
@@ -67,7 +67,5 @@ def votes_on(turn_id: str, answers: Answers, texts: Texts) -> Votes:
 
 def leaves_open(question: str, answers: Sequence[Answer], texts: Texts) -> bool:
     """Return whether the first judge's answers to the question of this name leave it to the second judge."""
-    if question == "hint":
-        return any(parse_hint(answer, texts["hint"]).decision != -1 for answer in answers)
-    scores = {parse_reward(answer, texts["reward"]).score for answer in answers}
-    return len(scores) != 1 or None in scores
+    decisions = {decision for decision, _ in read_decisions(answers, question, texts)}
+    return bool(decisions - {-1}) if question == "hint" else len(decisions) != 1 or None in decisions

@@ -5,10 +5,11 @@ repeats the rules, or whose last decision is not on offer is no vote, and no ear
 """
 
 import re
+from collections.abc import Iterable
 
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.markup import final_answer
-from opdkit.config.wording import DEFAULTS
+from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.votes import Answer, HintVote, RewardVote
 
 CUT_OFF = "cut off by the token limit"
@@ -48,6 +49,13 @@ def parse_reward(answer: Answer, question: str = DEFAULTS["judge"]["reward"]) ->
     body, error = _visible_text(answer)
     score, error = (None, error) if error else _decision(body, question, (1, 0, -1))
     return RewardVote(score, answer.text, error, None if error else answer.confidence)
+
+
+def read_decisions(answers: Iterable[Answer], question: str, texts: Texts) -> list[tuple[int | None, float | None]]:
+    """Return (decision, confidence) of each answer to the question of this name, hint or reward."""
+    if question == "hint":
+        return [(vote.decision, vote.confidence) for vote in (parse_hint(one, texts["hint"]) for one in answers)]
+    return [(vote.score, vote.confidence) for vote in (parse_reward(one, texts["reward"]) for one in answers)]
 
 
 def decision_span(answer: Answer, question: str) -> tuple[int, int] | None:

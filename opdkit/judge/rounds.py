@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import Texts
-from opdkit.judge.parse import parse_hint, parse_reward
+from opdkit.judge.parse import read_decisions
 from opdkit.judge.votes import Answer, Ask, Question, count_missing
 
 
@@ -35,9 +35,5 @@ def votes_missing(question: Question, answers: Sequence[Answer], config: JudgeCo
     """
     if config.all_votes or config.judge != "endpoint":
         return config.votes - len(answers)
-    votes: list[tuple[int | None, float | None]]
-    if question.name == "hint":
-        votes = [(v.decision, v.confidence) for v in (parse_hint(answer, texts["hint"]) for answer in answers)]
-    else:
-        votes = [(v.score, v.confidence) for v in (parse_reward(answer, texts["reward"]) for answer in answers)]
+    votes = read_decisions(answers, question.name, texts)
     return count_missing(votes, question.name, config.votes, config.weigh_votes)
