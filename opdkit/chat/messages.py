@@ -139,7 +139,7 @@ def _read_reply(item: JSON, content: Any) -> JSON:
     if plain and len(item) - ("tool_calls" in item) == 2:  # role and content, and mostly there is no more
         return {"role": "assistant", "content": content, "reasoning": None, "name": None, "tool_call_id": None,
                 "tool_calls": calls}  # fmt: skip
-    reasoning = first_text(item.get("reasoning_content"), item.get("reasoning"))
+    reasoning = first_text(item.get("reasoning_content"), item.get("reasoning"), item.get("thinking"))
     provider = item.get("additional_kwargs")  # where LangChain keeps what its provider answered
     if not calls and isinstance(provider, dict) and provider.get("tool_calls"):
         calls = read_calls(provider["tool_calls"])

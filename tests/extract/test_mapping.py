@@ -77,6 +77,15 @@ def test_prompt_reply_and_what_came_of_it(tmp_path):
     assert [turn_rows("s", t)[0]["skip_reason"] for t in (told, silent, cut)] == [None, "no next state", "truncated"]
 
 
+def test_a_reply_may_be_a_list_with_calls_before_it(tmp_path):
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "find", "arguments": "{}"}}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "found"}
+    row = {"q": "u", "a": [call, result, {"role": "assistant", "content": "a"}]}
+    (told,) = read(tmp_path, 'prompt = "q"\nreply = "a"', row)
+    assert [m["role"] for m in told.messages] == ["user", "assistant", "tool", "assistant"]
+    assert told.messages[1]["tool_calls"][0]["name"] == "find"
+
+
 @pytest.mark.parametrize(("logged", "rating"), [
     (1, 1), (0, 0), (0.0, 0), (-1, -1), (True, 1), (False, -1), ("up", 1), ("bad", -1), (5, None),
 ])  # fmt: skip

@@ -52,7 +52,9 @@ def _read_node(item: Any, name: str) -> Node:
     if role is None:
         raise Unreadable("unknown role", f"message {name} is from {str(item)[:100]!r}")
     blocks = item.get("content")
-    if not isinstance(blocks, list) or not blocks:
+    # What is left of the context window is no part of the reply.
+    blocks = [b for b in as_list(blocks) if not (isinstance(b, dict) and b.get("type") == "token_budget")]
+    if not blocks:
         blocks = [{"type": "text", "text": first_text(item.get("text")) or ""}]
     if role == "assistant":
         messages, notes = read_messages(split_blocks(map(_with_texts, blocks)))

@@ -32,8 +32,10 @@ _EVALUATOR = "EVAL"  # source of a score that a model gave
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is an observation, or a trace with fields or observations of Langfuse alone."""
-    pieces = record.get("observations")
+    """Return whether the record is an observation, a trace with fields of Langfuse alone, or a page of one of both."""
+    pieces, page = record.get("observations"), record.get("data")
+    if isinstance(page, list) and page and "meta" in record:
+        return all(isinstance(row, dict) and recognises(row) for row in page[:5])
     if isinstance(pieces, list):
         own = any(isinstance(piece, dict) and piece.get("type") in tuple(_KINDS) for piece in pieces[:5])
         return "id" in record and ("sessionId" in record or "projectId" in record or own)

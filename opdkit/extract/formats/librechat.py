@@ -9,7 +9,7 @@ which come last.
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.chat.messages import as_list, check_message_count, first_text, read_messages, require_messages
+from opdkit.chat.messages import as_list, check_message_count, first_text, message, read_messages, require_messages
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.sessions import split_blocks
 from opdkit.extract.formats.trees import Node, Tree, tree_reader
@@ -51,6 +51,10 @@ def read_record(record: JSON) -> Tree:
             continue
         times += filter(None, (first_text(item.get(key)) for key in ("createdAt", "updatedAt")))
         stack += [(child, nodes[-1].id) for child in reversed(as_list(item.get("children")))]
+    if system := first_text(value_at(record, ("options", "promptPrefix"))):
+        known = {node.id for node in nodes}
+        for node in (node for node in nodes if node.parent not in known):
+            node.put_first(message("system", system))
     metadata = {key: value for key, value in record.items() if key not in _KEYS}
     if times:
         metadata["created_at"] = min(times)  # the record has no time of its own

@@ -147,7 +147,9 @@ def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note,
     if reply_items in (None, "", []):
         raise Unreadable("no reply", f"nothing at {_path_text(fields.reply)}")
     prompt, _ = read_messages(_openai_messages(fields, prompt_items))
-    replies, notes = read_messages(_openai_messages(fields, reply_items, role="assistant")[-1:])
+    items = _openai_messages(fields, reply_items, role="assistant")
+    prompt += read_messages(items[:-1])[0]  # calls, and their results
+    replies, notes = read_messages(items[-1:])
     if not replies or replies[0]["role"] != "assistant":
         raise Unreadable("no reply", "it is of another role")
     note = notes.get(0) or Note()

@@ -66,8 +66,7 @@ def _read_chat(record: JSON) -> Tree:
         if node.parent is not None and node.parent + _EDITED in edited:
             node.parent += _EDITED
         elif system and node.parent is None:
-            node.messages.insert(0, message("system", system))
-            node.notes = {index + 1: note for index, note in node.notes.items()}
+            node.put_first(message("system", system))
     metadata = {key: value for key, value in record.items() if key not in ("chat", "history", "messages")}
     metadata |= {key: body[key] for key in _OF_CHAT if key in body}
     model = first_text(*body["models"]) if isinstance(body.get("models"), list) else None

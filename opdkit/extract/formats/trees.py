@@ -50,6 +50,11 @@ class Node:
         index = max((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), default=None)
         return None if index is None else self.notes.setdefault(index, Note())
 
+    def put_first(self, system: JSON) -> None:
+        """Put a message before its own: a root carries the system message of its conversation."""
+        self.messages.insert(0, system)
+        self.notes = {index + 1: note for index, note in self.notes.items()}
+
 
 @dataclass(slots=True)
 class Tree:

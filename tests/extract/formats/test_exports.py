@@ -348,6 +348,26 @@ def test_branches_of_claude_ai(tmp_path):
     assert (kept["tree"], regenerated["tree"], old["tree"]) == ("export:c1", "export:c1", None)
 
 
+def test_what_is_left_of_the_context_is_no_part_of_a_reply_of_claude_ai(tmp_path):
+    records = exports.claude_ai()
+    for item in records[0]["chat_messages"]:
+        item["content"].append({"type": "token_budget", "remaining": 7})
+    plain, found = read_export(tmp_path / "plain", exports.claude_ai()), read_export(tmp_path / "run", records)
+    assert [s["messages"] for s in found["sessions"]] == [s["messages"] for s in plain["sessions"]]
+    assert [t["skip_reason"] for t in found["turns"]] == [t["skip_reason"] for t in plain["turns"]]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_the_prefix_of_a_librechat_conversation_is_its_system_prompt(tmp_path, nested):
+    (record,) = exports.librechat(nested=nested)
+    record["options"] = {"promptPrefix": "Be brief."}
+    found, plain = read_export(tmp_path / "run", [record]), read_export(tmp_path / "plain", exports.librechat())
+    for ours, theirs in zip(found["sessions"], plain["sessions"], strict=True):
+        assert (ours["messages"][0]["role"], ours["messages"][0]["content"]) == ("system", "Be brief.")
+        assert ours["messages"][1:] == theirs["messages"]
+        assert ratings(found, ours) == ratings(plain, theirs)
+
+
 def test_branches_and_thumbs_of_librechat(tmp_path):
     for name, build in (("nested", exports.librechat), ("flat", exports.librechat_flat)):
         found = read_export(tmp_path / name, build())

@@ -129,7 +129,7 @@ def test_tool_results_and_calls_inside_content_blocks():
     assert [m["role"] for m in session.messages] == ["user", "assistant", "tool", "tool", "user", "assistant"]
 
 
-@pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content", "thinking"])
 def test_reasoning_lies_apart(key):
     assert message({"role": "assistant", "content": "4", key: "2+2"}) == plain("assistant", "4", reasoning="2+2")
 

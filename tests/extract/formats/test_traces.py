@@ -372,6 +372,7 @@ def test_hostile_attributes_cost_no_more_than_they_weigh():
 @pytest.mark.parametrize(("record", "name"), [
     (observation([U], A), "langfuse"), (span(flat([U], A)), "otel"), ({"resourceSpans": []}, "otel"),
     ({"id": "t", "sessionId": "s", "observations": []}, "langfuse"),
+    ({"data": [{"id": "t", "sessionId": "s", "observations": []}], "meta": {"page": 1}}, "langfuse"),
 ])  # fmt: skip
 def test_recognised(record, name):
     assert detect([Line("log", 1, json.dumps(record).encode())]) == name
