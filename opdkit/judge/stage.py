@@ -96,7 +96,7 @@ def run(config: JudgeConfig) -> Summary:
     stage = Stage.open(config, "judge", [VERDICTS, ESCALATED] if first_config else [VERDICTS], inputs=inputs,
                        parts=part_count(config.run, "extract"), upstream=["extract"], drawn=may_change)  # fmt: skip
     todo = stage.todo()
-    if todo and may_change:
+    if todo and may_change and not config.overwrite:  # which makes all targets outdated
         _check_lost_votes(config, todo)
     if config.dry_run:
         return report_work(config, stage, texts)

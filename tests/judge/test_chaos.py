@@ -220,6 +220,9 @@ def test_votes_that_are_gone_and_that_targets_stand_on_are_not_given_anew(tmp_pa
         refused = judge(path, server.url)
         assert (refused.exit_code, len(server.requests)) == (1, asked)
         assert "the votes of 1 part are gone" in " ".join(refused.stderr.split())
+        assert judge(path, server.url, "--dry-run", "--overwrite").exit_code == 0, (
+            "which would make the targets outdated"
+        )
         part_path(path, "targets", 0).unlink()
         assert judge(path, server.url).exit_code == 0
         part_path(path, "verdicts", 0).unlink()

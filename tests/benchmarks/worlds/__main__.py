@@ -40,7 +40,8 @@ def write(results: Path, docs: Path) -> None:
 
     document = json.loads(results.read_text(encoding="utf-8"))
     docs.mkdir(parents=True, exist_ok=True)
-    (docs / "learning.md").write_text(page.page(document), encoding="utf-8")
+    later = json.loads((RESULTS.parent / "later.json").read_text(encoding="utf-8"))
+    (docs / "learning.md").write_text(page.page(document, later), encoding="utf-8")
     plots.draw(document, docs)
 
 

@@ -30,6 +30,7 @@ RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 SEARCH, SEEDS = 100, (0, 1, 2)  # seed of what is chosen by, and seeds of what is reported
 PATH_RATES = (1e-3, 1e-2)
 BUILD = 3  # seed of all worlds: those of seeds 0 to 2 were looked at while the defaults were chosen
+LATER = 5  # seed of the worlds of later.json, in which the first question was asked again
 NOISY, NOISE = ("habit", "groups"), (0.1, 0.3, 0.5)  # worlds with irrelevant reactions, and the shares of these
 SESSIONS, ERRORS = (12, 40, 200), 0.1  # of the logs that are forecast; of the judge of fresh replies
 HINT_ERRORS, HINT_TOPICS = (0.0, 0.1, 0.2), ("weather", "cooking", "trains", "orders")

@@ -14,6 +14,7 @@ from .benchmark import (
     DEFAULT,
     ERRORS,
     HINT_ERRORS,
+    LATER,
     OBJECTIVES,
     PATH_RATES,
     RATES,
@@ -50,14 +51,16 @@ RAW_LOSS, JUDGED_LOSS, AT_SHARE = 0.10, 0.02, 0.3
 RIVALS = ("everything", "praised", "kto", "dpo")  # that the default has to forget less than
 
 
-def page(document: JSON) -> str:
-    """Return docs/learning.md."""
+def page(document: JSON, later: JSON | None = None) -> str:
+    """Return docs/learning.md. `later`: cells of the first question, of other builds and a later version of opdkit."""
     results = Results(document["cells"])
+    after = [_own_rate_later(Results(later["cells"]))] if later else []
     sections: Sequence[Callable[[Results], str]] = (
         _head, _own_rate, _worse, _alarm, _score, _noise, _hints, _forecast, _ways, *people.SECTIONS, _cost,
         *appendix.SECTIONS,
     )  # fmt: skip
     parts = [write(results) for write in sections] + [appendix.machine(document["machine"])]
+    parts[2:2] = after
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -90,10 +93,23 @@ def _head(results: Results) -> str:
 
 
 def _own_rate(results: Results) -> str:
+    picture = "![corrected replies before, with the default, with the best rate](worlds-default.svg)"
+    return _own_rate_of(results, "Does the default learn without a learning rate?", picture)
+
+
+def _own_rate_later(results: Results) -> str:
+    note = text(
+        f"The same question for worlds that were built with seed {LATER}, which nobody had looked at. They were "
+        "measured once, with a later version, which goes on for another cycle of its schedule where much is left to "
+        "learn. All other questions of this page were measured before that."
+    )
+    return _own_rate_of(results, "And on worlds of another seed?", note)
+
+
+def _own_rate_of(results: Results, heading: str, last: str) -> str:
     rows = findings.own_rates(results)
     cells = [c for w in WORLDS for c in (*findings.own_cells(w), *(before_cell(w, s) for s in SEEDS),
                                          *(training_cell(w, SEARCH, DEFAULT, rate) for rate in RATES))]  # fmt: skip
-    heading = "Does the default learn without a learning rate?"
     if not rows:
         return section(heading, results, cells, NOTHING)
     ratios = {row.world: row.ratio for row in rows if row.ratio is not None}
@@ -123,8 +139,7 @@ def _own_rate(results: Results) -> str:
         "In brackets: lowest and highest seed. The *ratio* is that of the corrected shares. *Forgotten* is "
         "the loss of the uncorrected share. A training that hands out no model counts as the model before."
     )
-    return section(heading, results, cells, answer, table(heads, lines), note,
-                   "![corrected replies before, with the default, with the best rate](worlds-default.svg)")  # fmt: skip
+    return section(heading, results, cells, answer, table(heads, lines), note, last)
 
 
 def _worse(results: Results) -> str:
