@@ -7,14 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from opdkit.config.blame import BlameConfig
 from opdkit.config.command_line import command_line, quote
-from opdkit.config.commands import COMMANDS
 from opdkit.config.conditions import SESSION, USERS, find_rejection, logged_value, parse_session_filters
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import JSON, convert, did_you_mean, fields_of
+from opdkit.config.fields import JSON, did_you_mean, from_saved
 from opdkit.config.shared import TRAINING
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, markdown_table, printable, say
@@ -82,7 +80,8 @@ def blame(config: BlameConfig) -> Blame:
         raise OpdkitError(f"{run} has no evaluation: run `opdkit eval {quote(run)} --prompts FILE`, or with --from-log "
                           "in place of --prompts, and then this again")  # fmt: skip
     check_upstream(run, ["train", "eval"])
-    trained, evaluated = (saved_options(run, stage) for stage in ("train", "eval"))
+    trained = from_saved(TrainConfig, manifest(run, "train")["configuration"], run=run, overwrite=False)
+    evaluated = from_saved(EvalConfig, manifest(run, "eval")["configuration"], run=run, overwrite=False)
     if evaluated.trained:
         raise OpdkitError(f"{run}/eval is of another model than this run trained ({evaluated.trained}): run `opdkit "
                           f"eval {quote(run)} ... --overwrite` without --trained")  # fmt: skip
@@ -120,15 +119,6 @@ def blame(config: BlameConfig) -> Blame:
     is_exact = leaves_out_worst(groups, left_out)
     commands = retrain_commands(run, trained, evaluated, by, groups) if is_exact else []
     return Blame(sentence, worse, by, groups, rows, commands)
-
-
-def saved_options(run: Path, stage: str) -> Any:
-    """Return the configuration that a stage of a run was run with."""
-    cls = COMMANDS[stage].config
-    saved = manifest(run, stage)["configuration"]
-    known = {field.name: field for field in fields_of(cls) if saved.get(field.name) is not None}
-    values = {name: convert(field, saved[name], field.flag) for name, field in known.items()}
-    return cls(**values | {"run": run, "overwrite": False})
 
 
 def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
