@@ -19,13 +19,13 @@ from opdkit.console import counted, markdown_table, printable, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.blame import Loss, WeightedReply, blame_turns, find_losses
 from opdkit.evaluate.checks import HeldOutPrompt, evaluated_prompts
-from opdkit.evaluate.conclusion import is_evaluated
+from opdkit.evaluate.conclusion import check_evaluated
 from opdkit.evaluate.replies import prompt_ids
 from opdkit.evaluate.stage import load_chat, model_names
 from opdkit.model.load import load_model, load_template
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.logged_fields import read_logged_fields
-from opdkit.store.plans import check_upstream, manifest
+from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import session_of
@@ -76,10 +76,7 @@ def blame(config: BlameConfig) -> Blame:
     field or a domain that there is not.
     """
     run = config.run
-    if not is_evaluated(run):
-        raise OpdkitError(f"{run} has no evaluation: run `opdkit eval {quote(run)} --prompts FILE`, or with --from-log "
-                          "in place of --prompts, and then this again")  # fmt: skip
-    check_upstream(run, ["train", "eval"])
+    check_evaluated(run, "train")
     trained = from_saved(TrainConfig, manifest(run, "train")["configuration"], run=run, overwrite=False)
     evaluated = from_saved(EvalConfig, manifest(run, "eval")["configuration"], run=run, overwrite=False)
     if evaluated.trained:
