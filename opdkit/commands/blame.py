@@ -7,27 +7,25 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from opdkit.config.blame import BlameConfig
 from opdkit.config.command_line import command_line, quote
-from opdkit.config.commands import COMMANDS
 from opdkit.config.conditions import SESSION, USERS, find_rejection, logged_value, parse_session_filters
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import JSON, convert, did_you_mean, fields_of
+from opdkit.config.fields import JSON, did_you_mean, from_saved
 from opdkit.config.shared import TRAINING
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, markdown_table, printable, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.blame import Loss, WeightedReply, blame_turns, find_losses
 from opdkit.evaluate.checks import HeldOutPrompt, evaluated_prompts
-from opdkit.evaluate.conclusion import is_evaluated
+from opdkit.evaluate.conclusion import check_evaluated
 from opdkit.evaluate.replies import prompt_ids
 from opdkit.evaluate.stage import load_chat, model_names
 from opdkit.model.load import load_model, load_template
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.logged_fields import read_logged_fields
-from opdkit.store.plans import check_upstream, manifest
+from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import session_of
@@ -78,11 +76,9 @@ def blame(config: BlameConfig) -> Blame:
     field or a domain that there is not.
     """
     run = config.run
-    if not is_evaluated(run):
-        raise OpdkitError(f"{run} has no evaluation: run `opdkit eval {quote(run)} --prompts FILE`, or with --from-log "
-                          "in place of --prompts, and then this again")  # fmt: skip
-    check_upstream(run, ["train", "eval"])
-    trained, evaluated = (saved_options(run, stage) for stage in ("train", "eval"))
+    check_evaluated(run, "train")
+    trained = from_saved(TrainConfig, manifest(run, "train")["configuration"], run=run, overwrite=False)
+    evaluated = from_saved(EvalConfig, manifest(run, "eval")["configuration"], run=run, overwrite=False)
     if evaluated.trained:
         raise OpdkitError(f"{run}/eval is of another model than this run trained ({evaluated.trained}): run `opdkit "
                           f"eval {quote(run)} ... --overwrite` without --trained")  # fmt: skip
@@ -120,15 +116,6 @@ def blame(config: BlameConfig) -> Blame:
     is_exact = leaves_out_worst(groups, left_out)
     commands = retrain_commands(run, trained, evaluated, by, groups) if is_exact else []
     return Blame(sentence, worse, by, groups, rows, commands)
-
-
-def saved_options(run: Path, stage: str) -> Any:
-    """Return the configuration that a stage of a run was run with."""
-    cls = COMMANDS[stage].config
-    saved = manifest(run, stage)["configuration"]
-    known = {field.name: field for field in fields_of(cls) if saved.get(field.name) is not None}
-    values = {name: convert(field, saved[name], field.flag) for name, field in known.items()}
-    return cls(**values | {"run": run, "overwrite": False})
 
 
 def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from opdkit.config.command_line import quote
 from opdkit.config.compare import CompareConfig
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import convert, did_you_mean, fields_of
+from opdkit.config.fields import did_you_mean, from_saved
 from opdkit.console import say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import evaluated_prompts
@@ -68,10 +68,8 @@ def evaluate(path: Path, prompts: str | None, example: Path | None) -> None:
         raise OpdkitError(f"{path} has no evaluation: run `opdkit eval {quote(path)} --prompts FILE`, or pass "
                           "--prompts FILE here")  # fmt: skip
     saved = manifest(example, "eval")["configuration"] if example else {}
-    names = {*_MEASURED, "judge_url", "device", "dtype"} - {"prompts"}
-    known = [field for field in fields_of(EvalConfig) if field.name in names and saved.get(field.name) is not None]
-    options = {field.name: convert(field, saved[field.name], field.flag) for field in known}
-    evaluation = EvalConfig(run=path, prompts=prompts, **options)
+    options = {name: saved.get(name) for name in (*_MEASURED, "judge_url", "device", "dtype")}
+    evaluation = from_saved(EvalConfig, options, run=path, prompts=prompts)
     evaluation.check_inputs()
     say(f"evaluating {path}")
     with stdout.capture():  # the comparison says what eval prints

@@ -3,12 +3,9 @@
 import json
 from dataclasses import asdict
 
-from opdkit.config.command_line import quote
 from opdkit.config.gate import GateConfig
-from opdkit.errors import OpdkitError
-from opdkit.evaluate.conclusion import is_evaluated
+from opdkit.evaluate.conclusion import check_evaluated
 from opdkit.evaluate.gate import Decision, decide
-from opdkit.store.plans import check_upstream
 from opdkit.store.reading import read_arrow, read_part
 
 
@@ -21,9 +18,6 @@ def run(config: GateConfig) -> bool:
 
 def gate(config: GateConfig) -> Decision:
     """Return the decision. Raises OpdkitError where there is no evaluation, or a stage was run again since."""
-    if not is_evaluated(config.run):
-        raise OpdkitError(f"{config.run} has no evaluation: run `opdkit eval {quote(config.run)} --prompts FILE`, "
-                          "or with --from-log in place of --prompts, and then this again")  # fmt: skip
-    check_upstream(config.run, ["eval"])
+    check_evaluated(config.run)
     replies = read_arrow(config.run, "replies", 0)
     return decide(replies, read_part(config.run, "scores", 0), config.max_loss, config.allow)

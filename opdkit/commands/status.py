@@ -1,6 +1,5 @@
 """`opdkit status`: the progress of each stage, from footers, marks of parts under way, and the last errors."""
 
-import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import command_of, find_outdated_upstream, named_trainings, stage_dir
+from opdkit.store.plans import command_of, find_upstream_change, named_trainings, stage_dir
 from opdkit.store.progress_marks import live_claims
 from opdkit.store.reading import has_stage, part_path, summary_of
 from opdkit.store.reviews import outdated_targets, reviews_in_force
@@ -50,10 +49,9 @@ def run(config: StatusConfig) -> None:
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
     for run, stage in started:
-        with contextlib.suppress(OpdkitError):  # an upstream stage is gone: `opdkit check` has the remedy
-            if upstream := find_outdated_upstream(run, stage):
-                text = f"{stage_dir(run, stage)}: computed from another {upstream} stage than is there now"
-                lines.append(f"{text}; run it again, with --overwrite")
+        if (upstream := find_upstream_change(run, stage)) not in (None, "earlier"):  # for which `opdkit check` helps
+            text = f"{stage_dir(run, stage)}: computed from another {upstream} stage than is there now"
+            lines.append(f"{text}; run it again, with --overwrite")
     for _, error in errors:
         job = f", Slurm job {error['job']}" if error["job"] else ""
         place = f"{error['stage']} --shard {error['shard']} failed {error['time']} on {error['host']}{job}"

@@ -16,11 +16,11 @@ import math
 import textwrap
 import tomllib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, partialmethod
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from opdkit.config.renamed import RENAMED
 from opdkit.config.shard import check_shard
@@ -184,6 +184,9 @@ class StageConfig(CommandConfig):
         return {name: value for name, value in self.effective().items() if name in decisive}
 
 
+Config = TypeVar("Config", bound=CommandConfig)
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """Return "did you mean 'opd'? it must be one of: opd, binary, combine" for an unknown word."""
     near = difflib.get_close_matches(word, known, n=1)
@@ -211,6 +214,12 @@ def convert(field: Field, value: Any, where: str) -> Any:
     if not all(isinstance(v, accepted) and isinstance(v, bool) == (field.type is bool) for v in values):
         raise ConfigError(f"{where} = {value!r}: a value of type {field.type_name} is needed")
     return tuple(values) if field.is_list else field.type(value)
+
+
+def from_saved(cls: type[Config], saved: Mapping[str, Any], **fixed: Any) -> Config:
+    """Return the configuration that `effective` gave `saved` of, with `fixed` values. Unknown options are left out."""
+    known = [field for field in fields_of(cls) if saved.get(field.name) is not None]
+    return cls(**{field.name: convert(field, saved[field.name], field.flag) for field in known} | fixed)
 
 
 def read_toml(path: Path, flag: str) -> JSON:

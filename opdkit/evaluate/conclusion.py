@@ -14,7 +14,7 @@ from opdkit.console import counted, printable, stdout, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
-from opdkit.store.plans import find_outdated_upstream, manifest, stage_dir
+from opdkit.store.plans import check_upstream, find_upstream_change, manifest, stage_dir
 from opdkit.store.reading import is_written, read_part
 
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
@@ -47,16 +47,20 @@ def is_evaluated(run: Path) -> bool:
     return is_written(run, "replies", 0)  # after the scores
 
 
+def check_evaluated(run: Path, *stages: str) -> None:
+    """Raise OpdkitError without an evaluation, or where a stage was run again since it or one of `stages`."""
+    if not is_evaluated(run):
+        raise OpdkitError(f"{run} has no evaluation: run `opdkit eval {quote(run)} --prompts FILE`, or with --from-log "
+                          "in place of --prompts, and then this again")  # fmt: skip
+    check_upstream(run, [*stages, "eval"])
+
+
 def read_conclusion(run: Path) -> Conclusion | None:
     """Return the conclusion of the last `opdkit eval`; None without one, or where an earlier stage was run since."""
-    if not is_evaluated(run):
+    if not is_evaluated(run) or find_upstream_change(run, "eval"):
         return None
     try:
-        outdated = find_outdated_upstream(run, "eval")
-    except OpdkitError:  # a stage is gone
-        return None
-    try:
-        return None if outdated else conclude(read_part(run, "scores", 0), run)
+        return conclude(read_part(run, "scores", 0), run)
     except OpdkitError:  # tables of an earlier version of opdkit
         return None
 

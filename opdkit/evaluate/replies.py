@@ -13,7 +13,7 @@ from opdkit.console import counted, say, verb, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of, index_hints
 from opdkit.evaluate.probes import hollow_kind
-from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, question_id, visible
+from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, visible
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import Request
@@ -131,24 +131,16 @@ def mark_echoes(
 def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     """Return the replies with `passed`: by patterns, or by a judge's votes. The judge reads equal replies once."""
     texts = read_wording(config.wording)["criterion"]
-    asked: dict[str, FreshReply] = {}
-    for reply in replies:
-        if reply.seen and isinstance(check := reply.prompt.check, Criterion):
-            fresh = FreshReply(
-                reply.prompt.id, reply.prompt.messages, reply.seen, check.text, check.hint, check.praised
-            )
-            asked[question_id(reply.prompt.id, reply.seen)] = fresh
-    judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), list(asked.values()), texts)
-    verdicts = {name: reward.is_met for name, (_, reward) in zip(asked, judged, strict=True)}
-    unknown = sum(verdict is None for verdict in verdicts.values())
-    if unknown:
+    asked = [FreshReply(r.prompt.id, r.prompt.messages, r.seen, check.text, check.hint, check.praised)
+             for r in replies if isinstance(check := r.prompt.check, Criterion)]  # fmt: skip
+    judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), asked, texts)
+    verdicts = [reward.is_met for _, reward in judged]
+    if unknown := verdicts.count(None):
         warn(f"the judge gave no verdict on {unknown} of {counted(len(verdicts), 'reply')}; they count neither way")
-    checked = []
+    checked, left = [], iter(verdicts)
     for reply in replies:
-        if isinstance(reply.prompt.check, Criterion):  # an empty reply meets none
-            passed: bool | None = verdicts.get(question_id(reply.prompt.id, reply.seen), False)
-        else:
-            passed = reply.prompt.check.passes(reply.seen)
+        check = reply.prompt.check
+        passed = next(left) if isinstance(check, Criterion) else check.passes(reply.seen)
         if reply.prompt.probe and reply.finish_reason == "length":
             passed = None  # it may still have come to the point
         # A user may have asked for a question, or for a mere confirmation.

@@ -103,6 +103,14 @@ def find_outdated_upstream(run: Path, stage: str) -> str | None:
     return next(iter(changed_upstream(plan, {name: manifest(run, name) for name in plan["upstream"]})), None)
 
 
+def find_upstream_change(run: Path, stage: str) -> str | None:
+    """Return the stage that was done again since `stage` was computed from it, or "earlier" if one is gone, or None."""
+    try:
+        return find_outdated_upstream(run, stage)
+    except OpdkitError:
+        return "earlier"
+
+
 def check_upstream(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError if one of these stages was computed from another stage than is there now."""
     for stage in stages:

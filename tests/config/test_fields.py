@@ -1,5 +1,6 @@
 """Options: declared once, checked at construction, read somewhere, the same in flags, TOML and manifest."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from opdkit.commands.run import configurations
 from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.extract import ExtractConfig
-from opdkit.config.fields import StageConfig, fields_of, option, parse_pairs
+from opdkit.config.fields import StageConfig, fields_of, from_saved, option, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.run import RunConfig
 from opdkit.config.shard import parse_shard
@@ -109,6 +110,14 @@ def test_one_of_a_list_needs_no_brackets(tmp_path):
     for text in ("teacher = 'big=models/72b'", "teacher = ['big=models/72b']"):
         file = toml(tmp_path, f"[teacher]\nmodel = 'm'\n{text}\n")
         assert configure("teacher", {"run": RUN}, file).teacher == ("big=models/72b",)
+
+
+def test_what_was_saved_is_the_configuration_again():
+    """Options of another version are left out, and what is fixed holds."""
+    config = ExtractConfig(run=RUN, logs=("a.jsonl", "b.jsonl"), limit=3, part_mb=0.5)
+    saved = json.loads(json.dumps(config.effective())) | {"gone": 1}
+    assert from_saved(ExtractConfig, saved, run=RUN) == config
+    assert from_saved(ExtractConfig, saved, run=RUN, limit=None).limit is None
 
 
 def test_a_missing_file_and_another_stage_s_table(tmp_path):

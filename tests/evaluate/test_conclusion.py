@@ -145,7 +145,7 @@ def test_eval_status_and_python_say_the_same(tmp_path) -> None:
 
 def test_an_evaluation_of_an_older_training_has_no_conclusion(tmp_path, monkeypatch) -> None:
     run = whole_run(tmp_path / "run")
-    monkeypatch.setattr(concluding, "find_outdated_upstream", lambda *_: "train")
+    monkeypatch.setattr(concluding, "find_upstream_change", lambda *_: "train")
     assert read_conclusion(run) is None
     assert read_conclusion(tmp_path) is None
 

@@ -28,4 +28,3 @@ class Report:
     parts: dict[str, tuple[int, int]] = field(default_factory=dict)  # stage -> parts that are done, parts
     files: int = 0
     rows: int = 0
-    without_digest: int = 0  # parts that are older than the records of digests

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from opdkit.chat.conversation import LEFT_OUT
-from opdkit.commands.check.finding import Finding, Report
+from opdkit.commands.check.finding import Finding
 from opdkit.config.command_line import quote
 from opdkit.config.conditions import FILTERED
 from opdkit.config.fields import JSON
@@ -43,10 +43,10 @@ def unexpected_entries(run: Path, table: Table, parts: int) -> Iterator[tuple[st
             yield path.name, "not a file"
 
 
-def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: Digests, report: Report) -> Part | str:
+def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: Digests) -> Part | str:
     """Return a part with its footer, or what is wrong with the file: its bytes, its footer, or its columns.
 
-    `document` is the manifest of the stage. A part from before digests were recorded must only be readable.
+    `document` is the manifest of the stage.
     """
     path = part_path(run, table.name, part)
     known, name = digests.get((table.name, part)), f"{table.name}/{part}"
@@ -54,13 +54,9 @@ def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: 
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             schema, count = file.schema_arrow, file.metadata.num_rows
             footer = schema.metadata or {}
-            if known is None and PART_KEY not in footer:
-                report.without_digest += 1
-                for column in schema.names:  # a column at a time
-                    file.read(columns=[column])
-            elif known is None:
+            if known is None:
                 return "its digest is gone, so nobody can say whether these are the rows that were written"
-            elif file_digest(path) not in known:
+            if file_digest(path) not in known:
                 return "damaged or replaced: not the bytes that were written (xxh3_128)"
     except (pa.ArrowException, OSError) as error:
         return f"cannot be read: {str(error).splitlines()[0]}"

@@ -67,7 +67,7 @@ def run(config: CheckConfig) -> bool:
         print(json.dumps({
             "run": str(directory),
             "stages": {stage: {"done": done, "parts": parts} for stage, (done, parts) in report.parts.items()},
-            "files": report.files, "rows": report.rows, "without_digest": report.without_digest,
+            "files": report.files, "rows": report.rows,
             "findings": findings, "removed": [str(path) for path in removed], "left_over": list(map(str, left)),
         }, indent=2, ensure_ascii=True))  # fmt: skip
     elif findings:
@@ -94,8 +94,6 @@ def run(config: CheckConfig) -> bool:
     stages_done = ", ".join(f"{stage} {done} of {parts}" for stage, (done, parts) in report.parts.items())
     text = f"check: {outcome}; {counted(report.files, 'file')}, {counted(report.rows, 'row')}"
     text += f", parts done: {stages_done or 'none'}, {time.monotonic() - begin:.1f} s"
-    if report.without_digest:
-        text += f"; {counted(report.without_digest, 'file')} of before digests were recorded, only known to be readable"
     say(text)
     return not findings
 
@@ -197,7 +195,7 @@ class _Walk:
                 elif (table.name, part) in digests:
                     self._add(stage, table.name, part, "gone: it was written once (or killed in the very moment)")
             elif done:  # without the primary table the others are what a kill left, and are replaced
-                read = read_part_file(self.run, table, part, self.manifests[stage], digests, self.report)
+                read = read_part_file(self.run, table, part, self.manifests[stage], digests)
                 self.report.files += 1
                 if isinstance(read, Part):
                     parts[table.name] = read

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from opdkit.config.fields import JSON, convert, fields_of
+from opdkit.config.fields import JSON, from_saved
 from opdkit.config.night import NightConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
@@ -123,11 +123,8 @@ class Home:
         if path is None:
             raise OpdkitError(f"{folder} has no options: call `opdkit night` once more as every night, then this again")
         options = json.loads(path.read_text(encoding="utf-8"))
-        copies = {name: folder / copy for name, copy in _COPIES.items() if (folder / copy).exists()}
-        options |= {"home": self.path} | copies
-        fields = {field.name: field for field in fields_of(NightConfig)}
-        return NightConfig(**{name: convert(fields[name], str(value) if isinstance(value, Path) else value, name)
-                              for name, value in options.items() if value is not None})  # fmt: skip
+        options |= {name: str(folder / copy) for name, copy in _COPIES.items() if (folder / copy).exists()}
+        return from_saved(NightConfig, options, home=self.path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

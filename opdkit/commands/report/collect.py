@@ -16,7 +16,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
-from opdkit.store.plans import manifest, name_runs, named_trainings
+from opdkit.store.plans import find_upstream_change, manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.store.run_stage import next_step
 from opdkit.store.stable_hash import stable_hash
@@ -46,7 +46,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     if not has_stage(run, "extract"):
         raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
     finished = stages.summaries(run)
-    has_scores = is_evaluated(run) and not stages.of_another(run, "eval")
+    has_scores = is_evaluated(run) and not find_upstream_change(run, "eval")
     verdicts = Verdicts(Topics(run) if has_scores else None, voted=reviewing)
     advantages, lengths, shares, seen = Advantages(), RewardsByLength(), Shares(), Counter[str]()
     strongest, drawn = Largest[TurnLine](rows // 2), Largest[TurnLine](rows)

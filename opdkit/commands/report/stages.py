@@ -9,10 +9,9 @@ from pathlib import Path
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
-from opdkit.errors import OpdkitError
 from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import command_of, find_outdated_upstream, manifest
+from opdkit.store.plans import command_of, find_upstream_change, manifest
 from opdkit.store.reading import has_stage, part_path, read_arrow, summary_of
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
@@ -42,19 +41,11 @@ def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     return entries
 
 
-def of_another(run: Path, stage: str) -> str | None:
-    """Return the stage that was done again, or removed, since `stage` was computed from it; None if there is none."""
-    try:
-        return find_outdated_upstream(run, stage)
-    except OpdkitError:  # it is gone
-        return "earlier"
-
-
 def notices(run: Path, finished: dict[str, Summary]) -> list[str]:
     """Say what a reader should know first: what failed, what is not finished, what lost most of its input."""
     lines = [f"{f['stage']} --shard {f['shard']} failed {f['time']}: {f['error']}" for f in read_failures(run)]
     for stage, summary in finished.items():
-        if upstream := of_another(run, stage):
+        if upstream := find_upstream_change(run, stage):
             consequence = "and is left out" if stage == "eval" else "whose figures these are"
             lines.append(f"{stage} was computed from another {upstream} stage than is there now, {consequence}: "
                          f"run `opdkit {command_of(run, stage)}` again, with --overwrite")  # fmt: skip
