@@ -11,6 +11,7 @@ import pickle
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from opdkit.extract.formats.mapped import reader_of
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.inputs.archives import DAMAGED
-from opdkit.extract.inputs.files import Input, expand, scratch_folder
+from opdkit.extract.inputs.files import SUFFIXES, Input, add_name, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.known_turns import skip_known
@@ -78,7 +79,7 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(Workers(config.workers, prepare_worker)) if config.workers > 1 else None
         scratch = stack.enter_context(scratch_folder())
-        inputs = expand(config.logs, scratch)
+        inputs = redact_sources(expand(config.logs, scratch), make_redactor(config))
         size, line_limit = part_bytes(config, inputs), config.max_line_mb * _MB
         formats = {} if known is None else formats_of_news(known)
         sharing = shared if shards > 1 else None
@@ -266,6 +267,20 @@ def _build_redactor(redact: bool, patterns: tuple[str, ...], names_model: str | 
     return Redactor(redact, own_patterns(patterns), names_model)
 
 
+def redact_sources(inputs: list[Input], redactor: Redactor | None) -> list[Input]:
+    """Return the inputs with their names and sources, which go into ids and tables, redacted; the paths stay."""
+    if redactor is None:
+        return inputs
+    names: set[str] = set()
+    redacted = []
+    for entry in inputs:
+        # Without the suffix: chat@12.jsonl, a log of a night, is no address.
+        suffix = next((suffix for suffix in SUFFIXES if entry.source.endswith(suffix)), "")
+        source = redactor.text(entry.source.removesuffix(suffix)) + suffix
+        redacted.append(replace(entry, name=add_name(redactor.text(entry.name), names), source=source))
+    return redacted
+
+
 def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:
     """Return the size of a part: what a process that is killed loses at most, and what processes share the work by.
 
@@ -316,7 +331,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     redactor, filters = make_redactor(config), parse_filters(config.filter)
     line_limit, total = config.max_line_mb * _MB, Counters()
     with scratch_folder() as scratch:
-        inputs = expand(config.logs, scratch)
+        inputs = redact_sources(expand(config.logs, scratch), redactor)
         heads = [copy_head(entry, scratch / f"head-{n}.jsonl", line_limit) for n, entry in enumerate(inputs)]
         head_files = [head for head, _ in heads]
         logs = survey(head_files, log_format, 8 * _MB, line_limit, config.limit, scratch)

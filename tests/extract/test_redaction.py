@@ -4,7 +4,7 @@ import json
 
 import pytest
 from redaction_kinds import KINDS, cases, is_left
-from small_logs import jsonl, run, tables
+from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.joined_turns import LOGGED, joined_turns
@@ -90,6 +90,21 @@ def test_what_is_nested_too_deeply_costs_its_session(tmp_path, field, opening, c
     found = tables(tmp_path / "run")
     assert [r["reason"] for r in found["rejected"]] == ["nested too deeply"]
     assert len(found["sessions"]) == 1
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_names_of_logs_are_redacted_and_stay_apart(tmp_path, dry_run, capsys):
+    logs = tmp_path / "logs"
+    for name in (MAIL, "eve@example.com", "chat@12"):  # the last is how a night calls a log
+        jsonl(logs / f"{name}.jsonl", chat("u", "a", "v"), b"{\n")
+    run(tmp_path / "run", logs, redact=True, dry_run=dry_run)
+    shown = capsys.readouterr()
+    assert "example.com" not in shown.out + shown.err
+    if not dry_run:
+        found = tables(tmp_path / "run")
+        assert [s["session_id"] for s in found["sessions"]] == ["[email]:1", "chat@12:1", "[email]-2:1"]
+        assert "example.com" not in json.dumps(found)
+        assert found["sessions"][1]["source"] == str(logs / "chat@12.jsonl")
 
 
 def test_sessions_of_one_line_stay_apart(tmp_path):
