@@ -5,11 +5,12 @@
 
 The text is converted while it is read, by its quotes and braces alone: memory grows neither with the file nor with an
 object, and a malformed object costs itself. Brackets and commas between objects are dropped, so an array of arrays is
-read as the objects in them. Anything else between objects becomes a line too, for the reader to reject. A line break
-within an object becomes a carriage return, which JSON treats alike.
+read as the objects in them. Every other element becomes a line too, for the reader to reject. A line break within an
+object becomes a carriage return, which JSON treats alike.
 """
 
 import io
+import re
 from itertools import zip_longest
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 _BLOCK = 1 << 16
 _LONGEST_GAP = 1 << 20  # bytes between two objects that are held at once
+_ELEMENT = re.compile(rb'(?:"(?:[^"\\]|\\.)*+"?|[^",\[\]])++', re.DOTALL)  # of an array; a text may hold commas
 _QUOTE, _OPEN, _CLOSE, _BACKSLASH = b'"{}\\'
 
 
@@ -89,6 +91,6 @@ def _find_escaped(codes: NDArray[np.uint8]) -> NDArray[np.intp]:
 
 
 def _take_rest(data: bytes) -> bytes:
-    """Return what stands between two objects, without brackets, commas and blanks, as a line; b"" for nothing."""
-    text = data.strip(b" \t\r\n\f\v,[]\xef\xbb\xbf")  # and the byte-order mark
-    return text.replace(b"\n", b"\r") + b"\n" if text else b""
+    """Return what stands between two objects, without brackets, commas and blanks, as a line per element."""
+    elements = (match[0].strip(b" \t\r\n\f\v\xef\xbb\xbf") for match in _ELEMENT.finditer(data))  # no byte-order mark
+    return b"".join(element.replace(b"\n", b"\r") + b"\n" for element in elements if element)

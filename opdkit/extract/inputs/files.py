@@ -278,7 +278,7 @@ def holds_documents(path: Path, limit: int) -> bool:
     record = next(records, None)
     if record is None:
         return start.startswith(b"[")  # an array without objects
-    begins_there = start.startswith(b"[") or record.data.startswith(start)
+    begins_there = start.startswith((b"[", record.data.strip())) or record.data.startswith(start)
     is_object = record.data.startswith(b"{") and begins_there
     return is_object and not all(map(_find_problem, chain([record], islice(records, 20))))
 

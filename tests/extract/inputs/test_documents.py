@@ -53,7 +53,8 @@ def test_every_record_is_found_wherever_the_blocks_end(one, two, indent, ascii_o
 @pytest.mark.parametrize("block", [1, 3, 1 << 16])
 @pytest.mark.parametrize(("data", "expected"), [
     (b'\xef\xbb\xbf[{"a": 1},\r\n{"b": [{}]}]\n', [b'{"a": 1}', b'{"b": [{}]}']),
-    (b'[null, "x, {", {"a": 1}, 2]', [b'null, "x, {"', b'{"a": 1}', b"2"]),
+    (b'[null, "x, {", {"a": 1}, 2]', [b"null", b'"x, {"', b'{"a": 1}', b"2"]),
+    (b'[{"a": 1}, "x\\", [", 3, {"a": 2}]', [b'{"a": 1}', b'"x\\", ["', b"3", b'{"a": 2}']),
     (b'[{"a" 1}, {"b": }, {"c": 3}]', [b'{"a" 1}', b'{"b": }', b'{"c": 3}']),
     (b'{"a": 1}}} {"b": 2}', [b'{"a": 1}', b"}}", b'{"b": 2}']),
     (b'[[{"a": 1}], [{"b": 2}]]', [b'{"a": 1}', b'{"b": 2}']),
@@ -98,13 +99,15 @@ def test_memory_grows_neither_with_the_file_nor_with_a_record():
     (b"[\n]\n", True),
     (b'[{"a": 1},\n{"a": 2}]\n', True),
     (b'{"a": [\n{"b": 1},\n{"b": 2}\n]}\n{"a": [\n{"b": 1}\n]}\n', True),
+    (b'{"a": 1}{"a": 2}\n{"a": 3}{"a": 4}\n', True),
+    (b'{"a": 1} {"a": 2}', True),
     # JSON lines whose first line is damaged, or no record
     (b'{\n{"a": 1}\n{"a": 2}\n', False),
     (b'[\n{"a": 1}\n{"a": 2}\n', False),
     (b'[{"a": 1}]\n{"a": 2}\n', False),
     (b'[{"a": 1}]\n[{"a": 2}]\n', False),
     (b'[[], []]\n{broken\n', False),
-    (b'{"a": 1}{"a": 2}\n{"a": 3}{"a": 4}\n', False),
+    (b'{"a": 1}{"a": 2}\n{"a": 3}\n', False),
     (b'[{"a": [\n{broken}\n', False),
     (b'{"a": "cut of\n{"a": 2}\n', False),
     (b'{"a": [{"b": "cut of\n{"a": 2}\n{"a": "}}"}\n', False),
