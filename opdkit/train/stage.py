@@ -87,8 +87,7 @@ def run(config: TrainConfig) -> Summary:
         training = start_training(config, data, prompts, cycles, chat, accelerator)
         rows, validation = training.rows, training.validation
         done = sum(len(step.turns) for step in training.steps[: len(rows)])  # turns, over all epochs
-        is_ended = False
-        while not is_ended and len(rows) < len(training.steps):
+        while not training.is_ended and len(rows) < len(training.steps):
             left = range(len(rows) + 1, len(training.steps) + 1)
             for number in progress(left, "train", len(left), "steps"):
                 done += len(training.steps[number - 1].turns)
@@ -98,8 +97,8 @@ def run(config: TrainConfig) -> Summary:
                     card = model_card(config, data, done // len(turns), number)
                     checkpoints.save_student(training.student, chat, config, epoch_dir, card, main=main, continues=True)
                 if validation and number in validation.checked:
-                    is_ended = validate(training, validation, number)
-                if is_ended:
+                    validate(training, validation, number)
+                if training.is_ended:
                     break
                 save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(training.steps))
 
@@ -192,8 +191,8 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     return metrics
 
 
-def validate(training: Training, validation: Validation, number: int) -> bool:
-    """Measure the student after step `number`, and act on it. Return True where the training ends with this step.
+def validate(training: Training, validation: Validation, number: int) -> None:
+    """Measure the student after step `number`, and act on it.
 
     A new cycle of the schedule begins where the last one ended with much left to learn; the student goes back to its
     best state where it is broken.
@@ -204,17 +203,17 @@ def validate(training: Training, validation: Validation, number: int) -> bool:
     planned = len(training.steps)
     training.plan_steps()
     if number == len(training.steps):
-        return True
+        training.is_ended = True
+        return
     validation.keep_best(training.student)
     if len(training.steps) > planned:
         say(f"{distance_left(validation.rows, row):.0%} of the distance from the hinted teacher is left: "
             f"{len(training.steps) - planned} more steps")  # fmt: skip
     elif is_over(validation.rows, training.begin):
         say(f"training ends after step {number} of {planned}: the replies no longer improve")
-        return True
+        training.is_ended = True
     elif is_worse(validation.rows):
         go_back(training, validation)
-    return False
 
 
 def go_back(training: Training, validation: Validation) -> None:

@@ -37,6 +37,7 @@ class Training:
     validation: Validation | None
     begin: int = 0  # steps before the cycle that is under way
     steps: Sequence[Step] = ()  # those before, and those of this cycle
+    is_ended: bool = False  # no step is left, or further ones are in vain
 
     def plan_steps(self) -> None:
         """Set `steps` to those of the cycles that have begun by the validations so far, and `begin` to match."""
