@@ -27,7 +27,7 @@ def test_the_walk_through_runs(tmp_path: Path, warm_path: str) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "monday.jsonl").write_text("\n".join(log) + "\n", encoding="utf-8")
     subprocess.run(["gzip", tmp_path / "logs" / "monday.jsonl"], check=True)
-    row = re.search(r"on prompts of yours: (\{.*\}) per line", script)
+    row = re.search(r'^# +(\{"prompt".*?\}\})', script, re.MULTILINE)
     assert row
     assert json.loads(row[1])["check"], "the row in the README is a row that works"
     (tmp_path / "held-out.jsonl").write_text(row[1] + "\n", encoding="utf-8")

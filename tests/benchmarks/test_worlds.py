@@ -268,7 +268,8 @@ def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, mo
 
 
 def test_a_path_is_measured_to_its_end(work: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "MOST_SHARE", 0.5)  # its log is short
+    for name in ("MOST_SHARE", "MOST_APART"):  # its log is short
+        monkeypatch.setattr(validation, name, 0.5)
     measure.prepared(built, built.folder / "run")
     cell = trainings.path_cell("habit", SEARCH, DEFAULT, 1e-3)
     numbers = cell.measure(work, **cell.settings)
