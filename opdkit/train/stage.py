@@ -58,9 +58,9 @@ def run(config: TrainConfig) -> Summary:
     models |= check_reference(config, chat)
 
     data, prompts = load_training_set(config, phases, chat)
-    turns = data.turns
+    turns, sessions = data.turns, batch_sessions(data.turns, config)
     cycles = [
-        optimizer_steps(data.phases, data.strengths, batch_sessions(turns, config), config.batch_turns,
+        optimizer_steps(data.phases, data.strengths, sessions, config.batch_turns,
                         range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)
         for n in range(MOST_CYCLES if config.epochs is None else 1)
     ]  # fmt: skip
