@@ -256,6 +256,8 @@ class TrainOptions(TypedDict, total=False):
     """bound of the ratio for negative advantages; above 1; 0 is off"""
     divergence_alpha: float | None
     """0 is forward KL, 1 is reverse KL; 0: KL(teacher, student); 1: KL(student, teacher); between: generalised Jensen-Shannon divergence with the mixture (1 - this) student + this teacher"""
+    forward_kl: float | None
+    """weight of the forward KL beside it; teaches a student that is sure of another token; 0 is off"""
     kl_coef: float | None
     """weight of the KL to the reference; 0 is off"""
     anchor_weight: float | None

@@ -68,6 +68,9 @@ class TrainConfig(NamedTraining, ModelOptions):
         low=0.0,
         high=1.0,
     )
+    forward_kl: float = LOSS.expert(
+        0.02, "weight of the forward KL beside it; teaches a student that is sure of another token; 0 is off", low=0.0
+    )
     kl_coef: float = LOSS.expert(0.0, "weight of the KL to the reference; 0 is off", low=0.0)
     anchor_weight: float = LOSS.expert(
         0.1,

@@ -57,8 +57,9 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
     config = train_config(Path("run"), Path("model"), objective="opd")
     assert objectives(config) == [Objective({"teacher": 1.0})]
     changed = {"advantage_clip": 2.0, "clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0, "divergence_alpha": 0.25,
-               "kl_coef": 0.1, "kl_estimator": "k1", "min_advantage": 0.2, "skip_first": 3, "confidence_weight": True,
-               "behavior_cap": 5.0, "negative_below": 0.5, "aggregation": "turn-mean"}  # fmt: skip
+               "forward_kl": 0.1, "kl_coef": 0.1, "kl_estimator": "k1", "min_advantage": 0.2, "skip_first": 3,
+               "confidence_weight": True, "behavior_cap": 5.0, "negative_below": 0.5,
+               "aggregation": "turn-mean"}  # fmt: skip
     assert objectives(train_config(Path("run"), Path("model"), objective="opd", **changed)) == [
         Objective({"teacher": 1.0}, **changed)
     ]

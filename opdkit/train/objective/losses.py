@@ -49,7 +49,7 @@ def log_rest(logprobs_NK: Tensor) -> Tensor:
     return torch.where(near_N, (-high_N.expm1()).log(), (-low_N.exp()).log1p())
 
 
-def divergence(student_NK: Tensor, teacher_NK: Tensor, alpha: float) -> Tensor:
+def divergence(student_NK: Tensor, teacher_NK: Tensor, alpha: float, forward_kl: float = 0) -> Tensor:
     """Return the divergence between student and teacher over B = K + 1 bins: the support and the rest (nats, [N]).
 
     alpha 0 is the forward KL(teacher || student), alpha 1 the reverse KL(student || teacher). Between them it is the
@@ -57,16 +57,20 @@ def divergence(student_NK: Tensor, teacher_NK: Tensor, alpha: float) -> Tensor:
     Agarwal et al. 2024; the end points as in SDPO). Never negative. The gradient flows through the student's log-probs
     and its rest; it is exactly 0 where both are equal. Without the rest, a renormalised support of one token would have
     probability 1 under every model, and the divergence would be 0.
+
+    For alpha above 0 the gradient at a token goes to 0 with the student's probability of it, however much the teacher
+    wants it. `forward_kl` times the forward KL is added; the gradient of that KL in the logits is S - T.
     """
     student_NB, teacher_NB = (torch.cat([l_NK, log_rest(l_NK)[:, None]], -1) for l_NK in (student_NK, teacher_NK))
     teacher_NB = teacher_NB.detach()
+    added_N = forward_kl * _kl(teacher_NB, student_NB) if forward_kl else 0
     if alpha == 0:
-        return _kl(teacher_NB, student_NB)
+        return _kl(teacher_NB, student_NB) + added_N
     if alpha == 1:
-        return _kl(student_NB, teacher_NB)
+        return _kl(student_NB, teacher_NB) + added_N
     # M minimises this sum, so the gradient is the same with M held fixed.
     mixture_NB = _log_mixture(student_NB.detach(), teacher_NB, alpha)
-    return alpha * _kl(teacher_NB, mixture_NB) + (1 - alpha) * _kl(student_NB, mixture_NB)
+    return alpha * _kl(teacher_NB, mixture_NB) + (1 - alpha) * _kl(student_NB, mixture_NB) + added_N
 
 
 def _kl(p_NB: Tensor, q_NB: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ trains on its reward alone, and does not count in the teacher's divisor. An obje
     reward       clipped policy gradient of the sampled token, A = the turn's reward
     teacher      the same, A = clip(l_T - l_old)
     support      clipped policy gradient of each of the K tokens, A_v = w_v clip(l_T(v) - l_old(v)), summed over v
-    divergence   divergence of student and teacher over the K tokens and the rest
+    divergence   divergence of student and teacher over the K tokens and the rest, with some forward KL
     anchor       divergence of student and untrained student, over the K tokens and the rest, where nobody complained
     kl           KL to the reference (the old policy or a frozen model), at the positions where any other term applies
 
@@ -60,6 +60,7 @@ class Objective:
     clip_high: float = 0.28
     dual_clip: float = 0.0
     divergence_alpha: float = 0.5
+    forward_kl: float = 0.02
     anchor_weight: float = 0.0
     kl_coef: float = 0.0
     kl_estimator: str = "k1"
@@ -208,7 +209,8 @@ def step_loss(
             loss_N, clipped = loss_NK.sum(-1), clipped + clipped_NK.sum()
         elif term.name in ("divergence", "anchor"):
             target_NK = tokens.support_teacher_NK if term.name == "divergence" else tokens.support_old_NK
-            loss_N = divergence(support_NK[mask_N], target_NK[mask_N], objective.divergence_alpha)
+            alpha, forward_kl = objective.divergence_alpha, objective.forward_kl
+            loss_N = divergence(support_NK[mask_N], target_NK[mask_N], alpha, forward_kl)
         else:
             now, old, reference = (x[mask_N] for x in (logprobs_N, tokens.old_logprobs_N, tokens.reference_N))
             loss_N = kl_to_reference(now, reference, objective.kl_estimator, old)

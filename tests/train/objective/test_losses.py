@@ -147,6 +147,19 @@ def test_divergence_worked_by_hand() -> None:
     )
     for alpha, expected in ((0.0, forward), (1.0, reverse), (0.5, jsd)):
         assert divergence(student, teacher, alpha).item() == pytest.approx(expected, abs=1e-12)
+        added = divergence(student, teacher, alpha, 0.1).item()
+        assert added == pytest.approx(expected + 0.1 * forward, abs=1e-12)
+
+
+def test_forward_kl_frees_a_student_that_is_sure_of_another_token() -> None:
+    """Student 1e-6, teacher 0.9: the Jensen-Shannon divergence is flat there, and the forward KL pulls with S - T."""
+    teacher, student_NV = t(0.9).log()[None], torch.log(t(1e-6, 1 - 1e-6))[None]
+    flat, pulled = (
+        gradient(lambda x, w=w: divergence(x.log_softmax(-1)[:, :1], teacher, 0.5, w), student_NV)[0, 0].item()
+        for w in (0.0, 0.02)
+    )
+    assert flat == pytest.approx(-6.807e-6, rel=1e-3)
+    assert pulled - flat == pytest.approx(0.02 * (1e-6 - 0.9), rel=1e-9)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

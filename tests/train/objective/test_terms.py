@@ -18,7 +18,7 @@ from opdkit.train.objective.terms import PRESETS, Objective, Tokens, step_loss, 
 BOTH = {"reward": 1.0, "teacher": 1.0}
 EVERYTHING = Objective(
     {"reward": 0.5, "teacher": 1.0, "support": 2.0, "divergence": 0.7}, dual_clip=3.0, kl_coef=0.1, skip_first=1,
-    min_advantage=0.05, confidence_weight=True, divergence_alpha=0.3,
+    min_advantage=0.05, confidence_weight=True, divergence_alpha=0.3, forward_kl=0.05,
 )  # fmt: skip
 VARIANTS = [
     *(Objective(weights, kl_coef=0.1) for preset in PRESETS.values() for weights in preset),
@@ -206,7 +206,7 @@ def test_a_step_is_the_sum_of_its_terms_done_one_by_one() -> None:
                                 0.2, 0.28, 3.0)[0].item() for j, v in enumerate(k)
             ]  # fmt: skip
             lists["support"].append(2.0 * math.exp(taught) * sum(pieces))
-            apart = divergence(now[i, k][None], wanted[None], 0.3).item()
+            apart = divergence(now[i, k][None], wanted[None], 0.3, 0.05).item()
             lists["divergence"].append(0.7 * math.exp(taught) * apart)
         lists["kl"].append(0.1 * math.exp(l_i - old) * (l_i - float(x.reference_N[i])))
         rows.append((
