@@ -5,7 +5,7 @@ python -m tests.benchmarks.estimators
 
 import torch
 
-from opdkit.train.objective.kl import kl_to_reference
+from opdkit.train.objective.losses import kl_to_reference
 
 VOCABULARY, DRAWS = 50, 1000
 # what was compared -> how far the logits of the old policy and of the reference are from the student's (standard

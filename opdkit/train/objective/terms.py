@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from opdkit.train.objective.advantages import behavior_weights, support_advantages, teacher_advantages
-from opdkit.train.objective.kl import kl_from_old, kl_to_reference
-from opdkit.train.objective.losses import divergence, policy_gradient
+from opdkit.train.objective.losses import divergence, kl_to_reference, policy_gradient
 
 TERMS = ("reward", "teacher", "support", "divergence")
 SAMPLED = TERMS[:2]  # terms of the sampled token, which share its ratio
@@ -223,7 +222,7 @@ def step_loss(
         if totals["ratios"]:
             metrics["clip_fraction"] = clipped.to(logprobs_N) / totals["ratios"]
         trained_N = trained_positions(terms)
-        kl_n = kl_from_old(logprobs_N[trained_N], tokens.old_logprobs_N[trained_N])
+        kl_n = kl_to_reference(tokens.old_logprobs_N[trained_N], logprobs_N[trained_N], "k3")
         metrics["approx_kl"] = kl_n.sum() / max(totals["trained_tokens"], 1)
         shift_n = (logprobs_N[trained_N] - tokens.old_logprobs_N[trained_N]).abs()
         metrics["shift"] = shift_n.sum() / max(totals["trained_tokens"], 1)

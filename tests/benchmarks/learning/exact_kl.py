@@ -16,7 +16,7 @@ from opdkit.chat.template import Chat
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.train import step
-from opdkit.train.objective.kl import kl_to_reference
+from opdkit.train.objective.losses import kl_to_reference
 from opdkit.train.objective.terms import Objective, Term, Tokens
 from opdkit.train.policy import Policy
 from opdkit.train.targets import load_prompts, load_turns
