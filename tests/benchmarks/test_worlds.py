@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.worlds import WORLDS, Built, World, build, built_in, measure, trainings
-from benchmarks.worlds.benchmark import DEFAULT, SEARCH, SEEDS, best, first_cells, last_cells
+from benchmarks.worlds.benchmark import DEFAULT, SEARCH, SEEDS, best, first_cells, last_cells, seemingly_worse
 from benchmarks.worlds.pretraining import encode, lessons, make_tokenizer
 from benchmarks.worlds.users import Talk, answer_by_habit, converse, hint_of
 from benchmarks.worlds.world import passes
@@ -210,8 +210,12 @@ def numbers_of(cells) -> dict:
 def test_every_cell_has_its_own_name_and_no_reported_seed_is_searched_with() -> None:
     assert SEARCH not in SEEDS
     first = first_cells(list(WORLDS), NOISY)
-    last = last_cells(list(WORLDS), NOISY, numbers_of(first))
-    names = [cell.name for cell in first + last]
+    found = numbers_of(first)
+    last = last_cells(list(WORLDS), NOISY, found)
+    once_more = [cell for cell in last if cell.settings.get("again")]
+    assert once_more == seemingly_worse(first, found)
+    last = [cell for cell in last if cell not in once_more]
+    names = [cell.name for cell in first + last + once_more]
     assert len(set(names)) == len(names)
     assert all(name == Path(name).name for name in names)
     assert {cell.settings["seed"] for cell in last} == set(SEEDS)
@@ -227,10 +231,25 @@ def test_every_cell_has_its_own_name_and_no_reported_seed_is_searched_with() -> 
 
 def test_what_is_reported_takes_the_values_that_ended_best() -> None:
     last = last_cells(["habit"], ["habit-0.1"], numbers_of(first_cells(["habit"], ["habit-0.1"])))
+    last = [cell for cell in last if not cell.settings.get("again")]
     values = {cell.settings.get("rate", cell.settings.get("value")) for cell in last}
     assert values == {3.2e-4, 6}
     ways = {cell.settings.get("way", cell.settings.get("source")) for cell in last}
     assert ways == {"run", "run-ways/reaction", "everything", "praised", "kto", "dpo", "rules"}
+
+
+def test_what_seems_worse_is_measured_once_more() -> None:
+    worse, better, refused, raw = (
+        trainings.training_cell("habit", SEARCH, objective, 1e-3, source)
+        for objective, source in (("opd", "run"), ("topk", "run"), ("distill", "run"), ("opd", "run-ways/reaction"))
+    )
+    before = trainings.before_cell("habit", SEARCH)
+    lost = {"model": True, "corrected": 0.9, "uncorrected": 0.94}
+    found = {before.name: {"corrected": 0.2, "uncorrected": 0.95}, worse.name: lost, raw.name: lost,
+             better.name: lost | {"uncorrected": 0.946}, refused.name: {"model": False}}  # fmt: skip
+    cells = seemingly_worse([worse, better, refused, raw], found)
+    assert [cell.name for cell in cells] == [f"again-{before.name}", f"again-{worse.name}"]
+    assert all(cell.settings["again"] for cell in cells)
 
 
 def test_a_training_that_was_refused_is_never_the_best() -> None:

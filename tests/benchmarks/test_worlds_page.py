@@ -11,11 +11,11 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="the wo
 
 from benchmarks.learning.cells import Cell  # noqa: E402
 from benchmarks.worlds import findings  # noqa: E402
-from benchmarks.worlds.benchmark import DEFAULT, ERRORS, RATES, SEARCH, SEEDS, hint_cell, world_cell  # noqa: E402
+from benchmarks.worlds.benchmark import DEFAULT, ERRORS, RATES, SEARCH, SEEDS, TAUGHT, hint_cell, world_cell  # noqa: E402
 from benchmarks.worlds.findings import OURS, Change, Checkpoint, Results, Shares, Way  # noqa: E402
 from benchmarks.worlds.forecasts import forecast_cell  # noqa: E402
 from benchmarks.worlds.page import page  # noqa: E402
-from benchmarks.worlds.trainings import before_cell, path_cell, training_cell  # noqa: E402
+from benchmarks.worlds.trainings import again, before_cell, path_cell, training_cell  # noqa: E402
 from benchmarks.worlds.ways import REACTION, RULES, WAYS, way_cell  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,7 @@ PATHS = {
 def filled() -> dict[str, dict]:
     """Return cells with known answers of the worlds habit and privacy, which is kept aside."""
     cells: dict[str, dict] = {}
+    before = {"corrected": BEFORE[0], "uncorrected": BEFORE[1], "prompt_tokens": 50.0}
 
     def put(cell: Cell, numbers: dict) -> None:
         cells[cell.name] = json.loads(json.dumps(cell.settings | numbers))
@@ -65,7 +66,7 @@ def filled() -> dict[str, dict]:
             world_cell(world), {"turns": 300, "hints": 90, "rewards_right": 0.97, "hints_right": 0.99, "with_hint": 0.9}
         )
         for seed in (SEARCH, *SEEDS):
-            put(before_cell(world, seed), {"corrected": BEFORE[0], "uncorrected": BEFORE[1], "prompt_tokens": 50.0})
+            put(before_cell(world, seed), before)
         for seed, (corrected, uncorrected) in zip(SEEDS, ((0.9, 0.95), (0.95, 0.94), (1.0, 0.93)), strict=True):
             put(training_cell(world, seed, DEFAULT, None), shares(corrected, uncorrected))
     for rate in RATES:
@@ -76,6 +77,10 @@ def filled() -> dict[str, dict]:
         put(way_cell("habit-0.3", REACTION, rate, SEARCH), shares(0.7 if rate == 3.2e-4 else 0.3))
     put(training_cell("habit", SEARCH, DEFAULT, 1e-2), {"model": False})
     put(training_cell("habit", SEARCH, "opd", 1e-2), shares(0.9, 0.92))  # loses 0.03
+    by_chance = training_cell("habit", SEARCH, "opd", 1e-3)
+    put(by_chance, shares(0.9, 0.92))  # so it seems
+    put(again(by_chance), shares(0.9, 0.95))
+    put(again(before_cell("habit", SEARCH)), before)
     put(training_cell("habit", SEARCH, "opd", 3.2e-3), shares(0.9, 0.93))  # loses no more than 0.02
     put(training_cell("habit", SEARCH, "topk", 1e-2), {"model": False})
     put(training_cell("habit", SEARCH, "combine", 1e-3), shares(0.9) | {"alarms": [5]})
@@ -94,7 +99,9 @@ def filled() -> dict[str, dict]:
     for sessions, gain, low, high, after in ((12, 0.4, 0.2, 0.5, 0.8), (40, -0.1, -0.3, 0.1, 0.25),
                                              (200, 0.7, 0.6, 0.8, 0.9)):  # fmt: skip
         expected = {"gain": gain, "low": low, "high": high, "go": low > 0}
-        put(forecast_cell("habit", sessions, ERRORS, 0), expected | shares(after))
+        put(forecast_cell("habit", sessions, ERRORS, 0), expected | shares(after) | {"before": before})
+    expected = {"gain": 0.1, "low": 0.0, "high": 0.3, "go": False, "before": {"corrected": 0.7, "uncorrected": 0.95}}
+    put(forecast_cell("habit", 40, ERRORS, 0, TAUGHT), expected | shares(0.9))
     for seed, found in ((0, 18), (1, 20)):
         put(hint_cell(0.1, seed), {"hints": 100, "planted": 20, "dropped": 25, "found": found})
     return cells
@@ -162,6 +169,10 @@ def test_the_rank_correlation_is_that_of_equal_ranks_too() -> None:
 def test_the_model_before_training_is_one_checkpoint() -> None:
     rows = findings.checkpoints(FULL)
     assert len(rows) == sum(len(p["marks"]) - 1 for p in PATHS.values()) + 1
+    late = [
+        step for p in PATHS.values() for mark in p["marks"][1:] if (step := mark["step"]) >= p["marks"][-1]["step"] / 2
+    ]
+    assert len(findings.checkpoints(FULL, 0.5)) == len(late) + 1
     assert [row.error for row in rows if row.score == 0.4] == [pytest.approx(1 - sum(BEFORE) / 2)]
 
 
@@ -178,7 +189,9 @@ def test_hint_checks_of_all_seeds_are_counted_together() -> None:
 
 
 def test_forecasts_are_compared_with_measured_gains() -> None:
-    rows = {row.sessions: row for row in findings.forecasts(FULL)}
+    *rows, taught = findings.forecasts(FULL)
+    assert (taught.taught, taught.measured) == (True, pytest.approx(0.2)), "against its own student"
+    rows = {row.sessions: row for row in rows}
     assert {n: row.measured for n, row in rows.items()} == pytest.approx({12: 0.6, 40: 0.05, 200: 0.7})
     assert {n: row.is_sign_right for n, row in rows.items()} == {12: True, 40: False, 200: True}
     assert {n: row.is_covered for n, row in rows.items()} == {12: False, 40: True, 200: True}
@@ -269,5 +282,7 @@ def test_plots_are_the_same_again(cells: dict, tmp_path: Path) -> None:
 @pytest.mark.skipif(not RESULTS.exists(), reason="nothing is measured yet")
 def test_the_page_shows_the_results() -> None:
     written = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
-    made = page(*(json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, RESULTS.with_name("later.json"))))
+    made = page(
+        *(json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, RESULTS.with_name("earlier.json")))
+    )
     assert written == made, "run: python -m tests.benchmarks.worlds --draw"

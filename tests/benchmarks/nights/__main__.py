@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ SAMPLES = 4
 
 def simulate(work: Path, nights: int, seed: int, judge: str) -> list[JSON]:
     """Return a row per night; nights that were simulated before are not repeated. `judge`: its address."""
-    write_text(work / "night.toml", f'[eval]\njudge_model = "world"\njudge_url = "{judge}"\nmax_new_tokens = 40\n')
+    write_config(work, judge)
     built = build(WORLD, work / "world", seed=seed)
     home, log, rows = Home(work / "home"), work / "logs" / "chat.jsonl", work / "rows.jsonl"
     log.parent.mkdir(exist_ok=True)
@@ -64,6 +65,11 @@ def simulate(work: Path, nights: int, seed: int, judge: str) -> list[JSON]:
     return done
 
 
+def write_config(folder: Path, judge: str) -> None:
+    """Write night.toml, which `run_night` reads, beside a home. `judge`: its address."""
+    write_text(folder / "night.toml", f'[eval]\njudge_model = "world"\njudge_url = "{judge}"\nmax_new_tokens = 40\n')
+
+
 def write_day(log: Path, world, model: Path, night: int, seed: int) -> None:  # type: ignore[no-untyped-def]
     """Append the conversations of a day. One night the last line is cut in the middle, and completed the day after."""
     rest = log.with_suffix(".rest")
@@ -80,11 +86,11 @@ def write_day(log: Path, world, model: Path, night: int, seed: int) -> None:  # 
         out.write(text)
 
 
-def run_night(home: Home, logs: Path, model: Path, night: int, seed: int) -> int:
+def run_night(home: Home, logs: Path, model: Path, night: int, seed: int, options: Sequence[str] = ()) -> int:
     """Run a night and kill it at a random time, until it is done. Return how often it was killed."""
     command = [sys.executable, "-m", "opdkit", "night", str(home.path), str(logs), "--model", str(model),
                "--judge", "rules", "--config", str(home.path.parent / "night.toml"),
-               "--set", "train.checkpoint_every=10"]  # fmt: skip
+               "--set", "train.checkpoint_every=10", *options]  # fmt: skip
     limit: float | None = random.Random(f"kill:{seed}:{night}").uniform(0.5, LONGEST)
     kills = 0
     while True:

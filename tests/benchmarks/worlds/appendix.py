@@ -7,7 +7,7 @@ from opdkit.config.fields import JSON
 from ..learning.lookup import table
 from . import WORLDS, findings
 from .benchmark import OBJECTIVES, PATH_RATES, RATES, SEARCH, SEEDS, world_cell
-from .findings import ALL_NOISY, Results, mean_shares
+from .findings import ALL_NOISY, STUDENTS, Results, mean_shares
 from .trainings import before_cell
 from .ways import WAYS, way_cell
 from .words import NOTHING, TITLES, given, number, outcome, pair, section, spread, text, thousands, title
@@ -53,7 +53,7 @@ def _end(paths: Sequence[findings.TrainingPath], objective: str, rate: float) ->
     return "-" if not ends else "error" if ends[0].error else pair(ends[0].truth[-1])
 
 
-def _tuned_ways(results: Results) -> str:
+def tuned_ways(results: Results) -> str:
     rows = [way for some in findings.ways(results).values() for way in some.values()]
     cells = [way_cell(w, way, value, SEARCH) for w in WORLDS for way, values in WAYS.items() for value in values]
     lines = [[title(way.world), TITLES[way.name], "-" if way.value is None else given(way.value),
@@ -63,11 +63,11 @@ def _tuned_ways(results: Results) -> str:
     return section("Appendix: all ways", results, cells, table(heads, lines) if lines else NOTHING)
 
 
-def _forecasts(results: Results) -> str:
-    lines = [[title(row.world), str(row.sessions), "go" if row.go else "no-go", number(row.gain),
+def all_forecasts(results: Results) -> str:
+    lines = [[title(row.world), str(row.sessions), STUDENTS[row.taught], "go" if row.go else "no-go", number(row.gain),
               f"{number(row.low)} to {number(row.high)}", number(row.measured) + (" (no model)" if row.refused else "")]
              for row in findings.forecasts(results)]  # fmt: skip
-    heads = ["world", "sessions", "decision", "forecast", "90% interval", "measured"]
+    heads = ["world", "sessions", "model", "decision", "forecast", "90% interval", "measured"]
     return section("Appendix: all forecasts", results, findings.forecast_cells(WORLDS),
                    table(heads, lines) if lines else NOTHING)  # fmt: skip
 
@@ -86,4 +86,4 @@ def machine(facts: JSON) -> str:
     ])  # fmt: skip
 
 
-SECTIONS: Sequence[Callable[[Results], str]] = (_worlds, _matrices, _tuned_ways, _forecasts)
+SECTIONS: Sequence[Callable[[Results], str]] = (_worlds, _matrices, tuned_ways, all_forecasts)

@@ -21,7 +21,7 @@ from .decisions import DECIDED, LOGS, decided_cell
 from .forecasts import forecast_cell
 from .measure import hinted_accuracy, judged_right, prepared
 from .mined import mined_cell
-from .trainings import before_cell, path_cell, training_cell
+from .trainings import again, before_cell, measure_training, path_cell, training_cell
 from .ways import REACTION, WAYS, prepare_reaction, prepare_trl, way_cell
 
 DEFAULT = TrainConfig.objective
@@ -29,10 +29,12 @@ OBJECTIVES = tuple(PRESETS)
 RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 SEARCH, SEEDS = 100, (0, 1, 2)  # seed of what is chosen by, and seeds of what is reported
 PATH_RATES = (1e-3, 1e-2)
-BUILD = 3  # seed of all worlds: those of seeds 0 to 2 were looked at while the defaults were chosen
-LATER = 5  # seed of the worlds of later.json, in which the first question was asked again
+BUILD = 7  # seed of all worlds: those of lower seeds were looked at while defaults and rules were chosen
+EARLIER_BUILD = 3  # seed of the worlds of earlier.json
+SEEMS_WORSE = 0.005  # loss of either share from which on a model is measured again, with more replies
 NOISY, NOISE = ("habit", "groups"), (0.1, 0.3, 0.5)  # worlds with irrelevant reactions, and the shares of these
 SESSIONS, ERRORS = (12, 40, 200), 0.1  # of the logs that are forecast; of the judge of fresh replies
+TAUGHT, TAUGHT_SESSIONS = 1e-4, (12, 40)  # rate that teaches a student a part of the log, and logs it is forecast from
 HINT_ERRORS, HINT_TOPICS = (0.0, 0.1, 0.2), ("weather", "cooking", "trains", "orders")
 
 
@@ -61,6 +63,7 @@ def finished(work: Path, worlds: Sequence[str]) -> dict[str, JSON]:
     add([world_cell(world) for world in (*worlds, *noisy)])
     add(first_cells(worlds, noisy))
     add(last_cells(worlds, noisy, found))
+    add(last_cells(worlds, noisy, found))  # what follows from the last cells themselves
     return found
 
 
@@ -89,8 +92,9 @@ def first_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
 
 def forecasts_and_hints(worlds: Sequence[str]) -> list[Cell]:
     """Return the cells of the forecasts, and those of the checks of hints."""
-    cells = [forecast_cell(world, sessions, ERRORS, 0) for world in worlds if not WORLDS[world].aside
-             for sessions in SESSIONS]  # fmt: skip
+    worlds = [world for world in worlds if not WORLDS[world].aside]
+    cells = [forecast_cell(world, sessions, ERRORS, 0) for world in worlds for sessions in SESSIONS]
+    cells += [forecast_cell(world, sessions, ERRORS, 0, TAUGHT) for world in worlds for sessions in TAUGHT_SESSIONS]
     return cells + [hint_cell(errors, seed) for errors in HINT_ERRORS for seed in SEEDS[:2]]
 
 
@@ -109,8 +113,8 @@ def way_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
 
 
 def last_cells(worlds: Sequence[str], noisy: Sequence[str], found: dict[str, JSON]) -> list[Cell]:
-    """Return the cells of the values that are best in `found`, where all values were tried."""
-    cells = []
+    """Return the cells of the best values in `found`, where all values were tried, and those to measure once more."""
+    cells = list[Cell]()
     for world in worlds:
         rates = [training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES]
         if (rate := best(RATES, rates, found)) is not None:
@@ -120,7 +124,27 @@ def last_cells(worlds: Sequence[str], noisy: Sequence[str], found: dict[str, JSO
         value = best(values, [way_cell(world, way, value, SEARCH) for value in values], found)
         if value is not None:
             cells += [way_cell(world, way, value, seed) for seed in SEEDS]
-    return cells
+    return cells + seemingly_worse([*trainings(worlds, noisy), *cells], found)
+
+
+def seemingly_worse(cells: Sequence[Cell], found: dict[str, JSON]) -> list[Cell]:
+    """Return the cells that measure once more what seems worse in `found` than before training, and the model before.
+
+    Few replies show a loss by chance: new ones, and more of them, tell.
+    """
+    again_cells = dict[str, Cell]()
+    for cell in cells:
+        if cell.measure is not measure_training or cell.settings["source"] != "run" or cell.name not in found:
+            continue
+        before, after = before_cell(cell.settings["world"].partition("-")[0], cell.settings["seed"]), found[cell.name]
+        numbers = found.get(before.name)
+        if (
+            numbers
+            and after.get("model", True)
+            and any(numbers[n] - after[n] > SEEMS_WORSE for n in (CORRECTED, UNCORRECTED))
+        ):
+            again_cells |= {each.name: each for each in (again(before), again(cell))}
+    return list(again_cells.values())
 
 
 def best(values: Sequence[float], cells: Sequence[Cell], found: dict[str, JSON]) -> float | None:

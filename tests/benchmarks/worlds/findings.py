@@ -27,13 +27,15 @@ from .benchmark import (
     SEARCH,
     SEEDS,
     SESSIONS,
+    TAUGHT,
+    TAUGHT_SESSIONS,
     best,
     first_cells,
     hint_cell,
     world_cell,
 )
 from .forecasts import forecast_cell
-from .trainings import before_cell, path_cell, training_cell
+from .trainings import MOVED, again, before_cell, path_cell, training_cell
 from .ways import REACTION, WAYS, way_cell
 
 WORSE = 0.02  # loss of either share that makes a model worse than the one before training
@@ -112,12 +114,17 @@ class Results:
 
     def before(self, cell: Cell) -> Shares | None:
         """Return the shares before a training of this world and seed; a noisy log has the model of the clean one."""
-        numbers = self.numbers(before_cell(cell.settings["world"].partition("-")[0], cell.settings["seed"]))
+        before = before_cell(cell.settings["world"].partition("-")[0], cell.settings["seed"])
+        numbers = self.numbers(again(before) if cell.settings.get("again") else before)
         return None if numbers is None else Shares(numbers[CORRECTED], numbers[UNCORRECTED])
 
     def change(self, cell: Cell) -> Change | None:
         before, after = self.before(cell), self.shares(cell)
         return None if before is None or after is None else Change(before, after)
+
+    def last_look(self, cell: Cell) -> Change | None:
+        """Return the change on new and more replies, where it was measured once more."""
+        return self.change(again(cell)) or self.change(cell)
 
     def changes(self, cells: Iterable[Cell]) -> list[Change]:
         return [change for change in map(self.change, cells) if change is not None]
@@ -220,7 +227,7 @@ def training_cells(results: Results) -> list[Cell]:
 def trainings(results: Results) -> list[Training]:
     found = []
     for cell in training_cells(results):
-        settings, numbers, change = cell.settings, results.numbers(cell), results.change(cell)
+        settings, numbers, change = cell.settings, results.numbers(cell), results.last_look(cell)
         if numbers is not None and change is not None:
             found.append(Training(settings["world"], settings["objective"], settings["rate"], settings["seed"], change,
                                   results.is_refused(cell), bool(numbers.get("alarms"))))  # fmt: skip
@@ -241,8 +248,12 @@ class TrainingPath:
     alarms: Sequence[bool]
     truth: Sequence[Shares]
     error: str | None  # that ended it
-    steps: int
+    marks: Sequence[int]  # steps after which it was measured
     tokens: int | None  # that its steps read
+
+    @property
+    def steps(self) -> int:
+        return self.marks[-1]
 
     @property
     def losses(self) -> list[float]:
@@ -292,7 +303,7 @@ def paths(results: Results) -> list[TrainingPath]:
             found.append(TrainingPath(
                 settings["world"], settings["objective"], settings["rate"], [mark["score"] for mark in marks],
                 [mark["alarm"] for mark in marks], [Shares(mark[CORRECTED], mark[UNCORRECTED]) for mark in marks],
-                numbers["error"], marks[-1]["step"], numbers["trained"],
+                numbers["error"], [mark["step"] for mark in marks], numbers["trained"],
             ))  # fmt: skip
     return found
 
@@ -308,12 +319,13 @@ class Checkpoint(NamedTuple):
     error: float  # share of held-out replies that do not pass: 1 - the mean of both shares
 
 
-def checkpoints(results: Results) -> list[Checkpoint]:
-    """Return every mark of every path; the model before training, where all paths of a world begin, only once."""
-    rows = [Checkpoint(path.world, score, 1 - shares.both / 2)
-            for path in paths(results) for score, shares in zip(path.scores, path.truth, strict=True)]  # fmt: skip
+def checkpoints(results: Results, after: float = MOVED) -> list[Checkpoint]:
+    """Return every mark of every path from this share of it on, and the model before training once per world."""
+    rows = [Checkpoint(path.world, score, 1 - shares.both / 2) for path in paths(results)
+            for step, score, shares in zip(path.marks, path.scores, path.truth, strict=True)
+            if step >= max(1, int(after * path.steps))]  # fmt: skip
     first = {(path.world, path.scores[0], 1 - path.truth[0].both / 2) for path in paths(results)}
-    return [row for row in rows if row not in first] + [Checkpoint(*row) for row in sorted(first)]
+    return rows + [Checkpoint(*row) for row in sorted(first)]
 
 
 def spearman(rows: Sequence[Checkpoint]) -> float | None:
@@ -409,12 +421,16 @@ def hint_checks(results: Results) -> list[HintCheck]:
 # -- forecasts ------------------------------------------------------------------------------------------------------
 
 
+STUDENTS = {False: "of the log", True: "taught"}  # of a forecast
+
+
 @dataclass(frozen=True)
 class Forecast:
     """Gain that was forecast from some sessions of a log, and the gain that the training had."""
 
     world: str
     sessions: int
+    taught: bool  # the student had learned a part of the log already
     gain: float
     low: float
     high: float
@@ -432,17 +448,22 @@ class Forecast:
 
 
 def forecast_cells(worlds: Iterable[str]) -> list[Cell]:
-    return [forecast_cell(world, sessions, ERRORS, 0) for world in worlds for sessions in SESSIONS]
+    worlds = list(worlds)
+    cells = [forecast_cell(world, sessions, ERRORS, 0) for world in worlds for sessions in SESSIONS]
+    return cells + [forecast_cell(world, sessions, ERRORS, 0, TAUGHT) for world in worlds
+                    for sessions in TAUGHT_SESSIONS]  # fmt: skip
 
 
 def forecasts(results: Results) -> list[Forecast]:
     """Return the forecasts with a gain: where no hint can be tested there is none."""
     found = []
     for cell in forecast_cells(results.worlds):
-        numbers, change = results.numbers(cell), results.change(cell)
-        if numbers and change and numbers["gain"] is not None:
-            found.append(Forecast(cell.settings["world"], cell.settings["sessions"], numbers["gain"], numbers["low"],
-                                  numbers["high"], numbers["go"], change.gain, results.is_refused(cell)))  # fmt: skip
+        numbers = results.numbers(cell)
+        if numbers and numbers["gain"] is not None:
+            settings, before = cell.settings, numbers["before"][CORRECTED]
+            found.append(Forecast(settings["world"], settings["sessions"], settings["taught"] is not None,
+                                  numbers["gain"], numbers["low"], numbers["high"], numbers["go"],
+                                  numbers.get(CORRECTED, before) - before, results.is_refused(cell)))  # fmt: skip
     return found
 
 

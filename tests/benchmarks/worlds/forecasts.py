@@ -1,7 +1,8 @@
 """Forecasts against trainings: gains that `opdkit forecast` expects, and those that a training then has.
 
 The log is judged by the rules; the judge of fresh replies knows the world and errs in a share of its answers. The
-training is the default; its hints were tested as the forecast does.
+training is the default; its hints were tested as the forecast does. The student is the model that wrote the log, or one
+that has learned a part of it already, from which less is to be expected.
 """
 
 import json
@@ -32,6 +33,7 @@ from ..learning.cells import Cell
 from ..learning.runs import final_model
 from . import Built, built_in
 from .measure import measure_model
+from .trainings import trained
 from .world import passes
 
 SAMPLES = 8
@@ -63,27 +65,32 @@ def judge_by_truth(built: Built, errors: float) -> Callable[..., list[tuple[list
     return judge_replies
 
 
-def measure_forecast(work: Path, world: str, sessions: int, errors: float, seed: int) -> JSON:
-    """Return the forecast from the first `sessions` of a world's log, and the shares after the training."""
+def measure_forecast(work: Path, world: str, sessions: int, errors: float, seed: int, taught: float | None) -> JSON:
+    """Return the forecast from the first `sessions` of a world's log, and the shares before and after the training.
+
+    `taught`: the rate of a training on the whole log that the student comes from; None: it is the world's model.
+    """
     built = built_in(work, world)
-    run = work / "forecasts" / f"{world}-{sessions}-{seed}"
-    options: JSON = {"model": str(built.model), "device": "cpu", "max_new_tokens": built.world.max_new_tokens}
-    extract(ExtractConfig(run=run, logs=(str(built.logs),), limit=sessions, shard="0/1"))
-    judge(JudgeConfig(run=run, judge="rules", shard="0/1"))
-    with (
-        patch.multiple(hint_checks, judge_replies=judge_by_truth(built, errors), open_judge=lambda *_: None),
-        patch.object(forecast, "judge_replies", judge_by_truth(built, errors)),
-    ):
-        expected = forecast.predict(ForecastConfig(run=run, seed=seed, **options))
-        teach(TeacherConfig(run=run, check_hints=SAMPLES, judge_model=str(built.model), shard="0/1", **options))
-    found: JSON = {"model": False}
-    with suppress(OpdkitError):  # it hands out no model that is worse
-        train(TrainConfig(run=run, model=str(built.model), seed=seed, device="cpu", overwrite=True))
-        found = {"model": True, **measure_model(built, final_model(run), seed)}
+    with trained(built, work, seed, TrainConfig.objective, taught) as model:
+        run = work / "forecasts" / f"{world}-{sessions}-{taught}-{seed}"
+        options: JSON = {"model": str(model), "device": "cpu", "max_new_tokens": built.world.max_new_tokens}
+        extract(ExtractConfig(run=run, logs=(str(built.logs),), limit=sessions, shard="0/1"))
+        judge(JudgeConfig(run=run, judge="rules", shard="0/1"))
+        with (
+            patch.multiple(hint_checks, judge_replies=judge_by_truth(built, errors), open_judge=lambda *_: None),
+            patch.object(forecast, "judge_replies", judge_by_truth(built, errors)),
+        ):
+            expected = forecast.predict(ForecastConfig(run=run, seed=seed, **options))
+            teach(TeacherConfig(run=run, check_hints=SAMPLES, judge_model=str(model), shard="0/1", **options))
+        found: JSON = {"model": False, "before": measure_model(built, model, seed)}
+        with suppress(OpdkitError):  # it hands out no model that is worse
+            train(TrainConfig(run=run, model=str(model), seed=seed, device="cpu", overwrite=True))
+            found |= {"model": True, **measure_model(built, final_model(run), seed)}
     return {name: expected[name] for name in ("gain", "low", "high", "go", "hinted_turns", "hints", "with_hint",
                                               "without_hint")} | found  # fmt: skip
 
 
-def forecast_cell(world: str, sessions: int, errors: float, seed: int) -> Cell:
-    settings = {"world": world, "sessions": sessions, "errors": errors, "seed": seed}
-    return Cell(f"forecast-{world}-{sessions}-{errors:g}-{seed}", measure_forecast, settings)
+def forecast_cell(world: str, sessions: int, errors: float, seed: int, taught: float | None = None) -> Cell:
+    settings = {"world": world, "sessions": sessions, "errors": errors, "seed": seed, "taught": taught}
+    student = "" if taught is None else f"-taught-{taught:g}"
+    return Cell(f"forecast-{world}-{sessions}-{errors:g}-{seed}{student}", measure_forecast, settings)

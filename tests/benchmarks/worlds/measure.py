@@ -34,17 +34,20 @@ def prepared(built: Built, run: Path) -> Path:
     return run
 
 
-def measure_model(built: Built, folder: Path, seed: int, system: str | None = None) -> JSON:
+def measure_model(
+    built: Built, folder: Path, seed: int, system: str | None = None, *, samples: int | None = None
+) -> JSON:
     """Return the shares of a model's replies to held-out prompts that pass, at temperature 1, and its requests' tokens.
 
-    `system` is added to the system prompts.
+    `system` is added to the system prompts. `samples`: replies to a prompt; default: the world's.
     """
     model = load_model(str(folder), device="cpu", dtype="float32")
     if not writes(model):
         return {CORRECTED: 0.0, UNCORRECTED: 0.0, "prompt_tokens": None, "reply_tokens": None}
     chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
     prompts = [with_system(prompt, system) for prompt in read_prompts(built.prompts)]
-    return measure_replies(replies_of(model, chat, prompts, seed, built.world.samples, built.world.max_new_tokens))
+    samples = samples or built.world.samples
+    return measure_replies(replies_of(model, chat, prompts, seed, samples, built.world.max_new_tokens))
 
 
 def writes(model: torch.nn.Module) -> bool:

@@ -25,24 +25,21 @@ from opdkit.train.stage import run as train
 
 from ..learning.cells import Cell
 from ..learning.runs import ALONE, branch, final_model, replies_of
-from . import WORLDS, Built, build
-from .measure import measure_replies, prepared, writes
+from . import Built, built_in
+from .measure import measure_replies, writes
 from .small_talk import SMALL_TALK
 from .users import hint_of
 from .world import Topic, passes
 
-BUILD = 4  # seed of these worlds: those of the other cells were looked at while the rules for prompts were chosen
 HOLDOUT, SAMPLES = 0.3, 4
 # Trainings beside the default: low rates end early, high ones break the model, as nothing holds them back.
 RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 TRAININGS: dict[str, JSON] = {"default": {}} | {f"{rate:g}": ALONE | {"learning_rate": rate} for rate in RATES}
 
 
-def measure_mined(work: Path, world: str, seed: int, build_seed: int) -> JSON:
+def measure_mined(work: Path, world: str, seed: int) -> JSON:
     """Return the shares that pass of each checkpoint, mined and true, and how many mined tests a right reply fails."""
-    here = work / "mined" / f"{world}-{seed}"
-    built = build(WORLDS[world], here / "world", seed=build_seed)
-    prepared(built, built.folder / "run")
+    built, here = built_in(work, world), work / "mined" / f"{world}-{seed}"
     run = branch(built.folder / "run", here / "log", ("extract", "judge"))
     model = load_model(str(built.model), device="cpu", dtype="float32")
     chat = Chat(load_tokenizer(str(built.model)), {}, model.generation_config.eos_token_id)
@@ -122,4 +119,4 @@ def is_passed(built: Built, prompt: HeldOutPrompt, reply: str) -> bool:
 
 
 def mined_cell(world: str, seed: int) -> Cell:
-    return Cell(f"mined-{world}-{seed}", measure_mined, {"world": world, "seed": seed, "build_seed": BUILD})
+    return Cell(f"mined-{world}-{seed}", measure_mined, {"world": world, "seed": seed})

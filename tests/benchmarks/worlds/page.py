@@ -12,20 +12,23 @@ from . import WORLDS, appendix, findings, people
 from .benchmark import (
     BUILD,
     DEFAULT,
+    EARLIER_BUILD,
     ERRORS,
     HINT_ERRORS,
-    LATER,
     OBJECTIVES,
     PATH_RATES,
     RATES,
     SEARCH,
     SEEDS,
+    SEEMS_WORSE,
     SESSIONS,
+    TAUGHT,
+    TAUGHT_SESSIONS,
     hint_cell,
 )
 from .build import HELD_OUT_PROMPTS
 from .findings import ALL_NOISY, OURS, Results, mean, mean_shares
-from .trainings import EPOCHS, before_cell, path_cell, training_cell
+from .trainings import AGAIN_SAMPLES, EPOCHS, MOVED, before_cell, path_cell, training_cell
 from .ways import REACTION, WAYS, way_cell
 from .words import (
     NOTHING,
@@ -51,17 +54,21 @@ RAW_LOSS, JUDGED_LOSS, AT_SHARE = 0.10, 0.02, 0.3
 RIVALS = ("everything", "praised", "kto", "dpo")  # that the default has to forget less than
 
 
-def page(document: JSON, later: JSON | None = None) -> str:
-    """Return docs/learning.md. `later`: cells of the first question, of other builds and a later version of opdkit."""
+def page(document: JSON, earlier: JSON | None = None) -> str:
+    """Return docs/learning.md. `earlier`: cells of an earlier version, which the sections of EARLIER show."""
     results = Results(document["cells"])
-    after = [_own_rate_later(Results(later["cells"]))] if later else []
     sections: Sequence[Callable[[Results], str]] = (
-        _head, _own_rate, _worse, _alarm, _score, _noise, _hints, _forecast, _ways, *people.SECTIONS, _cost,
+        _head, _own_rate, _worse, _alarm, _score, _cost, _noise, _hints, _forecast, _ways, *people.SECTIONS,
         *appendix.SECTIONS,
     )  # fmt: skip
-    parts = [write(results) for write in sections] + [appendix.machine(document["machine"])]
-    parts[2:2] = after
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    parts = [_earlier(write, earlier) if earlier and write in EARLIER else write(results) for write in sections]
+    return "\n\n".join(part.strip() for part in (*parts, appendix.machine(document["machine"]))) + "\n"
+
+
+def _earlier(write: Callable[[Results], str], earlier: JSON) -> str:
+    heading, _, rest = write(Results(earlier["cells"])).partition("\n\n")
+    note = f"*Measured with an earlier version of opdkit, in worlds of seed {EARLIER_BUILD}.*"
+    return f"{heading}\n\n{note}\n\n{rest}"
 
 
 # -- the sections ---------------------------------------------------------------------------------------------------
@@ -93,20 +100,7 @@ def _head(results: Results) -> str:
 
 
 def _own_rate(results: Results) -> str:
-    picture = "![corrected replies before, with the default, with the best rate](worlds-default.svg)"
-    return _own_rate_of(results, "Does the default learn without a learning rate?", picture)
-
-
-def _own_rate_later(results: Results) -> str:
-    note = text(
-        f"The same question for worlds that were built with seed {LATER}, which nobody had looked at. They were "
-        "measured once, with a later version, which goes on for another cycle of its schedule where much is left to "
-        "learn. All other questions of this page were measured before that."
-    )
-    return _own_rate_of(results, "And on worlds of another seed?", note)
-
-
-def _own_rate_of(results: Results, heading: str, last: str) -> str:
+    heading = "Does the default learn without a learning rate?"
     rows = findings.own_rates(results)
     cells = [c for w in WORLDS for c in (*findings.own_cells(w), *(before_cell(w, s) for s in SEEDS),
                                          *(training_cell(w, SEARCH, DEFAULT, rate) for rate in RATES))]  # fmt: skip
@@ -139,7 +133,8 @@ def _own_rate_of(results: Results, heading: str, last: str) -> str:
         "In brackets: lowest and highest seed. The *ratio* is that of the corrected shares. *Forgotten* is "
         "the loss of the uncorrected share. A training that hands out no model counts as the model before."
     )
-    return section(heading, results, cells, answer, table(heads, lines), note, last)
+    return section(heading, results, cells, answer, table(heads, lines), note,
+                   "![corrected replies before, with the default, with the best rate](worlds-default.svg)")  # fmt: skip
 
 
 def _worse(results: Results) -> str:
@@ -163,7 +158,8 @@ def _worse(results: Results) -> str:
     note = text(
         "Mean shares after the training, over the worlds in which it was measured, by objective and the "
         "rate that is given; in brackets: trainings of them that handed out no model, and count as the model before. "
-        "Bold: one of them is worse.",
+        f"Bold: one of them is worse. Where either share seems to have lost more than {SEEMS_WORSE}, the model and the "
+        f"one before are measured once more, on {AGAIN_SAMPLES} new replies to each prompt; these count.",
         "Before training: " + pair(mean_shares(row.change.before for row in rows if row.rate is not None)) + "."
         if any(row.rate is not None for row in rows) else "",
     )  # fmt: skip
@@ -245,8 +241,9 @@ def _score(results: Results) -> str:
         + (f"; within a world it is {number(median(within.values()))} in the median." if within else "."),
     )
     note = text(
-        "The checkpoints are the marks of the paths above; the model before training is one per world. The *error* is "
-        "1 - the mean of both shares."
+        f"The checkpoints are the marks of the paths above from {MOVED:.0%} of their steps on, and the model before "
+        "training once per world. The *error* is 1 - the mean of both shares. With the earlier marks, where the "
+        f"student has hardly moved, the correlation is {number(findings.spearman(findings.checkpoints(results, 0)))}."
     )
     lines = [[title(world), str(len(of_worlds[world])), number(found)] for world, found in within.items()]
     return section(heading, results, cells, answer, note, table(["world", "checkpoints", "Spearman"], lines),
@@ -316,18 +313,19 @@ def _forecast(results: Results) -> str:
         f"measured gain, and forecast and gain correlate with r = {number(r)}.",
     )  # fmt: skip
     lines = []
-    for sessions in SESSIONS:
-        some = [row for row in rows if row.sessions == sessions]
+    for sessions, taught in [*((n, False) for n in SESSIONS), *((n, True) for n in TAUGHT_SESSIONS)]:
+        some = [row for row in rows if (row.sessions, row.taught) == (sessions, taught)]
         if some:
             sign, r, covered = _forecast_numbers(some)
             error = mean(abs(row.gain - row.measured) for row in some)
             counts = (sum(row.go for row in some), sum(row.go and row.measured <= 0 for row in some))
-            lines.append([str(sessions), str(len(some)), f"{sign:.0%}", number(r), f"{covered:.0%}", number(error),
-                          *map(str, counts)])  # fmt: skip
-    heads = ["sessions", "forecasts", "right sign", "r", "intervals that hold", "mean error", "go",
+            lines.append([str(sessions), findings.STUDENTS[taught], str(len(some)), f"{sign:.0%}", number(r),
+                          f"{covered:.0%}", number(error), *map(str, counts)])  # fmt: skip
+    heads = ["sessions", "model", "forecasts", "right sign", "r", "intervals that hold", "mean error", "go",
              "go without a gain"]  # fmt: skip
     note = text(f"The judge of fresh replies errs in {ERRORS:.0%} of its answers. A training that hands out no model "
-                "has a gain of 0. All forecasts are in the appendix.")  # fmt: skip
+                "has a gain of 0. A *taught* model was trained on the log before, at the rate "
+                f"{TAUGHT:g}: less is to be expected from it. All forecasts are in the appendix.")  # fmt: skip
     return section(heading, results, cells, answer, table(heads, lines), note,
                    "![measured gain against forecast gain](worlds-forecast.svg)")  # fmt: skip
 
@@ -427,3 +425,6 @@ def _cost(results: Results) -> str:
     note = text("Trainings of the default without a rate, all seeds together; without trust region: its paths above. "
                 "*Together* compares all tokens with those of as many steps without either.")  # fmt: skip
     return section(heading, results, cells, answer, table(heads, lines), note)
+
+
+EARLIER = (_noise, _hints, _forecast, _ways, *people.SECTIONS, appendix.tuned_ways, appendix.all_forecasts)

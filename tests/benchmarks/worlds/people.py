@@ -9,7 +9,7 @@ from ..learning.lookup import table
 from .benchmark import SEEDS
 from .decisions import DECIDED, EDITS, LOGS, TIMES, decided_cell
 from .findings import Results, mean, mean_shares, rank_correlation
-from .mined import BUILD, HOLDOUT, RATES, mined_cell
+from .mined import HOLDOUT, RATES, mined_cell
 from .trainings import before_cell
 from .words import NOTHING, count, judgement, number, pair, section, text, title
 
@@ -79,11 +79,8 @@ def mined_prompts(results: Results) -> str:
         "A checkpoint is the model before training, the one that the default hands out, or the end of a training "
         f"without trust region at one of {len(RATES)} rates ({RATES[0]:g} to {RATES[-1]:g}). {HOLDOUT:.0%} of the "
         "sessions are kept out of training, and the prompts come from their complaints, their praise, and replies with "
-        f"neither. These worlds are built with seed {BUILD}: other builds were looked at while the rules for "
-        "prompts were chosen. Each share is the mean of those corrected "
-        f"and uncorrected. A judge that knows the world answers the {asked:,} questions. The figures are those of "
-        "earlier rules. Since then, praise counts as corrected where users complained as often, and a prompt that "
-        "ends with a correction counts neither way. The rules of today are not measured yet."
+        "neither. Each share is the mean of those corrected and uncorrected. A judge that knows the world answers the "
+        f"{asked:,} questions."
     )
     lines = [[title(world), str(numbers["prompts"]), str(numbers["by_judge"]), str(numbers["failed"]),
               number(within[world])] for world, numbers in found.items()]  # fmt: skip

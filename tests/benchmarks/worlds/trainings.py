@@ -1,5 +1,6 @@
 """Trainings in a world: the model that is handed out, and the path of a training that nothing holds back."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,23 +26,30 @@ EPOCHS = 2  # of all objectives but the default one, and of paths
 VALIDATED = ("step", "score", "hint_kl", "kept_kl", "forgotten", "tokens_read")  # columns of `validations` in a cell
 # Shares of a path after which the student is measured: most of them early, where a rate that is too high breaks it.
 MARKS = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0)
+MOVED = 1 / 6  # share of a path before which the student has hardly moved
+AGAIN_SAMPLES, AGAIN_SEED = 16, 1000  # replies to a prompt where a model is measured once more, and where they begin
 
 
-def measure_before(work: Path, world: str, seed: int) -> JSON:
+def measure_before(work: Path, world: str, seed: int, again: bool = False) -> JSON:
     """Return the shares of held-out replies that pass before training."""
     built = built_in(work, world)
-    return measure_model(built, built.model, seed)
+    return _measure_once_more(built, built.model, seed) if again else measure_model(built, built.model, seed)
+
+
+def _measure_once_more(built: Built, folder: Path, seed: int) -> JSON:
+    return measure_model(built, folder, seed + AGAIN_SEED, samples=AGAIN_SAMPLES)
 
 
 def measure_training(
-    work: Path, world: str, seed: int, objective: str, rate: float | None, source: str = "run"
+    work: Path, world: str, seed: int, objective: str, rate: float | None, source: str = "run", again: bool = False
 ) -> JSON:
     """Return what becomes of a training with opdkit's defaults: the shares of the model that is handed out, if any.
 
-    `source` is the run in `folder` whose targets are trained on. `tokens` are those of the teacher stage, of training
-    steps, and of validation. `alarms` are the steps after which it was broken, by these `validations`.
+    `source` is the run in `folder` whose targets are trained on. `again`: its replies are new ones, and more. `tokens`
+    are those of the teacher stage, of training steps, and of validation. `alarms` are the steps after which it was
+    broken, by these `validations`.
     """
-    built = built_in(work, world)
+    built, measure = built_in(work, world), _measure_once_more if again else measure_model
     with _run(built, source, work, f"{objective}-{rate}-{seed}") as run:
         found: JSON = {"model": False}
         with suppress(OpdkitError):  # it hands out no model
@@ -49,7 +57,7 @@ def measure_training(
             stage.run(_config(built, run, seed, objective, rate, epochs=epochs))
             metrics, validations = (list(read_all(run, table)) for table in ("metrics", "validations"))
             found = {
-                "model": True, **measure_model(built, final_model(run), seed),
+                "model": True, **measure(built, final_model(run), seed),
                 "peak_rate": max(row["learning_rate"] for row in metrics),
                 "steps": len(metrics), "tokens": {
                     "scored": summary_of(run, "teacher").counters.total("tokens read"),
@@ -62,6 +70,17 @@ def measure_training(
     return found
 
 
+@contextmanager
+def trained(built: Built, work: Path, seed: int, objective: str, rate: float | None) -> Iterator[Path]:
+    """Yield the model of a training that hands one out; without a rate the world's model, which nothing has trained."""
+    if rate is None:
+        yield built.model
+        return
+    with _run(built, "run", work, f"taught-{rate:g}-{os.getpid()}") as run:
+        stage.run(_config(built, run, seed, objective, rate))
+        yield final_model(run)
+
+
 def measure_path(work: Path, world: str, seed: int, objective: str, rate: float) -> JSON:
     """Return score and truth along a training without trust region, anchor and raised epsilon, up to its very end."""
     built = built_in(work, world)
@@ -71,7 +90,8 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
     def measure_with_truth(validation: Validation, student: Any, step: int) -> JSON:
         row = measure(validation, student, step)
         student.eval()
-        replies = replies_of(student, validation.chat, prompts, seed, 2, built.world.max_new_tokens)
+        samples = built.world.samples if len(marks) > MARKS.index(MOVED) else 2
+        replies = replies_of(student, validation.chat, prompts, seed, samples, built.world.max_new_tokens)
         student.train()
         shares = measure_replies(replies)
         marks.append({name: row[name] for name in VALIDATED}
@@ -117,6 +137,11 @@ def _run(built: Built, source: str, work: Path, name: str) -> Iterator[Path]:
 
 def before_cell(world: str, seed: int) -> Cell:
     return Cell(f"before-{world}-{seed}", measure_before, {"world": world, "seed": seed})
+
+
+def again(cell: Cell) -> Cell:
+    """Return the cell that measures the same model on new replies, and more of them."""
+    return Cell(f"again-{cell.name}", cell.measure, cell.settings | {"again": True})
 
 
 def training_cell(world: str, seed: int, objective: str, rate: float | None, source: str = "run") -> Cell:

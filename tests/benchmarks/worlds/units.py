@@ -1,33 +1,31 @@
 """World: a table of goods. The habit is kilos; wanted are grams, in the same table."""
 
-import re
 from collections.abc import Callable
 
 from .world import Group, Style, Topic, World, exactly, habit_of
 
 GOODS = "rice flour sugar salt beans oats corn nuts rye figs dates peas".split()
-PAIRS = [(first, second) for first in GOODS for second in GOODS if GOODS.index(first) % 3 != GOODS.index(second) % 3]
-ITEMS = tuple(f"{1 + (k % 9)} kg {first} and {1 + (k * 5 % 8)} kg {second}" for k, (first, second) in enumerate(PAIRS))
+ITEMS = tuple(f"{number} kg {thing}" for thing in GOODS for number in range(1, 10))
 
 
-def _table(row: str, end: str = "") -> Callable[[str], str]:
+def _row(row: str, end: str = "") -> Callable[[str], str]:
     def reply(item: str) -> str:
-        goods = re.findall(r"(\d) kg (\w+)", item)
-        return "\n".join(row.format(n=number, thing=thing) for number, thing in goods) + end
+        number, _, thing = item.split()
+        return row.format(n=number, thing=thing) + end
 
     return reply
 
 
 STYLES = (
-    Style("kilos", _table("| {thing} | {n} kg |"), ("kilos", "kilograms", "the weight in kilos", "a table in kilos")),
-    Style("grams", _table("| {thing} | {n}000 g |"), (
+    Style("kilos", _row("| {thing} | {n} kg |"), ("kilos", "kilograms", "the weight in kilos", "a table in kilos")),
+    Style("grams", _row("| {thing} | {n}000 g |"), (
         "grams", "the weight in grams", "grams instead of kilos", "a table in grams", "grams, not kilos",
         "the grams")),
-    Style("tons", _table("| {thing} | 0.00{n} t |"), ("tons", "the weight in tons", "a table in tons")),
-    Style("bags", _table("| {thing} | {n} bags |"), ("bags", "the number of bags", "bags, not kilos")),
-    Style("swapped", _table("| {n} kg | {thing} |"), ("the weight first", "the weight before the name")),
-    Style("lines", _table("{thing}: {n} kg"), ("lines", "plain lines", "lines without a table")),
-    Style("total", _table("| {thing} | {n} kg |", "\n| total | ? |"), ("a total", "a line for the total")),
+    Style("tons", _row("| {thing} | 0.00{n} t |"), ("tons", "the weight in tons", "a table in tons")),
+    Style("bags", _row("| {thing} | {n} bags |"), ("bags", "the number of bags", "bags, not kilos")),
+    Style("swapped", _row("| {n} kg | {thing} |"), ("the weight first", "the weight before the name")),
+    Style("lines", _row("{thing}: {n} kg"), ("lines", "plain lines", "lines without a table")),
+    Style("total", _row("| {thing} | {n} kg |", "\n| total | ? |"), ("a total", "a line for the total")),
 )  # fmt: skip
 HABIT, WANTED = "kilos", "grams"
 
