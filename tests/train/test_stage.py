@@ -196,8 +196,9 @@ def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_di
         assert rows[0].pop("turn_ids") == rows[1].pop("turn_ids")
         assert {k for k, v in rows[0].items() if v is None} == {k for k, v in rows[1].items() if v is None}
         a, b = ({k: v for k, v in row.items() if v is not None and k not in timed} for row in rows)
-        # Where nothing has been trained yet, rounding alone differs; later, what the optimizer made of it.
-        close = 1e-6 if rows[0]["step"] == 1 else 1e-5
+        # Where nothing has been trained yet, rounding alone differs; later, what the optimizer made of it. How much
+        # depends on the CPU: 1.1e-5 were seen on one without AVX-512.
+        close = 1e-6 if rows[0]["step"] == 1 else 3e-5
         assert a == pytest.approx(b, rel=close, abs=close)
 
 
