@@ -4,7 +4,7 @@ Worlds are built first. Then all objectives train at all rates with a seed that 
 the best rate, and shows what a bad rate does. What is reported of a way takes its best value and other seeds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ from .decisions import DECIDED, LOGS, decided_cell
 from .forecasts import forecast_cell
 from .measure import hinted_accuracy, judged_right, prepared
 from .mined import mined_cell
-from .trainings import again, before_cell, measure_training, path_cell, training_cell
+from .trainings import again, before_cell, before_of, measure_training, path_cell, training_cell
 from .ways import REACTION, WAYS, prepare_reaction, prepare_trl, way_cell
 
 DEFAULT = TrainConfig.objective
@@ -30,7 +30,6 @@ RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 SEARCH, SEEDS = 100, (0, 1, 2)  # seed of what is chosen by, and seeds of what is reported
 PATH_RATES = (1e-3, 1e-2)
 BUILD = 7  # seed of all worlds: those of lower seeds were looked at while defaults and rules were chosen
-EARLIER_BUILD = 3  # seed of the worlds of earlier.json
 SEEMS_WORSE = 0.005  # loss of either share from which on a model is measured again, with more replies
 NOISY, NOISE = ("habit", "groups"), (0.1, 0.3, 0.5)  # worlds with irrelevant reactions, and the shares of these
 SESSIONS, ERRORS = (12, 40, 200), 0.1  # of the logs that are forecast; of the judge of fresh replies
@@ -92,10 +91,14 @@ def first_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
 
 def forecasts_and_hints(worlds: Sequence[str]) -> list[Cell]:
     """Return the cells of the forecasts, and those of the checks of hints."""
+    return forecast_cells(worlds) + [hint_cell(errors, seed) for errors in HINT_ERRORS for seed in SEEDS[:2]]
+
+
+def forecast_cells(worlds: Iterable[str]) -> list[Cell]:
     worlds = [world for world in worlds if not WORLDS[world].aside]
     cells = [forecast_cell(world, sessions, ERRORS, 0) for world in worlds for sessions in SESSIONS]
-    cells += [forecast_cell(world, sessions, ERRORS, 0, TAUGHT) for world in worlds for sessions in TAUGHT_SESSIONS]
-    return cells + [hint_cell(errors, seed) for errors in HINT_ERRORS for seed in SEEDS[:2]]
+    return cells + [forecast_cell(world, sessions, ERRORS, 0, TAUGHT) for world in worlds
+                    for sessions in TAUGHT_SESSIONS]  # fmt: skip
 
 
 def decided(worlds: Sequence[str]) -> list[Cell]:
@@ -136,7 +139,7 @@ def seemingly_worse(cells: Sequence[Cell], found: dict[str, JSON]) -> list[Cell]
     for cell in cells:
         if cell.measure is not measure_training or cell.settings["source"] != "run" or cell.name not in found:
             continue
-        before, after = before_cell(cell.settings["world"].partition("-")[0], cell.settings["seed"]), found[cell.name]
+        before, after = before_of(cell), found[cell.name]
         numbers = found.get(before.name)
         if (
             numbers

@@ -17,7 +17,6 @@ from ..learning.cells import Cell
 from . import WORLDS
 from .benchmark import (
     DEFAULT,
-    ERRORS,
     HINT_ERRORS,
     NOISE,
     NOISY,
@@ -26,16 +25,13 @@ from .benchmark import (
     RATES,
     SEARCH,
     SEEDS,
-    SESSIONS,
-    TAUGHT,
-    TAUGHT_SESSIONS,
     best,
     first_cells,
+    forecast_cells,
     hint_cell,
     world_cell,
 )
-from .forecasts import forecast_cell
-from .trainings import MOVED, again, before_cell, path_cell, training_cell
+from .trainings import MOVED, again, before_of, path_cell, training_cell
 from .ways import REACTION, WAYS, way_cell
 
 WORSE = 0.02  # loss of either share that makes a model worse than the one before training
@@ -114,7 +110,7 @@ class Results:
 
     def before(self, cell: Cell) -> Shares | None:
         """Return the shares before a training of this world and seed; a noisy log has the model of the clean one."""
-        before = before_cell(cell.settings["world"].partition("-")[0], cell.settings["seed"])
+        before = before_of(cell)
         numbers = self.numbers(again(before) if cell.settings.get("again") else before)
         return None if numbers is None else Shares(numbers[CORRECTED], numbers[UNCORRECTED])
 
@@ -445,13 +441,6 @@ class Forecast:
     @property
     def is_covered(self) -> bool:
         return self.low - _EDGE <= self.measured <= self.high + _EDGE
-
-
-def forecast_cells(worlds: Iterable[str]) -> list[Cell]:
-    worlds = list(worlds)
-    cells = [forecast_cell(world, sessions, ERRORS, 0) for world in worlds for sessions in SESSIONS]
-    return cells + [forecast_cell(world, sessions, ERRORS, 0, TAUGHT) for world in worlds
-                    for sessions in TAUGHT_SESSIONS]  # fmt: skip
 
 
 def forecasts(results: Results) -> list[Forecast]:

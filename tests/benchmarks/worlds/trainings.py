@@ -139,6 +139,11 @@ def before_cell(world: str, seed: int) -> Cell:
     return Cell(f"before-{world}-{seed}", measure_before, {"world": world, "seed": seed})
 
 
+def before_of(cell: Cell) -> Cell:
+    """Return the cell of the model before a training; a noisy log has the model of the clean one."""
+    return before_cell(cell.settings["world"].partition("-")[0], cell.settings["seed"])
+
+
 def again(cell: Cell) -> Cell:
     """Return the cell that measures the same model on new replies, and more of them."""
     return Cell(f"again-{cell.name}", cell.measure, cell.settings | {"again": True})
