@@ -261,7 +261,7 @@ class TrainOptions(TypedDict, total=False):
     kl_coef: float | None
     """weight of the KL to the reference; 0 is off"""
     anchor_weight: float | None
-    """weight of the divergence from the untrained student; where nobody complained; in objectives with rewards; 0 is off"""
+    """weight of the divergence from the untrained student; where nobody complained; 0 is off"""
     reference: Text | None
     """frozen model of that KL; with the student's tokenizer; default: the untrained student"""
     kl_estimator: Literal["k1", "k2", "k3"] | None

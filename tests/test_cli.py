@@ -16,6 +16,7 @@ from opdkit.config.commands import COMMANDS, Command
 from opdkit.config.fields import fields_of
 
 ROOT = Path(__file__).parent.parent
+SAMPLE = ROOT / "sample_data"
 
 
 def opdkit(*args: str, cwd: Path = ROOT, timeout: float = 600) -> subprocess.CompletedProcess[str]:
@@ -198,16 +199,12 @@ def test_the_examples_of_the_help_run(tmp_path: Path, warm_path: str) -> None:
 
     Those of nights run on twelve sessions, too few to train on: tests/commands/night has nights that train.
     """
-    (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
-    few = tmp_path / "few" / "sample_data"
-    (few / "logs").mkdir(parents=True)
-    (few / "model").symlink_to(ROOT / "sample_data" / "model")
-    log = (ROOT / "sample_data" / "logs" / "openai.jsonl").read_bytes().splitlines(keepends=True)
-    (few / "logs" / "openai.jsonl").write_bytes(b"".join(log[:12]))
+    write_small_sample(tmp_path / "sample_data", sessions=24)
+    write_small_sample(tmp_path / "few" / "sample_data", sessions=12)
     served = {"review"}  # until it is stopped
     for name in [name for name in COMMANDS if name not in {"demo", *served}]:
         command = shlex.split(COMMANDS[name].example)
-        folder = few.parent if name in {"night", "models", "forget"} else tmp_path
+        folder = tmp_path / "few" if name in {"night", "models", "forget"} else tmp_path
         environment = os.environ | {"PATH": warm_path}
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, f"{COMMANDS[name].example}\n{done.stderr}"
@@ -221,6 +218,16 @@ def test_the_examples_of_the_help_run(tmp_path: Path, warm_path: str) -> None:
             finally:
                 server.terminate()
         assert server.returncode == 0
+
+
+def write_small_sample(folder: Path, sessions: int) -> None:
+    """Write sample_data with its model, one of its logs up to so many lines, and every sixth of its prompts."""
+    (folder / "logs").mkdir(parents=True)
+    for path in (SAMPLE / "model", SAMPLE / "labels.jsonl"):
+        (folder / path.name).symlink_to(path)
+    for name, chosen in (("logs/openai.jsonl", slice(sessions)), ("prompts.jsonl", slice(None, None, 6))):
+        lines = (SAMPLE / name).read_bytes().splitlines(keepends=True)
+        (folder / name).write_bytes(b"".join(lines[chosen]))
 
 
 def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) -> None:

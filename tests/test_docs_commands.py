@@ -83,7 +83,7 @@ def test_the_tutorial(tmp_path: Path, warm_path: str, monkeypatch: pytest.Monkey
 
 
 def test_the_guide(tmp_path: Path, warm_path: str) -> None:
-    log = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()[:6]
+    log = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()[:3]
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "monday.jsonl").write_text("\n".join(log) + "\n", encoding="utf-8")
     prompts = (DATA / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:4]
@@ -106,7 +106,7 @@ def test_the_guide_from_a_chat_export_alone(tmp_path: Path, warm_path: str) -> N
     wanted = {row["turn_id"]: row["wanted"] for row in labels()}
     chats = [open_webui_chat(n, messages, wanted) for n, messages in sessions
              if all(message.get("content") and message["role"] != "tool" for message in messages)]  # fmt: skip
-    (tmp_path / "chat-export.json").write_text(json.dumps(chats[:80]), encoding="utf-8")
+    (tmp_path / "chat-export.json").write_text(json.dumps(chats[:40]), encoding="utf-8")
     (script,) = (block for block in blocks("guide.md") if "runs/chats" in block)
     assert script.count("opdkit ") == script.count("\n") == 5
     run(script, tmp_path, {"Qwen/Qwen3-4B": str(MODEL)}, warm_path)

@@ -37,11 +37,11 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     dropped = ", ".join(f"{reason} {n}" for reason, n in data.dropped.items()) or "none"
     if data.dropped[FOR_VALIDATION]:
         remedy = f"--validate 0 trains on what is {FOR_VALIDATION}, too. {remedy}"
-    if not data.turns:
+    hinted, rewards = _hints_and_rewards(data)
+    if not (hinted or (rewards and "reward" in terms)):
         raise NothingLearnedError(
             f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}"
         )
-    _, rewards = _hints_and_rewards(data)
     if terms == {"reward"} and not any(rewards) and not any(turn.length_penalty for turn in data.turns):
         what = f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0"
         raise NothingLearnedError(f"{what}: there is nothing to learn. {remedy}")

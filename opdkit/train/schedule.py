@@ -27,7 +27,7 @@ def objectives(config: TrainConfig) -> list[Objective]:
     """Return the objective of each phase: the preset's weights, overridden by the given weights, and the options.
 
     A given weight applies to the phases whose preset has its term; a term that no phase has is added to all of them.
-    Raises ConfigError when a phase has no term left, and for an anchor weight that nothing would read.
+    Raises ConfigError when a phase has no term left.
     """
     given = {name: getattr(config, f"{name}_weight") for name in TERMS}
     numbers = {f.name: getattr(config, f.name) for f in dataclasses.fields(Objective) if f.name != "weights"}
@@ -39,9 +39,6 @@ def objectives(config: TrainConfig) -> list[Objective]:
         phases.append(Objective({name: w for name, w in (weights | changed).items() if w}, **numbers))
     if not all(phase.weights for phase in phases):
         raise ConfigError(f"--objective {config.objective} has no term left: give one of its weights more than 0")
-    if config.anchor_weight not in (0.0, TrainConfig.anchor_weight) and not any("reward" in p.weights for p in phases):
-        raise ConfigError(f"--anchor-weight: --objective {config.objective} trains on turns with a hint alone, and the "
-                          "anchor is for those without; choose an objective with rewards, such as blend")  # fmt: skip
     return phases
 
 

@@ -45,7 +45,7 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     supports = "any" if config.anchor_weight or config.step_limit else "none"
     scored = load_turns(config.run, config.limit, supports if terms.isdisjoint(SUPPORTED) else "needed")
     left, filtered = filter_turns(scored, config)
-    turns, dropped = select_turns(left, terms, config.holdout)
+    turns, dropped = select_turns(left, terms, config.holdout, anchored=config.anchor_weight > 0)
     turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed)
     inside = [turn for turn in left if not is_held_out(turn.session_id, config.holdout)]
     validation = choose_turns(inside, config.validate, choose_epochs(turns, config))
@@ -83,13 +83,21 @@ def drop_turns(turns: Sequence[Turn], find_reason: Callable[[Turn], str | None])
     return kept, Counter(reason for reason in reasons if reason is not None)
 
 
-def select_turns(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
-    """Return the turns that at least one of the objective's terms can use, and the number of others by reason."""
-    return drop_turns(turns, lambda turn: _drop_reason(turn, terms, holdout))
+def select_turns(
+    turns: Sequence[Turn], terms: Collection[str], holdout: float, *, anchored: bool = False
+) -> tuple[list[Turn], Counter[str]]:
+    """Return the turns that at least one of the objective's terms can use, and the number of others by reason.
+
+    With `anchored`, those that the anchor holds are kept beside them, but not alone: they teach nothing.
+    """
+    kept, dropped = drop_turns(turns, lambda turn: _drop_reason(turn, terms, holdout))
+    if not anchored or not kept:
+        return kept, dropped
+    return drop_turns(turns, lambda turn: _drop_reason(turn, terms, holdout, anchored=True))
 
 
-def _drop_reason(turn: Turn, terms: Collection[str], holdout: float) -> str | None:
-    """Return why no term can use a turn; None where one can."""
+def _drop_reason(turn: Turn, terms: Collection[str], holdout: float, *, anchored: bool = False) -> str | None:
+    """Return why no term, nor with `anchored` the anchor, can use a turn; None where one can."""
     if is_held_out(turn.session_id, holdout):
         return "held out"
     if not turn.sampled.any():
@@ -99,7 +107,7 @@ def _drop_reason(turn: Turn, terms: Collection[str], holdout: float) -> str | No
         missing.append("no reward")
     if set(terms) - {"reward"} and turn.teacher_logprobs is None:
         missing.append("no hint")
-    if len(missing) == len({term == "reward" for term in terms}):
+    if len(missing) == len({term == "reward" for term in terms}) and not (anchored and turn.is_anchor):
         return " and ".join(missing)
     support = [turn.support.old, turn.support.teacher] if turn.support else []
     numbers = [turn.old_logprobs, turn.teacher_logprobs, turn.behavior_logprobs, *support]
@@ -152,8 +160,8 @@ def build_training_set(
 ) -> TrainingSet:
     """Assign turns to phases and measure their advantages. Drop turns whose tokens are all filtered out.
 
-    A turn belongs to the last phase that can use it. Advantages over a support are measured on the logged token, which
-    shows as well where teacher and student differ.
+    A turn belongs to the last phase that can use it, and to the first where only the anchor can. Advantages over a
+    support are measured on the logged token, which shows as well where teacher and student differ.
     """
     data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped), [], 1)
     advantages: dict[str, list[NDArray[np.float32]]] = {"reward": [], "teacher": []}
@@ -163,12 +171,13 @@ def build_training_set(
         usable = {"reward"} if turn.reward is not None else set()
         if turn.teacher_logprobs is not None:
             usable |= set(TERMS) - {"reward"}
-        members[max(p for p, objective in enumerate(phases) if usable & set(objective.weights))].append(turn)
+        phase = max((p for p, objective in enumerate(phases) if usable & set(objective.weights)), default=0)
+        members[phase].append(turn)
     for phase, objective in enumerate(phases):
         teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
         weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
         on_logged_token = replace(objective, weights={n: w for n, w in weights.items() if w}, kl_coef=0.0,
-                                  anchor_weight=0.0, aggregation="token-mean")  # fmt: skip
+                                  aggregation="token-mean")  # fmt: skip
         for start in range(0, len(members[phase]), _CHUNK):
             chunk = members[phase][start : start + _CHUNK]
             counts, strengths = _measure(chunk, on_logged_token, advantages)
@@ -193,7 +202,8 @@ def _measure(
     trained_N = trained_positions(terms)
     total_N = np.zeros(len(trained_N), np.float64)
     for term in terms:
-        assert term.advantages is not None
+        if term.advantages is None:  # the anchor
+            continue
         advantages[term.name].append(term.advantages[term.mask_N].numpy())
         total_N += (term.scale_N * term.advantages).numpy()
     turn_N, where_N = tokens.turn_N.numpy(), trained_N.numpy()

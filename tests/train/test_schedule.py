@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from scored_runs import train_config
 
-from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS, TrainConfig, epochs_over
+from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS, epochs_over
 from opdkit.errors import ConfigError
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
@@ -38,18 +38,6 @@ def test_given_weights_win() -> None:
 def test_no_term_is_no_objective() -> None:
     with pytest.raises(ConfigError, match="--objective alternate"):
         weights(objective="alternate", reward_weight=0.0)
-
-
-def test_an_anchor_weight_that_nothing_reads_is_refused() -> None:
-    """The anchor is on turns without a hint, which objectives without rewards drop; the default holds for all."""
-    for objective in ("opd", "topk", "distill"):
-        with pytest.raises(ConfigError, match="--anchor-weight"):
-            weights(objective=objective, anchor_weight=1.0)
-        for weight in (0.0, TrainConfig.anchor_weight):
-            weights(objective=objective, anchor_weight=weight)
-    for objective in ("blend", "hybrid", "combine", "binary", "alternate"):
-        weights(objective=objective, anchor_weight=1.0)
-    weights(objective="opd", reward_weight=0.1, anchor_weight=1.0)
 
 
 def test_every_number_of_the_formulas_is_an_option() -> None:

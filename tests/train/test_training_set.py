@@ -45,6 +45,23 @@ def test_a_turn_that_cannot_train_says_why() -> None:
     assert select_turns([toy_turn()], ("support", "divergence"), 0.0)[1] == {"no hint": 1}
 
 
+def test_what_nobody_complained_of_stands_beside_hints_with_the_anchor() -> None:
+    """It teaches nothing: alone it does not train, and without a support the anchor does not see it."""
+    ones = np.ones((2, 3))
+    support = Support(ones.astype(np.int32), -ones.astype(np.float16), None)
+    turns = [
+        toy_turn("hinted", teacher=(-1, -1)), toy_turn("praised", reward=1, support=support),
+        toy_turn("neutral", reward=0, support=support), toy_turn("blamed", reward=-1, support=support),
+        toy_turn("bare", reward=1),
+    ]  # fmt: skip
+    kept, dropped = select_turns(turns, ("teacher",), 0.0, anchored=True)
+    assert ([t.session_id for t in kept], dropped) == (["hinted", "praised", "neutral"], {"no hint": 2})
+    assert select_turns(turns[1:], ("teacher",), 0.0, anchored=True) == ([], {"no hint": 4})
+    data = build_training_set(kept, [Objective({"teacher": 1.0}, anchor_weight=0.1)], 5, dropped)
+    assert (data.turns, data.strengths, data.tokens) == (kept, [0.5, 0, 0], 6)
+    assert list(data.advantages) == ["teacher"]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.9])
 def test_sessions_are_held_out_by_their_name_alone(share: float) -> None:
     names = [f"session-{n}" for n in range(4000)]

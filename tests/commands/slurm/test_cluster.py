@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 OPTIONS = [str(DATA / "logs"), "--model", str(MODEL), "--judge", "local", "--limit", "24",
            "--set", "extract.part_mb=0.000001", "--set", "judge.votes=1", "--set", "judge.max_new_tokens=32",
            "--set", "train.device=cpu", "--set", "train.batch_turns=8"]  # fmt: skip
+SHARDS = 2
 # The nodes' names are known to Slurm alone: all of them are this host.
 HOSTNAMES = 'scontrol() { if [ "$1" = show ]; then echo 127.0.0.1; else command scontrol "$@"; fi; }'
 
@@ -41,15 +42,15 @@ def opdkit(*args: str, environment: dict[str, str] | None = None) -> str:
     return done.stdout + done.stderr
 
 
-def parts_of(run: Path, stage: str, shard: int, shards: int = 4) -> int:
+def parts_of(run: Path, stage: str, shard: int) -> int:
     primary = next(table for table in TABLES.values() if table.stage == stage)
     numbers = [int(p.stem[-5:]) for p in (stage_dir(run, stage) / primary.name).glob("part-*.parquet")]
-    return sum(k % shards == shard for k in numbers)
+    return sum(k % SHARDS == shard for k in numbers)
 
 
 def process_of(run: Path, shard: int) -> int | None:
     """The opdkit process of a judge task, found by its command line."""
-    wanted = {str(run), f"{shard}/4", "judge", "--shard"}
+    wanted = {str(run), f"{shard}/{SHARDS}", "judge", "--shard"}
     return next((pid for pid, words in command_lines() if wanted <= set(words)), None)
 
 
@@ -72,7 +73,7 @@ def held_after_a_part(slurm: Cluster, run: Path, shards: Sequence[int]) -> list[
 
     until(slurm, run, all_held, f"a part of each of the tasks {shards}")
     for shard in shards:
-        assert parts_of(run, "judge", shard) < part_count(run, "judge") // 4, "too late to test anything"
+        assert parts_of(run, "judge", shard) < part_count(run, "judge") // SHARDS, "too late to test anything"
     return [held[shard] for shard in shards]
 
 
@@ -120,8 +121,8 @@ def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None
     """
     plain, run = tmp_path / "plain", tmp_path / "run"
     opdkit("run", str(plain), *OPTIONS)
-    said = opdkit("slurm", str(run), *OPTIONS, "--shards", "4", "--max-running", "2", "--notice", "10", "--time", "30",
-                  "--submit", environment=slurm.environment)  # fmt: skip
+    said = opdkit("slurm", str(run), *OPTIONS, "--shards", str(SHARDS), "--max-running", "2", "--notice", "10",
+                  "--time", "30", "--submit", environment=slurm.environment)  # fmt: skip
     jobs = submitted(said)
     assert list(jobs) == list(ORDER)
     judge, waiting = jobs["judge"][0], jobs["teacher"]
