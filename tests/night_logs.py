@@ -12,6 +12,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
 from opdkit.judge.stage import run as judge
 
+PROMPTS = (DATA / "prompts.jsonl").read_bytes().splitlines(keepends=True)[::4]  # of every domain
 LOG = (DATA / "logs" / "openai.jsonl").read_bytes().splitlines(keepends=True)
 
 
@@ -51,6 +52,8 @@ max_new_tokens = 24
 def night_options(folder: Path, **changed: object) -> NightConfig:
     """Options of a night on the log in FOLDER/logs, as quick as it can be."""
     (folder / "night.toml").write_text(QUICK)
+    (folder / "held-out.jsonl").write_bytes(b"".join(PROMPTS))
     common = {"home": folder / "home", "logs": (str(folder / "logs"),), "model": str(MODEL), "judge": "rules",
-              "prompts": str(DATA / "prompts.jsonl"), "config": folder / "night.toml", "least_hints": 10}  # fmt: skip
+              "prompts": str(folder / "held-out.jsonl"), "config": folder / "night.toml",
+              "least_hints": 10}  # fmt: skip
     return NightConfig(**common | changed)  # type: ignore[arg-type]

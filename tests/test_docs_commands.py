@@ -83,7 +83,7 @@ def test_the_tutorial(tmp_path: Path, warm_path: str, monkeypatch: pytest.Monkey
 
 
 def test_the_guide(tmp_path: Path, warm_path: str) -> None:
-    log = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()[:3]
+    log = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()[:2]
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "monday.jsonl").write_text("\n".join(log) + "\n", encoding="utf-8")
     prompts = (DATA / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:4]

@@ -13,6 +13,7 @@ PATIENCE = 3  # measurements in a row without a better score, after which a trai
 FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
 LEFT = 1 / 3  # of the distance from the hints before training: with more, there is more to learn
 SETTLED = 0.05  # of that distance: measurements of a cycle that differ by less show that training no longer helps
+CLEAR = 0.1  # of that distance: a state that gained less is nearer to the hints only where chance gains less
 WORSE = 1.5  # times the distance from the hints before training: such a state is broken; less can be chance
 _NAMED = 8  # turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
@@ -23,6 +24,20 @@ def has_forgotten(row: JSON) -> bool:
     return (row["forgotten"] or 0.0) > FORGOTTEN
 
 
+def is_nearer(row: JSON, before: JSON) -> bool:
+    """Return True for a state that is nearer to the hints than the student before training, by more than chance.
+
+    A gain of less than CLEAR has to exceed its standard error, from the differences at the same prompts: of few
+    replies, one that fell out well makes a mean.
+    """
+    if row["hint_kl"] < (1 - CLEAR) * before["hint_kl"]:
+        return True
+    now = {reply["turn_id"]: reply["kl"] for reply in row["hint_kls"]}
+    gains = [reply["kl"] - now[reply["turn_id"]] for reply in before["hint_kls"] if reply["turn_id"] in now]
+    mean = sum(gains) / max(1, len(gains))
+    return mean > math.sqrt(sum((gain - mean) ** 2 for gain in gains)) / max(1, len(gains))
+
+
 def best(rows: Sequence[JSON]) -> JSON:
     """Return the row of the best state: nearer to the hints than before training, nothing forgotten, the least score.
 
@@ -31,7 +46,7 @@ def best(rows: Sequence[JSON]) -> JSON:
     """
     before, *states = rows
     hinted = before["hint_kl"] is not None
-    able = [row for row in states if not has_forgotten(row) and not (hinted and row["hint_kl"] >= before["hint_kl"])]
+    able = [row for row in states if not has_forgotten(row) and (not hinted or is_nearer(row, before))]
     return min(reversed(able), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 

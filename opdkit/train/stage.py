@@ -198,7 +198,8 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     best state where it is broken.
     """
     row = validation.validate(training.student, number)
-    training.accelerator.log({f"validation_{k}": v for k, v in row.items() if v is not None}, step=number)
+    numbers = {f"validation_{k}": v for k, v in row.items() if isinstance(v, (int, float))}  # no ids of turns
+    training.accelerator.log(numbers, step=number)
     say(f"validation after step {number}: replies {describe_state(row)}")
     planned = len(training.steps)
     training.plan_steps()

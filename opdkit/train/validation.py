@@ -154,6 +154,7 @@ class Validation:
         for (i, _), kl in zip(again, others, strict=True):
             kls[i] = min(kls[i], kl)
         results = {prompt: {
+            "turn_id": prompt.turn_id,
             "hinted": prompt.hinted,
             "kl": min(kl, _cap(reply)),
             "lost": kl > LOST * _cap(reply),
@@ -200,9 +201,10 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
     lost = [bool(r["lost"]) for r in results if not r["hinted"]]
     is_chance = sum(lost) == 1 and len(lost) >= FEW
     forgotten = 0.0 if is_chance else mean("lost", hinted=False)
-    return {"step": step, "replies": len(results), "hint_kl": hint_kl, "kept_kl": kept_kl, "forgotten": forgotten,
-            "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"), "looped": mean("looped"),
-            "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
+    hint_kls = [{"turn_id": r["turn_id"], "kl": r["kl"]} for r in results if r["hinted"]]
+    return {"step": step, "replies": len(results), "hint_kl": hint_kl, "hint_kls": hint_kls, "kept_kl": kept_kl,
+            "forgotten": forgotten, "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"),
+            "looped": mean("looped"), "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
 
 
 @contextlib.contextmanager

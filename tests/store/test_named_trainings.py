@@ -116,7 +116,7 @@ def test_status_has_a_row_for_each(run, capsys) -> None:
     begun = [["train", "a"], ["eval", "a"], ["train", "b"], ["eval", "b"]]
     assert rows[:4] == [[*one, "1/1"] for one in begun], "its parts"
     assert [row[:2] for row in rows[4:]] == [[stage, f"{name}:"] for stage, name in begun], "its rows in and out"
-    assert "train b: 8 targets in, 5 trained replies out, 3 dropped (no hint 3)" in printed
+    assert "train b: 8 targets in, 7 trained replies out, 1 dropped (no hint 1)" in printed
     for name in "ab":
         assert f"\n{name}: " in f"\n{printed}", "the conclusion of each"
 

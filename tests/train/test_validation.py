@@ -28,7 +28,7 @@ from opdkit.store.reading import read_all
 from opdkit.train import checkpoints, training_set
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
-from opdkit.train.best_state import PATIENCE, best, check_better, is_broken, is_over, is_unfinished, is_worse
+from opdkit.train.best_state import PATIENCE, best, check_better, is_broken, is_nearer, is_over, is_unfinished, is_worse
 from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import objectives
 from opdkit.train.targets import load_turns
@@ -85,8 +85,10 @@ def before_and_after(model_dir: Path, moved: float) -> tuple[PreTrainedModel, Pr
 
 
 def _row(step: int, hint_kl: float | None, kept_kl: float | None) -> JSON:
-    return {"step": step, "hint_kl": hint_kl, "kept_kl": kept_kl, "forgotten": 0.5 if (kept_kl or 0.0) > 2.5 else 0.1,
-            "score": (hint_kl or 0.0) + (kept_kl or 0.0)}  # fmt: skip
+    hint_kls = [] if hint_kl is None else [{"turn_id": "log:1:1", "kl": hint_kl}]
+    forgotten, score = 0.5 if (kept_kl or 0.0) > 2.5 else 0.1, (hint_kl or 0.0) + (kept_kl or 0.0)
+    return {"step": step, "hint_kl": hint_kl, "hint_kls": hint_kls, "kept_kl": kept_kl, "forgotten": forgotten,
+            "score": score}  # fmt: skip
 
 
 # -- what it measures -----------------------------------------------------------------------------------------------
@@ -122,6 +124,9 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_
         kls[hint is not None].append(min(float((p.exp() * (p - q)).sum()), CAP))
     assert row["replies"] == len(turns)
     assert row["hint_kl"] == pytest.approx(np.mean(kls[True]), rel=1e-4)
+    hinted = [turn.turn_id for turn in turns if hints[turn.turn_id]]
+    found = {reply["turn_id"]: reply["kl"] for reply in row["hint_kls"]}
+    assert found == pytest.approx(dict(zip(hinted, kls[True], strict=True)), rel=1e-4)
     assert row["kept_kl"] == pytest.approx(np.mean(kls[False]), rel=1e-4)
     assert row["forgotten"] == np.mean([kl > LOST * CAP for kl in kls[False]])
     assert row["score"] == row["hint_kl"] + row["kept_kl"]
@@ -240,7 +245,7 @@ def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(run, pl
     ("lost", "kept", "share"), [(1, 4, 0.25), (1, 5, 0.0), (2, 5, 0.4), (1, 12, 0.0), (2, 12, 1 / 6), (0, 0, None)]
 )
 def test_one_lost_prompt_of_five_or_more_is_chance(lost: int, kept: int, share: float | None) -> None:
-    facts = {"kl": 1.0, "ended": True, "looped": False, "broke_call": False}
+    facts = {"turn_id": "log:1:1", "kl": 1.0, "ended": True, "looped": False, "broke_call": False}
     results = [{"hinted": False, "lost": n < lost, **facts} for n in range(kept)]
     hinted = {"hinted": True, "lost": True, **facts}
     assert validating._row([hinted, *results], tokens=9, step=3)["forgotten"] == pytest.approx(share)
@@ -419,6 +424,27 @@ def test_the_best_state_has_the_least_score() -> None:
     assert best(rows)["step"] == 10
     assert best([_row(0, 0.3, 0.0), _row(5, 0.4, 0.0)])["step"] == 0
     assert best([_row(0, 0.3, 0.0), _row(5, 0.25, 0.05)])["step"] == 5, "of equal ones the last"
+
+
+@pytest.mark.parametrize(
+    ("after", "nearer"),
+    [
+        ((3.6, 4.6, 5.6), True),  # a little nearer, each of them
+        ((4.0, 5.0, 5.0), True),  # one of them, and no other further
+        ((6.2, 5.5, 2.4), False),  # one of them, and the others further
+        ((6.0, 6.0, 0.5), True),  # by more than a tenth
+        ((4.0, 5.0, 6.0), False),
+        ((4.1, 5.1, 6.1), False),
+    ],
+)
+def test_a_small_gain_counts_where_chance_gains_less(after: tuple[float, ...], nearer: bool) -> None:
+    """Worked: the gains (-2.2, -0.5, 3.6) have the mean 0.3 and the standard error 1.4."""
+
+    def row(kls: tuple[float, ...]) -> JSON:
+        replies = [{"turn_id": f"log:{n}:1", "kl": kl} for n, kl in enumerate(kls)]
+        return {"hint_kl": sum(kls) / len(kls), "hint_kls": replies}
+
+    assert is_nearer(row(after), row((4.0, 5.0, 6.0))) is nearer
 
 
 def test_a_state_that_has_forgotten_is_not_the_best() -> None:
