@@ -161,6 +161,8 @@ def _worse(results: Results) -> str:
         f"one before are measured once more, on {AGAIN_SAMPLES} new replies to each prompt; these count.",
         "Before training: " + pair(mean_shares(row.change.before for row in rows if row.rate is not None)) + "."
         if any(row.rate is not None for row in rows) else "",
+        "Measured before opd, topk and distill held the replies that nobody complained of, and while a gain within "
+        "chance counted as one.",
     )  # fmt: skip
     named = [[title(row.world), row.objective, given(row.rate), str(row.seed), pair(row.change.before),
               pair(row.change.after)] for row in worse]  # fmt: skip
