@@ -7,12 +7,11 @@ rate that moves the replies by the limit.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
 from opdkit.config.train import TrainConfig
 from opdkit.store.stable_hash import stable_hash
@@ -75,8 +74,13 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
     """
     if not config.step_limit:
         return TrustRegion(0.0)
-    matrices = (dequantize_bnb_weight(p).detach() for p in student.parameters() if p.ndim >= 2)  # one at a time
-    squares, sizes = zip(*((float(matrix.float().square().sum()), matrix.numel()) for matrix in matrices), strict=True)
+    matrices: Iterable[torch.Tensor] = (p for p in student.parameters() if p.ndim >= 2)  # one at a time
+    if config.load_in_4bit:
+        # Imported where it is needed: bitsandbytes takes more than a second, of every training.
+        from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+        matrices = map(dequantize_bnb_weight, matrices)
+    squares, sizes = zip(*((float(m.detach().float().square().sum()), m.numel()) for m in matrices), strict=True)
     largest = LARGEST * math.sqrt(sum(squares) / sum(sizes))
     if config.learning_rate is None:
         most, start = largest / first_rate(config), 1.0
