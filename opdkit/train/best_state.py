@@ -5,6 +5,7 @@ Pure functions of the rows of the table `validations`, the first of which is the
 
 import math
 from collections.abc import Sequence
+from statistics import fmean, pstdev
 
 from opdkit.config.fields import JSON
 from opdkit.errors import NothingLearnedError
@@ -34,8 +35,7 @@ def is_nearer(row: JSON, before: JSON) -> bool:
         return True
     now = {reply["turn_id"]: reply["kl"] for reply in row["hint_kls"]}
     gains = [reply["kl"] - now[reply["turn_id"]] for reply in before["hint_kls"] if reply["turn_id"] in now]
-    mean = sum(gains) / max(1, len(gains))
-    return mean > math.sqrt(sum((gain - mean) ** 2 for gain in gains)) / max(1, len(gains))
+    return bool(gains) and fmean(gains) > pstdev(gains) / math.sqrt(len(gains))
 
 
 def best(rows: Sequence[JSON]) -> JSON:

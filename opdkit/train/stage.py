@@ -175,7 +175,7 @@ def start_training(
 
 def take_step(training: Training, number: int, epoch: float) -> dict[str, float]:
     """Do step `number`, from 1, and add its row to those of the training. Return its metrics."""
-    config, steps, accelerator = training.config, training.steps, training.accelerator
+    config, steps = training.config, training.steps
     start = time.monotonic()
     torch.manual_seed(config.seed + number)  # a function of the step: a resumed step draws the same numbers
     step = steps[number - 1]
@@ -185,7 +185,7 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     metrics = optimizer_step(training, batch, objective, position_at(config, place, length))
     row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
-    accelerator.log({k: v for k, v in row.items() if isinstance(v, (int, float))}, step=number)  # no ids of turns
+    track(training, row)
     if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
         say(metrics_line(row, len(steps)))
     return metrics
@@ -198,8 +198,7 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     best state where it is broken.
     """
     row = validation.validate(training.student, number)
-    numbers = {f"validation_{k}": v for k, v in row.items() if isinstance(v, (int, float))}  # no ids of turns
-    training.accelerator.log(numbers, step=number)
+    track(training, row, "validation_")
     say(f"validation after step {number}: replies {describe_state(row)}")
     planned = len(training.steps)
     training.plan_steps()
@@ -215,6 +214,12 @@ def validate(training: Training, validation: Validation, number: int) -> None:
         training.is_ended = True
     elif is_worse(validation.rows):
         go_back(training, validation)
+
+
+def track(training: Training, row: JSON, prefix: str = "") -> None:
+    """Send the numbers of a row of metrics or validations to the tracker, and none of its ids of turns."""
+    numbers = {f"{prefix}{name}": value for name, value in row.items() if isinstance(value, (int, float))}
+    training.accelerator.log(numbers, step=row["step"])
 
 
 def go_back(training: Training, validation: Validation) -> None:

@@ -90,10 +90,8 @@ def select_turns(
 
     With `anchored`, those that the anchor holds are kept beside them, but not alone: they teach nothing.
     """
-    kept, dropped = drop_turns(turns, lambda turn: _drop_reason(turn, terms, holdout))
-    if not anchored or not kept:
-        return kept, dropped
-    return drop_turns(turns, lambda turn: _drop_reason(turn, terms, holdout, anchored=True))
+    anchored = anchored and any(_drop_reason(turn, terms, holdout) is None for turn in turns)
+    return drop_turns(turns, lambda turn: _drop_reason(turn, terms, holdout, anchored=anchored))
 
 
 def _drop_reason(turn: Turn, terms: Collection[str], holdout: float, *, anchored: bool = False) -> str | None:
