@@ -1,6 +1,7 @@
 """Command line: parse, build the configuration, run the command, turn errors into exit codes."""
 
 import contextlib
+import gc
 import inspect
 import os
 import select
@@ -38,6 +39,7 @@ def main() -> None:
     try:
         app()
     finally:
+        gc.freeze()  # Python would look for cycles in all that ends with the process anyway: a second
         # Flushed here, not when Python ends: here a failure to write can be caught.
         if sys.stdout is not None:
             try:

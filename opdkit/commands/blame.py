@@ -20,7 +20,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.blame import Loss, WeightedReply, blame_turns, find_losses
 from opdkit.evaluate.checks import HeldOutPrompt, evaluated_prompts
 from opdkit.evaluate.conclusion import check_evaluated
-from opdkit.evaluate.replies import prompt_ids
+from opdkit.evaluate.generation import prompt_ids
 from opdkit.evaluate.stage import load_chat, model_names
 from opdkit.model.load import load_model, load_template
 from opdkit.model.scoring import PromptResponse

@@ -5,6 +5,7 @@ docs/commands.md and the file that `opdkit init` writes derive from them. Nothin
 `opdkit --help` answers at once.
 """
 
+import gc
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -170,5 +171,9 @@ def load_function(target: str) -> Callable[..., Any]:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     module, _, name = target.partition(":")
-    function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+    gc.disable()  # torch and transformers make a million objects that stay; going over them takes seconds
+    try:
+        function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+    finally:
+        gc.enable()
     return function

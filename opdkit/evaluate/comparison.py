@@ -25,7 +25,6 @@ from opdkit.evaluate.checks import ALL, HeldOutPrompt
 from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
 from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS, RARE, UNSEEN, print_scores, reply_scores
-from opdkit.model.scoring import PromptResponse
 from opdkit.store.plans import manifest
 from opdkit.store.reading import is_written, read_part
 from opdkit.train.best_state import best
@@ -33,7 +32,6 @@ from opdkit.train.best_state import best
 _REVERSED = {BETTER: WORSE, WORSE: BETTER}
 _WORDS = {BETTER: "better than", MIXED: "better in one respect and worse in another than", WORSE: "worse than",
           SAME: "measurably no different from", UNKNOWN: "compared on too few prompts with"}  # fmt: skip
-_NO_TOKENS = PromptResponse([0], [0])  # the table of replies has none
 # Facts of a training -> the words of the printed table, and the form of the number.
 _FACTS = {
     "steps": ("optimizer steps", ","), "tokens_read": ("tokens read", ","), "seconds": ("seconds", ",.1f"),
@@ -77,7 +75,7 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
     """
     sides = [
         Side(name, run, [
-            Reply(prompts[row["prompt_id"]], "after", row["sample"], row["reply"], row["reply"], _NO_TOKENS,
+            Reply(prompts[row["prompt_id"]], "after", row["sample"], row["reply"], row["reply"], None,
                   row["finish_reason"], row["passed"], row["hint_echo"], row["hollow"], row["called"])
             for row in read_part(run, "replies", 0) if row["model"] == "after" and not row["probe"]
         ]) for name, run in runs.items()
@@ -100,7 +98,7 @@ def paired_scores(first: Side, other: Side, seed: int) -> list[JSON]:
     """
     sides = zip(MODELS, (first, other), strict=True)
     replies = [replace(reply, model=model) for model, side in sides for reply in side.replies]
-    scores = [row for row in reply_scores(replies, seed) if row["metric"] != "reply_tokens"]
+    scores = reply_scores(replies, seed)
     happens = {row["metric"] for row in scores if row["before"] or row["after"]}
     return [row for row in scores if row["metric"] in happens or row["metric"] not in (*RARE, *UNSEEN)]
 

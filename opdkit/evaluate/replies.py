@@ -1,24 +1,18 @@
-"""Replies of the models under evaluation: sampled with common random streams, and checked."""
+"""Replies of the models under evaluation, and their checks. What reads stored replies needs no torch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from opdkit.chat.markup import split_calls
-from opdkit.chat.template import Chat, ChatError
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS, read_wording
-from opdkit.console import counted, say, verb, warn
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.console import counted, warn
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of, index_hints
-from opdkit.evaluate.probes import hollow_kind
-from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, visible
-from opdkit.model.load import token_generator
-from opdkit.model.memory import TooLargeError
-from opdkit.model.sampling import Request
-from opdkit.model.sampling.sampler import Sampler
-from opdkit.model.scoring import PromptResponse
+from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge
+
+if TYPE_CHECKING:
+    from opdkit.model.scoring import PromptResponse
 
 
 @dataclass(frozen=True)
@@ -30,7 +24,7 @@ class Reply:
     sample: int
     text: str
     seen: str  # the text without its thinking, for the checks
-    sequence: PromptResponse  # token ids of the prompt and the reply, with its stop token
+    sequence: "PromptResponse | None"  # prompt and reply with its stop token; None: read from the table `replies`
     finish_reason: str
     passed: bool | None = None
     hint_echo: str | None = None  # words in it that echo a hint
@@ -43,61 +37,6 @@ class Reply:
                 "model": self.model, "sample": self.sample, "reply": self.text, "finish_reason": self.finish_reason,
                 "passed": self.passed, "hollow": self.hollow, "called": self.called,
                 "hint_echo": self.hint_echo}  # fmt: skip
-
-
-def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: float) -> list[int]:
-    """Return the prompt's token ids.
-
-    Raises OpdkitError when it cannot be rendered, and ConfigError when prompt and reply may exceed `longest` tokens.
-    """
-    try:
-        ids = chat.prompt_ids(prompt.messages, prompt.tools)
-    except ChatError as error:
-        raise OpdkitError(f"held-out prompt {prompt.id}: {error.reason}") from error
-    if len(ids) + max_new_tokens > longest:
-        raise ConfigError(
-            f"held-out prompt {prompt.id} has {len(ids)} tokens: with --max-new-tokens {max_new_tokens} that exceeds "
-            f"the model's context of {longest}"
-        )
-    return ids
-
-
-def generate(
-    label: str,
-    model: Any,
-    chat: Chat,
-    prompts: Sequence[tuple[HeldOutPrompt, list[int]]],
-    config: EvalConfig,
-    greedy: bool = True,
-) -> list[Reply]:
-    """Return the greedy reply and `--samples` sampled replies to each prompt, which comes with its token ids.
-
-    Without `greedy`, return the sampled ones alone. Sample k of a prompt comes from the random stream (seed, prompt id,
-    k), the same for both models: only the models differ.
-    """
-    kinds = ["1 greedy"] * greedy + [f"{config.samples:,} sampled"] * (config.samples > 0)
-    say(f"{label}: {' and '.join(kinds)} {verb(greedy + config.samples, 'reply', 'replies')} to each of "
-        f"{counted(len(prompts), 'prompt')}")  # fmt: skip
-    sampler, replies = Sampler(config), []
-    for numbers, temperature in ((range(int(greedy)), 0.0), (range(1, config.samples + 1), config.temperature)):
-        if not numbers:
-            continue
-        streams = [[token_generator(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
-        requests = [Request(ids, generators) for (_, ids), generators in zip(prompts, streams, strict=True)]
-        drawn = sampler.sample(model, chat, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
-                               batch_tokens=config.batch_tokens)  # fmt: skip
-        for (prompt, ids), samples in zip(prompts, drawn, strict=True):
-            thinking = chat.opens_thinking(ids)
-            for k, reply in zip(numbers, samples, strict=True):
-                if reply.finish_reason == "memory":
-                    raise TooLargeError(f"held-out prompt {prompt.id} with its reply", "try a lower --max-new-tokens")
-                text = chat.text(reply.text_ids)
-                seen, sequence = visible(text, thinking), PromptResponse(ids, reply.ids)
-                calls = bool(split_calls(seen)[1])
-                hollow = None if calls else hollow_kind(seen, prompt.messages[-1]["content"] or "")
-                replies.append(Reply(prompt, label, k, text, seen, sequence, reply.finish_reason, hollow=hollow,
-                                     called=calls if prompt.tools else None))  # fmt: skip
-    return replies
 
 
 def right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -17,8 +17,10 @@ from opdkit.evaluate.checks import ALL, POOLED, PROBES, HeldOutPrompt
 from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.evaluate.replies import Reply, sampled_replies
-from opdkit.model.comparison import Shift
 from opdkit.store.reading import part_count, read_part
+
+if TYPE_CHECKING:
+    from opdkit.model.comparison import Shift
 
 T = TypeVar("T")
 Unit = tuple[int, float, float]  # weight, before, after: sums over a prompt, a turn or a passage
@@ -69,7 +71,7 @@ def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
         for metric, scored, value in (
             ("passed_sampled", sampled, lambda r: r.passed),
             ("passed_greedy", greedy, lambda r: r.passed),
-            ("reply_tokens", measured, lambda r: len(r.sequence.response_ids)),
+            ("reply_tokens", [r for r in measured if r.sequence], lambda r: len(r.sequence.response_ids)),
             ("cut_off", measured, lambda r: r.finish_reason == "length"),
             ("hint_echo", measured, lambda r: r.hint_echo is not None),
             ("question", measured, lambda r: r.hollow == QUESTION),
@@ -84,7 +86,7 @@ def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
     return rows
 
 
-def reply_kl_scores(replies: Sequence[Reply], shifts: Sequence[Shift], seed: int) -> list[JSON]:
+def reply_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: int) -> list[JSON]:
     """Return KL(before || after) on replies of the model before, per token (nats), by domain.
 
     `shifts` are those of the replies, in their order. The replies to one prompt are resampled together.
@@ -99,7 +101,7 @@ def reply_kl_scores(replies: Sequence[Reply], shifts: Sequence[Shift], seed: int
     return [_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _by_domain(sums)]
 
 
-def shift_score(metric: str, shifts: Sequence[Shift], seed: int) -> JSON:
+def shift_score(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
     """Return the log-prob per token before and after (nats), or for `kl_neutral` KL(before || after) per token."""
     sums = [(s.tokens, 0.0, s.kl) if metric == "kl_neutral" else (s.tokens, s.before, s.after) for s in shifts]
     finite = [unit for unit in sums if all(map(math.isfinite, unit))]

@@ -24,17 +24,10 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts, read_text
 from opdkit.evaluate.conclusion import conclude, print_conclusion
 from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, passage_sequences, read_passages, reply_shifts
+from opdkit.evaluate.generation import generate, prompt_ids
 from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
 from opdkit.evaluate.probes import make_probes
-from opdkit.evaluate.replies import (
-    Reply,
-    check_replies,
-    generate,
-    mark_echoes,
-    prompt_ids,
-    right_replies,
-    sampled_replies,
-)
+from opdkit.evaluate.replies import Reply, check_replies, mark_echoes, right_replies, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, logged_sessions, streak_scores
 from opdkit.judge.criterion import judge_of_run
@@ -126,7 +119,8 @@ def compare_models(
     probed = further_replies("probes", probes, models, chat, one_each, greedy=not config.samples)
     own = sampled_replies(before)
     say(f"drift on {counted(len(own), 'reply')} of the model before")
-    shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
+    sequences = [sequence for r in own if (sequence := r.sequence)]
+    shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
     drift = reply_kl_scores(own, shifts, config.seed) + drift_scores(models, chat, passages, config)
     # The judged sessions of the run; the models answer those held out of training, if any are.
     judged_run = (config.run, config.max_prompts, held_out_share(config.run))

@@ -13,7 +13,6 @@ from opdkit.errors import NothingLearnedError
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
 FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
 LEFT = 1 / 3  # of the distance from the hints before training: with more, there is more to learn
-SETTLED = 0.05  # of that distance: measurements of a cycle that differ by less show that training no longer helps
 CLEAR = 0.1  # of that distance: a state that gained less is nearer to the hints only where chance gains less
 WORSE = 1.5  # times the distance from the hints before training: such a state is broken; less can be chance
 _NAMED = 8  # turns that an error names
@@ -75,13 +74,10 @@ def distance_left(rows: Sequence[JSON], row: JSON) -> float:
     return (row["hint_kl"] or 0.0) / (rows[0]["hint_kl"] or math.inf)
 
 
-def is_unfinished(rows: Sequence[JSON], begin: int, end: int) -> bool:
-    """Return True where a cycle, the steps after `begin` up to `end`, ended far from the hints and was not settled."""
-    cycle = [row for row in rows if begin < row["step"] <= end]
-    if not cycle or cycle[-1]["step"] != end or is_broken(cycle[-1], rows[0]):
-        return False
-    shares = [distance_left(rows, row) for row in cycle]
-    return shares[-1] > LEFT and max(shares) - min(shares) > SETTLED
+def is_unfinished(rows: Sequence[JSON], end: int) -> bool:
+    """Return True where a cycle of the schedule came to its last step, `end`, far from the hints and not broken."""
+    last = [row for row in rows if row["step"] == end]
+    return bool(last) and not is_broken(last[0], rows[0]) and distance_left(rows, last[0]) > LEFT
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:

@@ -43,6 +43,6 @@ class Training:
         """Set `steps` to those of the cycles that have begun by the validations so far, and `begin` to match."""
         self.begin, self.steps = 0, list(self.cycles[0])
         for cycle in self.cycles[1:]:
-            if self.validation is None or not is_unfinished(self.validation.rows, self.begin, len(self.steps)):
+            if self.validation is None or not is_unfinished(self.validation.rows, len(self.steps)):
                 return
             self.begin, self.steps = len(self.steps), [*self.steps, *cycle]

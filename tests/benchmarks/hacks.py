@@ -34,8 +34,9 @@ from opdkit.config.train import TrainConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
 from opdkit.evaluate.gate import decide
+from opdkit.evaluate.generation import generate, prompt_ids
 from opdkit.evaluate.probes import make_probes
-from opdkit.evaluate.replies import Reply, check_replies, generate, prompt_ids, right_replies
+from opdkit.evaluate.replies import Reply, check_replies, right_replies
 from opdkit.evaluate.scores import reply_scores
 from opdkit.extract.stage import run as extract
 from opdkit.model.load import load_model, load_tokenizer

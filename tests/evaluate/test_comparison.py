@@ -20,7 +20,6 @@ from opdkit.evaluate.comparison import (
     training_rows,
 )
 from opdkit.evaluate.replies import Reply
-from opdkit.model.scoring import PromptResponse
 
 CHECK = Patterns((), ())
 
@@ -32,7 +31,7 @@ def side(name: str, passed: dict[str, list[bool | None]], corrected: dict[str, b
         domain = prompt_id[0]
         prompt = HeldOutPrompt(prompt_id, domain, [{"role": "user", "content": f"say {prompt_id}"}], None, CHECK,
                                (corrected or {}).get(prompt_id))  # fmt: skip
-        replies += [Reply(prompt, "after", n, f"{value}", f"{value}", PromptResponse([0], [0]), "stop", value)
+        replies += [Reply(prompt, "after", n, f"{value}", f"{value}", None, "stop", value)
                     for n, value in enumerate(values)]  # fmt: skip
     return Side(name, Path(name), replies)
 

@@ -17,7 +17,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import read_prompts
-from opdkit.evaluate.replies import generate
+from opdkit.evaluate.generation import generate
 from opdkit.model.load import load_model
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all

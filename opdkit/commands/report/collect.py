@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from opdkit.commands.compare import compare_runs
 from opdkit.commands.demo import OWN_LOGS
 from opdkit.commands.report import stages, tallies
 from opdkit.commands.report.curves import evaluation, training
@@ -15,7 +16,9 @@ from opdkit.commands.turns.of_run import read_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
+from opdkit.evaluate.comparison import training_rows
 from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
+from opdkit.evaluate.scores import score_rows
 from opdkit.store.plans import find_upstream_change, manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.store.run_stage import next_step
@@ -108,10 +111,6 @@ def compare_trainings(run: Path) -> JSON | None:
     if len(concluded) < 2:
         alone = [f"{path.stem}: {found.sentence}" for path, found in concluded.items() if path != run]
         return {"sentence": alone[0], "tables": []} if alone else None
-    from opdkit.commands.compare import compare_runs  # imported here: it brings torch
-    from opdkit.evaluate.comparison import training_rows
-    from opdkit.evaluate.scores import score_rows
-
     try:
         compared = compare_runs(name_runs(list(concluded)))
     except OpdkitError as error:

@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from opdkit.config.fields import JSON
+from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.scores import METRICS as SCORED
 from opdkit.store.reading import is_written, part_path, read_part
 from opdkit.store.tables import METRICS
 from opdkit.train.best_state import best
@@ -42,9 +44,6 @@ def training(run: Path) -> JSON | None:
 
 def evaluation(run: Path) -> JSON:
     """Return the scores, and pairs of greedy replies; those in which only one of the two is right come first."""
-    from opdkit.evaluate.bootstrap import FEWEST
-    from opdkit.evaluate.scores import METRICS as SCORED  # imported here: it brings torch
-
     pairs: dict[str, JSON] = {}
     rows = read_part(run, "replies", 0)
     for row in rows:

@@ -15,7 +15,8 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
-from opdkit.evaluate.replies import check_replies, generate, prompt_ids
+from opdkit.evaluate.generation import generate, prompt_ids
+from opdkit.evaluate.replies import check_replies
 from opdkit.evaluate.stage import run as evaluate
 from opdkit.extract.stage import run as extract
 from opdkit.judge.stage import run as judge

@@ -17,8 +17,8 @@ from opdkit.config.train import TrainConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, Criterion, HeldOutPrompt, read_prompts
+from opdkit.evaluate.generation import generate, prompt_ids
 from opdkit.evaluate.log_prompts import count_opinions, make_prompts, read_reactions
-from opdkit.evaluate.replies import generate, prompt_ids
 from opdkit.model.behavior_policy import student_names
 from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.train.stage import run as train

@@ -129,7 +129,10 @@ def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None
 
     _, held = held_after_a_part(slurm, run, (0, 1))
     slurm("scancel", "--signal=KILL", f"{judge}_0")
-    slurm("scontrol", "update", f"jobid={judge}_1", "TimeLimit=1")
+    ran = re.search(r"RunTime=(\d+):(\d+):(\d+)", slurm("scontrol", "show", "job", f"{judge}_1"))
+    assert ran is not None
+    minutes = int(ran[1]) * 60 + int(ran[2]) + 1 + (int(ran[3]) > 15)  # 45 seconds from now at least
+    slurm("scontrol", "update", f"jobid={judge}_1", f"TimeLimit={minutes}")
     until(slurm, run, lambda: "CANCELLED" in slurm.states()[f"{judge}_0"], "the end of task 0")
     slurm("scontrol", "requeue", f"{judge}_0")
     slurm("scontrol", "update", f"jobid={waiting[0]}", f"dependency={waiting[1]}")

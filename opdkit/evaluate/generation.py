@@ -1,0 +1,74 @@
+"""Generation of replies to held-out prompts, with common random streams."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from opdkit.chat.markup import split_calls
+from opdkit.chat.template import Chat, ChatError
+from opdkit.config.evaluate import EvalConfig
+from opdkit.console import counted, say, verb
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.checks import HeldOutPrompt
+from opdkit.evaluate.probes import hollow_kind
+from opdkit.evaluate.replies import Reply
+from opdkit.judge.criterion import visible
+from opdkit.model.load import token_generator
+from opdkit.model.memory import TooLargeError
+from opdkit.model.sampling import Request
+from opdkit.model.sampling.sampler import Sampler
+from opdkit.model.scoring import PromptResponse
+
+
+def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: float) -> list[int]:
+    """Return the prompt's token ids.
+
+    Raises OpdkitError when it cannot be rendered, and ConfigError when prompt and reply may exceed `longest` tokens.
+    """
+    try:
+        ids = chat.prompt_ids(prompt.messages, prompt.tools)
+    except ChatError as error:
+        raise OpdkitError(f"held-out prompt {prompt.id}: {error.reason}") from error
+    if len(ids) + max_new_tokens > longest:
+        raise ConfigError(
+            f"held-out prompt {prompt.id} has {len(ids)} tokens: with --max-new-tokens {max_new_tokens} that exceeds "
+            f"the model's context of {longest}"
+        )
+    return ids
+
+
+def generate(
+    label: str,
+    model: Any,
+    chat: Chat,
+    prompts: Sequence[tuple[HeldOutPrompt, list[int]]],
+    config: EvalConfig,
+    greedy: bool = True,
+) -> list[Reply]:
+    """Return the greedy reply and `--samples` sampled replies to each prompt, which comes with its token ids.
+
+    Without `greedy`, return the sampled ones alone. Sample k of a prompt comes from the random stream (seed, prompt id,
+    k), the same for both models: only the models differ.
+    """
+    kinds = ["1 greedy"] * greedy + [f"{config.samples:,} sampled"] * (config.samples > 0)
+    say(f"{label}: {' and '.join(kinds)} {verb(greedy + config.samples, 'reply', 'replies')} to each of "
+        f"{counted(len(prompts), 'prompt')}")  # fmt: skip
+    sampler, replies = Sampler(config), []
+    for numbers, temperature in ((range(int(greedy)), 0.0), (range(1, config.samples + 1), config.temperature)):
+        if not numbers:
+            continue
+        streams = [[token_generator(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
+        requests = [Request(ids, generators) for (_, ids), generators in zip(prompts, streams, strict=True)]
+        drawn = sampler.sample(model, chat, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
+                               batch_tokens=config.batch_tokens)  # fmt: skip
+        for (prompt, ids), samples in zip(prompts, drawn, strict=True):
+            thinking = chat.opens_thinking(ids)
+            for k, reply in zip(numbers, samples, strict=True):
+                if reply.finish_reason == "memory":
+                    raise TooLargeError(f"held-out prompt {prompt.id} with its reply", "try a lower --max-new-tokens")
+                text = chat.text(reply.text_ids)
+                seen, sequence = visible(text, thinking), PromptResponse(ids, reply.ids)
+                calls = bool(split_calls(seen)[1])
+                hollow = None if calls else hollow_kind(seen, prompt.messages[-1]["content"] or "")
+                replies.append(Reply(prompt, label, k, text, seen, sequence, reply.finish_reason, hollow=hollow,
+                                     called=calls if prompt.tools else None))  # fmt: skip
+    return replies
