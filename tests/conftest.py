@@ -1,5 +1,6 @@
 """A tiny chat model, built on the spot: byte-level BPE, a Qwen-style template, a random-weight Qwen3."""
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,12 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the slow tests, so that none of them is what all other processes wait for in the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from going over torch's modules and six thousand tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 TRAINING_TEXT = [

@@ -171,9 +171,11 @@ def load_function(target: str) -> Callable[..., Any]:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     module, _, name = target.partition(":")
+    is_collecting = gc.isenabled()
     gc.disable()  # torch and transformers make a million objects that stay; going over them takes seconds
     try:
         function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
     finally:
-        gc.enable()
+        if is_collecting:
+            gc.enable()
     return function

@@ -40,7 +40,8 @@ def optimizer_steps(
     With `sessions` (the session of each turn) a step takes whole sessions until it has at least `batch_turns` turns;
     without, it takes single turns. Every epoch takes every turn once, in a new random order, or the weakest first
     (easy-first) or the strongest first (hard-first), ties in random order. A step holds turns of one phase. The steps
-    of several phases alternate until one phase has no more. No step spans two epochs.
+    of several phases alternate until one phase has no more. No step spans two epochs. The first step has an advantage,
+    where there is any: it finds the learning rate, which the anchor alone cannot tell.
     """
     # A unit is drawn as a whole: a single turn, or the turns of one phase in one session.
     keys = range(len(phases)) if sessions is None else zip(phases, sessions, strict=True)
@@ -59,7 +60,8 @@ def optimizer_steps(
             units_of_phase = [units[u] for u in drawn if phases[units[u][0]] == phase]
             steps_by_phase.append([Step(phase, turns) for turns in _group_units(units_of_phase, batch_turns)])
         steps += [step for group in zip_longest(*steps_by_phase) for step in group if step]
-    return steps
+    first = next((n for n, step in enumerate(steps) if any(strengths[i] for i in step.turns)), 0)
+    return [*steps[first : first + 1], *steps[:first], *steps[first + 1 :]]
 
 
 def steps_per_epoch(sessions: Sequence[str] | None, turns: int, batch_turns: int) -> int:

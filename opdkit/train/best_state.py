@@ -5,7 +5,7 @@ Pure functions of the rows of the table `validations`, the first of which is the
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 from opdkit.config.fields import JSON
 from opdkit.errors import NothingLearnedError
@@ -34,18 +34,22 @@ def is_nearer(row: JSON, before: JSON) -> bool:
         return True
     now = {reply["turn_id"]: reply["kl"] for reply in row["hint_kls"]}
     gains = [reply["kl"] - now[reply["turn_id"]] for reply in before["hint_kls"] if reply["turn_id"] in now]
-    return bool(gains) and fmean(gains) > pstdev(gains) / math.sqrt(len(gains))
+    return len(gains) > 1 and fmean(gains) > stdev(gains) / math.sqrt(len(gains))
 
 
-def best(rows: Sequence[JSON]) -> JSON:
+def best(rows: Sequence[JSON], *, by_chance: bool = False) -> JSON:
     """Return the row of the best state: nearer to the hints than before training, nothing forgotten, the least score.
 
     Of equal ones it is the last. Without hinted prompts no score shows what was learned: then it is the last that has
-    not forgotten. Where no state of the training is such, it is the one before.
+    not forgotten. Where no state of the training is such, it is the one before. With `by_chance`, a state whose gain
+    may be chance counts as nearer, too.
     """
     before, *states = rows
     hinted = before["hint_kl"] is not None
-    able = [row for row in states if not has_forgotten(row) and (not hinted or is_nearer(row, before))]
+    able = [
+        row for row in states if not has_forgotten(row)
+        and (not hinted or is_nearer(row, before) or (by_chance and row["hint_kl"] < before["hint_kl"]))
+    ]  # fmt: skip
     return min(reversed(able), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 
@@ -65,7 +69,7 @@ def is_worse(rows: Sequence[JSON]) -> bool:
 
 def is_over(rows: Sequence[JSON], begin: int) -> bool:
     """Return True where further steps of the cycle that began after step `begin` are in vain: no better score."""
-    later = [row for row in rows if row["step"] > max(begin, best(rows)["step"])]
+    later = [row for row in rows if row["step"] > max(begin, best(rows, by_chance=True)["step"])]
     return len(later) >= PATIENCE
 
 
@@ -97,9 +101,10 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
         if worst[column] is not None
     )
     raise NothingLearnedError(
-        "training made the model no better, so none is handed out. Distances of its own replies to prompts kept out of "
-        f"training (nats per reply): {distances}. Step {broke['step']} moved the replies most, at turns {turns}. Look "
-        "at their hints and rewards, try another --objective or a stronger --judge; --validate 0 hands out any model"
+        "training made the model no better than chance would, so none is handed out. Distances of its own replies to "
+        f"prompts kept out of training (nats per reply): {distances}. Step {broke['step']} moved the replies most, at "
+        f"turns {turns}. Look at their hints and rewards, try another --objective or a stronger --judge; --validate 0 "
+        "hands out any model"
     )
 
 

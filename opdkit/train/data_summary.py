@@ -125,7 +125,7 @@ def describe(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> None:
         ("  written by the teacher", f"{sum(t.written is not None for t in data.turns):,}"),
         ("  hint and reward", f"{kinds[True, True]:,}"),
         ("  hint alone", f"{kinds[True, False]:,}"),
-        ("  reward alone", f"{kinds[False, True]:,}"),
+        ("  reward alone" if "reward" in data.advantages else "  held by the anchor", f"{kinds[False, True]:,}"),
         *((f"  reward {with_sign(value, 0)}", f"{rewards[value]:,}") for value in (1, 0, -1)),
         *((f"largest {kind}", text) for kind, text in largest_shares(data).items()),
         ("tokens per epoch, with prompts", f"{sum(map(len, data.turns)):,}"),

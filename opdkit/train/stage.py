@@ -59,10 +59,12 @@ def run(config: TrainConfig) -> Summary:
 
     data, prompts = load_training_set(config, phases, chat)
     turns, sessions = data.turns, batch_sessions(data.turns, config)
+    # Validation of prompts with a hint shows whether much is left to learn.
+    is_measured = config.sharding == "none" and any(turn.teacher_logprobs is not None for turn in data.validation)
     cycles = [
         optimizer_steps(data.phases, data.strengths, sessions, config.batch_turns,
                         range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)
-        for n in range(MOST_CYCLES if config.epochs is None else 1)
+        for n in range(MOST_CYCLES if config.epochs is None and is_measured else 1)
     ]  # fmt: skip
     check_signal(data, cycles[0], config, phases)
     counters = Counters(rows_in=data.scored, rows_out=len(turns), dropped=data.dropped)

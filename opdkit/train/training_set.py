@@ -46,7 +46,7 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     scored = load_turns(config.run, config.limit, supports if terms.isdisjoint(SUPPORTED) else "needed")
     left, filtered = filter_turns(scored, config)
     turns, dropped = select_turns(left, terms, config.holdout, anchored=config.anchor_weight > 0)
-    turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed)
+    turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed, terms)
     inside = [turn for turn in left if not is_held_out(turn.session_id, config.holdout)]
     validation = choose_turns(inside, config.validate, choose_epochs(turns, config))
     apart = {conversation_id(turn.session_id) for turn in validation}
@@ -114,21 +114,26 @@ def _drop_reason(turn: Turn, terms: Collection[str], holdout: float, *, anchored
     return None
 
 
-def limit_turns_per_session(turns: Sequence[Turn], limit: int | None, seed: int) -> tuple[list[Turn], Counter[str]]:
+def limit_turns_per_session(
+    turns: Sequence[Turn], limit: int | None, seed: int, terms: Collection[str]
+) -> tuple[list[Turn], Counter[str]]:
     """Return at most `limit` turns of each session, in their order, and the number of dropped turns.
 
-    The draw depends on (seed, turn id) only: not on the position, which the user of a session could choose, and not on
-    other sessions. All replies that the teacher sampled for a turn are kept or dropped with it. Replies of `opdkit
-    rollout` count towards the session of the log that they answer.
+    Turns that one of the objective's `terms` can use come before those that only the anchor holds. The draw depends on
+    (seed, turn id) only: not on the position, which the user of a session could choose, and not on other sessions. All
+    replies that the teacher sampled for a turn are kept or dropped with it. Replies of `opdkit rollout` count towards
+    the session of the log that they answer.
     """
     if limit is None:
         return list(turns), Counter()
     sessions: dict[str, set[str]] = {}
     for turn in turns:
         sessions.setdefault(logged_session_id(turn.session_id), set()).add(turn.turn_id)
+    taught = {turn.turn_id for turn in turns if _drop_reason(turn, terms, holdout=0.0) is None}
     kept: set[str] = set()
     for turn_ids in sessions.values():
-        kept.update(sorted(turn_ids, key=lambda i: stable_hash(f"max-turns-per-session:{seed}:{i}"))[:limit])
+        drawn = sorted(turn_ids, key=lambda i: (i not in taught, stable_hash(f"max-turns-per-session:{seed}:{i}")))
+        kept.update(drawn[:limit])
     return drop_turns(turns, lambda turn: None if turn.turn_id in kept else OVER_LIMIT)
 
 

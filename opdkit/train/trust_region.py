@@ -75,7 +75,7 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
     if not config.step_limit:
         return TrustRegion(0.0)
     matrices: Iterable[torch.Tensor] = (p for p in student.parameters() if p.ndim >= 2)  # one at a time
-    if config.load_in_4bit:
+    if any(hasattr(matrix, "quant_state") for matrix in student.parameters()):
         # Imported where it is needed: bitsandbytes takes more than a second, of every training.
         from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 

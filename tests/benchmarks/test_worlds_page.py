@@ -47,9 +47,9 @@ PATHS = {
         FIRST, (0.3, 0.2, 0.85), (0.9, 0.1, 0.2), (3.0, 0.0, 0.0)
     ),  # 0.1 of 0.95 when no alarm had come
     ("topk", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.9, 0.1, 0.2), (3.0, 0.0, 0.0)),  # 0.65 of 0.95
-    ("distill", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.2, 0.0, 0.0)),  # never
+    ("binary", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.2, 0.0, 0.0)),  # never
     ("binary", 1e-3): path(FIRST, (0.5, 0.3, 0.95), (0.1, 0.9, 0.95)),  # a false alarm
-    ("alternate", 1e-2): path(FIRST, (0.3, 0.3, 0.95), error="the loss is no number"),
+    ("blend", 1e-2): path(FIRST, (0.3, 0.3, 0.95), error="the loss is no number"),
 }
 
 
@@ -72,9 +72,9 @@ def filled() -> dict[str, dict]:
     for rate in RATES:
         put(training_cell("habit", SEARCH, DEFAULT, rate), shares(0.97 if rate == 1e-3 else 0.5))
     for rate in WAYS[REACTION]:
-        for way, best in (("everything", 3.2e-4), ("kto", 3.2e-3), (REACTION, 1e-3)):
-            put(way_cell("habit", way, rate, SEARCH), shares(0.9 if rate == best else 0.3, 0.9))
-        put(way_cell("habit-0.3", REACTION, rate, SEARCH), shares(0.7 if rate == 3.2e-4 else 0.3))
+        for way in ("everything", "kto", REACTION):
+            put(way_cell("habit", way, rate, SEARCH), shares(0.3, 0.9))
+        put(way_cell("habit-0.3", REACTION, rate, SEARCH), shares(0.3))
     put(training_cell("habit", SEARCH, DEFAULT, 1e-2), {"model": False})
     put(training_cell("habit", SEARCH, "opd", 1e-2), shares(0.9, 0.92))  # loses 0.03
     by_chance = training_cell("habit", SEARCH, "opd", 1e-3)
@@ -85,15 +85,17 @@ def filled() -> dict[str, dict]:
     put(training_cell("habit", SEARCH, "topk", 1e-2), {"model": False})
     put(training_cell("habit", SEARCH, "combine", 1e-3), shares(0.9) | {"alarms": [5]})
     for value in RULES:
-        put(way_cell("habit", "rules", value, SEARCH), shares(0.4 if value == 3 else 0.3) | {"tokens": {}})
+        put(
+            way_cell("habit", "rules", value, SEARCH),
+            shares(0.4 if value == 3 else 0.3) | {"tokens": {}, "prompt_tokens": 150.0},
+        )
     for seed in SEEDS:
         put(training_cell("habit", seed, DEFAULT, 1e-3), shares(0.95 + 0.01 * seed))
-        put(way_cell("habit", "everything", 3.2e-4, seed), shares(0.97, 0.7, 4000))
-        put(way_cell("habit", "kto", 3.2e-3, seed), shares(0.5, 0.96))
-        put(way_cell("habit", REACTION, 1e-3, seed), shares(0.85))
-        put(way_cell("habit", "rules", 3, seed), shares(0.4) | {"tokens": {}, "prompt_tokens": 150.0})
         put(training_cell("habit-0.3", seed, DEFAULT, None), shares(0.94))
-        put(way_cell("habit-0.3", REACTION, 3.2e-4, seed), shares(0.6))
+    put(way_cell("habit", "everything", 3.2e-4, SEARCH), shares(0.97, 0.7, 4000))
+    put(way_cell("habit", "kto", 3.2e-3, SEARCH), shares(0.5, 0.96))
+    put(way_cell("habit", REACTION, 1e-3, SEARCH), shares(0.85))
+    put(way_cell("habit-0.3", REACTION, 3.2e-4, SEARCH), shares(0.6))
     for (objective, rate), numbers in PATHS.items():
         put(path_cell("habit", SEARCH, objective, rate), numbers)
     for sessions, gain, low, high, after in ((12, 0.4, 0.2, 0.5, 0.8), (40, -0.1, -0.3, 0.1, 0.25),
@@ -139,8 +141,8 @@ def test_an_alarm_is_in_time_before_half_of_the_loss() -> None:
     rows = {(p.objective, p.rate): p for p in findings.paths(FULL)}
     assert rows.keys() == PATHS.keys()
     broken = {objective for (objective, _), p in rows.items() if p.breaks}
-    assert broken == {"opd", "topk", "distill"}
-    in_time, late, never = (rows[name, 1e-2] for name in ("opd", "topk", "distill"))
+    assert broken == {"opd", "topk", "binary"}
+    in_time, late, never = (rows[name, 1e-2] for name in ("opd", "topk", "binary"))
     assert in_time.in_time
     assert in_time.lost_before_alarm == pytest.approx(0.1 / 0.95)
     assert not late.in_time
@@ -242,13 +244,10 @@ def test_the_page_names_what_went_wrong() -> None:
     )
     alarms = sections["Does the alarm come in time?"]
     assert "| habit | topk | 0.01 | after 0.68 of the loss |" in alarms
-    assert "| habit | distill | 0.01 | none |" in alarms
+    assert "| habit | binary | 0.01 | none |" in alarms
     assert "| habit | binary | 0.001 | false |" in alarms
     instead = sections["What would a user do instead?"]
-    assert (
-        "In habit the default gains 0.75; more: SFT on all replies (0.77, the seeds overlap, it forgets 0.25)"
-        in instead
-    )
+    assert "In habit the default gains 0.75; more: SFT on all replies (0.77, within the default's seeds, " in instead
     assert "privacy†" in text
 
 

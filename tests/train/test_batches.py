@@ -47,6 +47,16 @@ def test_turns_may_come_from_easy_to_hard() -> None:
     assert equal[0] != equal[1], "the seed decides between equals"
 
 
+def test_the_first_step_has_an_advantage_where_any_has() -> None:
+    """It finds the learning rate; what the anchor alone holds has only rounding to follow."""
+    strengths = [0.0] * 39 + [0.7]
+    for order in ("random", "easy-first"):
+        steps = steps_of(40, 2, strengths=strengths, order=order)
+        assert 39 in steps[0].turns
+        assert Counter(i for s in steps for i in s.turns) == dict.fromkeys(range(40), 2)
+    assert steps_of(40)[1:] == steps_of(40, strengths=[1.0] * 40)[1:], "else the order is as drawn"
+
+
 def test_steps_of_two_phases_take_turns() -> None:
     phases = [0] * 9 + [1] * 5
     steps = steps_of(14, 2, phases=phases)

@@ -12,7 +12,7 @@ from toy_turns import set_of, toy_turn
 from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError
 from opdkit.model.load import load_tokenizer
-from opdkit.train.objective.terms import Objective
+from opdkit.train.objective.terms import TERMS, Objective
 from opdkit.train.schedule import objectives
 from opdkit.train.targets import Support, Turn, is_held_out
 from opdkit.train.training_set import (
@@ -79,36 +79,42 @@ def of_session(session: str, *indices: int, written: int | None = None) -> list[
 
 def test_at_most_so_many_turns_of_a_session_train() -> None:
     turns = [*of_session("a:1", *range(40)), *of_session("a:2", 0, 1), *of_session("b:1", *range(5))]
-    kept, dropped = limit_turns_per_session(turns, 4, 0)
+    kept, dropped = limit_turns_per_session(turns, 4, 0, TERMS)
     assert Counter(t.session_id for t in kept) == {"a:1": 4, "a:2": 2, "b:1": 4}
     assert dropped == {OVER_LIMIT: 37}
     assert [t for t in turns if t in kept] == kept  # in their order
-    assert limit_turns_per_session(turns, None, 0) == (turns, Counter())
-    assert limit_turns_per_session(turns, 40, 0) == (turns, Counter())
+    assert limit_turns_per_session(turns, None, 0, TERMS) == (turns, Counter())
+    assert limit_turns_per_session(turns, 40, 0, TERMS) == (turns, Counter())
 
 
 def test_which_turns_stay_is_drawn_and_depends_on_nothing_else() -> None:
     """Whoever fills a session must not know which of its turns count; other sessions must not change it."""
     poisoned, other = of_session("a:1", *range(60)), of_session("a:2", *range(60))
-    drawn = [{t.turn_id for t in limit_turns_per_session(poisoned, 6, seed)[0]} for seed in range(20)]
+    drawn = [{t.turn_id for t in limit_turns_per_session(poisoned, 6, seed, TERMS)[0]} for seed in range(20)]
     assert all(len(some) == 6 for some in drawn)
     assert len({frozenset(some) for some in drawn}) == 20
     ids = [turn.turn_id for turn in poisoned]
     assert set.union(*drawn) > set(ids[:6])
     assert max(sum(i in some for some in drawn) for i in ids) < 12
     assert {
-        t.turn_id for t in limit_turns_per_session([*other, *poisoned[::-1]], 6, 3)[0] if t.session_id == "a:1"
+        t.turn_id for t in limit_turns_per_session([*other, *poisoned[::-1]], 6, 3, TERMS)[0] if t.session_id == "a:1"
     } == drawn[3]
+
+
+def test_what_teaches_comes_before_what_the_anchor_holds() -> None:
+    turns = [*of_session("a:1", *range(9)), toy_turn("a:1:30", teacher=(-1.0, -2.0))]
+    kept, _ = limit_turns_per_session(turns, 1, 0, {"teacher"})
+    assert [turn.turn_id for turn in kept] == ["a:1:30"]
 
 
 def test_replies_to_one_prompt_and_fresh_replies_count_for_the_session_of_the_log() -> None:
     logged, written = of_session("a:1", 1, 3, 5), of_session("a:1", 1, 3, 5, written=0)
-    kept, dropped = limit_turns_per_session([*logged, *written], 2, 0)
+    kept, dropped = limit_turns_per_session([*logged, *written], 2, 0, TERMS)
     assert len(kept) == 4
     assert len({t.turn_id for t in kept}) == 2
     assert dropped == {OVER_LIMIT: 2}
     fresh = [t for n in range(8) for t in of_session(f"a:1:3/rollout-{n}", 4)]
-    assert len(limit_turns_per_session([*fresh, *of_session("a:2", 1)], 2, 0)[0]) == 3
+    assert len(limit_turns_per_session([*fresh, *of_session("a:2", 1)], 2, 0, TERMS)[0]) == 3
 
 
 # -- what each turn is worth ----------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ DOCS = Path(__file__).parents[3] / "docs"
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.worlds", description=benchmark.__doc__)
     parser.add_argument("worlds", nargs="*", default=list(WORLDS), help="default: all")
-    parser.add_argument("--work", type=Path, default=Path("runs/worlds"), help="worlds, runs, and finished cells")
+    work = Path(f"runs/worlds-{benchmark.BUILD}")
+    parser.add_argument("--work", type=Path, default=work, help="worlds, runs, and finished cells")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="cells side by side, a core each")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS, help="where learning.md and its plots go")

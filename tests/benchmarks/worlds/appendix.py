@@ -6,11 +6,11 @@ from opdkit.config.fields import JSON
 
 from ..learning.lookup import table
 from . import WORLDS, findings
-from .benchmark import OBJECTIVES, PATH_RATES, RATES, SEARCH, SEEDS, world_cell
+from .benchmark import OBJECTIVES, PATH_RATES, RATES, SEARCH, SEEDS, path_cells, world_cell
 from .findings import ALL_NOISY, STUDENTS, Results, mean_shares
 from .trainings import before_cell
 from .ways import WAYS, way_cell
-from .words import NOTHING, TITLES, given, number, outcome, pair, section, spread, text, thousands, title
+from .words import NOTHING, TITLES, given, number, outcome, pair, section, spread, text, thousands, title, whole
 
 
 def _worlds(results: Results) -> str:
@@ -44,7 +44,7 @@ def _matrices(results: Results) -> str:
             parts.append(f"### {title(world)}\n\n" + table(heads, lines))
     note = text("Corrected / uncorrected after each training; (1): no model was handed out, and the numbers are those "
                 "before. *Free*: the end of the path, with nothing that holds it back.")  # fmt: skip
-    cells = findings.search_cells(WORLDS) + findings.path_cells(WORLDS)
+    cells = findings.search_cells(WORLDS) + path_cells(WORLDS)
     return section("Appendix: all objectives at all rates", results, cells, *([note, *parts] if parts else [NOTHING]))
 
 
@@ -58,7 +58,7 @@ def tuned_ways(results: Results) -> str:
     cells = [way_cell(w, way, value, SEARCH) for w in WORLDS for way, values in WAYS.items() for value in values]
     lines = [[title(way.world), TITLES[way.name], "-" if way.value is None else given(way.value),
               spread([c.after.corrected for c in way.changes]), spread([c.after.uncorrected for c in way.changes]),
-              thousands(way.tokens), f"{way.request:.0f}"] for way in rows]  # fmt: skip
+              thousands(way.tokens), whole(way.request)] for way in rows]  # fmt: skip
     heads = ["world", "way", "best value", "corrected", "uncorrected", "tokens", "tokens per request"]
     return section("Appendix: all ways", results, cells, table(heads, lines) if lines else NOTHING)
 

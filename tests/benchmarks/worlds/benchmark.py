@@ -1,12 +1,12 @@
-"""What the benchmark measures: which cells, in which order, and what is chosen from the first for the next.
+"""What the benchmark measures: which cells, and in which order.
 
-Worlds are built first. Then all objectives train at all rates with a seed that nothing else uses: it is the search for
-the best rate, and shows what a bad rate does. What is reported of a way takes its best value and other seeds.
+Worlds are built first. Then all objectives train at all rates, and all ways with all their values, with a seed that
+nothing else uses. Of a way the best of its values is reported, as it was when it was chosen. opdkit's default, for
+which nothing is chosen, takes other seeds, and so does the best rate that it is compared with.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 from opdkit.config.fields import JSON
@@ -27,9 +27,9 @@ from .ways import REACTION, WAYS, prepare_reaction, prepare_trl, way_cell
 DEFAULT = TrainConfig.objective
 OBJECTIVES = tuple(PRESETS)
 RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
-SEARCH, SEEDS = 100, (0, 1, 2)  # seed of what is chosen by, and seeds of what is reported
-PATH_RATES = (1e-3, 1e-2)
-BUILD = 7  # seed of all worlds: those of lower seeds were looked at while defaults and rules were chosen
+SEARCH, SEEDS = 100, (0, 1, 2)  # seed of what is chosen, and seeds of the default
+PATH_OBJECTIVES, PATH_RATES = (DEFAULT, "opd", "topk", "binary"), (1e-3, 1e-2)
+BUILD = 8  # seed of all worlds: those of lower seeds were looked at while defaults and rules were chosen
 SEEMS_WORSE = 0.005  # loss of either share from which on a model is measured again, with more replies
 NOISY, NOISE = ("habit", "groups"), (0.1, 0.3, 0.5)  # worlds with irrelevant reactions, and the shares of these
 SESSIONS, ERRORS = (12, 40, 200), 0.1  # of the logs that are forecast; of the judge of fresh replies
@@ -43,11 +43,10 @@ def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
     run = partial(measured, work=work, workers=workers, known={})
     run([world_cell(world) for world in worlds])
     run([world_cell(world) for world in noisy])
-    ways = [way_cells([world], [one for one in noisy if one.partition("-")[0] == world]) for world in worlds]
-    # What is dear comes last.
-    for cells in (trainings(worlds, noisy), forecasts_and_hints(worlds), decided(worlds), *ways):
-        run(cells)
-        run(last_cells(worlds, noisy, finished(work, worlds)))
+    run(trainings(worlds, noisy))
+    run(last_cells(worlds, noisy, finished(work, worlds)))
+    run(last_cells(worlds, noisy, finished(work, worlds)))  # what follows from the last cells themselves
+    run([*forecasts_and_hints(worlds), *way_cells(worlds, noisy), *decided(worlds)])
     return finished(work, worlds)
 
 
@@ -62,7 +61,7 @@ def finished(work: Path, worlds: Sequence[str]) -> dict[str, JSON]:
     add([world_cell(world) for world in (*worlds, *noisy)])
     add(first_cells(worlds, noisy))
     add(last_cells(worlds, noisy, found))
-    add(last_cells(worlds, noisy, found))  # what follows from the last cells themselves
+    add(last_cells(worlds, noisy, found))
     return found
 
 
@@ -79,9 +78,12 @@ def trainings(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
     cells += [training_cell(world, SEARCH, DEFAULT, rate) for world in worlds for rate in RATES]
     cells += [training_cell(world, SEARCH, objective, rate) for world in searched for objective in OBJECTIVES
               for rate in RATES if objective != DEFAULT]  # fmt: skip
-    cells += [path_cell(world, SEARCH, objective, rate) for world in searched for objective in OBJECTIVES
-              for rate in PATH_RATES]  # fmt: skip
-    return cells
+    return cells + path_cells(searched)
+
+
+def path_cells(worlds: Iterable[str]) -> list[Cell]:
+    return [path_cell(world, SEARCH, objective, rate) for world in worlds for objective in PATH_OBJECTIVES
+            for rate in PATH_RATES]  # fmt: skip
 
 
 def first_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
@@ -116,18 +118,11 @@ def way_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
 
 
 def last_cells(worlds: Sequence[str], noisy: Sequence[str], found: dict[str, JSON]) -> list[Cell]:
-    """Return the cells of the best values in `found`, where all values were tried, and those to measure once more."""
-    cells = list[Cell]()
-    for world in worlds:
-        rates = [training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES]
-        if (rate := best(RATES, rates, found)) is not None:
-            cells += [training_cell(world, seed, DEFAULT, rate) for seed in SEEDS]
-    for world, way in [*product(worlds, WAYS), *product(noisy, [REACTION])]:
-        values = WAYS[way]
-        value = best(values, [way_cell(world, way, value, SEARCH) for value in values], found)
-        if value is not None:
-            cells += [way_cell(world, way, value, seed) for seed in SEEDS]
-    return cells + seemingly_worse([*trainings(worlds, noisy), *cells], found)
+    """Return the cells of the rates that ended best in `found`, and those to measure once more."""
+    rates = [[training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES] for world in worlds]
+    chosen = [cell.settings for cells in rates if (cell := best(cells, found)) is not None]
+    tuned = [training_cell(s["world"], seed, DEFAULT, s["rate"]) for s in chosen for seed in SEEDS]
+    return tuned + seemingly_worse([*trainings(worlds, noisy), *tuned], found)
 
 
 def seemingly_worse(cells: Sequence[Cell], found: dict[str, JSON]) -> list[Cell]:
@@ -150,26 +145,24 @@ def seemingly_worse(cells: Sequence[Cell], found: dict[str, JSON]) -> list[Cell]
     return list(again_cells.values())
 
 
-def best(values: Sequence[float], cells: Sequence[Cell], found: dict[str, JSON]) -> float | None:
-    """Return the value whose cell ended best: what is corrected and what is not count alike. None: one is missing."""
+def best(cells: Sequence[Cell], found: Mapping[str, JSON]) -> Cell | None:
+    """Return the cell that ended best: what is corrected and what is not count alike. None: one is missing."""
 
     def end(cell: Cell) -> float:
         numbers = found[cell.name]
         return float(numbers[CORRECTED] + numbers[UNCORRECTED]) if numbers.get("model", True) else -1.0
 
-    if any(cell.name not in found for cell in cells):
-        return None
-    return max(zip(values, cells, strict=True), key=lambda pair: end(pair[1]))[0]
+    return max(cells, key=end) if all(cell.name in found for cell in cells) else None
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------
 
 
-def measure_world(work: Path, world: str) -> JSON:
+def measure_world(work: Path, world: str, seed: int) -> JSON:
     """Build a world, judge and score its log, and return how good hints and verdicts are."""
     name, _, share = world.partition("-")
     models_of = built_in(work, name) if share else None
-    built = build(WORLDS[name], built_in(work, world).folder, irrelevant=float(share or 0), seed=BUILD,
+    built = build(WORLDS[name], built_in(work, world).folder, irrelevant=float(share or 0), seed=seed,
                   models_of=models_of)  # fmt: skip
     run = prepared(built, built.folder / "run")
     prepare_reaction(built, run)
@@ -179,7 +172,7 @@ def measure_world(work: Path, world: str) -> JSON:
 
 
 def world_cell(world: str) -> Cell:
-    return Cell(f"world-{world}", measure_world, {"world": world})
+    return Cell(f"world-{world}", measure_world, {"world": world, "seed": BUILD})
 
 
 def measure_hints(work: Path, errors: float, seed: int) -> JSON:

@@ -3,7 +3,7 @@
 Every function copes with results that are not complete: it leaves out what is not measured.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from statistics import correlation
@@ -21,7 +21,6 @@ from .benchmark import (
     NOISE,
     NOISY,
     OBJECTIVES,
-    PATH_RATES,
     RATES,
     SEARCH,
     SEEDS,
@@ -29,15 +28,16 @@ from .benchmark import (
     first_cells,
     forecast_cells,
     hint_cell,
+    path_cells,
     world_cell,
 )
-from .trainings import MOVED, again, before_of, path_cell, training_cell
+from .trainings import MOVED, again, before_of, training_cell
 from .ways import REACTION, WAYS, way_cell
 
 WORSE = 0.02  # loss of either share that makes a model worse than the one before training
 BROKEN = 0.1  # loss of either share that makes a training without trust region a broken one
 ALL_NOISY = [f"{world}-{share:g}" for world in NOISY for share in NOISE]  # worlds with irrelevant reactions
-# What the benchmark measures, but for the worlds' best values.
+# What the benchmark measures, but for the default's best rates and for what is measured once more.
 PLANNED = {cell.name for cell in (*first_cells(list(WORLDS), ALL_NOISY), *map(world_cell, (*WORLDS, *ALL_NOISY)))}
 _EDGE = 1e-9  # shares are fractions: differences on a limit do not exceed it
 
@@ -125,11 +125,6 @@ class Results:
     def changes(self, cells: Iterable[Cell]) -> list[Change]:
         return [change for change in map(self.change, cells) if change is not None]
 
-    def best_value(self, values: Sequence[float], cell: Callable[[float], Cell]) -> float | None:
-        """Return the value that ended best with the seed of the search, where all of them are measured."""
-        cells = [cell(value) for value in values]
-        return best(values, cells, dict(self.cells)) if all(c.name in self.cells for c in cells) else None
-
     def count(self, cells: Iterable[Cell]) -> tuple[int, int]:
         """Return how many of some cells are measured, and how many of them the benchmark measures."""
         names = {cell.name for cell in cells} & (PLANNED | self.cells.keys())
@@ -152,7 +147,7 @@ class OwnRate:
     own: Sequence[Change]  # one per seed
     rates: Sequence[float]  # that the trainings found
     best_rate: float | None
-    best: Sequence[Change]
+    best: Sequence[Change]  # with it, one per seed
 
     @property
     def ratio(self) -> float | None:
@@ -173,8 +168,9 @@ class OwnRate:
 def own_rates(results: Results) -> list[OwnRate]:
     found = []
     for world in results.worlds:
-        rate = results.best_value(RATES, lambda rate, world=world: training_cell(world, SEARCH, DEFAULT, rate))
-        tuned = [] if rate is None else [training_cell(world, seed, DEFAULT, rate) for seed in SEEDS]
+        chosen = best([training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES], results.cells)
+        rate = chosen.settings["rate"] if chosen else None
+        tuned = [training_cell(world, seed, DEFAULT, rate) for seed in SEEDS if rate is not None]
         numbers = [results.numbers(c) for c in own_cells(world) if not results.is_refused(c)]
         found.append(OwnRate(world, results.changes(own_cells(world)), [n["peak_rate"] for n in numbers if n],
                              rate, results.changes(tuned)))  # fmt: skip
@@ -285,11 +281,6 @@ class TrainingPath:
         return not self.breaks and self.error is None and self.truth[-1].both > self.truth[0].both
 
 
-def path_cells(worlds: Iterable[str]) -> list[Cell]:
-    return [path_cell(world, SEARCH, objective, rate) for world in worlds for objective in OBJECTIVES
-            for rate in PATH_RATES]  # fmt: skip
-
-
 def paths(results: Results) -> list[TrainingPath]:
     found = []
     for cell in path_cells(results.worlds):
@@ -354,16 +345,16 @@ class Noise:
 
     world: str
     share: float
-    judged: Shares | None  # means over the seeds
-    raw: Shares | None
+    judged: Shares | None  # mean over the seeds
+    raw: Shares | None  # at its best rate
     judged_loss: float | None  # of what the log corrects, against the log without irrelevant reactions
     raw_loss: float | None
 
 
 def noise_cells(results: Results, world: str) -> tuple[list[Cell], list[Cell]]:
-    """Return the trainings on judged hints and those on raw reactions, at the best rate; none where it is unknown."""
-    rate = results.best_value(WAYS[REACTION], lambda rate: way_cell(world, REACTION, rate, SEARCH))
-    return own_cells(world), [] if rate is None else [way_cell(world, REACTION, rate, seed) for seed in SEEDS]
+    """Return the trainings on judged hints, and the best one on raw reactions; none where it is unknown."""
+    raw = best([way_cell(world, REACTION, rate, SEARCH) for rate in WAYS[REACTION]], results.cells)
+    return own_cells(world), [raw] if raw else []
 
 
 def noises(results: Results) -> list[Noise]:
@@ -468,8 +459,8 @@ class Way:
     world: str
     name: str
     value: float | None  # rate, or number of rules; opdkit's default has none
-    changes: Sequence[Change]  # one per seed
-    tokens: float  # that models read and wrote for it; mean over the seeds
+    changes: Sequence[Change]  # of the default one per seed, of another way that with its best value
+    tokens: float  # that models read and wrote for it; mean over the changes
     request: float  # tokens of the prompts of held-out requests
 
     @property
@@ -479,12 +470,6 @@ class Way:
     @property
     def forgotten(self) -> float:
         return mean(c.forgotten for c in self.changes)
-
-    @property
-    def gains(self) -> tuple[float, float]:
-        """Return the lowest and the highest gain of a seed."""
-        several = [c.gain for c in self.changes]
-        return min(several), max(several)
 
 
 def ways(results: Results) -> dict[str, dict[str, Way]]:
@@ -504,9 +489,9 @@ def ways(results: Results) -> dict[str, dict[str, Way]]:
 def _way_cells(results: Results, world: str) -> Iterator[tuple[str, float | None, list[Cell]]]:
     yield OURS, None, own_cells(world)
     for name, values in WAYS.items():
-        value = results.best_value(values, lambda value, name=name: way_cell(world, name, value, SEARCH))
-        if value is not None:
-            yield name, value, [way_cell(world, name, value, seed) for seed in SEEDS]
+        cells = [way_cell(world, name, value, SEARCH) for value in values]
+        if chosen := best(cells, results.cells):
+            yield name, values[cells.index(chosen)], [chosen]
 
 
 def ahead(ways_of_world: Mapping[str, Way]) -> list[Way]:

@@ -27,29 +27,31 @@ VALIDATED = ("step", "score", "hint_kl", "kept_kl", "forgotten", "tokens_read") 
 # Shares of a path after which the student is measured: most of them early, where a rate that is too high breaks it.
 MARKS = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0)
 MOVED = 1 / 6  # share of a path before which the student has hardly moved
-AGAIN_SAMPLES, AGAIN_SEED = 16, 1000  # replies to a prompt where a model is measured once more, and where they begin
+AGAIN_SAMPLES, AGAIN_SEED = 64, 1000  # replies to a prompt where a model is measured once more, and where they begin
 
 
-def measure_before(work: Path, world: str, seed: int, again: bool = False) -> JSON:
-    """Return the shares of held-out replies that pass before training."""
+def measure_before(work: Path, world: str, seed: int, again: int = 0) -> JSON:
+    """Return the shares of held-out replies that pass before training; `again`: of so many new ones to a prompt."""
     built = built_in(work, world)
-    return _measure_once_more(built, built.model, seed) if again else measure_model(built, built.model, seed)
+    return _measure(built, built.model, seed, again)
 
 
-def _measure_once_more(built: Built, folder: Path, seed: int) -> JSON:
-    return measure_model(built, folder, seed + AGAIN_SEED, samples=AGAIN_SAMPLES)
+def _measure(built: Built, folder: Path, seed: int, again: int) -> JSON:
+    return (
+        measure_model(built, folder, seed + AGAIN_SEED, samples=again) if again else measure_model(built, folder, seed)
+    )
 
 
 def measure_training(
-    work: Path, world: str, seed: int, objective: str, rate: float | None, source: str = "run", again: bool = False
+    work: Path, world: str, seed: int, objective: str, rate: float | None, source: str = "run", again: int = 0
 ) -> JSON:
     """Return what becomes of a training with opdkit's defaults: the shares of the model that is handed out, if any.
 
-    `source` is the run in `folder` whose targets are trained on. `again`: its replies are new ones, and more. `tokens`
-    are those of the teacher stage, of training steps, and of validation. `alarms` are the steps after which it was
-    broken, by these `validations`.
+    `source` is the run in `folder` whose targets are trained on. `again`: so many new replies to each prompt are
+    measured. `tokens` are those of the teacher stage, of training steps, and of validation. `alarms` are the steps
+    after which it was broken, by these `validations`.
     """
-    built, measure = built_in(work, world), _measure_once_more if again else measure_model
+    built = built_in(work, world)
     with _run(built, source, work, f"{objective}-{rate}-{seed}") as run:
         found: JSON = {"model": False}
         with suppress(OpdkitError):  # it hands out no model
@@ -57,7 +59,7 @@ def measure_training(
             stage.run(_config(built, run, seed, objective, rate, epochs=epochs))
             metrics, validations = (list(read_all(run, table)) for table in ("metrics", "validations"))
             found = {
-                "model": True, **measure(built, final_model(run), seed),
+                "model": True, **_measure(built, final_model(run), seed, again),
                 "peak_rate": max(row["learning_rate"] for row in metrics),
                 "steps": len(metrics), "tokens": {
                     "scored": summary_of(run, "teacher").counters.total("tokens read"),
@@ -146,7 +148,7 @@ def before_of(cell: Cell) -> Cell:
 
 def again(cell: Cell) -> Cell:
     """Return the cell that measures the same model on new replies, and more of them."""
-    return Cell(f"again-{cell.name}", cell.measure, cell.settings | {"again": True})
+    return Cell(f"again-{cell.name}", cell.measure, cell.settings | {"again": AGAIN_SAMPLES})
 
 
 def training_cell(world: str, seed: int, objective: str, rate: float | None, source: str = "run") -> Cell:

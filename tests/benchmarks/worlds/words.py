@@ -32,7 +32,13 @@ def pair(shares: Shares) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{number(mean(values))} ({number(min(values))}-{number(max(values))})"
+    """Return the mean, and of several values the lowest and the highest."""
+    ends = f" ({number(min(values))}-{number(max(values))})" if len(values) > 1 else ""
+    return f"{number(mean(values))}{ends}"
+
+
+def whole(tokens: float) -> str:
+    return "-" if isnan(tokens) else f"{tokens:,.0f}"
 
 
 def thousands(tokens: float) -> str:

@@ -58,6 +58,7 @@ def test_it_opens_with_the_answer(report: Path, run: Path, opened: Opening) -> N
     assert found is not None
     assert page.locator("main > section").first.get_attribute("id") == "answer"
     watched.says("#answer", found.sentence)
+    watched.says("#answer", "nothing in the log follows the reply")
     watched.says("#evaluation", "More is better: right replies, sampled; right replies, greedy")
     assert page.evaluate("byId('answer').getBoundingClientRect().top") < 200
     page.evaluate("byId('accounts').open = false")

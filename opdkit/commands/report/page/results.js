@@ -41,7 +41,8 @@ function showAnswer(summary) {
               dropped
                 .slice(0, 6)
                 .map(([why, n, link, unit]) =>
-                  el("li", {}, quoted(why), ": ", link instanceof Node ? link : linkTo("overview", link), " ", unit[Number(n !== 1)]),
+                  el("li", {}, quoted(why), ": ", link instanceof Node ? link : linkTo("overview", link), " ", unit[Number(n !== 1)],
+                    MEANINGS[why] && el("span", {class: "faint"}, ", ", MEANINGS[why])),
                 ),
             ),
           )
@@ -49,6 +50,16 @@ function showAnswer(summary) {
     ),
   );
 }
+
+// What the short names of the tables mean.
+const MEANINGS = dictionary({
+  "no next state": "nothing in the log follows the reply",
+  retry: "the same request came again at once",
+  duplicate: "the log holds the reply twice",
+  "kept for validation": "their sessions measure the student during training",
+  "every token skipped": "no token of theirs has an advantage",
+  "held out": "of sessions that eval asks about",
+});
 
 // What a level of the funnel loses, where that is no turn.
 const UNITS = {sessions: ["line", "lines"], turns: ["line", "lines"], "trained replies": ["reply", "replies"]};
