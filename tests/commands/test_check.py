@@ -272,6 +272,8 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
                                  "score is not the sum"),
     "a KL of other prompts": (lambda r: recommit(r, "validations", 0, first("hint_kls", [{"turn_id": "a:1:1",
         "kl": 9.0}])), "train", "validations", "hint_kl is not the mean"),
+    "a KL that is gone": (lambda r: recommit(r, "validations", 0, lambda rows: rows[0].update(
+        hint_kl=None, hint_kls=[{"turn_id": "a:1:1", "kl": 9.0}])), "train", "validations", "hint_kl is not the mean"),
     "a share over 1": (lambda r: recommit(r, "validations", 0, first("ended", 1.5)), "train", "validations",
                        r"ended is not in \[0, 1\]"),
     "fewer than no replies": (lambda r: recommit(r, "validations", 0, first("replies", -1)), "train", "validations",

@@ -291,7 +291,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("validations", "score is not the sum of hint_kl and kept_kl", lambda row, known:
         not math.isclose(row["score"], (row["hint_kl"] or 0.0) + (row["kept_kl"] or 0.0), abs_tol=_ROUNDING)),
     ("validations", "hint_kl is not the mean of hint_kls", lambda row, known: bool(row["hint_kls"]) and not
-        math.isclose(row["hint_kl"], fmean(reply["kl"] for reply in row["hint_kls"]), abs_tol=_ROUNDING)),
+        math.isclose(row["hint_kl"] or 0.0, fmean(reply["kl"] for reply in row["hint_kls"]), abs_tol=_ROUNDING)),
     ("replies", "a reply of one model that the other model lacks", lambda row, known:
         (other := {"before": "after", "after": "before"}.get(row["model"])) is not None
         and (row["prompt_id"], other, row["sample"]) not in known.replies),

@@ -119,10 +119,14 @@ def way_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
 
 def last_cells(worlds: Sequence[str], noisy: Sequence[str], found: dict[str, JSON]) -> list[Cell]:
     """Return the cells of the rates that ended best in `found`, and those to measure once more."""
-    rates = [[training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES] for world in worlds]
-    chosen = [cell.settings for cells in rates if (cell := best(cells, found)) is not None]
-    tuned = [training_cell(s["world"], seed, DEFAULT, s["rate"]) for s in chosen for seed in SEEDS]
+    tuned = [cell for world in worlds for cell in tuned_cells(world, found)]
     return tuned + seemingly_worse([*trainings(worlds, noisy), *tuned], found)
+
+
+def tuned_cells(world: str, found: Mapping[str, JSON]) -> list[Cell]:
+    """Return the default's trainings at the rate that ended best in `found`; none where not all rates were tried."""
+    chosen = best([training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES], found)
+    return [training_cell(world, seed, DEFAULT, chosen.settings["rate"]) for seed in SEEDS] if chosen else []
 
 
 def seemingly_worse(cells: Sequence[Cell], found: dict[str, JSON]) -> list[Cell]:

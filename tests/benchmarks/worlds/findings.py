@@ -29,6 +29,7 @@ from .benchmark import (
     forecast_cells,
     hint_cell,
     path_cells,
+    tuned_cells,
     world_cell,
 )
 from .trainings import MOVED, again, before_of, training_cell
@@ -168,12 +169,10 @@ class OwnRate:
 def own_rates(results: Results) -> list[OwnRate]:
     found = []
     for world in results.worlds:
-        chosen = best([training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES], results.cells)
-        rate = chosen.settings["rate"] if chosen else None
-        tuned = [training_cell(world, seed, DEFAULT, rate) for seed in SEEDS if rate is not None]
+        tuned = tuned_cells(world, results.cells)
         numbers = [results.numbers(c) for c in own_cells(world) if not results.is_refused(c)]
         found.append(OwnRate(world, results.changes(own_cells(world)), [n["peak_rate"] for n in numbers if n],
-                             rate, results.changes(tuned)))  # fmt: skip
+                             tuned[0].settings["rate"] if tuned else None, results.changes(tuned)))  # fmt: skip
     return [row for row in found if row.own]
 
 
@@ -209,11 +208,9 @@ def noisy_worlds(results: Results) -> list[str]:
 
 def training_cells(results: Results) -> list[Cell]:
     """Return the trainings on judged hints that the benchmark runs: at all rates, and the default without one."""
-    cells = [cell for world in (*results.worlds, *noisy_worlds(results)) for cell in own_cells(world)]
-    for row in own_rates(results):
-        if row.best_rate is not None:
-            cells += [training_cell(row.world, seed, DEFAULT, row.best_rate) for seed in SEEDS]
-    return search_cells(results.worlds) + cells
+    own = [cell for world in (*results.worlds, *noisy_worlds(results)) for cell in own_cells(world)]
+    tuned = [cell for world in results.worlds for cell in tuned_cells(world, results.cells)]
+    return search_cells(results.worlds) + own + tuned
 
 
 def trainings(results: Results) -> list[Training]:
