@@ -33,8 +33,11 @@ class Note:
     def add_decision(self, **fields: Any) -> None:
         """Add fields of `decision` in tables.toml. None, "" and [] add nothing."""
         known = {name: value for name, value in fields.items() if value not in (None, "", [])}
+        before = self.decision or NO_DECISION
+        if before["rating"] is not None and known.get("rating", before["rating"]) != before["rating"]:
+            before = before | {"comment": None, "tags": []}  # of the rating that no longer holds
         if known:
-            self.decision = (self.decision or NO_DECISION) | known
+            self.decision = before | known
 
 
 @dataclass(slots=True)

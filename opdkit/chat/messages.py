@@ -15,7 +15,9 @@ MOST_MESSAGES = 100_000  # per session; each takes hundreds of bytes of memory, 
 NOT_ONLY_TEXT = "not only text"  # skip reason of a reply with an image or a web search in it
 TOO_DEEP = "nested too deeply"
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_OWN_FIELDS = ("thinking", "redacted_thinking", "tool_use")  # blocks of a reply that have fields of their own
+_CALL_PARTS = ("tool_use", "function_call", "tool_call")  # Anthropic, OpenAI's Responses, LangChain
+_THOUGHT_PARTS = ("thinking", "reasoning")
+_OWN_FIELDS = (*_THOUGHT_PARTS, "redacted_thinking", *_CALL_PARTS)  # parts of a reply that have fields of their own
 _PLACEHOLDERS = {
     **dict.fromkeys(("image_url", "input_image"), "image"),
     **dict.fromkeys(("audio_url", "input_audio"), "audio"),
@@ -105,7 +107,7 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
         elif role == "assistant":
             if not _NOTED.isdisjoint(item):
                 notes[len(messages)] = read_note(item)
-            if has_placeholder(content):
+            if has_placeholder(content, _OWN_FIELDS):
                 notes.setdefault(len(messages), Note()).skip_reason = NOT_ONLY_TEXT
             messages.append(_read_reply(item, content))
         elif content.__class__ is str or content is None:
@@ -117,10 +119,13 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
     return messages, notes
 
 
-def has_placeholder(content: Any) -> bool:
-    """Return whether a part of a reply's content leaves a placeholder, which the policy never wrote like that."""
+def has_placeholder(content: Any, own_fields: Sequence[str] = ()) -> bool:
+    """Return whether a part of a reply's content leaves a placeholder, which the policy never wrote like that.
+
+    Parts of the types `own_fields` are not in the text of the message.
+    """
     return content.__class__ is list and not all(
-        _is_text(part) or _is_block(part, "refusal", *_OWN_FIELDS) for part in content
+        _is_text(part) or _is_block(part, "refusal", *own_fields) for part in content
     )
 
 
@@ -146,14 +151,24 @@ def _read_reply(item: JSON, content: Any) -> JSON:
     if item.get("function_call"):
         calls.append(read_call(item["function_call"]))
     if content.__class__ is list:
-        thoughts = [b["thinking"] for b in content if _is_block(b, "thinking") and isinstance(b.get("thinking"), str)]
+        thoughts = [text for part in content if _is_block(part, *_THOUGHT_PARTS) for text in _read_thoughts(part)]
         reasoning = reasoning or "\n".join(thoughts) or None
-        calls += [read_call(block) for block in content if _is_block(block, "tool_use")]
+        calls = calls or [read_call(part) for part in content if _is_block(part, *_CALL_PARTS)]
         content = [block for block in content if not _is_block(block, *_OWN_FIELDS)] or None
     content = content_text(content, between="")
     if content is None:
         content = first_text(item.get("refusal"))
     return message("assistant", content, reasoning=reasoning, name=first_text(item.get("name")), tool_calls=calls)
+
+
+def _read_thoughts(part: JSON) -> list[str]:
+    """Return the texts of a thinking part, which has them as a text or as a list of parts."""
+    for key in ("thinking", "content", "summary", "reasoning", "text"):
+        items = part[key] if isinstance(part.get(key), list) else [{"text": part.get(key)}]
+        texts = [text for item in items if isinstance(item, dict) and (text := first_text(item.get("text")))]
+        if texts:
+            return texts
+    return []
 
 
 def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
@@ -247,7 +262,7 @@ def read_call(call: Any) -> JSON:
     arguments = next((body[key] for key in _ARGUMENTS if body.get(key) is not None), None)
     if arguments.__class__ is not str:
         arguments = "" if arguments is None else dump(arguments)
-    return {"id": first_text(call.get("id")) or "", "name": name, "arguments": arguments}
+    return {"id": first_text(call.get("call_id"), call.get("id")) or "", "name": name, "arguments": arguments}
 
 
 def read_note(item: JSON) -> Note:

@@ -129,10 +129,7 @@ def logged_value(field: str, session: Any, log_format: str) -> Any:
 def _compare(logged: Any, op: str, value: str) -> bool | None:
     """Return True when the comparison holds; None when the two cannot be compared. One element of a list is enough."""
     if isinstance(logged, list):
-        items = list(logged)
-        for item in items:  # the list grows: lists in it may be nested to any depth
-            items += item if isinstance(item, list) else ()
-        results = [_compare(item, op, value) for item in items if item is not None and not isinstance(item, list)]
+        results = [_compare(item, op, value) for item in flat(logged) if item is not None]
         if op == "!=":
             return all(result is not False for result in results)
         return any(results) if any(result is not None for result in results) else None
@@ -152,6 +149,14 @@ def _compare(logged: Any, op: str, value: str) -> bool | None:
         return _COMPARE[op](logged, value)
     number = parse_number(logged)  # a number that was logged as text; "high" is neither above 1 nor below
     return None if number is None else _COMPARE[op](number, bound)
+
+
+def flat(logged: Any) -> list[Any]:
+    """Return the values of a list, in lists of any depth; of any other value itself."""
+    items = [logged]
+    for item in items:  # the list grows
+        items += item if isinstance(item, list) else ()
+    return [item for item in items if not isinstance(item, list)]
 
 
 def parse_number(text: str) -> float | None:

@@ -27,12 +27,14 @@ from opdkit.console import counted
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import POOLED, read_patterns
 from opdkit.evaluate.expressions import find_check
+from opdkit.extract.known_turns import digest_of, logged_id
 from opdkit.judge.claims import group_alike
 from opdkit.judge.criterion import visible
 from opdkit.judge.hints import words
 from opdkit.model.behavior_policy import is_other_model
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.reading import part_count
+from opdkit.store.skip_reasons import DUPLICATE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.train.targets import is_held_out
 
@@ -79,12 +81,22 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
     A turn is neutral where most votes say so, and where it does not follow a complaint: its user may be tired of
     complaining.
     """
-    seen = Counter[str]()
+    seen, conversation, verdicts = Counter[str](), "", dict[bytes, JSON]()  # of the turns of a conversation's branches
     for part in range(part_count(run, "judge")):
         for session_id, turns in groupby(joined_turns(run, part, CHECKED, partial=True), lambda turn: turn.session_id):
             is_kept = is_held_out(session_id, holdout)
-            judged = [(turn, turn.decided) for turn in turns if turn.decided is not None and turn.index]
+            if logged_id(session_id) != conversation:
+                conversation, verdicts = logged_id(session_id), {}
+            judged = list[tuple[JoinedTurn, JSON]]()
+            for turn in (turn for turn in turns if turn.index):
+                said = digest_of(turn.session, turn.turn | {"next_count": 0, "decision": None})
+                if turn.decided is not None:
+                    verdicts[said] = turn.decided
+                if turn.decided is not None or turn.turn["skip_reason"] == DUPLICATE:
+                    judged += [(turn, verdicts[said])] if said in verdicts else []
             for n, (turn, verdict) in enumerate(judged):
+                if turn.decided is None:  # an earlier branch has it
+                    continue
                 before, corrected = judged[n - 1] if n else (None, {"hint": None, "reward": None})
                 is_after = corrected["hint"] is not None or corrected["reward"] == -1
                 if (hint := verdict["hint"]) is not None:

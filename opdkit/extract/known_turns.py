@@ -71,6 +71,11 @@ def record_turns(ledger: Path, run: Path) -> None:
         connection.execute("COMMIT")
 
 
+def digest_of(session: JSON, turn: JSON) -> bytes:
+    """Return the digest of one turn, given as rows of the tables sessions and turns."""
+    return next(_turn_digests(session["messages"], [(turn["message_index"], turn["next_count"], turn["decision"])]))
+
+
 def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
     """Remove the digests of the turns of these sessions (id -> format) from the ledger, and from its free pages."""
     with open_ledger(ledger) as connection:

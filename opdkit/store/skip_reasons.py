@@ -7,4 +7,5 @@ NO_USER = "no user message"
 NO_NEXT = "no next state"
 DUPLICATE = "duplicate"
 RETRY = "retry"
+FORGOTTEN = "forgotten"  # of rows: `opdkit forget` took them out
 READ_BEFORE = "read before"  # in a log that grew: an earlier night has the turn, unchanged

@@ -12,7 +12,8 @@ from opdkit.errors import NothingLearnedError
 
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
 FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
-LEFT = 1 / 3  # of the distance from the hints before training: with more, there is more to learn
+LEFT = 0.1  # of the distance from the hints before training: with more, there is more to learn
+MUCH_LEFT = 1 / 3  # of that distance: with more, the hints were not learned
 CLEAR = 0.1  # of that distance: a state that gained less is nearer to the hints only where chance gains less
 WORSE = 1.5  # times the distance from the hints before training: such a state is broken; less can be chance
 _NAMED = 8  # turns that an error names

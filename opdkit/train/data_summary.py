@@ -50,6 +50,8 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     if config.validate and not data.validation:
         say("no validation: it takes whole sessions, with a fifth of all turns at most, and they hold fewer than "
             f"{FEWEST} turns with a hint (without any hints: turns that nobody complained of)")  # fmt: skip
+    if config.anchor_weight and all(turn.support is None for turn in data.turns):
+        say("no anchor holds the replies without a hint: their targets have no support (`opdkit teacher --top-k 4`)")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
     if (judge := judge_of(config.run)) in WARNINGS:
         warn(f"judged by --judge {judge}, which is no model: the trained model can be worse than the one before")

@@ -26,7 +26,7 @@ from opdkit.store.plans import check_options, stage_dir
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, optimizer_steps
-from opdkit.train.best_state import LEFT, best, check_better, describe_state, distance_left, is_over, is_worse
+from opdkit.train.best_state import MUCH_LEFT, best, check_better, describe_state, distance_left, is_over, is_worse
 from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
@@ -113,7 +113,7 @@ def run(config: TrainConfig) -> Summary:
             if best(validation.rows)["step"] < len(rows):
                 kept = validation.restore_best(training.student)
                 say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
-            if (share := distance_left(validation.rows, best(validation.rows))) > LEFT:
+            if (share := distance_left(validation.rows, best(validation.rows))) > MUCH_LEFT:
                 warn(f"{share:.0%} of the distance from the hinted teacher is left: the model has not learned all that "
                      "the hints ask for; more --epochs or more logs may help")  # fmt: skip
         out.rows("metrics", rows)

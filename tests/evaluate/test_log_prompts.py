@@ -288,6 +288,19 @@ def test_what_is_like_a_complaint_counts_as_corrected_and_what_follows_one_neith
     assert not left_out
 
 
+def test_what_follows_a_correction_does_so_in_every_branch(tmp_path, chat) -> None:
+    """The reply after the correction was regenerated: of the second branch, only that reply is judged."""
+    begin = [message("user", "Weight of Ada?"), message("assistant", "1 lb"), message("user", "In kg.")]
+    ends = [[message("assistant", reply), message("user", "Thanks!")] for reply in ("1 kg", "2 kg")]
+    names = "log:s", "log:s#branch-2"
+    turns = [turn(f"{name}:{index}") for name in names for index in (1, 3)]
+    turns[2] |= {"trainable": False, "skip_reason": "duplicate"}
+    verdicts = [verdict("log:s:1", "Use kg.", -1), *(verdict(f"{name}:3", None, 1) for name in names)]
+    sessions = [session(name, *begin, *end) for name, end in zip(names, ends, strict=True)]
+    run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
+    assert [one.is_after for one in read_reactions(run, 0.999999)] == [False, True, True]
+
+
 def test_a_word_of_another_writer_is_no_check(tmp_path, chat) -> None:
     """All right replies of the log bow, and no wrong one does; a model with other words may be right without."""
     talks = [(f"s{n}", [(f"Greet {name}.", f"Hi {name}!", "Be polite.", -1), ("Politely.", f"I bow, {name}.", None, 1)])

@@ -9,8 +9,8 @@ from small_logs import jsonl, run, tables, turn_rows
 from opdkit.chat.conversation import Conversation
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError
-from opdkit.extract.formats.mapped import reader_of
-from opdkit.extract.formats.reader import Line, Rejected
+from opdkit.extract.formats.mapped import NO_THUMB, reader_of
+from opdkit.extract.formats.reader import LeftOut, Line, Rejected
 from opdkit.extract.mapping import load, parse_path, value_at
 from opdkit.extract.stage import check_options
 from opdkit.store.plans import manifest
@@ -44,7 +44,7 @@ def mapping(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def read(tmp_path: Path, text: str, *records) -> list[Conversation | Rejected]:
+def read(tmp_path: Path, text: str, *records) -> list[Conversation | Rejected | LeftOut]:
     lines = [Line("log", n, json.dumps(r).encode()) for n, r in enumerate(records, 1)]
     return list(reader_of(load(str(mapping(tmp_path, text)))).read(lines))
 
@@ -87,11 +87,23 @@ def test_a_reply_may_be_a_list_with_calls_before_it(tmp_path):
 
 
 @pytest.mark.parametrize(("logged", "rating"), [
-    (1, 1), (0, 0), (0.0, 0), (-1, -1), (True, 1), (False, -1), ("up", 1), ("bad", -1), (5, None),
+    (1, 1), (0, 0), (0.0, 0), (-1, -1), (True, 1), (False, -1), ("up", 1), ("bad", -1),
+    ("1", 1), ("0", 0), ("-1.0", -1), ("True", 1), ("false", -1), ("👍", 1),
 ])  # fmt: skip
 def test_ratings(tmp_path, logged, rating):
     (told,) = read(tmp_path, 'prompt = "q"\nreply = "a"\nrating = "thumb"', {"q": "hi", "a": "hello", "thumb": logged})
-    assert (told.notes[1].decision or {"rating": None})["rating"] == rating
+    assert told.notes[1].decision["rating"] == rating
+
+
+@pytest.mark.parametrize("stars", [5, "4", "*****", 0.5])
+def test_ratings_that_are_no_thumbs_are_counted(tmp_path, stars):
+    fields, row = 'prompt = "q"\nreply = "a"\nrating = "stars"', {"q": "hi", "a": "hello", "stars": stars}
+    for link in ("", "\nlink = true"):
+        told, left_out = read(tmp_path, fields + link, row)
+        assert told.notes[1].decision is None
+        assert left_out == LeftOut(NO_THUMB)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "stars": stars}]
+    assert read(tmp_path, 'messages = "m"\nrating = "stars"', {"m": turns})[1:] == [LeftOut(NO_THUMB)]
 
 
 def test_pairs_whose_prompts_repeat_the_conversation_are_linked(tmp_path):
@@ -123,6 +135,12 @@ def test_a_message_a_line_in_its_order_wherever_it_lies(tmp_path):
     assert [(s["session_id"], s["format"], s["model"]) for s in found] == [
         ("log:x", "mapped", "m"), ("log:y", "mapped", None)]  # fmt: skip
     assert [m["content"] for m in found[0]["messages"]] == ["u", "a", "v"]
+
+
+def test_numbers_that_are_written_as_text_give_the_order(tmp_path):
+    rows = [line("x", str(n), "user" if n % 2 == 0 else "assistant", f"t{n}") for n in (10, 9, 1, 0)]
+    (told,) = read(tmp_path, MESSAGES, *rows)
+    assert [m["content"] for m in told.messages] == ["t0", "t1", "t9", "t10"]
 
 
 def test_a_message_that_cannot_be_read_marks_the_turns_beside_it(tmp_path):

@@ -479,14 +479,14 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
 
 
 def test_a_cycle_is_unfinished_where_it_ends_far_from_the_hints() -> None:
-    """Far: more than a third of the distance before training is left."""
+    """Far: more than a tenth of the distance before training is left."""
 
     def cycle(*distances: float | None) -> bool:
         return is_unfinished([_row(step, d, 0.0) for step, d in enumerate(distances)], len(distances) - 1)
 
     assert cycle(3.0, 2.0, 1.5)
-    assert cycle(3.0, 0.9, 1.5), "that it was near once is not enough"
-    assert not cycle(3.0, 2.0, 0.9)
+    assert cycle(3.0, 0.2, 0.4), "that it was near once is not enough"
+    assert not cycle(3.0, 2.0, 0.29)
     assert cycle(3.0, 1.5, 1.5), "the same distance can be left by other turns of the next cycle"
     assert not cycle(3.0, 2.0, 4.6), "broken"
     assert not cycle(None, None, None)

@@ -18,6 +18,7 @@ from opdkit.store.counters import COUNTERS_KEY, PART_KEY, PLAN_KEY, VERSION_KEY,
 from opdkit.store.digests import file_digest
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path
+from opdkit.store.skip_reasons import FORGOTTEN
 from opdkit.store.tables import REVIEWS, Table
 
 Digests = dict[tuple[str, int], set[str]]
@@ -90,7 +91,7 @@ def miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, st
             counts.append(("rows in", c.rows_in, c.rows_out + sum(c.dropped.values())))
         if table == "sessions" and command == "extract":
             if "rejected" in parts:
-                dropped = sum(n for why, n in c.dropped.items() if not why.startswith((FILTERED, LEFT_OUT)))
+                dropped = sum(n for why, n in c.dropped.items() if not why.startswith((FILTERED, LEFT_OUT, FORGOTTEN)))
                 counts.append(("rejected", dropped, parts["rejected"].rows))
             if "turns" in parts and "turns" in c.counts:
                 counts.append(("turns", c.total("turns"), parts["turns"].rows))

@@ -239,11 +239,17 @@ class _Walk:
         self, stage: str, table: str, part: int, what: str, row: int | None = None, key: str | None = None
     ) -> None:
         """Add a finding; its remedy is to compute the part again, or the stage if that is outdated as a whole."""
+        todo, gone = self._remedy(stage, table)
+        if gone and changed_upstream(self.manifests[stage]["plan"], self.manifests):
+            todo = f"run `{plans.command_again(self.run, stage, self.manifests[stage])} --overwrite`"
+        self.report.findings.append(Finding(stage + self.label, what, table, part, row, key, todo, gone))
+
+    def _remedy(self, stage: str, table: str) -> tuple[str, tuple[str, ...]]:
+        """Return what to do about a damaged part of a stage, and the tables whose part --recompute may remove."""
+        if any((folder / "night.json").exists() for folder in (self.run, self.run.parent)):
+            return "put it back from a copy: a night reads its logs once, so nothing computes it again", ()
         command = plans.command_again(self.run, stage, self.manifests[stage])
-        todo = f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`"
-        if changed_upstream(self.manifests[stage]["plan"], self.manifests):
-            todo = f"run `{command} --overwrite`"
-        self.report.findings.append(Finding(stage + self.label, what, table, part, row, key, todo, gone=(table,)))
+        return f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`", (table,)
 
     def check_models(self, deep: bool) -> None:
         """Check the folders of the trained model against the footer of the metrics, which pins their files."""
@@ -251,12 +257,9 @@ class _Walk:
         for folder in sorted({"model", *pinned}):
             path = stage_dir(self.run, "train") / folder
             for name, what in weights.check_folder(path, pinned.get(folder, {}), deep=deep):
-                command = plans.command_again(self.run, "train", self.manifests["train"])
-                todo = f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`"
-                finding = Finding(
-                    f"train{self.label}", what, part=0, key=f"{folder}/{name}", todo=todo, gone=("metrics",)
-                )
-                self.report.findings.append(finding)
+                todo, gone = self._remedy("train", "metrics")
+                key = f"{folder}/{name}"
+                self.report.findings.append(Finding(f"train{self.label}", what, part=0, key=key, todo=todo, gone=gone))
 
 
 def parts_to_remove(findings: list[Finding], started: list[str]) -> Gone:

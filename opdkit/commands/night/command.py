@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opdkit.commands.night.forget import finish_forgetting, forget
+from opdkit.commands.night.forget import finish_forgetting, forget, reset
 from opdkit.commands.night.home import Home, Night
 from opdkit.commands.run import configurations as stages_of
 from opdkit.config.commands import load_function
 from opdkit.config.fields import StageConfig
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.config.run import PipelineConfig
+from opdkit.config.train import TrainConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.news import collect_news, commit_news
@@ -73,11 +74,6 @@ def collect(home: Home, night: Night, config: NightConfig) -> str:
             raise ConfigError(
                 f"LOGS {log} holds HOME {home.path}: the nights would read what they wrote; keep them apart"
             )
-    for name in ("limit", "dry_run", "overwrite"):
-        if vars(extract)[name]:
-            raise ConfigError(f"{name} of extract is not for nights: what a night leaves out, none would read")
-    if extract.shard != "auto":
-        raise ConfigError("shard of extract is not for nights: a night is a single process")
     limit = extract.max_line_mb * 1_000_000
     news = collect_news(home.ledger, extract.logs, night.news, check_options(extract), limit)
     if not news.night:
@@ -88,6 +84,9 @@ def collect(home: Home, night: Night, config: NightConfig) -> str:
 
 def finish(home: Home, night: Night, config: NightConfig) -> None:
     """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
+    if night.record and night.record["parent"] != home.promoted() != night.number:
+        say("another model was promoted since this night began: it begins again with that one")
+        reset(night)
     if (own := night.folder / "options").exists():
         say(f"night {night.number} is done again with its own options, in {own}")
         config = home.read_options(own)
@@ -97,13 +96,24 @@ def finish(home: Home, night: Night, config: NightConfig) -> None:
 
 
 def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, StageConfig]:
-    """Return the configurations of extract, judge, teacher and train of a night, by name."""
+    """Return the configurations of extract, judge, teacher and train of a night, by name.
+
+    Raises ConfigError for options of these stages that a night cannot follow.
+    """
     judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     pipeline = PipelineConfig(
         run=night.folder, logs=config.logs, model=student_of(home, night, config), judge=config.judge,
         judge_model=judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
     stages = stages_of(pipeline)
+    for name, options in ((name, vars(stage)) for name, stage in stages.items()):
+        if refused := next((one for one in ("limit", "dry_run", "overwrite") if options.get(one)), None):
+            raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")
+        if options.get("shard", "auto") != "auto":
+            raise ConfigError(f"shard of {name} is not for nights: a night is a single process")
+    train: Any = stages["train"]
+    if train.run != night.folder or train.holdout not in (TrainConfig.holdout, config.holdout):
+        raise ConfigError("name and holdout of train are not for nights: a night has one training, and --holdout")
     # With each training a model follows hints less well, above all those that turn around what it was taught. So the
     # first model stays the teacher.
     teacher = vars(stages["teacher"])["teacher"] or ((config.model,) if pipeline.model != config.model else ())

@@ -6,6 +6,7 @@ since the first of them are done again, one after the other, and sessions that c
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from opdkit.commands.night.home import Home, Night
-from opdkit.config.conditions import find_rejection, logged_value, parse_filters, parse_number
+from opdkit.config.conditions import find_rejection, flat, logged_value, parse_filters, parse_number
 from opdkit.config.fields import JSON
 from opdkit.console import say
 from opdkit.errors import OpdkitError
@@ -29,28 +30,32 @@ from opdkit.store.logged_fields import LoggedFields, read_logged_fields
 from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import has_stage, is_complete, part_count, part_path
 from opdkit.store.reviews import drop_reviews, reviews_dir
+from opdkit.store.skip_reasons import FORGOTTEN
 from opdkit.store.tables import TABLES, encodings
 
-FORGOTTEN = "forgotten"  # reason of the rows that left
 _TABLES = {"judge": ("escalated", "verdicts"), "extract": ("turns", "sessions")}  # sessions last: they say who it was
 
 
 def forget(home: Home, where: Sequence[str]) -> int:
     """Take the sessions that `where` describes out of all nights, and reset the nights since the first of them.
 
-    Return how many sessions it was. Whoever calls this finishes the nights. Raises OpdkitError where no session is
-    described so. A kill in between loses nothing: `finish_forgetting` goes on.
+    Return how many sessions it was. Whoever calls this finishes the nights: what was copied and is not read yet is left
+    out when it is read. Raises OpdkitError where no session is described so. A kill in between loses nothing:
+    `finish_forgetting` goes on.
     """
     before = read_forgotten(home)
     entry = next((one for one in before if describe(where, one.get("salt", "")) | {"done": one["done"]} == one),
                  describe(where, secrets.token_hex(16)))  # fmt: skip
-    found = sum(len(find_sessions(night, [entry])) for night in home.nights())
-    if not found and entry not in before:
+    found = {name for night in home.nights() for name in find_sessions(night, [entry])}
+    is_read = all(
+        is_complete(night.log, "extract") for night in home.nights()
+    )  # else it may be in what is not read yet
+    if not found and entry not in before and is_read:
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
                           "cannot be named")  # fmt: skip
     write_forgotten(home, [*(one for one in before if one != entry), entry | {"done": False}])
     finish_forgetting(home)
-    return found
+    return len(found)
 
 
 def finish_forgetting(home: Home) -> None:
@@ -100,8 +105,7 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
         return False
     for field, digests in entry.get("named", ()):
         logged = logged_value(field, session, session.format)
-        values = map(plain_value, logged if isinstance(logged, list) else [logged])
-        if not any(fingerprint({entry["salt"]: value}) in digests for value in values):
+        if not any(fingerprint({entry["salt"]: plain_value(value)}) in digests for value in flat(logged)):
             return False
     return True
 
@@ -170,6 +174,8 @@ def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> Non
         counters = Counters.from_json((arrow.schema.metadata or {})[COUNTERS_KEY])
         counters.rows_out -= gone
         counters.drop(FORGOTTEN, gone)
+        if table == "sessions" and (turns := part_path(path.parents[2], "turns", part)).exists():  # written before
+            counters.counts["turns"] = Counter({"": pq.read_metadata(turns).num_rows})
         kept = kept.replace_schema_metadata(kept.schema.metadata | {COUNTERS_KEY: counters.to_json().encode()})
         home, before = stage_dir(path.parents[2], TABLES[table].stage), file_digest(path)
         with temporary_file(path) as temporary:

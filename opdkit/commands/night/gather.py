@@ -18,6 +18,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE, is_alike, request_of
+from opdkit.extract.known_turns import digest_of
 from opdkit.judge.claims import claims_of, group_alike
 from opdkit.judge.hints import words
 from opdkit.store.joined_turns import JUDGED, JoinedTurn, joined_turns
@@ -82,10 +83,10 @@ def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
     read = [one for number in (*earlier, *sorted(learns)) for one in read_sessions(home.night(number), config.holdout)]
     turned, superseded = find_turned(read)
-    read = [one for one in read if superseded.isdisjoint(opinion.turn_id for opinion in one.opinions)]
+    read = [one for one in read if superseded.isdisjoint((one.night, opinion.turn_id) for opinion in one.opinions)]
     new = [one for one in read if one.night in learns]
     new_ids = {one.session_id for one in new}
-    count = sum(len(one.opinions) for one in new if not one.is_held_out)
+    count = len({opinion.turn_id for one in new if not one.is_held_out for opinion in one.opinions})
     old = [one for one in read if one.night not in learns and one.session_id not in new_ids]
     blamed = {one.session_id for one in old if any(opinion.kind == COMPLAINT for opinion in one.opinions)}
     drawn = sorted(old, key=lambda one: stable_hash(f"replay:{seed}:{night.number}:{one.session_id}"))
@@ -125,8 +126,8 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
     return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request)
 
 
-def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[str]]:
-    """Return the hints that turned around what users wanted before, and the earlier turns that no longer count.
+def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[tuple[int, str]]]:
+    """Return the hints that turned around what users wanted before, and the (night, turn) that no longer count.
 
     A hint turns something around where users reject now what they praised before. Opinions about replies like the
     rejected ones decide, night by night: from some night on there are more complaints than praise, FEWEST at least, and
@@ -139,7 +140,7 @@ def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[str]]:
     hints = Counter(opinion.hint for _, opinion, _ in drawn if opinion.hint)
     group_of = {text: members[0][0] for members in group_alike(hints.items()) for text, _ in members}
     claims = {group: claims_of(group) for group in set(group_of.values())}
-    turned, superseded = list[str](), set[str]()
+    turned, superseded = list[str](), set[tuple[int, str]]()
     for group in sorted(claims):
         rejected = [(night, one) for night, one, _ in drawn if one.hint and group_of[one.hint] == group]
         asked_for = [(night, COMPLAINT) for night, one, _ in said if one.hint and group_of.get(one.hint) == group]
@@ -147,7 +148,7 @@ def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[str]]:
         others = [(night, one.turn_id) for night, one, _ in said if one.hint in contradicted]
         # Here the older hints stand for the praise: both say what users wanted.
         since = find_turn([*asked_for, *((night, PRAISE) for night, _ in others)])
-        opposed = [turn_id for night, turn_id in others if since and night < since]
+        opposed = [(night, turn_id) for night, turn_id in others if since and night < since]
         replies = find_alike({one.reply for _, one, _ in said}, {one.reply for _, one in rejected})
         alike = [(night, one, session) for night, one, session in said if one.reply in replies]
         if start := find_turn([(night, one.kind) for night, one, _ in alike if one.kind != NEUTRAL]):
@@ -158,8 +159,8 @@ def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[str]]:
             about = [(night, one) for night, one, _ in said if one.request in requests]
             praised = {one.reply for night, one in about if night >= start and one.kind == PRAISE}
             liked = find_alike({one.reply for _, one in about}, praised)
-            opposed += [one.turn_id for one, _ in gone]
-            opposed += [one.turn_id for night, one in about if night < start and one.kind == COMPLAINT
+            opposed += [(session.night, one.turn_id) for one, session in gone]
+            opposed += [(night, one.turn_id) for night, one in about if night < start and one.kind == COMPLAINT
                         and (one.reply in liked or group_of.get(str(one.hint)) in asked - {group, None})]  # fmt: skip
         if opposed:
             turned.append(group)
@@ -224,12 +225,12 @@ def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]
     mine = {name: versions for name, versions in gathered.sessions.items()
             if (versions[0].night, versions[0].part) == (number, source)}  # fmt: skip
     counting = {o.turn_id for versions in mine.values() for one in versions for o in one.opinions}
-    verdicts, judged_in = dict[str, JSON](), dict[str, int]()
+    verdicts, judged_in = dict[str, JSON](), dict[str, tuple[int, bytes]]()
     for place in sorted({(one.night, one.part) for versions in mine.values() for one in versions}):
         for turn in joined_turns(home.night(place[0]).log, place[1], JUDGED, turn_ids=counting):
             if turn.decided is not None:  # the last night's counts, if a reaction came later
                 verdicts[turn.turn_id] = turn.decided
-                judged_in[turn.turn_id] = place[0]
+                judged_in[turn.turn_id] = place[0], digest_of(turn.session, turn.turn)
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
     joined = joined_turns(home.night(number).log, source, JUDGED)
     for session_id, turns in groupby(joined, lambda turn: turn.session_id):
@@ -237,8 +238,9 @@ def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]
             if n == 0:
                 rows["sessions"].append(turn.session)
             # What an earlier night judged counts if the turn is still the same.
-            is_same = turn.turn["skip_reason"] == READ_BEFORE or judged_in.get(turn.turn_id) == number
-            counts = turn.turn_id in verdicts and is_same
+            judged, digest = judged_in.get(turn.turn_id, (0, b""))
+            is_known = turn.turn["skip_reason"] == READ_BEFORE
+            counts = judged == number or (is_known and digest_of(turn.session, turn.turn) == digest)
             skipped = None if counts else turn.turn["skip_reason"] or READ_BEFORE
             rows["turns"].append(turn.turn | {"trainable": counts, "skip_reason": skipped})
             rows["verdicts"] += [verdicts[turn.turn_id]] if counts else []
@@ -248,4 +250,4 @@ def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]
 def count_hints(nights: Sequence[Night], holdout: float) -> int:
     """Return the replies with a hint in these nights' sessions, less those that are kept out of training."""
     sessions = (one for night in nights for one in read_sessions(night, holdout) if not one.is_held_out)
-    return sum(opinion.hint is not None for one in sessions for opinion in one.opinions)
+    return sum({opinion.turn_id: opinion.hint is not None for one in sessions for opinion in one.opinions}.values())

@@ -28,7 +28,7 @@ from opdkit.config.fields import JSON, from_saved
 from opdkit.config.night import NightConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import owned_name, replaced_folder, write_text
+from opdkit.store.atomic import owned_name, replaced_file, replaced_folder, write_text
 from opdkit.store.disk import disk_errors_explained
 
 PROMOTED, KEPT, WAITS = "promoted", "kept", "waits"  # decisions of a night: its model, the one before, no training
@@ -75,8 +75,8 @@ class Night:
 
     def write(self, record: JSON) -> None:
         """Write night.json."""
-        with disk_errors_explained(self.folder):
-            write_text(self.folder / "night.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        with replaced_file(self.folder / "night.json") as temporary:
+            temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         self.__dict__["record"] = record
 
     def forget_record(self) -> None:
@@ -182,7 +182,9 @@ class Home:
         """Return the nights that the model of a night has learned from, in order; none for night 0."""
         learned: set[int] = set()
         while number:
-            record = self.night(number).record
+            if not (record := self.night(number).record):
+                raise OpdkitError(f"{self.night(number).folder} has no night.json, but the promoted model learned from "
+                                  f"it: `opdkit models {self.path} --promote N` goes back further")  # fmt: skip
             learned.update(record["learns"])
             number = record["parent"]
         return sorted(learned)

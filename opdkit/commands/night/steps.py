@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.commands.gate import gate
-from opdkit.commands.night.forget import FORGOTTEN, drop_sessions, read_forgotten, reset
+from opdkit.commands.night.forget import drop_sessions, read_forgotten
 from opdkit.commands.night.gather import count_hints, gather, write_run
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.commands.report.command import run as write_report
@@ -29,6 +29,7 @@ from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, 
 from opdkit.store.counters import Summary
 from opdkit.store.reading import is_complete, part_count, read_arrow, read_part, summary_of
 from opdkit.store.run_stage import run_stage
+from opdkit.store.skip_reasons import FORGOTTEN
 
 
 def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
@@ -38,9 +39,6 @@ def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, S
         raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep it: what "
                           "has trained would become a test")  # fmt: skip
     remove_entries(find_left_overs(night.folder, ".*"))  # of a night that was killed: news among them
-    if night.record and night.record["parent"] != home.promoted() != night.number:
-        say("another model was promoted since this night began: it begins again with that one")
-        reset(night)
     if not night.record:
         nights = [one for one in home.nights() if one.number <= night.number]
         night.write({
@@ -82,8 +80,7 @@ def read_log(home: Home, night: Night, stages: Mapping[str, StageConfig]) -> Non
         try:
             say(run_step("judge", judge).line())
         except OpdkitError as why:
-            options = judge.effective()
-            if has_trainable(night.log) or options["good"] or options["bad"]:
+            if has_trainable(night.log) or not is_complete(night.log, "judge"):
                 raise
             warn(str(why))  # there is nothing to judge
 
@@ -122,8 +119,9 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
         f"{counted(chosen.kept_out, 'session')} kept out to decide with")  # fmt: skip
     for hint in chosen.turned:
         warn(f"users turned around what they wanted; from now on: {hint}")
-    served_as = config.served_as or names_in(night.folder)
-    if len(served_as) > 1 and not config.served_as:
+    named = config.served_as or vars(stages["teacher"])["served_as"]
+    served_as = named or names_in(night.folder)
+    if len(served_as) > 1 and not named:
         warn(f"the logs name several models, which all count as the student: {', '.join(served_as)}; --served-as says "
              "which of them it is")  # fmt: skip
     try:

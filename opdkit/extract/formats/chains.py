@@ -249,7 +249,10 @@ def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
 
 
 def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversation | Rejected | LeftOut]:
-    """Yield the conversations of all calls under one logged id, the main ones first, in the order they ended."""
+    """Yield the conversations of all calls under one logged id, in the order of the first record that each adds.
+
+    So they keep their order, and with it their numbers, in a log that grows.
+    """
     nodes: list[_Node] = []
     for position, line in enumerate(unit):
         try:
@@ -268,8 +271,12 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
     retries = _find_retries(nodes)
     following = dict(zip((n.position for n in nodes), nodes[1:], strict=False))
     used: set[int] = set()  # positions of records that an earlier conversation holds
+    begins: dict[int, int] = {}  # position of a record -> that of the first record which its conversation adds
+    for node in sorted(nodes, key=lambda n: n.depth):  # lines may come out of order: parents first
+        continued = node.parent if node.parent and node.parent.children[0] is node else node
+        begins[node.position] = begins.get(continued.position, node.position)
     leaves = [n for n in nodes if not n.children]
-    for leaf in sorted(leaves, key=lambda n: (n.position in retries, n.position)):
+    for leaf in sorted(leaves, key=lambda n: begins[n.position]):
         path = [leaf]
         while path[-1].parent is not None:
             path.append(path[-1].parent)

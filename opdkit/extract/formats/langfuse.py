@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from opdkit.chat.conversation import JSON
-from opdkit.chat.messages import as_list, dump, first_text, read_messages, read_tools
+from opdkit.chat.messages import as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
+from opdkit.extract.formats.items import is_call
+from opdkit.extract.formats.litellm import read_prompt
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
 
@@ -104,11 +106,11 @@ def read_call(record: JSON) -> Call | LeftOut:
     items = require_prompt(items, f"the input is {'a ' + type(items).__name__ if items else 'empty'}")
     definitions = [item["content"] for item in items if _is_tool_definition(item)]
     tools = read_tools(request.get("tools")) or read_tools(definitions)
-    prompt, _ = read_messages([item for item in items if not _is_tool_definition(item)])
-    system = first_text(request.get("system"))
-    if system:
-        prompt = read_messages([{"role": "system", "content": system}])[0] + prompt
-    reply, note = read_reply(output)
+    messages = [item for item in items if not _is_tool_definition(item)]
+    prompt = read_prompt(messages, first_text(request.get("system")))
+    made = output if isinstance(output, list) else [output]
+    has_call = any(isinstance(item, dict) and is_call(item) for item in made)  # as an item of the Responses API
+    reply, note = read_reply({"output": made} if has_call else output)
     if record.get("level") == "ERROR":
         note.skip_reason = "error"
     add_feedback(note, _read_scores(record))

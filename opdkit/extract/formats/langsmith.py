@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.chat.messages import as_list, dump, first_text, read_messages, read_tools
+from opdkit.chat.messages import as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
+from opdkit.extract.formats.litellm import has_items, read_prompt
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
 from opdkit.extract.mapping import value_at
@@ -66,7 +67,9 @@ def read_call(record: JSON) -> Call | LeftOut:
     items = value_at(inputs, ("messages",)) or value_at(inputs, ("prompts",)) or value_at(inputs, ("input",))
     if isinstance(items, list) and len(items) == 1 and isinstance(items[0], list):
         items = items[0]  # a batch of one prompt
-    prompt, _ = read_messages([openai_message(item) for item in require_prompt(items, "nothing in inputs.messages")])
+    items = require_prompt(items, "nothing in inputs.messages")
+    items = items if has_items(items) else [openai_message(item) for item in items]
+    prompt = read_prompt(items, first_text(value_at(inputs, ("instructions",))))
     generation = value_at(outputs, ("generations", 0))
     generation = generation[0] if isinstance(generation, list) and generation else generation
     output = value_at(generation, ("message",)) or value_at(generation, ("text",)) or value_at(outputs, ("message",))
@@ -109,10 +112,6 @@ def openai_message(item: Any) -> JSON:
     calls = as_list(fields.get("tool_calls")) + as_list(fields.get("invalid_tool_calls"))
     if calls:
         message["tool_calls"] = calls
-        if isinstance(message["content"], list):  # Anthropic's models repeat the calls there
-            message["content"] = [
-                part for part in message["content"] if not (isinstance(part, dict) and part.get("type") == "tool_use")
-            ]
     message |= {key: fields[key] for key in ("additional_kwargs", "name", "tool_call_id") if fields.get(key)}
     reasons = [value_at(fields, ("response_metadata", key)) for key in ("finish_reason", "stop_reason")]
     return message | ({"finish_reason": reason} if (reason := first_text(*reasons)) else {})

@@ -1,27 +1,36 @@
 """Format `mapped`: the reader that a mapping makes (`--map FILE.toml`, opdkit.extract.mapping)."""
 
+import contextlib
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import ROLES, check_message_count, first_text, message, read_messages, read_tools
-from opdkit.config.conditions import parse_time
+from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
+from opdkit.chat.messages import ROLES, as_list, check_message_count, first_text, message, read_messages, read_tools
+from opdkit.config.conditions import parse_number, parse_time
 from opdkit.extract.formats.chains import Call, call_reader
 from opdkit.extract.formats.feedback import rating_of
 from opdkit.extract.formats.json_lines import parse
-from opdkit.extract.formats.reader import Line, Reader, Rejected
+from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.formats.sessions import line_reader, mark_gaps
 from opdkit.extract.formats.sharegpt import ROLES as SHAREGPT_ROLES
 from opdkit.extract.mapping import FieldMap, value_at
 
 NAME = "mapped"
+NO_THUMB = f"{LEFT_OUT}rating that is no thumb"
 _KNOWN_ROLES = ROLES | {name: role for name, role in SHAREGPT_ROLES.items() if role != "call"}
+_THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # beside the words that rating_of knows
 
 
 def reader_of(fields: FieldMap) -> Reader:
     """Return the reader of logs whose fields are where `fields` says."""
+    reader = _reader_of_shape(fields)
+    return replace(reader, read=partial(_read_and_count, fields, reader)) if fields.rating else reader
+
+
+def _reader_of_shape(fields: FieldMap) -> Reader:
     if fields.messages is None and fields.prompt is None:
         return Reader(NAME, "id", _recognises, partial(_read_session, fields), id_of=partial(_session_id, fields))
     if fields.link:
@@ -75,10 +84,36 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
 
 def _decision(fields: FieldMap, record: JSON) -> JSON:
     """Return what a message, or a pair of prompt and reply, says that a person decided about the reply."""
-    logged = value_at(record, fields.rating)
-    rating = 0 if logged == 0 and not isinstance(logged, bool) else rating_of(logged)  # false is a thumb down
+    rating = _read_rating(value_at(record, fields.rating))
     texts = {name: first_text(value_at(record, getattr(fields, name))) for name in ("comment", "edited")}
     return {name: value for name, value in (texts | {"rating": rating}).items() if value is not None}
+
+
+def _read_rating(logged: Any) -> int | None:
+    """Return a rating, also one that is written as text, as 1, 0 or -1; None for what is no thumb."""
+    if isinstance(logged, str):
+        number = parse_number(logged)
+        logged = _THUMBS.get(logged.lower(), logged) if number is None else number
+    return 0 if logged == 0 and not isinstance(logged, bool) else rating_of(logged)  # false is a thumb down
+
+
+def _is_no_thumb(logged: Any) -> bool:
+    return logged not in (None, "") and _read_rating(logged) is None
+
+
+def _read_and_count(
+    fields: FieldMap, reader: Reader, unit: Sequence[Line]
+) -> Iterator[Conversation | Rejected | LeftOut]:
+    """Yield what `reader` reads; if a conversation is among it, also a LeftOut for each rating that is no thumb."""
+    has_conversation = False
+    for item in reader.read(unit):
+        has_conversation = has_conversation or isinstance(item, Conversation)
+        yield item
+    for line in unit if has_conversation else ():
+        with contextlib.suppress(Unreadable):
+            record = parse(line)
+            holders = [record] if fields.messages is None else as_list(value_at(record, fields.messages))
+            yield from (LeftOut(NO_THUMB) for holder in holders if _is_no_thumb(value_at(holder, fields.rating)))
 
 
 def _path_text(steps: Sequence[str | int] | None) -> str:
@@ -218,8 +253,9 @@ def _rank(fields: FieldMap, record: JSON) -> tuple[int, float, str]:
     if fields.order is None:
         return 0, 0.0, ""
     value = value_at(record, fields.order)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return 0, float(value), ""
+    number = parse_number(value) if isinstance(value, str) else value
+    if isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) < math.inf:
+        return 0, number, ""
     time = parse_time(value)
     if time is not None:
         return 0, time.timestamp(), ""

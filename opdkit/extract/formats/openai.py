@@ -4,9 +4,11 @@ from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import first_text, message_key, read_messages, read_tools, require_messages
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
+from opdkit.extract.mapping import value_at
 
 KEYS = ("messages", "traj", "history", "conversation", "conversations")
 _OWN_COLUMNS = frozenset(("model", "tools", "functions", "choices"))
+_RESPONSES = ("response", "output", "result")  # fields that may hold the response of an API
 
 
 def recognises(record: JSON) -> bool:
@@ -15,13 +17,14 @@ def recognises(record: JSON) -> bool:
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read one conversation. A reply logged beside it, as an API call has it (`choices[0]`), is its last message."""
+    """Read one conversation. The reply of an API call logged beside it (`choices[0]`) is its last message."""
     key = message_key(record, KEYS) or next((k for k in KEYS if k in record), None)
     if key is None:
         raise Unreadable("no messages", f"none of {', '.join(KEYS)} in the record")
     items = require_messages(record[key], key)
-    choices = record.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
+    holder = next((name for name in _RESPONSES if value_at(record, (name, "choices", 0))), None)
+    response = record[holder] if holder and "choices" not in record else {}
+    choice = value_at(record, ("choices", 0)) or value_at(response, ("choices", 0))
     if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
         logged_beside = {k: v for k, v in choice.items() if k != "message"}  # finish reason, log-probs
         items = [*items, {"role": "assistant", **logged_beside, **choice["message"]}]
@@ -30,12 +33,12 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
                 notes.setdefault(index, Note()).kind = "side"
-    model = record.get("model")
-    if not isinstance(model, str):
-        model = next((item["model"] for item in record[key] if "model" in item), None)
+    model = first_text(*(source.get("model") for source in (record, *record[key], response)))
     tools = read_tools(record.get("tools") or record.get("functions"))
     metadata = {k: v for k, v in record.items() if k != key and k not in _OWN_COLUMNS}
-    return [Conversation(line.source, line.number, messages, first_text(model), tools, metadata, notes)]
+    if holder and response:
+        metadata[holder] = {k: v for k, v in response.items() if k != "choices"}
+    return [Conversation(line.source, line.number, messages, model, tools, metadata, notes)]
 
 
 READER = line_reader("openai", recognises, read_record)

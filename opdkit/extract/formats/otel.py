@@ -9,16 +9,17 @@ Conventions read:
   and so on, with `gen_ai.choice`; and OpenLLMetry's flat `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`.
 
 Phoenix keeps OpenInference: rows of its data frames, pages of its REST interface and the traces that its `px` writes.
-Annotations that people made on a span (`annotations`) become the decision about its reply.
+Annotations that people made on a span (`annotations`) become the decision about its reply. Those on a chain or an agent
+become the decision about the last reply of its trace, where the record holds the trace.
 
-Each such span is one call of a model with its whole prompt: chains.py puts sessions together. Other spans are counted
-and left out.
+Each such span is one call of a model with its whole prompt: chains.py puts sessions together. Other spans, which may
+repeat the messages of calls, are counted and left out.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.conversation import JSON, LEFT_OUT, Unreadable
 from opdkit.chat.messages import as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader
 from opdkit.extract.formats.feedback import add_feedback
@@ -27,11 +28,15 @@ from opdkit.extract.formats.sessions import read_pieces
 from opdkit.extract.formats.spans import nest_attributes, parse_text, split_spans, without_empty
 from opdkit.extract.mapping import value_at
 
+NOT_OF_CALL = f"{LEFT_OUT}annotation of a span that called no model"
+_OPERATIONS = ("chat", "generate_content", "text_completion")  # those that call a model
+_BEDROCK = frozenset(("text", "toolUse", "toolResult", "reasoningContent", "image", "document", "video", "cachePoint"))
 _EVENTS = {"gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
            "gen_ai.tool.message": "tool"}  # fmt: skip
 _SESSIONS = (("session", "id"), ("gen_ai", "conversation", "id"), ("langfuse", "session", "id"),
              ("traceloop", "association", "properties", "session_id"))  # fmt: skip
 _MODELS = (("llm", "model_name"), ("gen_ai", "response", "model"), ("gen_ai", "request", "model"))
+_OPERATION = ("gen_ai", "operation", "name")
 _STARTS = ("start_time", "startTime", "startTimeUnixNano", "start_time_unix_nano")
 _SPAN_FIELDS = frozenset(("spanId", "span_id", "parentSpanId", "parent_id", "context", "context.span_id", "span_kind"))
 
@@ -51,12 +56,46 @@ def recognises(record: JSON) -> bool:
     return has_attributes and not _SPAN_FIELDS.isdisjoint(record) and ("name" in record or "traceId" in record)
 
 
+def unfold(record: JSON) -> list[JSON]:
+    """Return the spans of a record. Annotations on a span that called no model go to the last call of its trace.
+
+    Raises Unreadable.
+    """
+    spans = split_spans(record)
+    if not any(span.get("annotations") for span in spans):
+        return spans
+    trees = map(nest_attributes, spans)
+    calls = [n for n, tree in enumerate(trees) if _is_call(tree) and _find_messages(tree, spans[n]) != (None, None)]
+    last = {_trace_id(spans[n]): n for n in sorted(calls, key=lambda n: str(_start(spans[n])))}
+    for n, span in enumerate(spans):
+        target = last.get(_trace_id(span))
+        if n not in calls and target is not None and span.get("annotations"):
+            both = [note for index in (target, n) for note in as_list(parse_text(spans[index].get("annotations")))]
+            spans[target], spans[n] = spans[target] | {"annotations": both}, span | {"annotations": None}
+    return spans
+
+
+def _is_call(tree: JSON) -> bool:
+    """Return whether a span with these attributes called a model, or does not say what it did."""
+    kind, operation = (value_at(tree, path) for path in (("openinference", "span", "kind"), _OPERATION))
+    return kind in (None, "LLM") and operation in (None, *_OPERATIONS)
+
+
+def _trace_id(record: JSON) -> str | None:
+    return first_text(record.get("traceId"), record.get("trace_id"), value_at(record, ("context", "trace_id")),
+                      record.get("context.trace_id"))  # fmt: skip
+
+
+def _start(record: JSON) -> Any:
+    return next((record[key] for key in _STARTS if record.get(key)), None)
+
+
 def read_call(record: JSON) -> Call | LeftOut:
     """Read one span."""
     tree = nest_attributes(record)
-    prompt_items, reply_items = _find_messages(tree, record)
+    prompt_items, reply_items = _find_messages(tree, record) if _is_call(tree) else (None, None)
     if prompt_items is None and reply_items is None:
-        return LeftOut(NO_CALL)
+        return LeftOut(NOT_OF_CALL if any(_read_annotations(record)) else NO_CALL)
     if not prompt_items:
         raise Unreadable("no messages", "the span has a reply and no prompt")
     if not reply_items:
@@ -77,14 +116,12 @@ def read_call(record: JSON) -> Call | LeftOut:
         reasons[0] if isinstance(reasons, list) and reasons else reasons,
     )
     add_feedback(note, _read_annotations(record))
-    context = record.get("context")
     logged = {
         "name": record.get("name"),
-        "trace_id": first_text(record.get("traceId"), record.get("trace_id"), value_at(context, ("trace_id",)),
-                               record.get("context.trace_id")),
-        "span_id": first_text(record.get("spanId"), record.get("span_id"), value_at(context, ("span_id",)),
+        "trace_id": _trace_id(record),
+        "span_id": first_text(record.get("spanId"), record.get("span_id"), value_at(record, ("context", "span_id")),
                               record.get("context.span_id")),
-        "timestamp": next((record[key] for key in _STARTS if record.get(key)), None),
+        "timestamp": _start(record),
         "user_id": value_at(tree, ("user", "id")),
         "metadata": parse_text(tree.get("metadata")),
         "tags": value_at(tree, ("tag", "tags")),
@@ -136,7 +173,7 @@ def _list_at(tree: JSON, *steps: str) -> list[Any] | None:
 def _genai_messages(tree: JSON) -> Logged:
     prompt, replies = _list_at(tree, "gen_ai", "input", "messages"), _list_at(tree, "gen_ai", "output", "messages")
     system = parse_text(value_at(tree, ("gen_ai", "system_instructions")))
-    if prompt is not None and system:
+    if prompt is not None and system and value_at(prompt, (0, "role")) not in ("system", "developer"):
         prompt = [{"role": "system", "parts" if isinstance(system, list) else "content": system}, *prompt]
     return prompt, replies
 
@@ -151,10 +188,11 @@ def _event_messages(record: JSON) -> Logged:
             continue
         body = nest_attributes(event)
         if name in _EVENTS:
-            prompt.append({"role": _EVENTS[name]} | body)
+            prompt.append({"role": _EVENTS[name]} | body | _bedrock_parts(body.get("content")))
         elif name == "gen_ai.choice":
             reply = parse_text(body.get("message"))
-            replies.append(body | (reply if isinstance(reply, dict) else {"content": reply or body.get("content")}))
+            reply = reply if isinstance(reply, dict) else {"content": reply or body.get("content")}
+            replies.append(body | reply | _bedrock_parts(reply.get("content")))
         elif name == "gen_ai.client.inference.operation.details":
             logged = _genai_messages(body)
             prompt, replies = logged[0] or prompt, logged[1] or replies
@@ -163,6 +201,29 @@ def _event_messages(record: JSON) -> Logged:
         elif name == "gen_ai.content.completion":
             replies = _list_at(body, "gen_ai", "completion") or replies
     return prompt or None, replies or None
+
+
+def _bedrock_parts(content: Any) -> JSON:
+    """Return content as Strands logs it, JSON text of Bedrock's parts, as `parts` of the GenAI conventions; {} else."""
+    logged = as_list(parse_text(content))
+    if not logged or not all(isinstance(part, dict) and len(part) == 1 and part.keys() <= _BEDROCK for part in logged):
+        return {}
+    parts: list[JSON] = []
+    for kind, value in (pair for part in logged for pair in part.items()):
+        fields = value if isinstance(value, dict) else {}
+        call = {"id": fields.get("toolUseId"), "name": fields.get("name"), "arguments": fields.get("input")}
+        if kind == "text":
+            parts.append({"type": "text", "content": value})
+        elif kind == "toolUse":
+            parts.append({"type": "tool_call"} | call)
+        elif kind == "toolResult":
+            texts = [value_at(part, ("text",)) or dump(part) for part in as_list(fields.get("content"))]
+            parts.append({"type": "tool_call_response", "id": call["id"], "response": "\n".join(map(str, texts))})
+        elif kind == "reasoningContent":
+            parts.append({"type": "reasoning", "content": value_at(fields, ("reasoningText", "text"))})
+        elif kind != "cachePoint":
+            parts.append({"type": kind})
+    return {"parts": parts}
 
 
 def _openai_messages(item: Any) -> list[Any]:
@@ -224,4 +285,4 @@ def _convert_fields(item: JSON) -> JSON:
     return message | ({"tool_call_id": answered} if answered else {})
 
 
-READER = call_reader("otel", recognises, read_call, unfold=split_spans)
+READER = call_reader("otel", recognises, read_call, unfold=unfold)

@@ -99,15 +99,20 @@ def _read_records(
     records.sort(key=lambda record: (not record[1].is_copy, parse_time(record[1].time) or _NEVER), reverse=True)
     nodes: list[Node] = []
     by_id: dict[str, Node] = {}
+    times: dict[str, Any] = {}  # of the records that the nodes are from
     for _, tree in records:
         nodes += [node for node in tree.nodes if node.id not in by_id]
         by_id = {node.id: node for node in tree.nodes} | by_id
-    for message_id, fields in (rating for _, tree in reversed(records) for rating in tree.ratings.items()):
+        times = {node.id: parse_time(tree.time) for node in tree.nodes} | times
+    for record, message_id, fields in ((one, *rated) for _, one in reversed(records) for rated in one.ratings.items()):
         note = by_id[message_id].last_note if message_id in by_id else None
+        rated, written = parse_time(record.time), times.get(message_id)
         if note is None:
             yield LeftOut(NOT_THERE)
-        else:
-            note.add_decision(**fields)
+            continue
+        own = (note.decision or NO_DECISION)["rating"]
+        if len({own, fields["rating"]} - {None}) < 2 or not (rated and written and rated < written):
+            note.add_decision(**fields)  # else the message's record is later, and has another rating
     for line, tree in [record for record in records if record[1].nodes or not record[1].ratings][:1]:
         try:
             yield from read_branches(line, nodes, tree.current, tree.metadata, tree.model)

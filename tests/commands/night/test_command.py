@@ -11,10 +11,13 @@ import pytest
 from night_logs import LOG, grow
 from night_logs import night_options as options
 from sample_world import MODEL
+from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
 from opdkit.commands.night.command import run
 from opdkit.commands.night.home import PROMOTED, WAITS, Home
+from opdkit.config.fields import JSON
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import read_prompts
 from opdkit.store.reading import read_all
@@ -158,7 +161,8 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
 
 def test_what_would_lose_parts_of_a_log_is_refused(tmp_path: Path) -> None:
     grow(tmp_path, 6)
-    for text in ("extract.limit=3", "extract.shard=0/2", "extract.dry_run=true"):
+    for text in ("extract.limit=3", "extract.shard=0/2", "extract.dry_run=true", "judge.limit=3", "teacher.shard=0/2",
+                 "train.holdout=0.35", "train.name=b"):  # fmt: skip
         with pytest.raises(ConfigError, match=text.partition("=")[0].partition(".")[2]):
             run(options(tmp_path, set=(text,)))
     with pytest.raises(ConfigError, match="HOME"):
@@ -226,3 +230,93 @@ def test_options_can_be_mended_after_a_night_failed(tmp_path: Path) -> None:
         run(options(tmp_path, least_hints=1000, holdout=0.5))
     run(options(tmp_path, least_hints=1000))
     assert [night.record["decision"] for night in Home(tmp_path / "home").nights()] == [WAITS, WAITS]
+
+
+@pytest.fixture
+def teachers(monkeypatch: pytest.MonkeyPatch) -> list[TeacherConfig]:
+    """The configurations of the teacher, at which every night stops."""
+    run_stage, seen = steps.run_stage, list[TeacherConfig]()
+
+    def stop(name: str, config: TeacherConfig, *more: object) -> object:
+        if name == "teacher":
+            seen.append(config)
+            raise OpdkitError("out of memory")
+        return run_stage(name, config, *more)
+
+    monkeypatch.setattr(steps, "run_stage", stop)
+    return seen
+
+
+def test_a_night_begins_again_with_the_model_that_was_promoted_since(
+    tmp_path: Path, teachers: list[TeacherConfig]
+) -> None:
+    home = Home(tmp_path / "home")
+    for number, upto in ((1, 30), (2, 50)):
+        grow(tmp_path, upto)
+        run(options(tmp_path, least_hints=1000))
+        night = home.night(number)
+        shutil.copytree(MODEL, night.model)
+        night.write(night.record | {"parent": number - 1, "decision": PROMOTED})
+        home.promote(number, by="night")
+    grow(tmp_path, 121)
+    config = options(tmp_path, least_hints=5, set=("teacher.served_as=prod",))
+    for promoted in (2, 1):
+        home.promote(promoted, by="hand")
+        with pytest.raises(OpdkitError, match="out of memory"):
+            run(config)
+        assert home.night(3).record["parent"] == promoted
+        assert teachers[-1].model == str(home.night(promoted).model)
+        assert teachers[-1].served_as == ("prod",)
+
+
+def call(number: int, who: str, reply: str, *texts: str) -> JSON:
+    """A call that LiteLLM logged."""
+    messages = chat(*texts)["messages"]
+    return {"id": f"c{number}", "call_type": "acompletion", "startTime": float(number), "endTime": number + 0.5,
+            "response_cost": 0, "model": "m", "end_user": who, "messages": messages,
+            "response": {"choices": [{"message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}]},
+            }  # fmt: skip
+
+
+def test_who_asked_the_same_first_keeps_his_own_verdict(tmp_path: Path, teachers: list[TeacherConfig]) -> None:
+    """Ann and Bob begin with the same words, so both conversations have one logged id. Then Ann goes on."""
+    asks, ann, bob = "What time is the next train to Lund?", "It leaves at 6:10 pm.", "It leaves at 18:10."
+    anns, bobs = (asks, ann, "No, that is wrong. Use the 24-hour clock."), (asks, bob, "Great, thanks! And to Kiruna?")
+    calls = [call(1, "ann", ann, asks), call(2, "bob", bob, asks), call(3, "ann", bob, *anns),
+             call(4, "bob", "At 7:30.", *bobs)]  # fmt: skip
+    jsonl(tmp_path / "logs" / "calls.jsonl", *calls)
+    run(options(tmp_path, least_hints=1000))
+    more = (*anns, bob, "No, wrong again. Name the platform, too.")
+    jsonl(tmp_path / "logs" / "calls.jsonl", *calls, call(5, "ann", "From platform 2.", *more))
+    with pytest.raises(OpdkitError, match="out of memory"):
+        run(options(tmp_path, least_hints=1))
+    night = Home(tmp_path / "home").night(2).folder
+    verdicts = {row["turn_id"]: row["reward"] for row in read_all(night, "verdicts")}
+    sessions = {row["session_id"]: row["messages"] for row in read_all(night, "sessions")}
+    said = [(sessions[row["session_id"]][row["message_index"]]["content"], verdicts.get(row["turn_id"]))
+            for row in read_all(night, "turns") if row["trainable"]]  # fmt: skip
+    assert sorted(said) == [(bob, -1), (bob, 1), (ann, -1)]
+
+
+def test_users_who_change_their_rating_are_heard(tmp_path: Path, teachers: list[TeacherConfig]) -> None:
+    """Each rates the reply +1 in night 1, and -1 with a comment in night 2: the turn counts once, as it is now."""
+    for rating, comment, least in ((1, None, 1000), (-1, "Use a table instead, please.", 1)):
+        decision = {"decision": {"rating": rating, "comment": comment}}
+        chats = [chat(f"Please list the files of folder {n}", "Here are alpha, beta, gamma.") for n in range(12)]
+        for one in chats:
+            one["messages"][1] |= decision
+        jsonl(tmp_path / "logs" / "chats.jsonl", *({"id": f"c{n}"} | one for n, one in enumerate(chats)))
+        config = options(tmp_path, least_hints=least)
+        if least == 1000:
+            run(config)
+    with pytest.raises(OpdkitError, match="out of memory"):
+        run(config)
+    night = Home(tmp_path / "home").night(2).folder
+    assert len(teachers) == 1
+    assert {row["reward"] for row in read_all(night, "verdicts")} == {-1}
+
+
+def test_a_night_with_nothing_to_judge_waits(tmp_path: Path) -> None:
+    jsonl(tmp_path / "logs" / "chats.jsonl", chat("Tell me about cars", "They have wheels."))
+    run(options(tmp_path, least_hints=1000, set=("judge.good=metadata.stars>=4",)))
+    assert Home(tmp_path / "home").night(1).record["decision"] == WAITS

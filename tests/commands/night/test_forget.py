@@ -12,16 +12,19 @@ import pytest
 from night_logs import night_options as options
 from sample_world import DATA
 
+from opdkit.commands.check.stage import examine
+from opdkit.commands.check.stage import run as check
 from opdkit.commands.night.command import run, run_forget
 from opdkit.commands.night.forget import describe, find_sessions, is_described, read_forgotten
 from opdkit.commands.night.home import Home
+from opdkit.config.check import CheckConfig
 from opdkit.config.fields import JSON
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.kept_answers import KeptAnswers, drop_answers
 from opdkit.judge.votes import Answer, Question, Request
 from opdkit.store.logged_fields import LoggedFields
-from opdkit.store.reading import has_stage, read_all
+from opdkit.store.reading import has_stage, part_path, read_all
 from opdkit.store.reviews import Ledger, decision, reviews_in_force
 
 SECRET = "my locker code is 7719"
@@ -90,6 +93,29 @@ def test_news_that_a_failed_night_has_not_read_is_not_forgotten(folder: Path, mo
     rows = json.loads((folder / "rows.json").read_text())[:60]
     left = [len(list(read_all(night.log, "sessions"))) for night in Home(config.home).nights()]
     assert sum(left) == sum(row["user"] != "u0" for row in rows)
+
+
+def test_a_user_who_is_only_in_news_that_is_not_read_yet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = options(folder, least_hints=1000)
+    do_nights(folder, config, 40)
+    monkeypatch.setattr("opdkit.commands.night.steps.run_stage", lambda *_: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception):
+        do_nights(folder, config, 60)
+    monkeypatch.undo()
+    run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
+    assert files_with(SECRET, config.home) == []
+
+
+def test_a_log_without_the_user_is_whole_and_nobody_removes_its_parts(folder: Path) -> None:
+    config = options(folder, least_hints=1000)
+    do_nights(folder, config, 60)
+    run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
+    log = Home(config.home).night(1).log
+    assert examine(log).findings == []
+    part = part_path(log, "turns", 0)
+    part.write_bytes(b"x" + part.read_bytes()[1:])
+    assert not check(CheckConfig(run=log, recompute=True))
+    assert part.exists(), "nothing could write it again"
 
 
 @pytest.mark.parametrize("by_night", [False, True])
@@ -222,7 +248,8 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
         session = LoggedFields("s", "log", None, "openai", {"user": user})
         return is_described(session, describe([f"metadata.user={where}"], "salt"))
 
-    same = [("17", 17), ("17", 17.0), ("17.0", 17), ("1.5", 1.5), ("17", "17"), ("true", True), ("a", ["b", "a"])]
+    same = [("17", 17), ("17", 17.0), ("17.0", 17), ("1.5", 1.5), ("17", "17"), ("true", True), ("a", ["b", "a"]),
+            ("a", [["b", "a"], ["c"]])]  # fmt: skip
     for where, user in same:
         assert described(where, user), (where, user)
     for where, user in (("17", "17.0"), ("17", 18), ("1", True), ("a", "b"), ("nan", 1.0)):

@@ -110,21 +110,21 @@ PRAISED_BEFORE = ("list the files", LIST, PRAISE, None)
 def test_praise_that_users_take_back_no_longer_counts() -> None:
     old = said(1, PRAISED_BEFORE, PRAISED_BEFORE, PRAISED_BEFORE, ("sing a song", "la la", PRAISE, None))
     turned, superseded = find_turned([*old, *said(2, *[REJECTED] * 6, LIKED)])
-    assert (turned, superseded) == (["Use a table."], {"1-0:1", "1-1:1", "1-2:1"})
+    assert (turned, superseded) == (["Use a table."], {(1, "1-0:1"), (1, "1-1:1"), (1, "1-2:1")})
     assert find_turned([*old, *said(2, *[REJECTED] * 5)]) == ([], set()), "five complaints may be chance"
     other = [("show all my photos", LIST, kind, None) for kind in (PRAISE, NEUTRAL)]
     superseded = find_turned([*said(1, *[PRAISED_BEFORE] * 3, *other), *said(2, *[REJECTED] * 6, LIKED)])[1]
-    assert {"1-3:1", "1-4:1"} <= superseded, "whatever was asked, and also what was only accepted"
+    assert {(1, "1-3:1"), (1, "1-4:1")} <= superseded, "whatever was asked, and also what was only accepted"
 
 
 def test_a_turn_is_found_however_long_ago_it_was() -> None:
     nights = [*said(1, *[PRAISED_BEFORE] * 4), *said(3, *[REJECTED] * 3), *said(4, *[REJECTED] * 8), *said(6, LIKED)]
-    assert find_turned(nights)[1] == {f"1-{n}:1" for n in range(4)}, "complaints outnumber the praise by now"
+    assert find_turned(nights)[1] == {(1, f"1-{n}:1") for n in range(4)}, "complaints outnumber the praise by now"
 
 
 def test_complaints_about_what_users_now_like_no_longer_count() -> None:
     old = said(1, PRAISED_BEFORE, PRAISED_BEFORE, ("list the files", TABLE, COMPLAINT, "No markup."))
-    assert find_turned([*old, *said(2, *[REJECTED] * 6, LIKED)])[1] == {"1-0:1", "1-1:1", "1-2:1"}
+    assert find_turned([*old, *said(2, *[REJECTED] * 6, LIKED)])[1] == {(1, "1-0:1"), (1, "1-1:1"), (1, "1-2:1")}
 
 
 def test_complaints_that_asked_for_what_is_rejected_now_no_longer_count() -> None:
@@ -133,7 +133,7 @@ def test_complaints_that_asked_for_what_is_rejected_now_no_longer_count() -> Non
     alone = said(2, first)
     turned, superseded = find_turned([both, *alone, *said(3, *[REJECTED] * 6)])
     assert turned == ["Use a table."]
-    assert alone[0].opinions[0].turn_id in superseded, "the same wish, in another session"
+    assert (2, alone[0].opinions[0].turn_id) in superseded, "the same wish, in another session"
 
 
 def test_a_wish_that_stays_is_not_turned_around() -> None:
@@ -150,6 +150,6 @@ def test_single_complaints_do_not_turn_what_most_users_like() -> None:
 def test_hints_that_most_users_now_contradict_no_longer_count() -> None:
     old = said(1, *[("the weather", "20 F", COMPLAINT, "Use Celsius.")] * 2, ("a joke", "ha", COMPLAINT, "Be brief."))
     new = [("how warm is it", "20 C", COMPLAINT, "Use Fahrenheit, not Celsius.")]
-    assert find_turned([*old, *said(2, *new * 6)]) == (["Use Fahrenheit, not Celsius."], {"1-0:1", "1-1:1"})
+    assert find_turned([*old, *said(2, *new * 6)]) == (["Use Fahrenheit, not Celsius."], {(1, "1-0:1"), (1, "1-1:1")})
     still = said(2, *new, *[("the weather", "20 F", COMPLAINT, "Use Celsius.")] * 9)
     assert find_turned([*old, *still]) == ([], set()), "a single user contradicts all others"

@@ -114,6 +114,9 @@ def test_a_damaged_record_is_named(home: Home) -> None:
     (home.night(3).folder / "night.json").write_text("{")
     with pytest.raises(OpdkitError, match=r"0003/night\.json is damaged"):
         _ = home.night(3).record
+    home.night(1).forget_record()
+    with pytest.raises(OpdkitError, match=r"0001 has no night\.json.*--promote N"):
+        home.pending([])
 
 
 def _hold(path: Path, held: "multiprocessing.synchronize.Event") -> None:

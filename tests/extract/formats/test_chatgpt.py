@@ -161,6 +161,18 @@ def test_every_branch_rating_and_regenerated_reply(export: Path, tmp_path: Path)
     assert aside == {"user.json": "unknown format"}, "an array without objects is empty"
 
 
+def test_attached_files_leave_a_placeholder(tmp_path: Path) -> None:
+    """Images are in the parts of the message already."""
+    attached = [{"name": "a.pdf", "mimeType": "application/pdf"}, {"name": "b.png", "mimeType": "image/png"},
+                {"name": "c"}, "?"]  # fmt: skip
+    chat = conversation(node("u", "root", "user", "Sum it up.", attachments=attached), node("a", "u", "assistant", "."),
+                        current="a")  # fmt: skip
+    (tmp_path / "conversations.json").write_text(json.dumps([chat]))
+    run(tmp_path / "run", tmp_path / "conversations.json")
+    (session,) = tables(tmp_path / "run")["sessions"]
+    assert session["messages"][0]["content"] == "[file: application/pdf]\n[file]\nSum it up."
+
+
 def test_the_zip_as_it_comes_says_the_same(export: Path, tmp_path: Path) -> None:
     archive = tmp_path / "export.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:

@@ -233,9 +233,10 @@ def test_calls_of_other_interfaces_through_litellm(tmp_path):
         "messages": "hey",
         "response": {"output": items, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
     }
-    found = read_export(tmp_path, [anthropic, responses])
-    assert [roles(s) for s in found["sessions"]] == ["s u a", "u a"]
-    assert [t["skip_reason"] for t in found["turns"]] == ["truncated", "truncated"]
+    instructed = responses | {"messages": "ho", "model_parameters": {"instructions": "Be brief."}}
+    found = read_export(tmp_path, [anthropic, responses, instructed])
+    assert [roles(s) for s in found["sessions"]] == ["s u a", "u a", "s u a"]
+    assert [t["skip_reason"] for t in found["turns"]] == ["truncated"] * 3
     reply = found["sessions"][1]["messages"][1]
     assert (reply["reasoning"], reply["content"], reply["tool_calls"][0]["name"]) == ("hm", "ok", "f")
 
@@ -314,6 +315,23 @@ def test_runs_of_other_wrappers(tmp_path):
         ["hi", "hello"], ["Once", " upon"], ["hey", "ho"]]  # fmt: skip
     assert found["turns"][0]["skip_reason"] == "truncated"
     assert [(r["reason"], r["detail"]) for r in found["rejected"]] == [("no reply", "E")]
+
+
+def test_responses_of_openai_in_langsmith(tmp_path):
+    """wrap_openai logs items, with the system prompt beside them; LangChain keeps items as parts of a message."""
+    run_of, asked = exports._run, exports._lc("HumanMessage", content="hey", type="human")
+    parts = [THOUGHT, CALLED]
+    called = exports._lc("AIMessage", content=parts, type="ai", tool_calls=[{"name": "f", "args": {}, "id": "c"}])
+    result = {"type": "function_call_output", "call_id": "c", "output": "7"}
+    found = read_export(tmp_path, [
+        run_of(1, "llm", {"input": [exports.said("user", "hi"), *parts, result], "instructions": "Be brief."},
+               {"output": [THOUGHT, exports.said("assistant", "hello")]}),
+        run_of(2, "llm", {"messages": [[asked]]}, {"generations": [[{"text": "", "message": called}]]}),
+    ])  # fmt: skip
+    assert [roles(s) for s in found["sessions"]] == ["s u a t a", "u a"]
+    for message in (found["sessions"][0]["messages"][2], found["sessions"][1]["messages"][1]):
+        assert (message["content"], message["reasoning"], len(message["tool_calls"])) == (None, "hm", 1)
+    assert {t["skip_reason"] for t in found["turns"]} <= {None, "no next state", "no record"}
 
 
 def test_rows_and_pages_of_phoenix(tmp_path):

@@ -121,7 +121,7 @@ TURNS = {
     "c1#branch-6:4": ("no next state", None),
 }
 RATED = TURNS | {
-    "c1:8": (None, NOTHING | {"rating": -1, "comment": "good", "tags": ["Other"]}),
+    "c1:8": (None, NOTHING | {"rating": -1, "tags": ["Other"]}),
     "c1#branch-6:4": (None, NOTHING | {"rating": 1}),
 }
 
@@ -161,6 +161,15 @@ def test_feedbacks_beside_the_chats_count_once(tmp_path: Path) -> None:
     write(tmp_path / "logs" / "feedbacks.json", *FEEDBACKS)
     run(tmp_path / "run", tmp_path / "logs")
     check(tables(tmp_path / "run"), RATED)
+
+
+def test_a_rating_in_a_later_chat_outranks_an_older_feedback(tmp_path: Path) -> None:
+    write(tmp_path / "logs" / "chats.json", LAKES | {"updated_at": 9})
+    write(tmp_path / "logs" / "feedbacks.json", feedback("a4", {"rating": -1, "comment": "wrong"}, None, 1))
+    run(tmp_path / "run", tmp_path / "logs")
+    turns = {row["turn_id"].partition(":")[2]: row["decision"] for row in tables(tmp_path / "run")["turns"]}
+    decision = turns["c1#branch-2:8"]
+    assert (decision["rating"], decision["comment"]) == (1, None)
 
 
 def test_feedbacks_alone_hold_the_chat(tmp_path: Path) -> None:

@@ -129,6 +129,20 @@ def test_tool_results_and_calls_inside_content_blocks():
     assert [m["role"] for m in session.messages] == ["user", "assistant", "tool", "tool", "user", "assistant"]
 
 
+@pytest.mark.parametrize("thought", [
+    {"text": "hm"}, {"reasoning": "hm"}, {"summary": [{"type": "summary_text", "text": "hm"}]},
+    {"summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+])  # fmt: skip
+def test_parts_with_reasoning_and_with_calls_are_no_text(thought):
+    parts = [{"type": "reasoning", **thought}, {"type": "text", "text": "look"},
+             {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"}]  # fmt: skip
+    call = {"id": "c1", "name": "f", "arguments": "{}"}
+    for more in ({}, {"tool_calls": [call]}):
+        session = read({"messages": [USER, {"role": "assistant", "content": parts, **more}]})
+        assert session.messages[1] == plain("assistant", "look", reasoning="hm", tool_calls=[call])
+        assert not session.notes
+
+
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content", "thinking"])
 def test_reasoning_lies_apart(key):
     assert message({"role": "assistant", "content": "4", key: "2+2"}) == plain("assistant", "4", reasoning="2+2")
@@ -174,6 +188,15 @@ def test_a_logged_call_ends_with_its_choice():
     assert (note.finish_reason, note.token_ids, note.logprobs) == ("length", [11, 12], [-0.5, -1.5])
     assert session.model == "m"
     assert session.metadata == {}
+
+
+@pytest.mark.parametrize("key", ["response", "output", "result"])
+def test_a_logged_call_ends_with_the_choice_of_its_response(key):
+    choice = {"message": REPLY, "finish_reason": "length"}
+    session = read({"messages": [USER], key: {"id": "r", "model": "m", "choices": [choice]}})
+    assert session.messages[1] == plain("assistant", "hello")
+    assert (session.notes[1].finish_reason, session.model) == ("length", "m")
+    assert session.metadata == {key: {"id": "r", "model": "m"}}
 
 
 @pytest.mark.parametrize(("logged", "ids", "logprobs"), [

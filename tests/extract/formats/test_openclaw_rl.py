@@ -152,8 +152,8 @@ def test_a_retried_reply_leaves_the_conversation():
     """Two replies to one prompt; the one that went on counts."""
     kept = dialogue("u1", "good", "u2", "a2", "u3")
     sessions, _ = read([record([user("u1")], "bad", 0, user("u1")), *kept])
-    assert [texts(t) for t in sessions] == [["u1", "good", "u2", "a2", "u3"], ["u1", "bad", "u1"]]
-    assert [reasons(t) for t in sessions] == [[None, None], ["retry"]]
+    assert [texts(t) for t in sessions] == [["u1", "bad", "u1"], ["u1", "good", "u2", "a2", "u3"]]
+    assert [reasons(t) for t in sessions] == [["retry"], [None, None]]
 
 
 def test_two_replies_that_both_got_a_reaction_are_two_sessions():
@@ -163,7 +163,18 @@ def test_two_replies_that_both_got_a_reaction_are_two_sessions():
 
 def test_of_replies_that_nobody_answered_the_last_one_stays():
     sessions, _ = read([record([user("u1")], "x"), record([user("u1")], "y")])
-    assert [(texts(t), reasons(t)) for t in sessions] == [(["u1", "y"], ["no next state"]), (["u1", "x"], ["retry"])]
+    assert [(texts(t), reasons(t)) for t in sessions] == [(["u1", "x"], ["retry"]), (["u1", "y"], ["no next state"])]
+
+
+def test_conversations_keep_their_numbers_in_a_log_that_grows():
+    """Both begin alike; then the first one goes on, and a third one begins. Lines come in any order."""
+    ann, bob = (record([user("u1")], reply, 1, user(f"to {reply}")) for reply in ("ann's", "bob's"))
+    later = record([user("u1"), answer("ann's"), user("to ann's")], "again", 2, user("ok"))
+    third = record([user("u1")], "carl's", 1, user("to carl's"))
+    for records in ([ann, bob], [ann, bob, later], [ann, bob, later, third]):
+        sessions, _ = read(records)
+        assert [texts(session)[1] for session in sessions] == ["ann's", "bob's", "carl's"][: len(sessions)]
+    assert len(read([later, third, bob, ann])[0]) == 3
 
 
 def test_a_turn_that_two_sessions_share_is_trained_once():

@@ -71,3 +71,5 @@ def test_what_cannot_be_read(record, reason):
 def test_a_value_may_be_null_or_parts():
     session = read(said(("human", [{"type": "text", "text": "see"}, {"type": "image"}]), ("gpt", None)))
     assert [m["content"] for m in session.messages] == ["see\n[image]", None]
+    session = read(said(("human", "h"), ("gpt", [{"type": "reasoning", "summary": []}])))
+    assert session.notes[1].skip_reason == "not only text"

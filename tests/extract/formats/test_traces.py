@@ -9,7 +9,9 @@ from small_logs import jsonl, run, tables
 from opdkit.chat.conversation import Conversation
 from opdkit.config.conditions import find_rejection, parse_filters
 from opdkit.extract.formats import READERS
+from opdkit.extract.formats.chains import NO_CALL
 from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.otel import NOT_OF_CALL
 from opdkit.extract.formats.reader import LeftOut, Line, Rejected
 from opdkit.extract.formats.spans import nest_attributes, otlp_value
 
@@ -173,6 +175,12 @@ def test_an_agent_of_langchain_is_one_session():
     ({"messages": [U], "system": "s"}, [A], [("system", "s"), ("user", "u"), ("assistant", "a")]),
     ([U], {"choices": [{"message": A}]}, [("user", "u"), ("assistant", "a")]),
     ([U], [{"type": "text", "text": "a"}], [("user", "u"), ("assistant", "a")]),
+    ([U, {"type": "reasoning", "summary": []},
+      {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"},
+      {"type": "function_call_output", "call_id": "c", "output": "7"}],
+     [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+      {"type": "function_call", "name": "g", "call_id": "d", "arguments": "{}"}],
+     [("user", "u"), ("assistant", None), ("tool", "7"), ("assistant", "a")]),
     ("[not json", "{either", [("user", "[not json"), ("assistant", "{either")]),
 ])  # fmt: skip
 def test_inputs_and_outputs_of_every_shape(prompt, reply, expected):
@@ -285,6 +293,60 @@ def test_gen_ai_events_of_before_and_the_flat_prompts_of_openllmetry():
            "gen_ai.completion.0.content": "a", "gen_ai.completion.0.finish_reason": "stop"}  # fmt: skip
     (session,) = read("otel", span(old))
     assert (said(session), session.notes[1].finish_reason) == ([("user", "u"), ("assistant", "a")], "stop")
+
+
+@pytest.mark.parametrize("attributes", [
+    flat([U], A) | {"openinference.span.kind": "CHAIN"}, GEN_AI | {"gen_ai.operation.name": "invoke_agent"},
+    GEN_AI | {"gen_ai.operation.name": "execute_tool"},
+])  # fmt: skip
+def test_spans_of_chains_agents_and_tools_are_no_calls(attributes):
+    assert read("otel", span(attributes)) == [LeftOut(NO_CALL)]
+
+
+def test_an_annotation_on_a_chain_decides_about_the_last_reply_of_its_trace():
+    """In a record without that reply, it is counted."""
+    thumb = {"annotator_kind": "HUMAN", "result": {"score": 0, "explanation": "wrong"}}
+    chain = span({"openinference.span.kind": "CHAIN"}, annotations=[thumb])
+    calls = [span(flat([U, A, V], A), start_time="2026-01-02T03:04:09Z"), span(flat([U], A))]
+    other = span(flat([V], A) | {"session.id": "s2"}, context={"trace_id": "t2", "span_id": "y"})
+    pieces = READERS["otel"].unfold({"spans": [chain, *calls, other]})
+    chain_read, session, others = read("otel", *pieces)
+    assert chain_read == LeftOut(NO_CALL)
+    assert [note.decision and note.decision["rating"] for note in session.notes.values()] == [None, -1]
+    assert others.notes[1].decision is None
+    assert read("otel", *READERS["otel"].unfold(chain)) == [LeftOut(NOT_OF_CALL)]
+
+
+def test_events_of_strands():
+    """Their content is JSON text with parts as Bedrock has them."""
+    thought = {"reasoningContent": {"reasoningText": {"text": "hm", "signature": "x"}}}
+    use = {"toolUse": {"toolUseId": "c1", "name": "find", "input": {"q": 1}}}
+    result = {"toolResult": {"toolUseId": "c1", "status": "success", "content": [{"text": "one"}, {"json": {"n": 2}}]}}
+    events = [
+        {"name": f"gen_ai.{who}.message", "attributes": {"content": json.dumps(parts)}}
+        for who, parts in (
+            ("user", [{"text": "u"}]),
+            ("assistant", [thought, {"text": "I look."}, use]),
+            ("tool", [result]),
+        )
+    ]
+    choice = {"finish_reason": "end_turn", "message": json.dumps([{"text": "a"}])}
+    (session,) = read("otel", span({}, events=[*events, {"name": "gen_ai.choice", "attributes": choice}]))
+    assert said(session) == [
+        ("user", "u"),
+        ("assistant", "I look."),
+        ("tool", 'one\n{"json":{"n":2}}'),
+        ("assistant", "a"),
+    ]
+    assert session.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q":1}'}]
+    assert (session.messages[1]["reasoning"], session.messages[2]["tool_call_id"]) == ("hm", "c1")
+    assert session.notes[3].finish_reason == "end_turn"
+
+
+def test_a_system_prompt_that_is_logged_twice_is_read_once():
+    messages = [{"role": "system", "parts": [{"type": "text", "content": "s"}]}, *PARTS_IN]
+    (session,) = read("otel", span(GEN_AI | {"gen_ai.input.messages": json.dumps(messages)}))
+    assert [m["role"] for m in session.messages].count("system") == 1
 
 
 def test_batches_of_otlp_with_spans_of_many_sessions(tmp_path):
