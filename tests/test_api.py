@@ -222,6 +222,12 @@ def test_the_name_of_a_function_is_that_of_its_source() -> None:
     assert names["other"].call([], {}, []) == (0, None)
 
 
+def test_a_judge_may_count_in_floats(tmp_path: Path) -> None:
+    made = Run(write_extract(tmp_path / "run", SAID))
+    made.judge(judge=lambda *_: (-1.0, None))
+    assert {row["reward"] for row in read_all(made.path, "verdicts")} == {-1}
+
+
 @pytest.mark.parametrize("answer", [1, (2, None), (True, None), (1, 2), (1, None, 3), "no", None])
 def test_another_answer_of_a_judge_names_the_turn(answer: Any, tmp_path: Path) -> None:
     made = Run(write_extract(tmp_path / "run", SAID))

@@ -19,7 +19,7 @@ from opdkit.store.run_stage import run_stage
 
 # Options and inputs of eval that decide what is measured, beside the models.
 _MEASURED = ("max_prompts", "samples", "temperature", "max_new_tokens", "template_arg", "seed", "judge_model",
-             "prompts", "check", "wording")  # fmt: skip
+             "prompts", "check", "wording", "load_in_4bit")  # fmt: skip
 
 
 def run(config: CompareConfig) -> None:
@@ -68,7 +68,8 @@ def evaluate(path: Path, prompts: str | None, example: Path | None) -> None:
         raise OpdkitError(f"{path} has no evaluation: run `opdkit eval {quote(path)} --prompts FILE`, or pass "
                           "--prompts FILE here")  # fmt: skip
     saved = manifest(example, "eval")["configuration"] if example else {}
-    options = {name: saved.get(name) for name in (*_MEASURED, "judge_url", "device", "dtype")}
+    others = "judge_url", "api_key_env", "neutral_text", "device", "dtype"
+    options = {name: saved.get(name) for name in (*_MEASURED, *others)}
     evaluation = from_saved(EvalConfig, options, run=path, prompts=prompts)
     evaluation.check_inputs()
     say(f"evaluating {path}")

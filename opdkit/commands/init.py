@@ -66,11 +66,9 @@ def choose_values(config: InitConfig) -> dict[str, JSON]:
     if config.model:
         for stage in ("teacher", "train", "rollout"):
             values[stage]["model"] = config.model
-    if config.judge:
-        judge_model = config.judge_model or (config.model if config.judge == "local" else None)
-        values["judge"] = {"judge": config.judge} | {
-            key: value for key, value in (("judge_model", judge_model), ("judge_url", config.judge_url)) if value
-        }
+    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
+    judge = ("judge", config.judge), ("judge_model", judge_model), ("judge_url", config.judge_url)
+    values["judge"] = {key: value for key, value in judge if value}
     if config.preset:
         preset = PRESETS[config.preset]
         arguments: JSON = {"template_arg": list(preset.template_arg)} if preset.template_arg else {}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
 from opdkit.config.shared import REPEAT, shared_option
+from opdkit.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +35,8 @@ class CalibrateConfig(CommandConfig):
     )
     json: bool = shared_option("json")
     seed: int = shared_option("seed")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len({str(self.run), *self.other_run}) <= len(self.other_run):
+            raise ConfigError("--other-run names a run that is there already; name another judge's")

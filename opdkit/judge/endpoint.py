@@ -42,9 +42,12 @@ from opdkit.store.disk import disk_errors_explained
 from opdkit.store.stable_hash import stable_hash
 
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
-_TOO_LONG = re.compile(r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)", re.I)
+_TOO_LONG = re.compile(
+    r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)|max_new_tokens` must be <=|"
+    r"exceeds the max.{0,20} tokens|maximum model length|reduce the length of the", re.I)  # fmt: skip
 _REFUSALS = (400, 403, 422)  # of a parameter that a server or a model does not take
 NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
+_MOST_REFUSED = 50  # requests in a row, after which it is the server that refuses, and not a filter of prompts
 _FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
 
 
@@ -67,6 +70,7 @@ class Endpoint(Server):
         self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
         self.wants_logprobs = config.weigh_votes  # until the server refuses them
         self.warned = False  # that the server gives no log-probs
+        self.refused: int | None = None  # requests since the last answer; None before the first one
 
     def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
         """Return an answer per vote of each question. Raises OpdkitError when the server does not give them.
@@ -76,6 +80,8 @@ class Endpoint(Server):
         requests = self._requests(questions)
         known = [kept.find(request) if kept else None for request in requests]
         left = [request for request, answer in zip(requests, known, strict=True) if answer is None]
+        if len(left) < len(requests):
+            self.refused = self.refused or 0
         if 0 < len(left) < len(requests):
             say(f"{counted(len(requests) - len(left), 'vote')} of {len(requests):,} were given before, and are kept")
 
@@ -159,6 +165,7 @@ class Endpoint(Server):
             is_first = self.identity.known is None and self.identity.others.total() < _FIRST_ANSWERS
             reason = "a first answer under another name" if is_first else "an answer of another model"
             raise FailedAttemptError(f"{reason}: {self._safe(str(name))}", early=is_first)
+        self.refused = 0
         # JSON can hold half of a surrogate pair, which no file can.
         vote = self._without_key(text.encode("utf-8", "replace").decode())
         answer = Answer(vote, reason if isinstance(reason, str) else None, usage=read_usage(document))
@@ -175,9 +182,15 @@ class Endpoint(Server):
         return replace(answer, confidence=confidence)
 
     async def _read_error(self, client: openai.AsyncOpenAI, error: openai.APIStatusError) -> Answer:
-        """Return the answer that an error stands for: the prompt does not fit. Raises as `_attempt` for all others."""
+        """Return the answer that an error stands for: the prompt does not fit, or a filter of the server refuses it.
+
+        Raises as `_attempt` for all others.
+        """
         if unfit := self._too_long(error.response):
             return unfit
+        if error.status_code in _REFUSALS and self.refused is not None and self.refused < _MOST_REFUSED:
+            self.refused += 1
+            return Answer("", error=f"{NO_ANSWER}: {self.excerpt(error.response)}")
         if error.status_code != 404:
             raise self.failure(error)
         offer = "It lists no models there either: does the address end in /v1, as most servers want it?"

@@ -260,9 +260,11 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     messages, index, next_count = copy.deepcopy(turn.place)
     answer = function.call(messages[:index], messages[index], messages[index + 1 : index + 1 + next_count])
     reward, hint = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, 0)
-    if not (hint is None or isinstance(hint, str)) or isinstance(reward, bool) or reward not in (1, 0, -1, None):
+    is_truth = type(reward).__name__ in ("bool", "bool_")  # the latter is numpy's
+    if not (hint is None or isinstance(hint, str)) or is_truth or reward not in (1, 0, -1, None):
         raise OpdkitError(f"{function} returned {answer!r} for turn {turn.joined.turn_id}; a judge returns (reward, "
                           "hint), which are 1, 0, -1 or None, and a text or None")  # fmt: skip
+    reward = None if reward is None else int(reward)  # a float, or one of numpy's
     vote = RewardVote(reward, str(function), NO_REWARD if reward is None else None)
     hint = (hint or "").strip() or None
     return [HintVote(1 if hint else -1, hint, str(function))], [vote]

@@ -83,7 +83,8 @@ def joined_turns(
         targets = None if targets is None else _keep(targets, "turn_id", turn_ids)
     session_of = {row["session_id"]: row for row in sessions.slice(0, sessions_within(run, part, limit)).to_pylist()}
     verdict_of = {row["turn_id"]: row for row in verdicts.to_pylist()} if verdicts is not None else {}
-    if "hint_checks" in columns and has_hint_checks(run):
+    is_there = not partial or is_written(run, "hint_checks", part)
+    if "hint_checks" in columns and has_hint_checks(run) and is_there:
         checks = by_turn(read_part(run, "hint_checks", part))
         verdict_of = {name: without_dropped(row, checks.get(name, ())) for name, row in verdict_of.items()}
     targets_of = _targets_by_turn(targets) if targets is not None else {}

@@ -10,8 +10,8 @@ from opdkit.config.fields import StageConfig
 from opdkit.store.announce import announce_models
 from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
-from opdkit.store.plans import manifest
-from opdkit.store.reading import is_complete
+from opdkit.store.plans import command_of, manifest
+from opdkit.store.reading import has_stage, is_complete
 from opdkit.store.stopping import listen_for_signals
 
 _NEXT = {
@@ -27,6 +27,8 @@ def next_step(run: Path) -> str:
     for stage in _NEXT:
         if not is_complete(run, stage):
             break
+    if has_stage(run, stage) and not is_complete(run, stage):
+        return f"Next: run `opdkit {command_of(run, stage)} {quote(run)} ...` again as before: it does what is left."
     text = _NEXT[stage]
     if stage == "train":
         text = text.replace("PATH", quote(manifest(run, "teacher")["configuration"]["model"]))

@@ -140,6 +140,16 @@ def test_another_4xx_ends_it_at_once(status: int, error: str) -> None:
     assert len(server.requests) == 1
 
 
+def test_a_prompt_that_a_filter_refuses_is_a_failed_vote_and_many_in_a_row_end_it() -> None:
+    refusal = Reply(400, {"error": {"code": "content_filter", "message": "filtered"}})
+    with serving(lambda body, number: refusal if number in (2, 3) else GOOD) as server:
+        answers = ask(server.url, 6, concurrency=1)
+    assert [answer.error for answer in answers].count("the judge answers others, not this: filtered") == 2
+    assert [bool(answer.text) for answer in answers].count(True) == 4
+    with serving(lambda body, number: refusal if number else GOOD) as server, pytest.raises(OpdkitError, match="400"):
+        ask(server.url, 60, concurrency=1)
+
+
 def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:
     with serving(lambda body, number: Reply(401, {"error": f"bad key {KEY}"})) as server:
         with pytest.raises(OpdkitError, match="OPENAI_API_KEY"):
@@ -237,6 +247,10 @@ def test_what_is_read(reply: Reply, text: str, finish_reason: str | None) -> Non
         Reply(400, {"error": {"message": "This model's maximum context length is 4096 tokens."}}),
         Reply(400, {"error": {"code": "context_length_exceeded", "message": "too many"}}),
         Reply(413, {"error": "prompt is too long: 9 tokens"}),
+        Reply(422, {"error": "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens"}),
+        Reply(400, {"error": "The input token count (9) exceeds the maximum number of tokens allowed (8)."}),
+        Reply(400, {"error": "Please reduce the length of the messages or completion."}),
+        Reply(400, {"error": "The decoder prompt (length 9) is longer than the maximum model length of 8."}),
     ],
 )
 def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:

@@ -21,8 +21,9 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.decisions import WANTED_REPLIES
 from opdkit.store.atomic import replaced_file, write_text
 from opdkit.store.counters import Counters, Summary
-from opdkit.store.plans import manifest, stage_dir
+from opdkit.store.plans import check_upstream, manifest, stage_dir
 from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.reviews import check_targets_current
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import logged_session_id
 
@@ -35,11 +36,12 @@ _GROUP_ROWS = 256  # a row holds its whole prompt: few enough for any memory, en
 def run(config: ExportConfig) -> Summary | Imported:
     """Export the judged turns of a run to one file, or read decisions back from one.
 
-    Raises ConfigError for a file that exists or a suffix that the target does not have, OpdkitError when the judge
-    stage has not finished or no turn is left to export.
+    Raises ConfigError for a file that exists or a suffix that the target does not have, OpdkitError when a stage has
+    not finished or is older than the one before it, and when no turn is left to export.
     """
     if config.import_reviews is not None:
         return read_csv(config.run, config.import_reviews)
+    check_upstream(config.run, ["judge"])
     start, parts, counters = time.monotonic(), part_count(config.run, "judge"), Counters()
     suffixes = {REVIEW: (".csv",), RULES: (".md", ".txt")}.get(config.to or "") or TARGETS[str(config.to)].suffixes
     path = config.out or stage_dir(config.run, "export") / f"{config.to}{suffixes[0]}"
@@ -73,6 +75,8 @@ def chat_of_teacher(config: ExportConfig) -> "Chat | None":
     if config.to != "trl-dpo":
         return None
     part_count(config.run, "teacher")  # raises OpdkitError where nothing is scored
+    check_upstream(config.run, ["teacher"])
+    check_targets_current(config.run)
     from opdkit.model.load import load_template  # no other target needs a tokenizer
 
     model = manifest(config.run, "teacher")["plan"]["config"]["model"]

@@ -132,7 +132,12 @@ def read_csv(run: Path, path: Path) -> Imported:
         warn(f"{path}: {counted(len(unknown), 'decision')} left out, on turns that {run} does not have, such as line "
              f"{lines[unknown[0]]}: {printable(unknown[0])}")  # fmt: skip
         added = [review for review in added if review.turn_id in voted]
-    reviews.append(run, [replace(review, voted_reward=voted[review.turn_id]) for review in added])
+    for n, review in enumerate(added):
+        vote = unescape(rows[lines[review.turn_id]]["voted_reward"]).strip()  # what the reviewer saw, of another judge
+        vote_now, before = voted[review.turn_id], in_force.get(review.turn_id)
+        added[n] = replace(review, voted_reward=int(vote) if vote in ("-1", "0", "1", "+1") else vote_now,
+                           chosen=before.chosen if before else None)  # fmt: skip
+    reviews.append(run, added)
     struck = sum(review.action == "strike" for review in added)
     return Imported(len(added), struck, len(rows) - untouched - len(unknown) - len(added), untouched)
 
@@ -170,7 +175,7 @@ def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review 
         return None if before is None else Review(turn_id, action="strike")
     if action == "strike":
         return Review(turn_id, action="strike", note=note or None)
-    no_hint = unescape(row["hint"]).casefold() == _NONE  # without the space that a hint of that word begins with
+    no_hint = unescape(row["hint"]).rstrip().casefold() == _NONE  # a space before it: a hint of that word
     review = Review(turn_id, reward_decided=bool(reward), reward=_reward(reward), hint_decided=bool(hint),
                     hint=None if no_hint else hint or None, note=note or None)  # fmt: skip
     if (error := reviews.find_problem(review)) is not None:

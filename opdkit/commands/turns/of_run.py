@@ -19,6 +19,7 @@ COLUMNS = {
     "verdicts": ["turn_id", "reward", "reward_status", "reward_agreement", "hint", "hint_status", "hints",
                  "hint_votes.decision", "hint_votes.error", "hint_votes.confidence", "reward_votes.score",
                  "reward_votes.error", "reward_votes.confidence"],
+    "hint_checks": None,  # what `--check-hints` dropped trained nothing
     "targets": ["turn_id", "written", "response_mask", "old_logprobs", "teacher_logprobs", "overlap", "reward"],
 }  # fmt: skip
 

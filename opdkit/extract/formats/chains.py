@@ -164,6 +164,7 @@ class _Node:
     last: bytes  # digest of the prompt's last message
     next: bytes | None  # digest of its next state as logged
     decision: bytes | None  # digest of what a person decided about the reply
+    id: Any  # of the call, as logged
     parent: "_Node | None" = None
     children: list["_Node"] = field(default_factory=list)
 
@@ -181,11 +182,15 @@ def _make_node(position: int, call: Call) -> _Node:
     tail, last = chain.digest(), blake(last).digest()
     reaction = blake(_canonical(call.following[-1])).digest() if call.following else None
     decision = blake(dump(call.note.decision).encode()).digest() if call.note.decision else None
-    return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, last, reaction, decision)
+    return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, last, reaction, decision,
+                 call.logged.get("id"))  # fmt: skip
 
 
 def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
-    """Return (kept, repeats). A repeat has the prompt and reply of a kept one, and no other next state or decision."""
+    """Return (kept, repeats). A repeat has the prompt and reply of a kept one, and no other next state or decision.
+
+    Of records of one call, a later one that says otherwise replaces the earlier.
+    """
     repeats: dict[int, _Node] = {}
     by_tail: dict[bytes, list[_Node]] = {}
     for node in nodes:
@@ -194,7 +199,8 @@ def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
             repeats[node.position] = node
             continue
         # The same record again, now with its next state or its decision.
-        repeats |= {other.position: other for other in same if _says_no_more(other, node)}
+        repeats |= {other.position: other for other in same
+                    if _says_no_more(other, node) or (node.id is not None and node.id == other.id)}  # fmt: skip
         same[:] = [other for other in same if other.position not in repeats] + [node]
     return [n for n in nodes if n.position not in repeats], list(repeats.values())
 

@@ -109,8 +109,10 @@ def read_call(record: JSON) -> Call | LeftOut:
     messages = [item for item in items if not _is_tool_definition(item)]
     prompt = read_prompt(messages, first_text(request.get("system")))
     made = output if isinstance(output, list) else [output]
-    has_call = any(isinstance(item, dict) and is_call(item) for item in made)  # as an item of the Responses API
-    reply, note = read_reply({"output": made} if has_call else output)
+    # Items of the Responses API: a call, or in a list a message.
+    kinds = ("call" if is_call(item) else item.get("type") for item in made if isinstance(item, dict))
+    has_item = any(kind == "call" or (kind == "message" and made is output) for kind in kinds)
+    reply, note = read_reply({"output": made} if has_item else output)
     if record.get("level") == "ERROR":
         note.skip_reason = "error"
     add_feedback(note, _read_scores(record))

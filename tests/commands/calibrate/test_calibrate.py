@@ -18,7 +18,7 @@ from opdkit.commands.calibrate.voting import of_independent
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
-from opdkit.errors import OpdkitError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.judge.votes import reward_of
@@ -212,6 +212,11 @@ def test_only_a_random_sample_of_the_reviews_measures_the_judge(tmp_path: Path) 
     assert (found.labels, found.accuracy) == (len(sample), pytest.approx(1 - len(sample & wrong) / len(sample)))
     assert found.accuracy == pytest.approx(0.8, abs=0.1)
     assert found.set_aside == {"not drawn at random": len(wrong - sample) + 1, "drawn, but not decided": 1}
+
+
+def test_a_run_is_no_judge_beside_itself(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--other-run"):
+        CalibrateConfig(run=tmp_path, other_run=(str(tmp_path),))
 
 
 def test_labels_of_another_run(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from judged_runs import message, session, turn, verdict, write_run
 from labelled_runs import labelled_run
 from runs import HINT_HEADER
+from small_logs import chat, jsonl
+from small_logs import run as extract
 
 from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.calibrate.command import measure
@@ -20,7 +22,9 @@ from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import JudgedTurn
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.export import TARGETS, ExportConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.stage import run as judge
 from opdkit.store.counters import Summary
 from opdkit.store.reviews import Review, append
 
@@ -271,3 +275,13 @@ def test_a_suffix_that_the_target_lacks(to: str, out: str, run: Path, tmp_path: 
 def test_a_run_without_verdicts_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(OpdkitError, match="opdkit judge"):
         export(ExportConfig(run=tmp_path, to="verl"))
+
+
+def test_verdicts_on_a_log_that_was_read_again_are_refused(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log.jsonl", tmp_path / "run"
+    for reply in ("one", "two"):
+        extract(folder, jsonl(log, chat("ask", reply, "Thanks, perfect!")), overwrite=True)
+        if reply == "one":
+            judge(JudgeConfig(run=folder, judge="rules"))
+    with pytest.raises(OpdkitError, match=r"computed from another extract stage.*--overwrite"):
+        export(ExportConfig(run=folder, to="trl-kto", out=tmp_path / "out.jsonl"))

@@ -182,6 +182,10 @@ def test_a_part_that_is_missing_is_said_and_left_out(run: Path, tmp_path: Path) 
     last = level(summary, "judged")
     assert (last["count"], last["dropped"][0][0]) == (judged, "in parts that are not done")
     assert judged + last["dropped"][0][1] == sum(row["trainable"] for row in turns)
+    shutil.rmtree(tmp_path / "run/eval")
+    (following,) = collect(tmp_path / "run", 100).summary["next"]
+    assert following.startswith("Next: run `opdkit judge ")
+    assert following.endswith("again as before: it does what is left.")
 
 
 def test_what_a_limit_left_out_is_named(run: Path, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_sheet_that_nobody_touched_changes_nothing(run, tmp_path):
 
 @pytest.mark.parametrize(("cells", "expected"), [
     ({"reward": "1"}, {"reward": 1}), ({"reward": "-1.0"}, {"reward": -1}), ({"reward": " 0,0 "}, {"reward": 0}),
-    ({"reward": "None"}, {"reward": None}), ({"hint": "none"}, {"hint": None}),
+    ({"reward": "None"}, {"reward": None}), ({"hint": "none"}, {"hint": None}), ({"hint": "none "}, {"hint": None}),
     ({"hint": " Use Celsius. ", "reward": "+1"}, {"reward": 1, "hint": "Use Celsius."}),
     ({"hint": "'=1+1, say"}, {"hint": "=1+1, say"}), ({"note": "fine"}, {}), ({"action": "Accept"}, {}),
 ])  # fmt: skip
@@ -102,6 +102,14 @@ def test_what_is_filled_in_is_decided(run, tmp_path, cells, expected):
     assert (done.changed, done.untouched) == (1, 3)
     assert decided(run) == {"a:1": expected}
     assert read(run, written(run), tmp_path).changed == 0
+
+
+def test_a_decision_keeps_the_vote_that_the_reviewer_saw_and_how_its_turn_was_chosen(run, tmp_path):
+    """The sheet is of a run that another judge has read: there the reply was praised."""
+    reviews.append(run, [Review("a:1", note="fine", voted_reward=1, chosen="random")])
+    read(run, fill(run, voted_reward="1", note="looked again"), tmp_path)
+    found = reviews_in_force(run)["a:1"]
+    assert (found.voted_reward, found.chosen, found.note) == (1, "random", "looked again")
 
 
 def test_what_is_emptied_or_struck_is_withdrawn(run, tmp_path):

@@ -140,7 +140,7 @@ def test_a_score_of_a_call_decides_about_its_reply():
 def test_rated_replies_of_several_users_to_one_question_are_all_kept(tmp_path, replies, scores, kept):
     """Without session ids, calls of all users that begin alike are one group: what differs is no retry, no repeat."""
     traces = [
-        {"id": f"t{n}", "projectId": "p", "userId": f"u{n}", "observations": [observation([U], text)],
+        {"id": f"t{n}", "projectId": "p", "userId": f"u{n}", "observations": [observation([U], text, id=n)],
          "scores": [] if score is None else [{"name": "user-feedback", "value": score}]}
         for n, (text, score) in enumerate(zip(replies, scores, strict=True))
     ]  # fmt: skip
@@ -149,6 +149,14 @@ def test_rated_replies_of_several_users_to_one_question_are_all_kept(tmp_path, r
     trainable = [(texts[t["session_id"]], t["decision"]["rating"]) for t in found["turns"] if t["trainable"]]
     assert sorted(trainable) == sorted(kept)
     assert len(found["rejected"]) + len(found["turns"]) == len(traces)
+
+
+def test_of_two_exports_of_one_call_the_later_rating_counts(tmp_path):
+    traces = [{"id": "t", "projectId": "p", "observations": [observation([U], A)],
+               "scores": [{"name": "user-feedback", "value": value}]} for value in (0, 1)]  # fmt: skip
+    found = extracted(tmp_path, *traces)
+    assert [turn["decision"]["rating"] for turn in found["turns"]] == [1]
+    assert [row["line"] for row in found["rejected"]] == [1]
 
 
 def test_a_long_trace_does_not_multiply():
@@ -167,6 +175,12 @@ def test_an_agent_of_langchain_is_one_session():
     assert session.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
     assert json.loads(session.tools) == [weather]
     assert [note.skip_reason for note in session.notes.values()] == [None, None]
+
+
+def test_the_reasoning_of_a_response_in_langfuse_is_thinking():
+    items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, A | {"type": "message"}]
+    (session,) = read("langfuse", observation([U], items))
+    assert (session.messages[-1]["content"], session.messages[-1]["reasoning"]) == ("a", "hm")
 
 
 @pytest.mark.parametrize(("prompt", "reply", "expected"), [

@@ -86,7 +86,7 @@ function drawGroups(hints) {
       {class: "faint small"},
       `The judge was ${judgeName()}. `,
       scored
-        ? "Moved no token: share of the turns where the hint makes no token of the reply 0.1 nats likelier or less likely. Effect: size of the advantages, as a mean over all tokens of the replies. Under 0.01 the hint changes nearly nothing, 0.1 is small (one token in ten moves by 1 nat), and from 0.5 on it is large (all tokens move, or some by several nats). "
+        ? "Moved no token: share of the turns where the hint makes no token of the reply 0.1 nats likelier or less likely. Effect: mean size of the advantages of a reply, as a mean over the replies. Under 0.01 the hint changes nearly nothing, 0.1 is small (one token in ten moves by 1 nat), and from 0.5 on it is large (all tokens move, or some by several nats). "
         : "",
       measured ? "The topic: held-out prompts whose replies have the words of these turns' replies." : "",
     ),

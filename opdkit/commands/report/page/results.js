@@ -171,7 +171,7 @@ function showEvaluation(found) {
     el(
       "p",
       {},
-      `Replies of the model before training and of the model after it to the same ${plural(found.prompts, "prompt")}, which are not in the log. ` +
+      `Replies of the model before training and of the model after it to the same ${plural(found.prompts, "prompt")}, which training has not seen. ` +
         "Each change has a 95% interval; if 0 lies outside of it, the change is more than chance. " +
         `Fewer than ${found.fewest} prompts are too few for an interval.`,
     ),
