@@ -27,7 +27,7 @@ from opdkit.console import counted
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import POOLED, read_patterns
 from opdkit.evaluate.expressions import find_check
-from opdkit.extract.known_turns import digest_of, logged_id
+from opdkit.extract.known_turns import digests_of, logged_id
 from opdkit.judge.claims import group_alike
 from opdkit.judge.criterion import visible
 from opdkit.judge.hints import words
@@ -88,8 +88,8 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
             if logged_id(session_id) != conversation:
                 conversation, verdicts = logged_id(session_id), {}
             judged = list[tuple[JoinedTurn, JSON]]()
-            for turn in (turn for turn in turns if turn.index):
-                said = digest_of(turn.session, turn.turn | {"next_count": 0, "decision": None})
+            own = [turn for turn in turns if turn.index]
+            for turn, said in zip(own, digests_of(own, reactions=False) if own else (), strict=True):
                 if turn.decided is not None:
                     verdicts[said] = turn.decided
                 if turn.decided is not None or turn.turn["skip_reason"] == DUPLICATE:

@@ -59,11 +59,10 @@ def record_turns(ledger: Path, run: Path) -> None:
     found: Counter[tuple[str, str, bytes]] = Counter()
     for part in range(part_count(run, "extract")):
         for name, joined in groupby(joined_turns(run, part, columns, reviews={}), key=lambda one: one.session_id):
-            session, turns = (own := list(joined))[0].session, [one.turn for one in own]
-            facts = [(turn["message_index"], turn["next_count"], turn["decision"]) for turn in turns]
-            for turn, digest in zip(turns, _turn_digests(session["messages"], facts), strict=True):
-                if turn["skip_reason"] in (None, READ_BEFORE) and BY_LINE not in name.partition(":")[0]:
-                    found[session["format"], logged_id(name), digest] += 1
+            own = list(joined)
+            for one, digest in zip(own, digests_of(own), strict=True):
+                if one.turn["skip_reason"] in (None, READ_BEFORE) and BY_LINE not in name.partition(":")[0]:
+                    found[one.session["format"], logged_id(name), digest] += 1
     upsert = "INSERT INTO turn VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = max(count, excluded.count)"
     with open_ledger(ledger) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -71,9 +70,11 @@ def record_turns(ledger: Path, run: Path) -> None:
         connection.execute("COMMIT")
 
 
-def digest_of(session: JSON, turn: JSON) -> bytes:
-    """Return the digest of one turn, given as rows of the tables sessions and turns."""
-    return next(_turn_digests(session["messages"], [(turn["message_index"], turn["next_count"], turn["decision"])]))
+def digests_of(turns: Sequence[Any], *, reactions: bool = True) -> Iterator[bytes]:
+    """Yield the digest of each JoinedTurn of one session; without `reactions`, of its prompt and reply alone."""
+    facts = [(one.index, *((one.turn["next_count"], one.turn["decision"]) if reactions else (0, None)))
+             for one in turns]  # fmt: skip
+    return _turn_digests(turns[0].session["messages"], facts)
 
 
 def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:

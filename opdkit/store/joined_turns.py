@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
 from opdkit.store.dropped_hints import by_turn, has_hint_checks, without_dropped
-from opdkit.store.reading import is_written, read_arrow, read_part, sessions_within
+from opdkit.store.reading import is_written, read_arrow, sessions_within
 from opdkit.store.reviews import Review, Reviews, apply_review, reviews_in_force
 
 # Table -> the columns to read, None for all of them. A table that is not a key is not read.
@@ -83,9 +83,8 @@ def joined_turns(
         targets = None if targets is None else _keep(targets, "turn_id", turn_ids)
     session_of = {row["session_id"]: row for row in sessions.slice(0, sessions_within(run, part, limit)).to_pylist()}
     verdict_of = {row["turn_id"]: row for row in verdicts.to_pylist()} if verdicts is not None else {}
-    is_there = not partial or is_written(run, "hint_checks", part)
-    if "hint_checks" in columns and has_hint_checks(run) and is_there:
-        checks = by_turn(read_part(run, "hint_checks", part))
+    if "hint_checks" in columns and has_hint_checks(run) and (tested := read("hint_checks")) is not None:
+        checks = by_turn(tested.to_pylist())
         verdict_of = {name: without_dropped(row, checks.get(name, ())) for name, row in verdict_of.items()}
     targets_of = _targets_by_turn(targets) if targets is not None else {}
     reviews = reviews_in_force(run) if reviews is None else reviews

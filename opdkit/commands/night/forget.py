@@ -46,11 +46,10 @@ def forget(home: Home, where: Sequence[str]) -> int:
     before = read_forgotten(home)
     entry = next((one for one in before if describe(where, one.get("salt", "")) | {"done": one["done"]} == one),
                  describe(where, secrets.token_hex(16)))  # fmt: skip
-    found = {name for night in home.nights() for name in find_sessions(night, [entry])}
-    is_read = all(
-        is_complete(night.log, "extract") for night in home.nights()
-    )  # else it may be in what is not read yet
-    if not found and entry not in before and is_read:
+    nights = home.nights()
+    found = {name for night in nights for name in find_sessions(night, [entry])}
+    is_all_read = all(is_complete(night.log, "extract") for night in nights)
+    if is_all_read and not found and entry not in before:
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
                           "cannot be named")  # fmt: skip
     write_forgotten(home, [*(one for one in before if one != entry), entry | {"done": False}])

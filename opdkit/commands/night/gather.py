@@ -18,7 +18,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE, is_alike, request_of
-from opdkit.extract.known_turns import digest_of
+from opdkit.extract.known_turns import digests_of
 from opdkit.judge.claims import claims_of, group_alike
 from opdkit.judge.hints import words
 from opdkit.store.joined_turns import JUDGED, JoinedTurn, joined_turns
@@ -225,25 +225,28 @@ def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]
     mine = {name: versions for name, versions in gathered.sessions.items()
             if (versions[0].night, versions[0].part) == (number, source)}  # fmt: skip
     counting = {o.turn_id for versions in mine.values() for one in versions for o in one.opinions}
-    verdicts, judged_in = dict[str, JSON](), dict[str, tuple[int, bytes]]()
+    judged = dict[str, tuple[int, bytes, JSON]]()  # turn -> night, digest, verdict
     for place in sorted({(one.night, one.part) for versions in mine.values() for one in versions}):
-        for turn in joined_turns(home.night(place[0]).log, place[1], JUDGED, turn_ids=counting):
-            if turn.decided is not None:  # the last night's counts, if a reaction came later
-                verdicts[turn.turn_id] = turn.decided
-                judged_in[turn.turn_id] = place[0], digest_of(turn.session, turn.turn)
+        joined = joined_turns(home.night(place[0]).log, place[1], JUDGED, turn_ids=counting)
+        for own in (list(turns) for _, turns in groupby(joined, lambda turn: turn.session_id)):
+            for turn, digest in zip(own, digests_of(own), strict=True):
+                if turn.decided is not None:  # the last night's counts, if a reaction came later
+                    judged[turn.turn_id] = place[0], digest, turn.decided
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
     joined = joined_turns(home.night(number).log, source, JUDGED)
     for session_id, turns in groupby(joined, lambda turn: turn.session_id):
-        for n, turn in enumerate(turns if session_id in mine else ()):
-            if n == 0:
-                rows["sessions"].append(turn.session)
+        if session_id not in mine:
+            continue
+        own = list(turns)
+        rows["sessions"].append(own[0].session)
+        for turn, digest in zip(own, digests_of(own), strict=True):
             # What an earlier night judged counts if the turn is still the same.
-            judged, digest = judged_in.get(turn.turn_id, (0, b""))
+            judged_in, of, verdict = judged.get(turn.turn_id, (0, b"", {}))
             is_known = turn.turn["skip_reason"] == READ_BEFORE
-            counts = judged == number or (is_known and digest_of(turn.session, turn.turn) == digest)
+            counts = judged_in == number or (is_known and of == digest)
             skipped = None if counts else turn.turn["skip_reason"] or READ_BEFORE
             rows["turns"].append(turn.turn | {"trainable": counts, "skip_reason": skipped})
-            rows["verdicts"] += [verdicts[turn.turn_id]] if counts else []
+            rows["verdicts"] += [verdict] if counts else []
     return rows
 
 

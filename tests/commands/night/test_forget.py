@@ -51,6 +51,15 @@ def do_nights(folder: Path, config: NightConfig, *ends: int) -> None:
         run(config)
 
 
+def do_nights_and_fail(folder: Path, config: NightConfig, end: int, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do a night, and another that fails before it has read its news."""
+    do_nights(folder, config, end)
+    with monkeypatch.context() as patched:
+        patched.setattr("opdkit.commands.night.steps.run_stage", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            do_nights(folder, config, more)
+
+
 def files_with(text: str, folder: Path) -> list[Path]:
     """Files that hold a text, in tables too."""
     found = [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
@@ -84,11 +93,7 @@ def test_a_user_leaves_the_log_of_every_night(folder: Path) -> None:
 
 def test_news_that_a_failed_night_has_not_read_is_not_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = options(folder, least_hints=1000)
-    do_nights(folder, config, 30)
-    monkeypatch.setattr("opdkit.commands.night.steps.run_stage", lambda *_: pytest.fail("killed"))
-    with pytest.raises(pytest.fail.Exception):
-        do_nights(folder, config, 60)
-    monkeypatch.undo()
+    do_nights_and_fail(folder, config, 30, 60, monkeypatch)
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u0",)))
     rows = json.loads((folder / "rows.json").read_text())[:60]
     left = [len(list(read_all(night.log, "sessions"))) for night in Home(config.home).nights()]
@@ -97,11 +102,7 @@ def test_news_that_a_failed_night_has_not_read_is_not_forgotten(folder: Path, mo
 
 def test_a_user_who_is_only_in_news_that_is_not_read_yet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = options(folder, least_hints=1000)
-    do_nights(folder, config, 40)
-    monkeypatch.setattr("opdkit.commands.night.steps.run_stage", lambda *_: pytest.fail("killed"))
-    with pytest.raises(pytest.fail.Exception):
-        do_nights(folder, config, 60)
-    monkeypatch.undo()
+    do_nights_and_fail(folder, config, 40, 60, monkeypatch)
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
     assert files_with(SECRET, config.home) == []
 
