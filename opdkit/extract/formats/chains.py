@@ -17,7 +17,7 @@ import orjson
 from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
 from opdkit.chat.markup import split_reply
 from opdkit.chat.messages import dump, first_text, read_messages
-from opdkit.extract.formats.items import openai_messages
+from opdkit.extract.formats.items import has_items, openai_messages
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.formats.sessions import read_pieces
@@ -76,6 +76,14 @@ def require_prompt(value: Any, why: str) -> list[Any]:
     if not isinstance(items, list) or not items:
         raise Unreadable("no messages", why)
     return items
+
+
+def read_prompt(items: Sequence[Any], system: Any) -> list[JSON]:
+    """Return the messages of a prompt, which may be items, behind the system prompt beside it. Raises Unreadable."""
+    opening = [{"role": "system", "content": system}] if system else []
+    if has_items(items):
+        return read_pieces([*opening, *openai_messages(items)])[0]
+    return read_messages([*opening, *items])[0]
 
 
 def read_reply(output: Any) -> tuple[JSON, Note]:

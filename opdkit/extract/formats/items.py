@@ -22,6 +22,11 @@ def is_call(item: JSON) -> bool:
     return isinstance(kind, str) and kind.removesuffix("_output") in _CALLS and "call_id" in item
 
 
+def has_items(items: Sequence[Any]) -> bool:
+    """Return whether a prompt consists of items of the Responses API."""
+    return any(isinstance(m, dict) and (m.get("type") in ("message", "reasoning") or is_call(m)) for m in items)
+
+
 def openai_messages(items: Sequence[Any]) -> list[JSON]:
     """Return items as messages of chat completions. Raises Unreadable."""
     for item in items:

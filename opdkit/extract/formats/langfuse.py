@@ -17,10 +17,9 @@ from typing import Any
 
 from opdkit.chat.conversation import JSON
 from opdkit.chat.messages import as_list, dump, first_text, read_tools
-from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply, require_prompt
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_prompt, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.items import is_call
-from opdkit.extract.formats.litellm import read_prompt
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
 

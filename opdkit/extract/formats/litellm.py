@@ -8,15 +8,10 @@ What the proxy hid is no reply (`redacted by the proxy`). LiteLLM shortens long 
 such a text is kept, and is not trained on (`shortened by the proxy`).
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.chat.messages import first_text, read_messages, read_tools
-from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply, require_prompt
-from opdkit.extract.formats.items import is_call, openai_messages
+from opdkit.chat.messages import first_text, read_tools
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_prompt, read_reply, require_prompt
 from opdkit.extract.formats.reader import LeftOut
-from opdkit.extract.formats.sessions import read_pieces
 from opdkit.extract.formats.spans import parse_text, without_empty
 from opdkit.extract.mapping import value_at
 
@@ -61,19 +56,6 @@ def read_call(record: JSON) -> Call | LeftOut:
     logged = without_empty({key: record.get(key) for key in _KEPT})
     model = first_text(record.get("model"), request.get("model"))
     return Call(prompt, reply, note, model=model, tools=read_tools(tools), logged=logged)
-
-
-def has_items(items: Sequence[Any]) -> bool:
-    """Return whether a prompt consists of items of the Responses API."""
-    return any(isinstance(m, dict) and (m.get("type") in ("message", "reasoning") or is_call(m)) for m in items)
-
-
-def read_prompt(items: Sequence[Any], system: Any) -> list[JSON]:
-    """Return the messages of a prompt, which may be items, behind the system prompt beside it. Raises Unreadable."""
-    opening = [{"role": "system", "content": system}] if system else []
-    if has_items(items):
-        return read_pieces([*opening, *openai_messages(items)])[0]
-    return read_messages([*opening, *items])[0]
 
 
 READER = call_reader("litellm", recognises, read_call, closer_than=("openai", "anthropic"))
