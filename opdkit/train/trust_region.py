@@ -19,7 +19,7 @@ from opdkit.train.schedule import Position, first_rate
 from opdkit.train.targets import Turn
 
 PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it hold about so many
-EVERY_STEP, THEN_EVERY = 8, 4  # so many first steps are measured, then every fourth
+EVERY_STEP, THEN_EVERY = 8, 5  # so many first steps are measured, then every fifth
 LARGEST = 0.01  # rate of a step, as a share of the root mean square of the weights
 _SLACK = 2.0  # a KL up to this multiple of the limit stays: it is an estimate from a few turns
 _TRIES = 8  # sizes that are tried for one step
