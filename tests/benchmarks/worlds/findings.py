@@ -92,6 +92,12 @@ class Results:
         measured = {str(numbers.get("world", "")).partition("-")[0] for numbers in self.cells.values()}
         return [name for name in WORLDS if name in measured]
 
+    @property
+    def build_seed(self) -> int | None:
+        """Return the seed that the worlds were built with; None where none of them is among the results."""
+        seeds = (numbers["seed"] for name, numbers in self.cells.items() if name.startswith("world-"))
+        return next(seeds, None)
+
     def numbers(self, cell: Cell) -> JSON | None:
         return self.cells.get(cell.name)
 

@@ -10,7 +10,6 @@ from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS
 from ..learning.lookup import table
 from . import WORLDS, appendix, findings, people
 from .benchmark import (
-    BUILD,
     DEFAULT,
     ERRORS,
     HINT_ERRORS,
@@ -90,7 +89,7 @@ def _head(results: Results) -> str:
             f"ways beside it take as many epochs as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}; other objectives "
             f"and paths take {EPOCHS}. Replies are sampled at temperature 1, {replies} of each kind: a share "
             f"of so many has a standard error of up to {number(0.5 / sqrt(replies))}.",
-            f"The worlds are built with seed {BUILD}; other builds were looked at while the defaults were chosen. "
+            f"The worlds are built with seed {results.build_seed}; other builds were looked at while the defaults were chosen. "
             f"What is searched for is searched with seed {SEARCH}; the default and its best rate have the seeds "
             f"{', '.join(map(str, SEEDS))}. Of other ways the best value is reported as it was when it was chosen, in "
             "their favour.",
