@@ -194,12 +194,15 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     """Return [{"hint", "status"}], each text once: the chosen one, then the accepted ones, then the rejected ones.
 
     `turn` and `verdict` are rows as extract and judge wrote them, `messages` those of the turn's session, `config` the
-    judge's in the stage's manifest.
+    judge's in the stage's manifest. The verdict may be without the hints that `--check-hints` has `dropped`.
     """
     chosen, accepted, status = verdict["hint"], verdict["hints"], verdict["hint_status"]
+    dropped = verdict.get("dropped", {})
     written = [vote["hint"].strip() for vote in verdict["hint_votes"] if vote["decision"] == 1 and vote["hint"]]
     # The sort is stable: accepted hints keep the order of the verdict, rejected ones that of the votes.
-    texts = sorted(dict.fromkeys([*accepted, *written]), key=lambda text: (text != chosen, text not in accepted))
+    texts = sorted(
+        dict.fromkeys([*accepted, *dropped, *written]), key=lambda text: (text != chosen, text not in accepted)
+    )
     if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
         return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
     place = place_of(messages, turn["message_index"], turn["next_count"], turn["decision"] or NO_DECISION)
@@ -208,6 +211,8 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     for text in texts:
         if text == chosen:
             outcome = CHOSEN
+        elif text in dropped:
+            outcome = f"left out by --check-hints: {dropped[text]}"
         elif text not in accepted and (reason := rejection(text, next_state, **limits)):
             outcome = _REJECTED[reason]
         elif status == _KEPT and chosen.startswith(f"{text}\n\n"):

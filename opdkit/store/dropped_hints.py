@@ -28,9 +28,11 @@ def without_dropped(verdict: JSON, checks: Sequence[JSON]) -> JSON:
     """Return the verdict of the votes without the hints that its rows of `hint_checks` drop.
 
     Its hint is then the first of those that stay. Without any, the turn has no hint, and `hint_status` says why.
+    `dropped` holds the hints that are left out, each with its status.
     """
-    kept = [row["hint"] for row in checks if row["status"] not in DROPPED]
-    if len(kept) == len(checks):
+    dropped = {row["hint"]: row["status"] for row in checks if row["status"] in DROPPED}
+    if not dropped:
         return verdict
+    kept = [row["hint"] for row in checks if row["hint"] not in dropped]
     first = {"hint": kept[0]} if kept else {"hint": None, "hint_status": checks[0]["status"]}
-    return verdict | {"hints": kept} | first
+    return verdict | {"hints": kept, "dropped": dropped} | first

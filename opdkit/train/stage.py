@@ -60,7 +60,7 @@ def run(config: TrainConfig) -> Summary:
     data, prompts = load_training_set(config, phases, chat)
     turns, sessions = data.turns, batch_sessions(data.turns, config)
     # Validation of prompts with a hint shows whether much is left to learn.
-    is_measured = config.sharding == "none" and any(turn.teacher_logprobs is not None for turn in data.validation)
+    is_measured = any(turn.teacher_logprobs is not None for turn in data.validation)
     cycles = [
         optimizer_steps(data.phases, data.strengths, sessions, config.batch_turns,
                         range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)
@@ -152,7 +152,7 @@ def start_training(
     state = checkpoints.read_newest(folder)
     rows: list[JSON] = state["rows"] if state else []
     validation = None
-    if data.validation and config.sharding == "none":
+    if data.validation:
         validation = open_validation(data.validation, chat, config, accelerator)
         tokens, ends = tokens_to_train(turns, data.epochs), list(accumulate(map(len, cycles)))
         checked = {end - len(cycle) + step for cycle, end in zip(cycles, ends, strict=True)

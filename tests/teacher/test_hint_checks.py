@@ -14,6 +14,7 @@ from judged_runs import HINT, one_part, prompts_of, talk, targets, three_parts, 
 from opdkit.commands.check.stage import examine
 from opdkit.commands.export import command as export
 from opdkit.commands.report.collect import collect
+from opdkit.commands.turns.view import turn_view
 from opdkit.config.export import ExportConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.rollout import RolloutConfig
@@ -326,6 +327,13 @@ def checked(run, config, judge) -> Path:
 def export_rows(run: Path, **options) -> tuple[list[dict], Counter]:
     summary = export.run(ExportConfig(run=run, **({"to": "trl-sdft"} | options), overwrite=True))
     return pq.read_table(summary.where).to_pylist(), summary.counters.dropped
+
+
+def test_show_says_that_a_hint_was_dropped(checked):
+    verdict = turn_view(checked, "s1b:2")["verdict"]
+    assert (verdict["hint"], verdict["hint_status"]) == (None, NO_BETTER)
+    assert verdict["candidates"] == [{"hint": NOT_HELPING, "status": f"left out by --check-hints: {NO_BETTER}"}]
+    assert turn_view(checked, "s0a:2")["verdict"]["hint_status"] == "ok"
 
 
 def test_exports_leave_a_dropped_hint_out(tmp_path, run, checked):

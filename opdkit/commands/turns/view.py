@@ -30,7 +30,7 @@ from opdkit.commands.turns.token_text import ids_as_texts, texts_of
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.hints import explain_candidates
-from opdkit.store.joined_turns import JUDGED, JoinedTurn, joined_turns
+from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.plans import manifest
 from opdkit.store.reading import has_stage, parts_of_turns
 from opdkit.store.reviews import reviews_in_force
@@ -63,7 +63,7 @@ def turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
         raise OpdkitError(f"{run} has no turn {unknown!r}; {nearest_turns(run, unknown)}")
     reviews = reviews_in_force(run)
     judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
-    columns = {**JUDGED, "targets": ["turn_id", *_TARGET, *_TOKENS, "support_ids", *_SUPPORTS.values()]}
+    columns = {**CHECKED, "targets": ["turn_id", *_TARGET, *_TOKENS, "support_ids", *_SUPPORTS.values()]}
     token_texts: TokenTexts | None = None
     for part in sorted(set(parts.values())):
         for turn in joined_turns(run, part, columns, reviews=reviews, turn_ids=turn_ids, partial=True):

@@ -89,9 +89,9 @@ def _head(results: Results) -> str:
             f"ways beside it take as many epochs as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}; other objectives "
             f"and paths take {EPOCHS}. Replies are sampled at temperature 1, {replies} of each kind: a share "
             f"of so many has a standard error of up to {number(0.5 / sqrt(replies))}.",
-            f"The worlds are built with seed {results.build_seed}; other builds were looked at while the defaults were chosen. "
-            f"What is searched for is searched with seed {SEARCH}; the default and its best rate have the seeds "
-            f"{', '.join(map(str, SEEDS))}. Of other ways the best value is reported as it was when it was chosen, in "
+            f"The worlds are built with seed {results.build_seed}; other builds were looked at while the defaults were "
+            f"chosen. What is searched for is searched with seed {SEARCH}; the default and its best rate have "
+            f"the seeds {', '.join(map(str, SEEDS))}. Of other ways the best value is reported as it was when it was chosen, in "
             "their favour.",
             "† marks worlds that were kept aside: nobody looked at them while anything was chosen." if aside else "",
             "The objectives on the sample data: [sample-world.md](sample-world.md).",
