@@ -50,16 +50,18 @@ def save(
 
 
 def save_best(folder: Path, model: nn.Module, step: int, *, main: bool) -> None:
-    """Write the trained weights after a step, the best so far, then remove older ones. `main` writes.
+    """Write the trained weights after a step, the best so far, then remove older ones.
 
-    The best of the newest checkpoint stays: a training that resumes from there may have to load it.
+    All processes must call it; `main` writes. The best of the newest checkpoint stays: a training that resumes from
+    there may have to load it.
     """
+    weights = _gather_weights(model, keep=main)
     if main:
-        _replace(folder, "best", step, _gather_weights(model, keep=True))
+        _replace(folder, "best", step, weights)
 
 
 def restore_best(folder: Path, model: nn.Module, step: int) -> None:
-    """Load the weights that `save_best` wrote after a step."""
+    """Load the weights that `save_best` wrote after a step. All processes must call it."""
     path = folder / f"best-{step:08d}.pt"
     _load_weights(model, torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 

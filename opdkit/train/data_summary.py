@@ -47,9 +47,7 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
         raise NothingLearnedError(f"{what}: there is nothing to learn. {remedy}")
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
-    if config.validate and config.sharding != "none":
-        warn(f"no validation with --sharding {config.sharding}: a model that is worse than before is handed out, too")
-    elif config.validate and not data.validation:
+    if config.validate and not data.validation:
         say("no validation: it takes whole sessions, with a fifth of all turns at most, and they hold fewer than "
             f"{FEWEST} turns with a hint (without any hints: turns that nobody complained of)")  # fmt: skip
     if config.anchor_weight and all(turn.support is None for turn in data.turns):

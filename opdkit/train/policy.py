@@ -3,8 +3,8 @@
 Shapes: N response tokens of all turns, n of one chunk, K requested ids at each, H hidden size, V vocabulary.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from opdkit.model.output_layer import OutputLayer
 from opdkit.model.packed_reading import Pack, enable_packing, read_chains, read_packed, reads_chains
 from opdkit.model.scoring import PromptResponse, response_logits, rows_at_once
 from opdkit.train.objective.losses import entropy, gathered_logprobs
+
+Result = TypeVar("Result")
 
 
 class Policy(nn.Module):
@@ -41,6 +43,10 @@ class Policy(nn.Module):
             return logprobs_by_rows(output_layer, hidden_NH, ids_NK, rows_at_once(model))
         logits_NV, _ = response_logits(model, [sequence for tree in trees for sequence in tree])
         return gathered_logprobs(logits_NV, ids_NK), entropy(logits_NV.detach())
+
+    def run(self, task: Callable[[], Result]) -> Result:
+        """Return `task()`, which may call the model: weights that are sharded are at hand, as in a forward."""
+        return task()
 
 
 def logprobs_by_rows(output_layer: OutputLayer, hidden_NH: Tensor, ids_NK: Tensor, rows: int) -> tuple[Tensor, Tensor]:

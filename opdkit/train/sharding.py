@@ -8,10 +8,11 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from opdkit.errors import ConfigError
+from opdkit.model.memory import state_of
 from opdkit.train.policy import Policy
 
 
@@ -34,6 +35,8 @@ def shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     for module in [*layers, policy]:
         fully_shard(module, mesh=mesh, mp_policy=precision)
+    register_fsdp_forward_method(policy, "run")
+    state_of(policy.model).lockstep = True
 
 
 def release_weights(policy: nn.Module) -> None:

@@ -9,10 +9,10 @@ import math
 import time
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
 
 from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
@@ -41,7 +41,13 @@ from opdkit.train.targets import Prompts, check_student, load_prompts
 from opdkit.train.training import Training
 from opdkit.train.training_set import TrainingSet, batch_sessions, load_training_set
 from opdkit.train.trust_region import make_trust_region
-from opdkit.train.validation import Validation, open_validation, steps_to_check, tokens_to_train
+from opdkit.train.validation import (
+    Validation,
+    has_room_for_base,
+    open_validation,
+    steps_to_check,
+    tokens_to_train,
+)
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
@@ -145,19 +151,20 @@ def start_training(
     turns = with_reference(data.turns, prompts, config, accelerator)  # before the student takes its memory
     student = load_student(config, on_cpu=config.sharding == "fsdp")
     trust = make_trust_region(config, student)
-    model: nn.Module = Policy(student)  # tries a few sequences, so it comes before sharding
+    model: Any = Policy(student)  # tries a few sequences, so it comes before sharding
     if config.sharding == "fsdp":
         shard(model, resolve_device(config.device), compute_dtype(config))
     optimizer = make_optimizer(student, config)
     state = checkpoints.read_newest(folder)
     rows: list[JSON] = state["rows"] if state else []
     validation = None
-    if data.validation:
+    if data.validation and (config.sharding == "none" or has_room_for_base(config, accelerator)):
         validation = open_validation(data.validation, chat, config, accelerator)
         tokens, ends = tokens_to_train(turns, data.epochs), list(accumulate(map(len, cycles)))
         checked = {end - len(cycle) + step for cycle, end in zip(cycles, ends, strict=True)
                    for step in steps_to_check(len(cycle), tokens, validation.cost)}  # fmt: skip
-        validation = replace(validation, checked=checked, rows=state["validations"] if state else [])
+        validation = replace(validation, checked=checked, rows=state["validations"] if state else [],
+                             sharded=None if config.sharding == "none" else model)  # fmt: skip
         if not validation.rows:
             validation.validate(student, 0)
             validation.keep_best(student)

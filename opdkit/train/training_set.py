@@ -48,8 +48,7 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     turns, dropped = select_turns(left, terms, config.holdout, anchored=config.anchor_weight > 0)
     turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed, terms)
     inside = [turn for turn in left if not is_held_out(turn.session_id, config.holdout)]
-    most = config.validate if config.sharding == "none" else 0  # a sharded model is not validated
-    validation = choose_turns(inside, most, choose_epochs(turns, config))
+    validation = choose_turns(inside, config.validate, choose_epochs(turns, config))
     apart = {conversation_id(turn.session_id) for turn in validation}
     turns, kept_out = drop_turns(turns, lambda t: FOR_VALIDATION if conversation_id(t.session_id) in apart else None)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)

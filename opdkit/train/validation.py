@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
-from opdkit.console import say
+from opdkit.console import say, warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, token_generator
 from opdkit.model.loops import ends_in_loop
@@ -42,6 +43,8 @@ from opdkit.store.turn_ids import conversation_id
 from opdkit.train import checkpoints
 from opdkit.train.best_state import best
 from opdkit.train.objective.losses import divergence
+from opdkit.train.policy import Policy
+from opdkit.train.sharding import release_weights
 from opdkit.train.student import autocast
 from opdkit.train.targets import Turn, prompt_messages, with_sessions
 
@@ -91,6 +94,7 @@ class Validation:
     base: Any  # the student before training
     teacher: Any  # the model that reads the hints; often the same
     folder: Path  # of the checkpoints, where the best state is kept
+    sharded: Policy | None = None  # the student, where the processes share its weights
     checked: Collection[int] = ()  # steps after which to measure
     rows: list[JSON] = field(default_factory=list)  # of the table `validations`
 
@@ -118,18 +122,29 @@ class Validation:
         The random stream of a prompt's reply is always the same: only the student differs. Before training, prompts
         without a hint say nothing: the student is at no distance from itself.
         """
-        accelerator, config = self.accelerator, self.config
+        accelerator = self.accelerator
         hinted = [prompt for prompt in self.prompts if prompt.hinted]
         prompts = hinted if hinted and not step else self.prompts
-        own = prompts[accelerator.process_index :: accelerator.num_processes]
-        with _evaluating(student) as model, autocast(config):
-            results, tokens = self._answer(model, own, 0)
-            lost = [p for p in own if not p.hinted and results.get(p, {}).get("lost")]
-            again, more = self._answer(model, lost, 1)
-        for prompt in lost:  # one reply can be odd by chance: of two, both have to be lost
-            results[prompt]["lost"] = again.get(prompt, {}).get("lost", True)
-        row = _row(gather_object(list(results.values())), sum(gather_object([tokens + more])), step)
+        with _evaluating(student) as model, autocast(self.config):
+            if self.sharded is None:
+                own = prompts[accelerator.process_index :: accelerator.num_processes]
+                results, tokens = self._answer_twice(model, own)
+            else:  # all processes run the same forwards, so each measures all prompts
+                results, tokens = self.sharded.run(partial(self._answer_twice, model, prompts))
+                release_weights(self.sharded)
+                if not accelerator.is_main_process:
+                    results, tokens = [], 0
+        row = _row(gather_object(results), sum(gather_object([tokens])), step)
         return row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0}
+
+    def _answer_twice(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
+        """Return the results and tokens of `_answer`. A reply can be lost by chance: where one is, a second decides."""
+        results, tokens = self._answer(student, prompts, 0)
+        lost = [p for p in prompts if not p.hinted and results.get(p, {}).get("lost")]
+        again, more = self._answer(student, lost, 1)
+        for prompt in lost:
+            results[prompt]["lost"] = again.get(prompt, {}).get("lost", True)
+        return list(results.values()), tokens + more
 
     def _answer(
         self, student: Any, prompts: Sequence[ValidationPrompt], draw: int
@@ -326,17 +341,31 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
     return base, chat
 
 
-def has_room(base: PreTrainedModel, size: int, config: TrainConfig) -> bool:
-    """Return True where the device, if it is a GPU, has room for a teacher of `size` parameters beside the training.
+def has_room_for_base(config: TrainConfig, accelerator: Accelerator) -> bool:
+    """Return True where each process has room for the whole student before training; warn that there is none.
 
-    The training still needs gradients and AdamW's state, 12 bytes per trained parameter, or with adapters about as much
-    as the weights of `base`, for activations.
+    All processes must call it.
+    """
+    skeleton = load_skeleton(config.model)
+    fits = has_room(skeleton, skeleton.num_parameters(), config, accelerator.num_processes)
+    if all(gather_object([fits])):
+        return True
+    warn("no validation: the whole model before training does not fit beside a share of this training, so a model that "
+         "became worse is handed out, too")  # fmt: skip
+    return False
+
+
+def has_room(base: PreTrainedModel, size: int, config: TrainConfig, processes: int = 1) -> bool:
+    """Return True where the device, if it is a GPU, has room for a model of `size` parameters beside the training.
+
+    The training still needs gradients and AdamW's state, 12 bytes per trained parameter, which `processes` share; or
+    with adapters about as much as the weights of `base`, for activations.
     """
     place = resolve_device(config.device)
     if place.type != "cuda":
         return True
     weights = sum(parameter.numel() * parameter.element_size() for parameter in base.parameters())
-    training = weights if config.lora_rank else 12 * base.num_parameters()
+    training = weights if config.lora_rank else 12 * base.num_parameters() / processes
     return bool(torch.cuda.mem_get_info(place)[0] > weights * size / base.num_parameters() + training)
 
 

@@ -25,8 +25,9 @@ from opdkit.train import stage as train
 from opdkit.train.forwards import plan_forwards
 from opdkit.train.targets import load_prompts, load_turns
 
-OPTIONS = {"batch_turns": 6, "micro_batch_tokens": 96, "epochs": 8, "learning_rate": 2e-3, "kl_coef": 0.1,
-           "device": "cpu"}  # fmt: skip
+OPTIONS = {"objective": "opd", "batch_turns": 6, "micro_batch_tokens": 96, "epochs": 8, "learning_rate": 2e-3,
+           "kl_coef": 0.1, "device": "cpu"}  # fmt: skip
+COUNTED = ("step", "replies", "tokens_read", "ended", "looped", "forgotten")  # columns of `validations`
 pytestmark = pytest.mark.slow
 
 
@@ -40,7 +41,7 @@ def uneven(tmp_path_factory, plain_model_dir) -> Path:
 def words(run: Path, model: Path, **options: object) -> list[str]:
     given = (ALONE | OPTIONS | options).items()
     flags = [x for name, value in given for x in (f"--{name.replace('_', '-')}", str(value))[: 1 + (value is not True)]]
-    return ["train", str(run), "--model", str(model), "--objective", "opd", *flags]
+    return ["train", str(run), "--model", str(model), *flags]
 
 
 def finish(processes: list[Forked], code: int = 0) -> None:
@@ -94,6 +95,25 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
         assert all(torch.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
         assert not (run / "train/checkpoints").exists()
         assert (run / "train/model/README.md").read_text() == (one / "train/model/README.md").read_text()
+
+
+def test_processes_that_share_the_weights_validate_as_one_does(tmp_path, plain_model_dir) -> None:
+    """The same replies and distances, and the weights of the same best state are handed out."""
+    toys = [Toy(f"toy-{n}", [Said("red blue green", n % 2 or -1)]) for n in range(60)]
+    one = write_run(tmp_path / "one", plain_model_dir, toys)
+    two = Path(shutil.copytree(one, tmp_path / "two"))
+    options = OPTIONS | {"validate": 8, "epochs": 3, "batch_turns": 8, "learning_rate": 1e-4, "checkpoint_every": 2,
+                         "objective": "binary"}  # fmt: skip
+    train.run(train_config(one, plain_model_dir, **options))
+    finish(ranks(*[words(two, plain_model_dir, **options, sharding="fsdp")] * 2, logs=tmp_path / "said"))
+    expected, found = (list(read_all(run, "validations")) for run in (one, two))
+    assert len(expected) > 3
+    for row, wanted in zip(found, expected, strict=True):
+        assert [row[name] for name in COUNTED] == [wanted[name] for name in COUNTED]
+        assert row["kept_kl"] == pytest.approx(wanted["kept_kl"], rel=1e-2, abs=1e-5)
+    assert expected[-1]["kept_kl"] > 0
+    trained, wanted = weights(two), weights(one)
+    assert all(torch.allclose(trained[name], wanted[name], atol=1e-4) for name in wanted)
 
 
 def test_all_processes_agree_that_a_step_has_nothing_to_learn(tmp_path, plain_model_dir) -> None:

@@ -718,13 +718,18 @@ def test_a_state_that_only_forgets_is_no_better_either() -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_measure_what_one_does(run, tmp_path, plain_model_dir) -> None:
-    """Each samples replies to its share of the prompts; both hand out nothing, for the reason of one process."""
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_two_processes_measure_what_one_does(run, tmp_path, plain_model_dir, sharding: str) -> None:
+    """Each samples replies to its share of the prompts, or with a share of the weights to all of them.
+
+    Both hand out nothing, for the reason of one process.
+    """
     two = Path(shutil.copytree(run, tmp_path / "two"))
     options = VALIDATED | {"learning_rate": 3.0, "device": "cpu"}
     with pytest.raises(OpdkitError) as caught:
         train.run(train_config(run, plain_model_dir, **options))
-    flags = [x for name, value in options.items() for x in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [x for name, value in (options | {"sharding": sharding}).items()
+             for x in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
     processes = ranks(*[["train", str(two), "--model", str(plain_model_dir), *flags]] * 2, logs=tmp_path / "said")
     (before, *_), *ends = (re.findall(r"teacher (\S+) before", str(caught.value)), *(p.end() for p in processes))
     assert [code for code, _ in ends] == [1, 1]

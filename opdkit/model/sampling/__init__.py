@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from opdkit.model.memory import state_of
 from opdkit.model.sampling.batches import plan_batches
 from opdkit.model.sampling.copied_cache import sample_copied
 from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
@@ -43,7 +44,6 @@ def count_prompt_tokens(
     return sum(group.tokens for batch in batches for group, _ in groupby(batch.shared, key=lambda one: one.group))
 
 
-@torch.inference_mode()
 def sample(
     model: Any,
     requests: Sequence[Request],
@@ -68,6 +68,8 @@ def sample(
         for request in requests
     ]
     prompts = [request.prompt_ids for request in requests]
-    run = sample_shared if windows_of(model) is not None and check_tree_reading(model) else sample_copied
-    run(model, prompts, samplings, rule, batch_tokens)
+    # Weights that processes share are gathered into tensors that training writes to, as it may not in inference mode.
+    with torch.no_grad() if state_of(model).lockstep else torch.inference_mode():
+        run = sample_shared if windows_of(model) is not None and check_tree_reading(model) else sample_copied
+        run(model, prompts, samplings, rule, batch_tokens)
     return [[Sample(s.ids, s.logprobs, str(s.finish_reason), s.top_ids, s.top) for s in group] for group in samplings]
