@@ -73,7 +73,7 @@ class Attempt(AbstractContextManager["Attempt", bool]):
         if error is None or not is_out_of_memory(error):
             return False
         if self.lockstep:
-            remedy = "processes that share a model cannot make it smaller on the way; lower --batch-tokens, or --micro-batch-tokens"
+            remedy = "processes that share a model cannot make it smaller; lower --batch-tokens or --micro-batch-tokens"
             raise TooLargeError("a batch", remedy) from error
         self.failed, self.too_large = True, len(self.items) == 1
         cause: BaseException | None = error
