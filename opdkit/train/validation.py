@@ -334,7 +334,8 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
         teacher_chat = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
         size, most = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
-        if size <= ROOM * most and vocabulary >= needed and has_room(base, size, config):
+        is_able = size <= ROOM * most and vocabulary >= needed
+        if is_able and all(gather_object([has_room(base, size, config)])):  # all processes have the same teacher
             teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
             return teacher, teacher_chat
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
