@@ -20,7 +20,7 @@ from opdkit.store.reading import is_written, read_part
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
 PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
 WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
-DRIFT = "drift from the model before training (KL, nats per token)"
+DRIFT = "drift from the model before training, on its replies (KL, nats per token)"
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
 _SHARES_TO_WATCH = {
     "question": "are nothing but questions", "confirmation": 'are empty confirmations, such as "Sure, done!"',

@@ -127,7 +127,7 @@ def test_a_number_is_a_line() -> None:
     assert printed.get().splitlines() == [
         "Better: a.", "  right replies, corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), 30 prompts",
         "  right replies, corrected: 0.06 -> 0.98, +0.92 (too few for an interval), 30 prompts", "  look: b", "c",
-        "The same: a.", "  drift from the model before training (KL, nats per token): 0.30", "c",
+        "The same: a.", "  drift from the model before training, on its replies (KL, nats per token): 0.30", "c",
     ]  # fmt: skip
 
 

@@ -201,7 +201,7 @@ def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, ope
     assert sum(map(int, cells)) == rewarded > 0
     assert tables.locator("tbody tr").count() == tables.locator("div.shares").count()
     assert watched.page.locator("#advantages canvas").count() == 1
-    watched.says("#evaluation", "The drift from the model before training (KL, nats per token)")
+    watched.says("#evaluation", "The drift (KL, nats per token) of each reply that the model before wrote")
     watched.says("#evaluation", "is the mean over the tokens of all these replies")
     assert "mean over replies" not in watched.text("#evaluation")
     watched.says("#evaluation", "maximum")

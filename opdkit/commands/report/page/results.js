@@ -81,7 +81,7 @@ function turnsThatSay(text) {
   return "turns?" + new URLSearchParams({search: `"${phrase}"`});
 }
 
-const DRIFT = "drift from the model before training (KL, nats per token)";
+const DRIFT = "drift from the model before training, on its replies (KL, nats per token)";
 
 const linkTo = (id, words) => el("a", {href: "#" + id}, words);
 
@@ -234,7 +234,7 @@ function showDrift(found) {
     el(
       "p",
       {class: "faint small"},
-      `The ${DRIFT} of each reply that the model before wrote. The drift at the top of the page is the mean over the tokens of all these replies, which hides a few replies far to the right.`,
+      `The drift (KL, nats per token) of each reply that the model before wrote. The drift at the top of the page is the mean over the tokens of all these replies, which hides a few replies far to the right.`,
     ),
     facts(
       ["replies", count(found.count)],
