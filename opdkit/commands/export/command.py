@@ -1,10 +1,10 @@
 """Loop of `opdkit export`: judged turns in, the rows that the target makes of them out, to a complete file or none."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ from opdkit.judge.decisions import WANTED_REPLIES
 from opdkit.store.atomic import replaced_file, write_text
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_upstream, manifest, stage_dir
-from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.reading import part_count
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import logged_session_id
@@ -54,13 +54,21 @@ def run(config: ExportConfig) -> Summary | Imported:
         elif config.to == RULES:
             write_rules(config, temporary, path, counters)
         else:
-            messages = pa.list_(message_type(config.run, parts))
-            columns = TARGETS[str(config.to)].columns.items()
-            schema = pa.schema([(name, messages if kind == MESSAGES else kind) for name, kind in columns])
-            rewards = (1, 0) if config.include_neutral else (1,)
-            sessions = read_judged_turns(config.run, config.limit, counters, chat_of_teacher(config))
-            rows = (row for turns in sessions for row in TARGETS[str(config.to)].rows(turns, rewards, counters))
-            write_rows(temporary, rows, schema, jsonl=path.suffix == ".jsonl")
+            target, rewards, chat = (
+                TARGETS[str(config.to)],
+                (1, 0) if config.include_neutral else (1,),
+                chat_of_teacher(config),
+            )
+
+            def rows(counters: Counters) -> Iterator[JSON]:
+                sessions = read_judged_turns(config.run, config.limit, counters, chat)
+                return (row for turns in sessions for row in target.rows(turns, rewards, counters))
+
+            if path.suffix == ".jsonl":
+                with temporary.open("w", encoding="utf-8", newline="\n") as file:
+                    file.writelines(dump_json(row) + "\n" for row in rows(counters))
+            else:
+                write_parquet(temporary, rows(counters), schema_of(target.columns, rows(Counters())))
         if not counters.rows_out and config.to != REVIEW:
             reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common())
             raise OpdkitError(f"{config.run} has no turn for {config.to}: {reasons or 'it has no turns'}")
@@ -108,18 +116,10 @@ def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Cou
         warn(f"{path}: some of the rules {', '.join(disputed)} contradict each other; decide which to keep")
 
 
-def write_rows(path: Path, rows: Iterator[JSON], schema: pa.Schema, *, jsonl: bool) -> None:
-    """Write rows to JSONL, or to Parquet of `schema`, with few of them in memory."""
-    file: Any
-    if jsonl:
-        file = path.open("w", encoding="utf-8", newline="\n")
-    else:
-        file = pq.ParquetWriter(path, schema, compression="zstd")
-    with file:
+def write_parquet(path: Path, rows: Iterator[JSON], schema: pa.Schema) -> None:
+    """Write rows as Parquet, with few of them in memory."""
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
         while batch := list(islice(rows, _GROUP_ROWS)):
-            if jsonl:
-                file.writelines(dump_json(row) + "\n" for row in batch)
-                continue
             columns = []
             for field in schema:
                 values = [row[field.name] for row in batch]
@@ -131,19 +131,17 @@ def write_rows(path: Path, rows: Iterator[JSON], schema: pa.Schema, *, jsonl: bo
             file.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
+def schema_of(columns: Mapping[str, pa.DataType], rows: Iterable[JSON]) -> pa.Schema:
+    """Return the schema of rows. Their messages are PLAIN where all of them are role and text, else ANY."""
+    names = [name for name, kind in columns.items() if kind == MESSAGES]
+    is_plain = all(message.keys() == {"role", "content"} for row in rows for name in names for message in row[name])
+    messages = pa.list_(PLAIN if is_plain else ANY)
+    return pa.schema([(name, messages if name in names else kind) for name, kind in columns.items()])
+
+
 def check_output(path: Path, *, overwrite: bool) -> None:
     """Raise ConfigError when `path` is a folder, or a file that is not to be overwritten."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name the file to write")
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} already exists; name another file, or pass --overwrite to replace it")
-
-
-def message_type(run: Path, parts: int) -> pa.DataType:
-    """Return the Arrow type of the run's messages in Parquet: PLAIN where all of them are role and text, else ANY."""
-    for part in range(parts):
-        messages = read_arrow(run, "sessions", part, ["messages"])["messages"].combine_chunks().flatten()
-        counts = [len(messages) - messages.field(name).null_count for name in ("reasoning", "name", "tool_call_id")]
-        if any(counts) or len(messages.field("tool_calls").flatten()):
-            return ANY
-    return PLAIN

@@ -22,20 +22,19 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import pyarrow as pa
 import torch
 from transformers import GenerationConfig
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
-from opdkit.commands.export.command import message_type, write_rows
 from opdkit.commands.export.command import run as export
+from opdkit.commands.export.command import schema_of, write_parquet
 from opdkit.commands.export.messages import (
     JudgedTurn,
     NotExportedError,
     read_judged_turns,
 )
-from opdkit.commands.export.targets import MESSAGES, TARGETS, trl_sft
+from opdkit.commands.export.targets import TARGETS, trl_sft
 from opdkit.config.export import ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
@@ -44,7 +43,7 @@ from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.judge.stage import run as judge
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.counters import Counters
-from opdkit.store.reading import part_count, read_all
+from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
 
 from ..learning.cells import Cell
@@ -80,9 +79,8 @@ def prepare_trl(run: Path) -> None:
     for name, target in (("praised", "trl-sft"), ("kto", "trl-kto"), ("dpo", "trl-dpo")):
         if not (home / f"{name}.parquet").exists():
             export(ExportConfig(run=run, to=target, out=home / f"{name}.parquet"))
-    messages, columns = pa.list_(message_type(run, part_count(run, "extract"))), TARGETS["trl-sft"].columns
-    schema = pa.schema([(name, messages if kind == MESSAGES else kind) for name, kind in columns.items()])
-    write_rows(home / "everything.parquet", everything_rows(run), schema, jsonl=False)
+    schema = schema_of(TARGETS["trl-sft"].columns, everything_rows(run))
+    write_parquet(home / "everything.parquet", everything_rows(run), schema)
 
 
 def shared(run: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import pandas as pd
+import pyarrow as pa
 import pytest
 from judged_runs import message, session, turn, verdict, write_run
 from labelled_runs import labelled_run
@@ -19,7 +20,9 @@ from small_logs import run as extract
 from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.calibrate.command import measure
 from opdkit.commands.export.command import run as export
+from opdkit.commands.export.command import schema_of, write_parquet
 from opdkit.commands.export.messages import JudgedTurn
+from opdkit.commands.export.targets import MESSAGES
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.export import TARGETS, ExportConfig
 from opdkit.config.judge import JudgeConfig
@@ -224,6 +227,16 @@ def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) ->
 def test_options_that_do_not_go_together(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         ExportConfig(run=tmp_path, **options)
+
+
+def test_the_thinking_of_one_reply_is_kept_where_all_others_are_plain(tmp_path: Path) -> None:
+    """A reply that a thinking teacher wrote, preferred to one of a plain log."""
+    plain = {"role": "user", "content": "And tomorrow?"}
+    thoughtful = {"role": "assistant", "content": "It is 20 C.", "reasoning_content": "They want Celsius."}
+    for rows in ([[plain]] * 300, [[plain]] * 299 + [[thoughtful]]):
+        table, path = [{"chosen": messages, "turn_id": "s:1"} for messages in rows], tmp_path / "dpo.parquet"
+        write_parquet(path, iter(table), schema_of({"chosen": MESSAGES, "turn_id": pa.string()}, table))
+        assert [row["chosen"] for row in load(path)] == rows
 
 
 @pytest.mark.parametrize(("target", "suffix"), [("trl-kto", ".jsonl"), ("openai", ".jsonl"), ("verl", ".parquet")])
