@@ -9,7 +9,6 @@ from ..pairs import machine, one_row_per_line
 from . import WORLDS, benchmark, page
 
 RESULTS = Path(__file__).parent / "results.json"
-EARLIER = RESULTS.with_name("earlier.json")
 DOCS = Path(__file__).parents[3] / "docs"
 
 
@@ -42,9 +41,8 @@ def write(results: Path, docs: Path) -> None:
 
     document = json.loads(results.read_text(encoding="utf-8"))
     docs.mkdir(parents=True, exist_ok=True)
-    earlier = json.loads(EARLIER.read_text(encoding="utf-8"))
-    (docs / "learning.md").write_text(page.page(document, earlier), encoding="utf-8")
-    plots.draw(document, docs, earlier)
+    (docs / "learning.md").write_text(page.page(document), encoding="utf-8")
+    plots.draw(document, docs)
 
 
 if __name__ == "__main__":

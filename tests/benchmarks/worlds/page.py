@@ -54,21 +54,15 @@ RAW_LOSS, JUDGED_LOSS, AT_SHARE = 0.10, 0.02, 0.3
 RIVALS = ("everything", "praised", "kto", "dpo")  # that the default has to forget less than
 
 
-def page(document: JSON, earlier: JSON | None = None) -> str:
-    """Return docs/learning.md. `earlier`: cells of an earlier version, which the sections of EARLIER show."""
+def page(document: JSON) -> str:
+    """Return docs/learning.md."""
     results = Results(document["cells"])
     sections: Sequence[Callable[[Results], str]] = (
         _head, _own_rate, _worse, _alarm, _score, _cost, _noise, _hints, _forecast, _ways, *people.SECTIONS,
         *appendix.SECTIONS,
     )  # fmt: skip
-    parts = [_earlier(write, earlier) if earlier and write in EARLIER else write(results) for write in sections]
+    parts = (write(results) for write in sections)
     return "\n\n".join(part.strip() for part in (*parts, appendix.machine(document["machine"]))) + "\n"
-
-
-def _earlier(write: Callable[[Results], str], earlier: JSON) -> str:
-    heading, _, rest = write(Results(earlier["cells"])).partition("\n\n")
-    note = "*Measured with an earlier version of opdkit, in worlds of other seeds.*"
-    return f"{heading}\n\n{note}\n\n{rest}"
 
 
 # -- the sections ---------------------------------------------------------------------------------------------------
@@ -427,6 +421,3 @@ def _cost(results: Results) -> str:
     note = text("Trainings of the default without a rate, all seeds together; without trust region: its paths above. "
                 "*Together* compares all tokens with those of as many steps without either.")  # fmt: skip
     return section(heading, results, cells, answer, table(heads, lines), note)
-
-
-EARLIER = (_noise, _forecast, _ways, *people.SECTIONS, appendix.tuned_ways, appendix.all_forecasts)

@@ -22,20 +22,16 @@ OBJECTIVE_COLOURS = dict(zip(OBJECTIVES, _TEN, strict=False))
 WAY_COLOURS = dict(zip(TITLES, _TEN, strict=False))
 
 
-def draw(document: JSON, folder: Path, earlier: JSON | None = None) -> None:
-    """Write the SVG files; the same bytes for the same results and the same matplotlib. What has no data is empty.
-
-    `earlier`: results of an earlier version, for the plots of the sections that show them.
-    """
+def draw(document: JSON, folder: Path) -> None:
+    """Write the SVG files; the same bytes for the same results and the same matplotlib. What has no data is empty."""
     results = Results(document["cells"])
-    before = Results(earlier["cells"]) if earlier else results
     mpl.rcParams.update({"svg.hashsalt": "opdkit", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
                          "axes.spines.right": False})  # fmt: skip
     plots = {"default": _default, "worse": _worse, "alarm": _alarm, "score": _score, "noise": _noise,
              "forecast": _forecast, "ways": _ways}  # fmt: skip
     for name, plot in plots.items():
         figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-        plot(axes, before if plot in (_noise, _forecast, _ways) else results)
+        plot(axes, results)
         figure.savefig(folder / f"worlds-{name}.svg", metadata={"Date": None, "Creator": None})
         plt.close(figure)
 
