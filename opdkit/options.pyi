@@ -191,6 +191,8 @@ class TeacherOptions(TypedDict, total=False):
     """tokens in memory at once"""
     turn_by_turn: bool | None
     """read every prompt from its beginning; same results up to rounding, and far slower"""
+    compile: bool | None
+    """fuse small operations with torch.compile; faster on a GPU, and the first passes take up to a minute longer"""
     device_map: Literal["auto", "balanced", "sequential"] | None
     """spread layers over all GPUs of this process; the rest waits in memory or on disk; one process per node"""
     tensor_parallel: bool | None
@@ -322,6 +324,8 @@ class TrainOptions(TypedDict, total=False):
     """per forward pass; a longer turn goes alone"""
     gradient_checkpointing: bool | None
     """less memory, slower: recompute activations"""
+    compile: bool | None
+    """fuse small operations with torch.compile; faster on a GPU, and the first passes take up to a minute longer"""
     sharding: Literal["none", "fsdp"] | None
     """split the training over processes; none: each process holds the whole model; fsdp: each holds a share of weights, gradients, optimizer state"""
     shard: Text | None

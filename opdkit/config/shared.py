@@ -86,6 +86,8 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
     "wording": (None, "TOML file of own words for the prompts; the judge's questions and criterion, the words around a "
                 "hint: docs/wording.md", {"plan": False, "expert": True}),
     "load_in_4bit": (False, "quantize the models while they load (NF4, needs bitsandbytes)", {}),
+    "compile": (False, "fuse small operations with torch.compile; faster on a GPU, and the first passes take up to a "
+                "minute longer", {}),
     "served_as": ((), "name under which a server runs the student, so that logs name it, too; " + REPEAT,
                   {"expert": True}),
     "seed": (0, "seed of every random draw", {"low": 0}),

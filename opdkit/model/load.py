@@ -31,6 +31,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.fields import parse_pairs
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.model.compiled import compile_small_operations
 from opdkit.model.folder import MERGE, check_model_folder, read_config
 from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
 from opdkit.store.plans import check_model_path
@@ -91,6 +92,7 @@ def load_model(
     load_in_4bit: bool = False,
     device_map: str | dict[str, str | int] | None = None,
     tensor_parallel: bool = False,
+    compiled: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model in evaluation mode, from safetensors. Code in the folder is never run.
 
@@ -98,7 +100,7 @@ def load_model(
     the output layer are quantized while they load, and compute in `dtype`, which the other weights have.
     `device_map` spreads the layers over devices as accelerate does: "auto" is all GPUs, then main memory, then disk; a
     dict maps layer names to devices. With `tensor_parallel` each process of the default process group holds a share of
-    every layer.
+    every layer. With `compiled`, small operations are fused in the first passes.
 
     Raises OpdkitError, naming what is missing, when `name` is not a model, and ConfigError for a missing device.
     """
@@ -112,6 +114,8 @@ def load_model(
         raise ConfigError(f"--load-in-4bit: the weights of {name} are quantized already; pass the unquantized model")
     if load_in_4bit:  # such weights are not moved: they are loaded where they stay
         device_map = device_map or {"": str(place)}
+    if place.type == "cuda":  # it plans a kernel for each new length of a batch, which takes longer than to read it
+        torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         _check_class(name)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -130,6 +134,8 @@ def load_model(
             # Else bitsandbytes repacks weights on a CPU in evaluation mode, which rounds, and loses later gradients.
             layer.support_avx512bf16_for_cpu = False
         state_of(model).lockstep = tensor_parallel
+        if compiled:
+            compile_small_operations(model)
         return (model if device_map or tensor_parallel else model.to(place)).eval()
     except OpdkitError:
         raise

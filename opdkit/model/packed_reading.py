@@ -1,19 +1,22 @@
-"""Trees of sequences packed side by side in one row, which training reads in one differentiable forward.
+"""Trees of sequences packed side by side in one row, which a model reads in one differentiable forward.
 
-There is no padding and no mask over the whole row: each tree attends to itself only, causally where it has no branches,
-else under a mask. In a layer that sees a window, rows leave out the keys that lie before all of their windows. A model
-with an attention of its own (soft caps, sinks) holds scores of some rows at a time, always under a mask. A model that
-cannot read branches so reads chains, turns that continue each other, as the plain sequences that they are. Shapes: N
-response tokens of all sequences, n tokens of the row, H hidden size.
+There is no padding and no mask over the whole row. A row consists of the passes of `opdkit.model.tree`, one after the
+other: a trunk attends to itself causally, and branches attend to the prefix that they leave and to themselves, under a
+mask. In a layer that sees a window, rows leave out the keys that lie before all of their windows. A model with an
+attention of its own (soft caps, sinks) holds scores of some rows at a time, always under a mask. A model that cannot
+read branches so reads chains, turns that continue each other, as the plain sequences that they are. Shapes: N response
+tokens of all sequences, n tokens of the row, H hidden size.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -23,15 +26,14 @@ from opdkit.console import warn
 from opdkit.model.memory import is_out_of_memory
 from opdkit.model.output_layer import OutputLayer, decoder_of
 from opdkit.model.scoring import PromptResponse, score, token_logprobs
-from opdkit.model.tree import Pass, plan_passes
-from opdkit.model.tree_reading import check_tree_reading, find_prefix_problem
-from opdkit.model.windows import additive_mask, made_up_tokens, windows_of, within
+from opdkit.model.tree import PACK_TOKENS, Pass, Plan, plan_passes
+from opdkit.model.windows import PACKED, additive_mask, find_prefix_problem, made_up_tokens, windows_of, within
 
-# The attention of a packed row, by the model's own.
-PACKED = {"sdpa": "opdkit_packed", "eager": "opdkit_packed_eager"}
-
-# Rows of a mask in one block. A block ends at its last row: keys to the right of that are left out.
+# Rows of a mask in one block.
 _BLOCK = 1024
+# A multiple to which the rows of a trunk are rounded up on a GPU, with the rows that come next, which it does not see.
+# cuDNN, twice as fast there as other kernels, plans anew for each number of rows, and that takes as long as reading.
+_GRID = 512
 
 _ROUNDING = 1e-3  # largest difference in nats between packed and plain reading, in float32 and float64
 _HALF_ROUNDING = 0.25  # the same in half precision, which rounds a logit of 20 by 0.06
@@ -39,30 +41,56 @@ _HALF_ROUNDING = 0.25  # the same in half precision, which rounds a logit of 20 
 
 @dataclass(frozen=True)
 class Block:
-    """Query rows [start, stop) of a packed row; their keys are [first, stop), under `mask` or causally."""
+    """Query rows [start, stop) of a packed row, and the rows of their keys, which end with the query rows themselves.
 
-    first: int
+    Without a mask, attention is causal, and these are all keys. `positions` are those of the keys in their tree.
+    """
+
     start: int
     stop: int
-    mask: Tensor | None  # bool [1, 1, stop - start, stop - first]
-    positions: Tensor  # of the keys, in their tree: [stop - first]
+    keys: tuple[range, ...]
+    mask: Tensor | None  # bool [1, 1, stop - start, keys]
+    positions: Tensor  # [keys]
 
     def cut(self, window: int | None) -> Iterator["Block"]:
-        """Yield the blocks of the same rows in a layer that sees a window; a chain leaves out the keys before it.
+        """Yield the blocks of the same rows in a layer that sees a window, without the keys before all windows.
 
         With any window, they have a mask and at most _BLOCK rows.
         """
         if window is None:
             yield self
-            return
-        step = _BLOCK if self.mask is None else self.stop - self.start
-        for start in range(self.start, self.stop, step):
-            stop = min(start + step, self.stop)
-            first = max(self.first, start - window + 1) if self.mask is None else self.first
-            rows_b1 = self.positions[start - self.first : stop - self.first, None]
-            keys = self.positions[first - self.first : stop - self.first]
-            mask_bn = within(window, rows_b1, keys) & (keys <= rows_b1 if self.mask is None else self.mask[0, 0])
-            yield Block(first, start, stop, mask_bn[None, None], keys)
+        elif self.mask is None:
+            for start in range(self.start, self.stop, _BLOCK):
+                stop = min(start + _BLOCK, self.stop)
+                first = max(self.start, start - window + 1)
+                keys = self.positions[first - self.start : stop - self.start]
+                rows_b1 = keys[start - first :, None]
+                mask_bn = within(window, rows_b1, keys) & (keys <= rows_b1)
+                yield Block(start, stop, (range(first, stop),), mask_bn[None, None], keys)
+        else:
+            rows_b1 = self.positions[self.start - self.stop :, None]
+            unseen = max(0, int(rows_b1.min()) - window + 1)  # keys before all windows; those of a prefix come first
+            unseen = min(unseen, sum(map(len, self.keys[:-1])))
+            mask_bk = self.mask[0, 0, :, unseen:] & within(window, rows_b1, self.positions[unseen:])
+            yield Block(self.start, self.stop, _drop(self.keys, unseen), mask_bk[None, None], self.positions[unseen:])
+
+
+def _drop(ranges: Sequence[range], count: int) -> tuple[range, ...]:
+    """Return the ranges without their first `count` numbers."""
+    kept = list[range]()
+    for one in ranges:
+        kept.append(one[count:])
+        count = max(0, count - len(one))
+    return tuple(one for one in kept if one)
+
+
+def _take(ranges: Sequence[range], count: int) -> tuple[range, ...]:
+    """Return the first `count` numbers of the ranges."""
+    kept = list[range]()
+    for one in ranges:
+        kept.append(one[:count])
+        count -= len(kept[-1])
+    return tuple(one for one in kept if one)
 
 
 @dataclass(frozen=True)
@@ -77,35 +105,65 @@ class Pack:
     @classmethod
     def of(cls, trees: Sequence[Sequence[PromptResponse]], device: torch.device) -> "Pack":
         """Pack trees, each given as sequences with a common prefix; the row holds each token of a tree once."""
-        passes, nodes, blocks, first = list[Pass](), list[int](), list[Block](), 0
+        plans, nodes, first = list[Plan[Pass]](), list[int](), 0
         for sequences in trees:
-            plan = plan_passes([s.prompt_ids + s.response_ids for s in sequences], sum(map(len, sequences)))
+            plan = plan_passes([s.prompt_ids + s.response_ids for s in sequences], PACK_TOKENS)
             for i, s in enumerate(sequences):
                 nodes += [first + node for node in plan.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)]
-            (one,) = plan.passes
-            blocks += _blocks(one, first, device)
-            passes.append(one)
-            first += len(one)
+            plans.append(plan)
+            first += plan.tokens
+        return cls.of_passes([plan.passes for plan in plans], torch.tensor(nodes, dtype=torch.long), device)
+
+    @classmethod
+    def of_passes(cls, trees: Sequence[Sequence[Pass]], nodes_N: Tensor, device: torch.device) -> "Pack":
+        """Pack the passes of each tree; nodes count through all of them."""
+        blocks, passes, first = list[Block](), list[Pass](), 0
+        for tree in trees:
+            before: tuple[range, ...] = ()  # rows of what a cache would hold
+            for one in tree:
+                before = _take(before, one.prefix)
+                blocks += _blocks(one, first, before, device)
+                before = (*before, range(first, first + len(one)))
+                first += len(one)
+            passes += tree
+        spare = max(0, *(b.start + _rounded(b, device) for b in blocks)) - first
+        ids = [i for one in passes for i in one.ids] + [0] * spare
+        positions = [p for one in passes for p in one.positions] + [0] * spare
         return cls(
-            ids_1n=torch.tensor([[i for one in passes for i in one.ids]], device=device),
-            positions_1n=torch.tensor([[p for one in passes for p in one.positions]], device=device),
+            ids_1n=torch.tensor([ids], device=device),
+            positions_1n=torch.tensor([positions], device=device),
             blocks=tuple(blocks),
-            nodes_N=torch.tensor(nodes, dtype=torch.long, device=device),
+            nodes_N=nodes_N.to(device),
         )
 
 
-def _blocks(one: Pass, first: int, device: torch.device) -> Iterator[Block]:
-    """Yield the blocks in which a tree attends to itself; its tokens begin at `first` in the row."""
+def _rounded(block: Block, device: torch.device) -> int:
+    """Return the rows of a block; those of a trunk on a GPU are rounded up."""
+    rows = block.stop - block.start
+    return -(-rows // _GRID) * _GRID if block.mask is None and _is_rounded(device) else rows
+
+
+def _is_rounded(device: torch.device) -> bool:
+    """Return whether trunks are read with cuDNN, `_GRID` rows at a time."""
+    return device.type == "cuda"
+
+
+def _blocks(one: Pass, first: int, before: tuple[range, ...], device: torch.device) -> Iterator[Block]:
+    """Yield the blocks in which a pass attends to the rows `before` it and to itself; it begins at row `first`."""
     positions_n = torch.tensor(one.positions, device=device)
-    if one.is_chain:
-        yield Block(first, first, first + len(one), None, positions_n)
+    if one.is_chain and not before:
+        yield Block(first, first + len(one), (range(first, first + len(one)),), None, positions_n)
         return
-    ends_n, order_n = torch.tensor(one.subtree_end, device=device), torch.arange(len(one), device=device)
+    visible_n, ends_n = (torch.tensor(x, device=device) for x in (one.visible_prefix, one.subtree_end))
+    order_n = torch.arange(len(one), device=device)
+    prefix_p = torch.arange(one.prefix, device=device)
     for start in range(0, len(one), _BLOCK):
         stop = min(start + _BLOCK, len(one))
-        rows_b, seen_n = order_n[start:stop, None], order_n[:stop]
-        mask_bn = (seen_n <= rows_b) & (rows_b < ends_n[:stop])
-        yield Block(first, first + start, first + stop, mask_bn[None, None], positions_n[:stop])
+        rows_b1, seen_n = order_n[start:stop, None], order_n[:stop]
+        own_bn = (seen_n <= rows_b1) & (rows_b1 < ends_n[:stop])
+        mask_bk = torch.cat([prefix_p < visible_n[start:stop, None], own_bn], -1)
+        yield Block(first + start, first + stop, (*before, range(first, first + stop)), mask_bk[None, None],
+                    torch.cat([prefix_p, positions_n[:stop]]))  # fmt: skip
 
 
 def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
@@ -129,30 +187,36 @@ def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
 
 
 def enable_packing(model: nn.Module) -> bool:
-    """Switch a model to the attention of `read_packed`, or return False and warn where its numbers would differ.
-
-    Checked with the model's architecture and a few made-up sequences, the same in every process. Without packed blocks
-    the new attention gives the model's own numbers. When the result is False, the model is unchanged.
-    """
-    whole: Any = model
-    config = whole.config.get_text_config(decoder=True)
-    before, problem = config._attn_implementation, None
-    packed = PACKED.get(before, before)
-    if windows_of(whole) is None:
-        problem = "not all of its layers see all tokens before a token, or those in a window"
-    elif packed not in PACKED.values():
-        problem = f"its attention ({before}) takes no custom mask"
-    elif not check_tree_reading(whole):
-        problem = "it cannot read the common prefix of turns once"
-    else:
-        config._attn_implementation = packed
-        problem = _find_difference(whole, chains=False)
-        if problem:
-            config._attn_implementation = before
+    """Switch a model to the attention of `read_packed`, or return False and warn where its numbers would differ."""
+    problem = try_packing(model)
     if problem:
         name = getattr(model, "name_or_path", "") or type(model).__name__
         warn(f"{name} trains on turns that do not continue each other one by one: {problem}")
     return problem is None
+
+
+def try_packing(model: nn.Module) -> str | None:
+    """Switch a model to the attention of `read_packed`, or return why its numbers would differ.
+
+    Checked with the model's architecture and a few made-up sequences, the same in every process. Without packed blocks
+    the new attention gives the model's own numbers. A model with a problem is unchanged.
+    """
+    whole: Any = model
+    config = whole.config.get_text_config(decoder=True)
+    before = config._attn_implementation
+    if before in PACKED.values():
+        return None
+    if windows_of(whole) is None:
+        return "not all of its layers see all tokens before a token, or those in a window"
+    if before not in PACKED:
+        return f"its attention ({before}) takes no custom mask"
+    problem = find_prefix_problem(whole)
+    if problem is None:
+        config._attn_implementation = PACKED[before]
+        problem = _find_difference(whole, chains=False)
+        if problem:
+            config._attn_implementation = before
+    return problem
 
 
 def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) -> tuple[Tensor, OutputLayer]:
@@ -224,10 +288,36 @@ def _attend(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     parts = []
     for b in packed_blocks[module.layer_idx]:
-        rows, keys = slice(b.start, b.stop), slice(b.first, b.stop)
-        inputs = query[:, :, rows], key[:, :, keys], value[:, :, keys]
-        parts.append(sdpa_attention_forward(module, *inputs, b.mask, **options)[0])
-    return torch.cat(parts, dim=1), None
+        stop, mask = b.start + _rounded(b, query.device), None if b.mask is None else b.mask.to(query.device)
+        keys = (range(b.start, stop),) if mask is None else b.keys
+        with _kernels(query.device, mask):
+            read = sdpa_attention_forward(module, query[:, :, b.start : stop], _rows(key, keys), _rows(value, keys),
+                                          mask, **options)[0]  # fmt: skip
+        parts.append(read[:, : b.stop - b.start])
+    return _filled(parts, query.shape[2] - packed_blocks[module.layer_idx][-1].stop), None
+
+
+def _kernels(device: torch.device, mask: Tensor | None) -> AbstractContextManager[None]:
+    """Return the context in which a block attends: on a GPU, cuDNN is the first choice without a mask, else no choice.
+
+    It would plan for each form of a mask, for up to a second.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    rest = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *rest] if mask is None else rest, set_priority=True)
+
+
+def _filled(parts: Sequence[Tensor], rest: int) -> Tensor:
+    """Return parts [1, rows, ...] as one, and zeros for the `rest` of the rows, which only fill up a trunk."""
+    fill = parts[0].new_zeros(1, rest, *parts[0].shape[2:])
+    return torch.cat([*parts, fill] if rest else list(parts), dim=1)
+
+
+def _rows(states: Tensor, ranges: Sequence[range]) -> Tensor:
+    """Return these rows of states [1, heads, n, size]."""
+    parts = [states[:, :, one.start : one.stop] for one in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _attend_eagerly(
@@ -251,14 +341,14 @@ def _attend_eagerly(
 
     def attend_to_block(b: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         assert b.mask is not None  # `read_packed` sees to it
-        rows, keys, mask = slice(b.start, b.stop), slice(b.first, b.stop), additive_mask(b.mask, query.dtype)
-        block: Tensor = attend(module, query[:, :, rows], key[:, :, keys], value[:, :, keys], mask, **options)[0]
+        inputs = query[:, :, b.start : b.stop], _rows(key, b.keys), _rows(value, b.keys)
+        block: Tensor = attend(module, *inputs, additive_mask(b.mask.to(query.device), query.dtype), **options)[0]
         return block
 
     blocks = packed_blocks[module.layer_idx]
     # The tensors are arguments: torch takes the device from them, and computes again with its precision.
     parts = [checkpoint(attend_to_block, b, query, key, value, use_reentrant=False) for b in blocks]
-    return torch.cat(parts, dim=1), None
+    return _filled(parts, query.shape[2] - blocks[-1].stop), None
 
 
 AttentionInterface.register(PACKED["sdpa"], _attend)

@@ -23,9 +23,10 @@ from opdkit.model.load import input_device
 from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.output_layer import decoder_of, forward_replaced, has_separate_output_layer
 
-# Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
-# Tensors computed from them (softmax, keys of a sort) take a small multiple of that.
+# Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k, and on a GPU
+# 1/64 of its memory. Tensors computed from them (softmax, keys of a sort) take a small multiple of that.
 _LOGITS = 1 << 25
+_SHARE_OF_GPU = 64
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,11 @@ def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> tu
 
 
 def rows_at_once(*models: nn.Module) -> int:
-    """Return how many rows of logits may be held together: 0.13 GB in float32 for the largest vocabulary."""
-    return max(1, _LOGITS // max(_unwrap(model).get_input_embeddings().weight.shape[0] for model in models))
+    """Return how many rows of logits may be held together, in float32 for the largest vocabulary."""
+    logits, device = _LOGITS, input_device(_unwrap(models[0]))
+    if device.type == "cuda":
+        logits = max(logits, torch.cuda.get_device_properties(device).total_memory // (4 * _SHARE_OF_GPU))
+    return max(1, logits // max(_unwrap(model).get_input_embeddings().weight.shape[0] for model in models))
 
 
 def _unwrap(model: nn.Module) -> Any:
@@ -159,12 +163,13 @@ def logprobs_of(
     top: int = 0,
     vocabulary: int | None = None,
     read: Reader = PaddedBatch,
+    length: Callable[[PreTrainedModel, PromptResponse], int] = lambda _model, sequence: len(sequence),
 ) -> list[Logprobs]:
     """Return the log-probs of each query, in order, and those of the `top` most likely of the first `vocabulary` ids.
 
     Sequences of similar length share a batch of at most `batch_tokens` padded tokens (a longer one goes alone), and of
     fewer where that does not fit into memory. `read` runs the model on a batch; `opdkit.model.tree_reading` has one
-    that reads common prefixes once.
+    that reads common prefixes once, and the `length` (tokens) that counts for its batches.
 
     A log-prob that is not finite is returned as it is, for the caller to handle. Raises TooLargeError when a single
     sequence does not fit into memory.
@@ -172,7 +177,7 @@ def logprobs_of(
     size = min(model.get_input_embeddings().weight.shape[0] for model in mixture.models)
     size = min(size, vocabulary or size)
     answers: dict[int, Logprobs] = {}
-    lengths = [max(map(len, query.sequences)) for query in queries]
+    lengths = [max(map(length, mixture.models, query.sequences)) for query in queries]
     for attempt in budget_of(mixture.models[0], "scoring").batches(lengths, batch_tokens):
         with attempt:
             batch = _logprobs_of_batch(mixture, [queries[i] for i in attempt.items], top, size, read)

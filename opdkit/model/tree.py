@@ -27,8 +27,12 @@ a date, forks early. This module is arithmetic on token ids; `opdkit.model.tree_
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Generic, TypeVar
+
+# Tokens of branches that are read in one pass. Attention compares each of them with all the others and with the prefix,
+# and the mask hides most of it: many more would cost time.
+PACK_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,12 @@ def paths_of(
             i = segments[i].parent
         paths.append(tuple(reversed(path)))
     return tuple(paths)
+
+
+def count_nodes(sequences: Sequence[list[int]]) -> int:
+    """Return the nodes of the tree of these sequences: tokens, those of common prefixes counted once."""
+    ordered = sorted(sequences)
+    return sum(map(len, ordered)) - sum(common_length(a, b) for a, b in pairwise(ordered))
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -20,16 +20,21 @@ from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import cache_name_of, input_device
 from opdkit.model.memory import is_out_of_memory, state_of
-from opdkit.model.output_layer import OutputLayer, decoder_of, has_separate_output_layer
+from opdkit.model.output_layer import OutputLayer, decoder_of
+from opdkit.model.packed_reading import Pack, read_packed, try_packing
 from opdkit.model.row_plan import plan_rows
 from opdkit.model.row_reading import hidden_states_of_rows
 from opdkit.model.scoring import LogprobQuery, Mixture, PaddedBatch, PromptResponse, logprobs_of
-from opdkit.model.tree import Pass, Plan, plan_passes
-from opdkit.model.windows import made_up_tokens, mask_for, masks_by_kind, windows_of, within
-
-# Tokens of branches that are read in one pass. Attention compares each of them with all the others and with the prefix,
-# and the mask hides most of it: many more would cost time, many fewer would leave a GPU idle.
-PACK_TOKENS = 512
+from opdkit.model.tree import PACK_TOKENS, Pass, Plan, plan_passes
+from opdkit.model.windows import (
+    PACKED,
+    find_prefix_problem,
+    made_up_tokens,
+    mask_for,
+    masks_by_kind,
+    windows_of,
+    within,
+)
 
 # Share of the tokens that a tree must save; otherwise padded batches, which need no mask for branches, are as good.
 _MIN_SAVED = 0.1
@@ -63,6 +68,10 @@ class TreesRead:
         """Return the logits of some of the sequences, from the model's tree or else from a padded batch."""
         tree = self.by_model.get(id(model))
         return PaddedBatch(model, sequences) if tree is None else tree.batch(model, sequences)
+
+    def length(self, model: PreTrainedModel, sequence: PromptResponse) -> int:
+        """Return how many positions of a sequence are still to be read, or turned into logits."""
+        return len(sequence.response_ids if id(model) in self.by_model else sequence)
 
 
 def read_trees(
@@ -135,8 +144,8 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
     """Check once per model that a tree gives the numbers of padded batches. Return the result, and warn if it does not.
 
     The check looks at the model's architecture and reads a small tree of made-up sequences (early forks, late forks,
-    forks in branches; one pass and many). They are always the same, so that the order of a run's sessions does not
-    matter. `read_trees` also compares real sequences, once, and raises where they differ.
+    forks in branches; in one row, and in passes). They are always the same, so that the order of a run's sessions does
+    not matter. `read_trees` also compares real sequences, once, and raises where they differ.
     """
     state = state_of(model)
     if state.reads_trees is None:
@@ -145,11 +154,12 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
             a, b, c, d = made_up_tokens(model, 16)
             pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
             sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
+            try_packing(model)
             queries = [LogprobQuery((s,)) for s in sequences]
             padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
             worst, limit = 0.0, 0.0
             try:
-                for pack_tokens, most in ((1, 10_000), (40, 20), (10_000, 10_000)):
+                for pack_tokens, most in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
                     tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
                     answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
                     difference, limit = _difference(torch.cat([x.logprobs for x in answers]) - padded, model.dtype)
@@ -170,21 +180,9 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
 def find_build_problem(model: PreTrainedModel) -> str | None:
     """Return why a model's architecture rules out that it reads a tree, or None."""
     config = model.config.get_text_config(decoder=True)
-    if config._attn_implementation not in ("sdpa", "eager"):
+    if config._attn_implementation not in (*PACKED, *PACKED.values()):
         return f"its attention ({config._attn_implementation}) takes no custom mask"
     return find_prefix_problem(model)
-
-
-def find_prefix_problem(model: PreTrainedModel) -> str | None:
-    """Return why a model's architecture rules out that a prefix is read as part of a longer sequence, or None."""
-    config = model.config.get_text_config(decoder=True)
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # one set, or one per kind of layer
-    every_rope = [rope, *(p for p in rope.values() if isinstance(p, dict))]
-    if {"dynamic", "longrope"} & {p["rope_type"] for p in every_rope if "rope_type" in p}:
-        return "its position embeddings depend on the number of tokens read"
-    if not has_separate_output_layer(model):
-        return "its output layer cannot be run separately"
-    return None
 
 
 def _difference(differences: Tensor, dtype: torch.dtype) -> tuple[float, float]:
@@ -232,9 +230,14 @@ class ReadTree:
         nodes = [torch.tensor(plan.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self.sequences)]
         nodes_W = torch.cat(nodes).unique()
         self._rows = {id(s): torch.searchsorted(nodes_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
+        packed = model.config.get_text_config(decoder=True)._attn_implementation in PACKED.values()
         with torch.inference_mode():
-            read = _hidden_states if windows_of(model) is not None else hidden_states_of_rows
-            self.output_layer, self.hidden_WH = read(model, plan.passes, nodes_W, most)
+            if packed and plan.tokens <= most:
+                pack = Pack.of_passes([plan.passes], nodes_W, input_device(model))
+                self.hidden_WH, self.output_layer = read_packed(model, pack)
+            else:
+                read = _hidden_states if windows_of(model) is not None else hidden_states_of_rows
+                self.output_layer, self.hidden_WH = read(model, plan.passes, nodes_W, most)
 
     def batch(self, _model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
         """Return the logits of some of its sequences, as `opdkit.model.scoring.Reader` describes."""

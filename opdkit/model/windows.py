@@ -1,15 +1,20 @@
-"""Windows of attention: how many tokens back each layer of a model sees.
+"""What the architecture of a model lets a token see: windows of attention, masks, prefixes.
 
 A layer that keeps a state in place of keys (state-space, linear attention, convolution) has none, and neither has one
 that sees chunks.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from opdkit.model.output_layer import has_separate_output_layer
+
+# The attention of a packed row (`opdkit.model.packed_reading`), by the model's own.
+PACKED = {"sdpa": "opdkit_packed", "eager": "opdkit_packed_eager"}
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as configurations name them
 # Layers of a cache that hold the keys of attention. One that shares those of another layer holds none itself.
 _KEEP_KEYS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
@@ -29,8 +34,10 @@ def windows_of(model: PreTrainedModel) -> list[int | None] | None:
     known = all(type(layer).__name__ in _KEEP_KEYS for layer in layers) and {FULL, SLIDING}.issuperset(kinds)
     if not known or getattr(config, "attention_chunk_size", None):
         return None
-    windows = [getattr(layer, "sliding_window", config.sliding_window) if kind == SLIDING else None
-               for layer, kind in zip(layers, kinds, strict=True)]  # fmt: skip
+    # A layer that shares the keys of another one has a cache layer of its own since transformers 5.20 or so.
+    sizes = [getattr(layer, "sliding_window", None) for layer in layers] + [None] * (len(kinds) - len(layers))
+    windows = [(size or config.sliding_window) if kind == SLIDING else None
+               for size, kind in zip(sizes, kinds, strict=True)]  # fmt: skip
     return windows if len({*windows} - {None}) < 2 else None
 
 
@@ -47,7 +54,7 @@ def masks_by_kind(windows: Iterable[int | None], mask: Callable[[int | None], Te
 
 def mask_for(model: PreTrainedModel, visible: Tensor) -> Tensor:
     """Return a mask in the form that the model's attention takes: True for visible (sdpa), else `additive_mask`."""
-    sdpa = model.config.get_text_config(decoder=True)._attn_implementation == "sdpa"
+    sdpa = model.config.get_text_config(decoder=True)._attn_implementation in ("sdpa", PACKED["sdpa"])
     return visible if sdpa else additive_mask(visible, model.dtype)
 
 
@@ -66,3 +73,15 @@ def made_up_tokens(model: PreTrainedModel, length: int) -> list[list[int]]:
     size = min(model.get_input_embeddings().weight.shape[0], 1000)
     a, b, c, d = torch.randint(0, size, (4, length), generator=generator).tolist()
     return [torch.randint(0, size, (window,), generator=generator).tolist() + a, b, c, d]
+
+
+def find_prefix_problem(model: PreTrainedModel) -> str | None:
+    """Return why a model's architecture rules out that a prefix is read as part of a longer sequence, or None."""
+    config = model.config.get_text_config(decoder=True)
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # one set, or one per kind of layer
+    every_rope = [rope, *(p for p in rope.values() if isinstance(p, dict))]
+    if {"dynamic", "longrope"} & {p["rope_type"] for p in every_rope if "rope_type" in p}:
+        return "its position embeddings depend on the number of tokens read"
+    if not has_separate_output_layer(model):
+        return "its output layer cannot be run separately"
+    return None

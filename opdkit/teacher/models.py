@@ -94,7 +94,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     models have no weights.
     """
     options: dict[str, Any] = {"device": config.device, "dtype": config.dtype, "load_in_4bit": config.load_in_4bit}
-    options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel}
+    options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel, "compiled": config.compile}
     load: Callable[[str], PreTrainedModel] = load_skeleton if config.dry_run else partial(load_model, **options)
     resolve_device(config.device)  # a wrong one is an error in a dry run, too
     files = model_identity(config.model).get("files", {})

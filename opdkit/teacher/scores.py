@@ -4,7 +4,7 @@ Shapes as in `opdkit.model.scoring`: R response tokens, K most likely tokens (th
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from opdkit.model.scoring import LogprobQuery, Logprobs, Mixture, PromptResponse, logprobs_of
+from opdkit.model.tree import count_nodes
 from opdkit.model.tree_reading import read_trees
 
 
@@ -36,6 +37,11 @@ class ReplyReadings:
     def tokens(self) -> int:
         """Tokens of all readings, prompts included."""
         return sum(map(len, self.every()))
+
+
+def count_tree_tokens(replies: Iterable[ReplyReadings]) -> int:
+    """Return the tokens of all readings of these replies, where what they have in common counts once."""
+    return count_nodes([s.prompt_ids + s.response_ids for reply in replies for s in reply.every()])
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ def score_session(
     unhinted_same = [teacher.models == (student,) and r.unhinted == (r.student,) for r in replies]
     pending = [r.unhinted for r, known in zip(replies, unhinted_same, strict=True) if r.unhinted and not known]
     trees = read_trees(readings_by_model(student, teacher, replies), batch_tokens, whole=whole)
-    logprobs = partial(logprobs_of, batch_tokens=batch_tokens, read=trees.batch)
+    logprobs = partial(logprobs_of, batch_tokens=batch_tokens, read=trees.batch, length=trees.length)
 
     # The model whose top tokens are stored comes first; the other one is queried at these tokens.
     teacher_first, top = options.top_k_of == "teacher", options.top_k or options.overlap

@@ -6,6 +6,7 @@ turn that cannot be scored is dropped and counted under a named reason.
     run -> score_part -> score_replies -> score_session -> logprobs_of
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +49,7 @@ from opdkit.teacher.review_changes import (
     with_decided_rewards,
 )
 from opdkit.teacher.samples import HintedTurn, sample_replies
-from opdkit.teacher.scores import ScoreOptions, Scores, readings_by_model, score_session
+from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, readings_by_model, score_session
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
 _UNROUTED, _DECIDED, CHECKED = "sessions without a teacher", "decided by people", "hints checked"
@@ -280,11 +281,11 @@ def batch_sessions(
 ) -> Iterator[tuple[Teacher, list[Example]]]:
     """Yield neighbouring sessions of one teacher as one, up to `batch_tokens` tokens within the budget.
 
-    A longer session goes alone.
+    What the replies of a session have in common counts once. A longer session goes alone.
     """
     waiting, tokens, last = list[Example](), 0, None
     for teacher, examples in sessions:
-        size = sum(example.readings.tokens for example in examples)
+        size = count_tree_tokens(example.readings for example in examples)
         if last is not None and (teacher is not last or tokens + size > min(batch_tokens, budget.most)):
             yield last, waiting
             waiting, tokens = [], 0
@@ -321,7 +322,9 @@ def score_replies(
                 row = {"written": None, "hint": example.hints[0] if example.hints else None}
                 results[example.verdict["turn_id"]].rows.append(row)
             continue
-        for attempt in budget.halves([example.readings.tokens for example in examples]):
+        every = [example.readings.tokens for example in examples]
+        shared = count_tree_tokens(example.readings for example in examples) / sum(every)
+        for attempt in budget.halves([math.ceil(shared * tokens) for tokens in every]):
             batch = [examples[i] for i in attempt.items]
             replies, tokens = [example.readings for example in batch], Counter[str]()
             score_batch = partial(score_session, student, mixture, replies, options, counted=tokens)

@@ -21,7 +21,8 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
     """
     device = "cpu" if on_cpu else config.device
     dtype = str(compute_dtype(config)).removeprefix("torch.") if config.lora_rank else "float32"
-    model: Any = load_model(config.model, device=device, dtype=dtype, load_in_4bit=config.load_in_4bit)
+    model: Any = load_model(config.model, device=device, dtype=dtype, load_in_4bit=config.load_in_4bit,
+                            compiled=config.compile)  # fmt: skip
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from opdkit.config.train import TrainConfig
 from opdkit.model.tree import plan_passes
 from opdkit.model.tree_reading import PACK_TOKENS
+from opdkit.teacher.scores import ReplyReadings
 from opdkit.train.policy import Policy
 
 from . import training, usual
@@ -27,7 +28,8 @@ from .pairs import PAIRS, RESULTS, clock_of, save_rows
 from .scoring import once
 from .sessions import length, taubench
 
-ROWS = 1024  # tokens of one product, about as many as a pass over branches or a piece of a trunk has
+# Tokens of one product: about as many as a pass over branches or a piece of a trunk has; a GPU reads a row at once.
+ROWS = {"cpu": 1024, "cuda": 8192}
 
 
 def products(model: PreTrainedModel, paths: Sequence[Sequence[int]], replies: int) -> float:
@@ -49,9 +51,11 @@ def products(model: PreTrainedModel, paths: Sequence[Sequence[int]], replies: in
 def product_rate(model: PreTrainedModel) -> float:
     """Return the multiplications and additions per second of the products of an MLP of this model, the best of ten."""
     hidden, wide = model.config.hidden_size, model.config.intermediate_size
-    options: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
-    left, right = torch.randn(ROWS, hidden, **options), torch.randn(hidden, wide, **options)
-    repeats = max(1, int((2e10 if model.device.type == "cpu" else 2e13) / (2 * ROWS * hidden * wide)))
+    place, half = model.device.type, torch.is_autocast_enabled(model.device.type)
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if half else model.dtype, "device": model.device}
+    rows = ROWS[place]
+    left, right = torch.randn(rows, hidden, **options), torch.randn(hidden, wide, **options)
+    repeats = max(1, int((2e10 if place == "cpu" else 2e13) / (2 * rows * hidden * wide)))
     product = left @ right
 
     def multiply() -> None:
@@ -59,7 +63,7 @@ def product_rate(model: PreTrainedModel) -> float:
             torch.mm(left, right, out=product)
 
     best = min(seconds(multiply, model.device) for _ in range(10))
-    return 2 * ROWS * hidden * wide * repeats / best
+    return 2 * rows * hidden * wide * repeats / best
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -79,6 +83,21 @@ def share(name: str, work: Callable[[], object], needed: float, model: PreTraine
     return row
 
 
+def measure(
+    work: str, model: PreTrainedModel, session: Sequence[ReplyReadings], pairs: int, policy: Policy | None = None
+) -> dict[str, Any]:
+    """Return the share of the ceiling that scoring a session, or a training step of `policy` on it, reaches."""
+    if policy is None:
+        samples = usual.samples(session)
+        paths = [s.prompt_ids + s.response_ids for s in samples]
+        needed = products(model, paths, sum(len(s.response_ids) for s in samples))
+        return share(work, lambda: once(model, [list(session)]), needed, model, pairs)
+    step = training.Step([t.student for t in session], ["0"] * len(session))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    needed = 3 * products(model, [t.prompt_ids + t.response_ids for t in step.turns], step.tokens)
+    return share(work, lambda: training.take(training.our_losses(policy, step), optimizer), needed, model, pairs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8000, help="the session whose length is nearest")
@@ -89,18 +108,9 @@ def main() -> None:
     tokenizer, sessions = taubench()
     session = min(sessions, key=lambda s: abs(length(s) - options.tokens))
     model = build_for(options, len(tokenizer))
-    samples = usual.samples(session)
-    paths = [s.prompt_ids + s.response_ids for s in samples]
-    needed = products(model, paths, sum(len(s.response_ids) for s in samples))
     print(f"{len(session)} turns, {length(session):,} tokens, {weights(model)} weights", flush=True)
-    rows = [share("scoring", lambda: once(model, [session]), needed, model, options.pairs)]
-
-    step = training.Step([t.student for t in session], ["0"] * len(session))
-    policy = Policy(model)
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    read_once = products(model, [t.prompt_ids + t.response_ids for t in step.turns], step.tokens)
-    rows.append(share("training", lambda: training.take(training.our_losses(policy, step), optimizer), 3 * read_once,
-                      model, options.pairs))  # fmt: skip
+    rows = [measure("scoring", model, session, options.pairs),
+            measure("training", model, session, options.pairs, Policy(model))]  # fmt: skip
     facts = {"turns": len(session), "tokens": length(session), "weights": weights(model), "dtype": options.dtype,
              "threads": torch.get_num_threads(), "budget": TrainConfig.micro_batch_tokens}  # fmt: skip
     print(save_rows("ceiling", [facts | row for row in rows], options.results))

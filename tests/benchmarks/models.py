@@ -13,7 +13,8 @@ SIZES = {
     "100m": (768, 12, 12, 2560),
     "wide": (1024, 1, 16, 3072),
 }
-# Qwen3 of two published sizes but for the vocabulary, for a GPU.
+# Qwen3 of two published sizes, for a GPU.
+PUBLISHED_VOCABULARY = 151_936
 PUBLISHED = {
     "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072},
     "4b": {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 9728},
@@ -30,18 +31,18 @@ def add_model_options(parser: argparse.ArgumentParser, size: str = "10m") -> Non
 
 def build_for(options: argparse.Namespace, vocabulary: int) -> PreTrainedModel:
     """Build the model that `add_model_options` describes."""
-    return build(options.size, vocabulary).to(options.device, getattr(torch, options.dtype))
+    return build(options.size, vocabulary, device=options.device).to(getattr(torch, options.dtype))
 
 
-def build(size: str, vocabulary: int, spread: float = 0.02) -> PreTrainedModel:
-    """Build a random Qwen3; a larger `spread` makes predictions less uniform."""
+def build(size: str, vocabulary: int, spread: float = 0.02, device: str = "cpu") -> PreTrainedModel:
+    """Build a random Qwen3 in float32; a larger `spread` makes predictions less uniform."""
     sizes = PUBLISHED.get(size, {}) | {"num_key_value_heads": 8, "head_dim": 128}
     if size in SIZES:
         hidden, layers, heads, mlp = SIZES[size]
         sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
                  "num_attention_heads": heads, "num_key_value_heads": heads // 2,
                  "head_dim": hidden // heads}  # fmt: skip
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         config = Qwen3Config(vocab_size=vocabulary, max_position_embeddings=1 << 16, tie_word_embeddings=True,
                              initializer_range=spread, **sizes)  # fmt: skip

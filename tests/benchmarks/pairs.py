@@ -86,9 +86,12 @@ def machine() -> dict[str, str]:
     return {"cpu": cpu, "cores": str(os.cpu_count()), "gpu": gpu, "torch": torch.__version__}
 
 
-def save(benchmark: str, comparisons: Sequence[Comparison], folder: Path = RESULTS) -> Path:
-    """Write the comparisons that docs/performance.md is made from: `results/BENCHMARK.json`."""
-    return _write(benchmark, {"machine": machine(), "comparisons": [asdict(c) for c in comparisons]}, folder)
+def save(
+    benchmark: str, comparisons: Sequence[Comparison], folder: Path = RESULTS, rows: Sequence[dict[str, Any]] = ()
+) -> Path:
+    """Write the comparisons that docs/performance.md is made from, and other rows: `results/BENCHMARK.json`."""
+    document = {"machine": machine(), "comparisons": [asdict(c) for c in comparisons]}
+    return _write(benchmark, document | ({"rows": list(rows)} if rows else {}), folder)
 
 
 def save_rows(benchmark: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:

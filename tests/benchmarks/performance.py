@@ -46,6 +46,7 @@ def page(results: Path = RESULTS) -> str:
             sections.append(_section(results, "chaos", "### A server that fails", _chaos))
     sections += [
         _section(results, "ceiling", "## Against the ceiling", _ceiling),
+        _section(results, "gpu", "## On a GPU", gpu_section),
         _section(results, "busy", "## Beside another process", _busy),
         _section(results, "report", _REPORT, _report),
     ]
@@ -77,19 +78,20 @@ reply). A share *h* of the turns has a hint; from the hint to the end of the rep
 | | tokens through the layers | logits at once |
 |---|---|---|
 | the usual way | (1 + *h*) (*n s* + *t n* (*n* + 1) / 2), and the padding | tokens of a batch times vocabulary |
-| opdkit | *s* + *n t* + *h n b* | 33.5 million (0.13 GB), whatever the length |
+| opdkit | *s* + *n t* + *h n b* | 33.5 million (0.13 GB), whatever the length; on a GPU 1/64 of its memory |
 
 The usual way reads the conversation again at each turn, so its cost grows with the square of *n*; here each token of
 the conversation (the trunk) is read once, and each hinted turn adds its branch. In a long session the ratio approaches
 (1 + *h*) / 2 × *n* *t* / (*t* + *h b*). Attention adds to both a cost that grows faster, since each token attends to
 all tokens before it. Where a template rewrites earlier messages (removes the thinking of earlier turns), the branch
-begins there; the place is found by comparing token ids. Branches are read after the trunk, 512 tokens at a time, under
-a mask that shows each token only its own conversation; short sessions are read together. Of the trunk, only the keys
-and values are kept: 2 × layers × key heads × head size × bytes per number × tokens of the longest turn (147 kB per
-token for a model like Qwen3-4B in bfloat16).
+begins there; the place is found by comparing token ids. What fits into `--batch-tokens`, one session or several short
+ones, goes through the layers as one row. The trunk attends to itself causally. Branches follow it, 512 tokens at a
+time, and attend to the part of the trunk before them and to themselves, under a mask. Layers that see a window of the
+last tokens alone (Gemma, GPT-OSS, Mistral) leave out the keys before it. A longer session is read in passes. Then the
+keys and values of the trunk are kept: 2 × layers × key heads × head size × bytes per number × tokens of the longest
+turn (147 kB per token for a model like Qwen3-4B in bfloat16).
 
-Where layers see a window of the last tokens alone (Gemma, GPT-OSS, Mistral), all keys of the conversation are kept, and
-the mask hides those outside the window. A layer that keeps a state in place of keys (Mamba, LFM2, Qwen3-Next) takes no
+A layer that keeps a state in place of keys (Mamba, LFM2, Qwen3-Next) takes no
 mask, and neither does one that sees chunks (Llama 4): the trunk is cut at its forks, and branches go on from copies of
 the state there, several side by side. Besides the keys, one state per waiting branch is kept. At most 5% of the tokens
 are read twice where that saves passes. In training, such a model reads turns that continue each other as one sequence,
@@ -156,7 +158,7 @@ def _report(found: JSON) -> str:
 
 
 def _ceiling(found: JSON) -> str:
-    first = found["rows"][0]
+    first, sizes = found["rows"][0], " or ".join(dict.fromkeys(row["weights"] for row in found["rows"]))
     lines = ["| work | needed, billion | ceiling, billion per second | reached | share | from | to |", "|---" * 7 + "|"]
     for row in found["rows"]:
         shares = row["shares"]
@@ -165,10 +167,21 @@ def _ceiling(found: JSON) -> str:
                      f"{shares[-1]:.2f} |")  # fmt: skip
     return (
         f"Multiplications and additions that a session of tau-bench needs ({first['turns']} turns, "
-        f"{first['tokens']:,} tokens; {first['weights']} weights, {first['dtype']}), per second, against products of "
+        f"{first['tokens']:,} tokens; {sizes} weights, {first['dtype']}), per second, against products of "
         "matrices of the model's own sizes in the same process. Needed are the weights of the layers for each token "
         "that is read, attention to the tokens before it, and logits of replies; in training three times that.\n\n"
         + "\n".join(lines)
+    )
+
+
+def gpu_section(found: JSON) -> str:
+    """Return what the page says of a GPU: the share of the ceiling, and both ways compared."""
+    return (
+        f"Qwen3 with random weights on an {found['machine']['gpu']}. Training has float32 weights under autocast, as "
+        "`opdkit train` has them; its optimizer is SGD here. With `--compile`, small operations between the matrix "
+        f"products are fused.\n\n{_ceiling(found)}\n\nAgainst the usual way, on two shorter sessions, where the usual "
+        "way fits into memory, and without `--compile`. Both ways repeat the same shapes, so that no kernel is planned "
+        f"anew:\n\n{_timed(found)}"
     )
 
 

@@ -16,27 +16,29 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from opdkit.chat.template import Chat
+from opdkit.config.teacher import TeacherConfig
 from opdkit.model.scoring import Mixture
 from opdkit.model.tree import plan_passes
 from opdkit.model.tree_reading import PACK_TOKENS
-from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, score_session
+from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, count_tree_tokens, score_session
 
 from . import usual
 from .models import add_model_options, build_for, weights
 from .pairs import PAIRS, RESULTS, Comparison, clock_of, save, turn_about
 from .sessions import LOGS, ROOT, Tokenized, evenly_spaced, length, read, tokenized, tokenizer_of
 
-BATCH_TOKENS = 16384
 WORDS = {"taubench": "tau-bench", "sweagent": "SWE-agent", "pi_openclaw": "one session of a coding agent"}
 
 
-def once(model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]]) -> list[Scores]:
+def once(
+    model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], batch_tokens: int = TeacherConfig.batch_tokens
+) -> list[Scores]:
     """Score as `opdkit teacher` goes through a part: short sessions together."""
     found, waiting, tokens = list[Scores](), list[ReplyReadings](), 0
     for targets in [*sessions, None]:
-        size = sum(t.tokens for t in targets) if targets else 0
-        if waiting and (targets is None or tokens + size > BATCH_TOKENS):
-            found += score_session(model, Mixture((model,)), waiting, ScoreOptions(), batch_tokens=BATCH_TOKENS)
+        size = count_tree_tokens(targets or [])
+        if waiting and (targets is None or tokens + size > batch_tokens):
+            found += score_session(model, Mixture((model,)), waiting, ScoreOptions(), batch_tokens=batch_tokens)
             waiting, tokens = [], 0
         waiting, tokens = waiting + (targets or []), tokens + size
     return found

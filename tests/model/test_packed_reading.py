@@ -71,9 +71,19 @@ def test_a_row_holds_every_token_once() -> None:
     assert len(pack.nodes_N) == sum(len(s.response_ids) for tree in TREES for s in tree)
     chain, forked, single = pack.blocks
     assert (chain.mask, single.mask) == (None, None)
-    assert (forked.first, forked.start, forked.stop) == (54, 54, 108)
+    assert (forked.start, forked.stop, forked.keys) == (54, 108, (range(54, 108),))
     assert forked.mask is not None
     assert forked.mask.shape == (1, 1, 54, 54)
+
+
+def test_branches_see_the_trunk_up_to_where_they_leave_it(monkeypatch) -> None:
+    """A long tree: its trunk needs no mask, and the keys of a branch are those before it and its own."""
+    monkeypatch.setattr("opdkit.model.packed_reading.PACK_TOKENS", 20)
+    trunk, short, long = Pack.of([FORKED], CPU).blocks
+    assert (trunk.mask, trunk.start, trunk.stop) == (None, 0, 31)
+    assert (short.start, short.stop, short.keys) == (31, 36, (range(13), range(31, 36)))
+    assert (long.start, long.stop, long.keys) == (36, 54, (range(13), range(36, 54)))
+    assert long.positions.tolist() == [*range(13), *range(13, 31)]
 
 
 @pytest.mark.parametrize("family", ["grouped queries", "window, then all", *EAGER])
@@ -85,8 +95,38 @@ def test_long_trees_are_read_some_rows_at_a_time(family, monkeypatch) -> None:
     monkeypatch.setattr("opdkit.model.packed_reading._BLOCK", 7)
     pack = Pack.of(TREES, CPU)
     assert max(b.mask.shape[2] for b in pack.blocks if b.mask is not None) == 7
-    assert all(b.mask.shape[3] == b.stop - b.first for b in pack.blocks if b.mask is not None)
+    assert all(b.mask.shape[3] == sum(map(len, b.keys)) for b in pack.blocks if b.mask is not None)
     torch.testing.assert_close(packed(model, TREES), whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["grouped queries", "window", "window, then all", *EAGER])
+@pytest.mark.parametrize("pack_tokens", [1, 6, 20])
+def test_trunks_and_branches_have_the_numbers_of_each_turn_alone(family, pack_tokens, monkeypatch) -> None:
+    """However the branches are cut; a branch may be a trunk itself."""
+    model = build(*FAMILIES[family]).double() if family != "sinks" else build(*FAMILIES[family])
+    assert enable_packing(model)
+    expected = plain(model, TREES)
+    monkeypatch.setattr("opdkit.model.packed_reading.PACK_TOKENS", pack_tokens)
+    actual = packed(model, TREES)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+    for a, b in zip(gradients(model, actual), gradients(model, expected), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5 * float(b.abs().max()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["grouped queries", "window, then all", "eager"])
+def test_a_trunk_that_is_filled_up_as_on_a_gpu_changes_nothing(family, monkeypatch) -> None:
+    """Rows that come after a trunk fill it up to a round number; at the end of the row these are made up."""
+    model = build(*FAMILIES[family])
+    assert enable_packing(model)
+    before = packed(model, TREES)
+    expected = gradients(model, before)
+    monkeypatch.setattr("opdkit.model.packed_reading._is_rounded", lambda device: True)
+    monkeypatch.setattr("opdkit.model.packed_reading._GRID", 64)
+    assert Pack.of(TREES, CPU).ids_1n.shape[1] == 108 + 64
+    actual = packed(model, TREES)
+    torch.testing.assert_close(actual, before, atol=1e-5, rtol=0)
+    for a, b in zip(gradients(model, actual), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6 * float(b.abs().max()), rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["grouped queries", *EAGER])
@@ -120,11 +160,11 @@ def test_a_window_reads_no_keys_that_it_is_done_with(monkeypatch) -> None:
     monkeypatch.setattr("opdkit.model.packed_reading._BLOCK", 7)
     chain, *_ = Pack.of(TREES, CPU).blocks
     cut = list(chain.cut(8))
-    assert [(b.first, b.start, b.stop) for b in cut[:3]] == [(0, 0, 7), (0, 7, 14), (7, 14, 21)]
+    assert [(b.keys[0].start, b.start, b.stop) for b in cut[:3]] == [(0, 0, 7), (0, 7, 14), (7, 14, 21)]
     assert cut[-1].stop == chain.stop
     for b in cut:
         assert b.mask is not None
-        rows, keys = torch.arange(b.start, b.stop)[:, None], torch.arange(b.first, b.stop)
+        rows, keys = torch.arange(b.start, b.stop)[:, None], torch.arange(b.keys[0].start, b.stop)
         assert torch.equal(b.mask[0, 0], (keys <= rows) & (rows - keys < 8))
 
 

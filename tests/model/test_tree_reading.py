@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import chat_templates
@@ -13,7 +14,7 @@ from model_families import FAMILIES, PLAIN, STATES, build
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.errors import OpdkitError
-from opdkit.model import scoring, tree_reading
+from opdkit.model import packed_reading, scoring, tree_reading
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.memory import state_of
 from opdkit.model.scoring import Mixture, PromptResponse
@@ -375,13 +376,14 @@ def test_a_model_that_keeps_nothing_is_found_out(monkeypatch, capsys):
 
 def wrong_mask(monkeypatch) -> None:
     """A model that sees too much only where there is much to see: the made-up sequences do not find it out."""
-    real = tree_reading._mask
+    real = packed_reading._blocks
 
-    def mask(*given):
-        seen = real(*given)
-        return torch.ones_like(seen) if seen.shape[-1] > 200 else seen
+    def blocks(*given):
+        for block in real(*given):
+            is_wrong = block.mask is not None and block.mask.shape[-1] > 200
+            yield replace(block, mask=torch.ones_like(block.mask)) if is_wrong else block
 
-    monkeypatch.setattr(tree_reading, "_mask", mask)
+    monkeypatch.setattr(packed_reading, "_blocks", blocks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -417,6 +419,24 @@ def test_what_is_compared_is_bounded(room, lengths):
     """The shortest in any case, so that there is something to compare; else within the room."""
     sequences = [PromptResponse([1] * (n - 1), [2]) for n in (5, 8, 3, 7)]
     assert [len(s) for s in tree_reading._choose_compared(sequences, room)] == lengths
+
+
+def test_what_fits_is_read_in_one_forward(student, monkeypatch):
+    """Trunk, branches and several sessions; more is read in passes, with the same numbers."""
+    sessions = [reply for seed in range(3) for reply in conversation(4, seed)]
+    arguments = (student, Mixture((student,)), sessions, ScoreOptions())
+    check_tree_reading(student)
+    monkeypatch.setattr(tree_reading, "PACK_TOKENS", 40)
+    monkeypatch.setattr(tree_reading, "_CHUNK", 16)
+    forwards, found = [], []
+    handle = student.get_decoder().layers[0].register_forward_hook(lambda *_: forwards.append(1))
+    for batch_tokens in (10_000, 60):
+        state_of(student).tree_compared = True
+        found.append(score_session(*arguments, batch_tokens=batch_tokens))
+        assert (len(forwards) == 1) == (batch_tokens == 10_000)
+        forwards.clear()
+    handle.remove()
+    alike(*found)
 
 
 def test_a_trunk_longer_than_the_budget_is_read_in_pieces(student, monkeypatch):

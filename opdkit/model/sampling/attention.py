@@ -13,21 +13,22 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from opdkit.model.windows import PACKED
+
 _NAME = "opdkit_grouped_sdpa"
 
 
 @contextmanager
 def grouped_heads(model: PreTrainedModel) -> Iterator[None]:
     """Switch a model from sdpa to this attention within the `with` block; leave other models unchanged."""
-    if model.config.get_text_config(decoder=True)._attn_implementation != "sdpa":
-        yield
-        return
-    before = model.config._attn_implementation
-    model.set_attn_implementation(_NAME)
+    config = model.config.get_text_config(decoder=True)
+    before = config._attn_implementation
+    if before in ("sdpa", PACKED["sdpa"]):
+        config._attn_implementation = _NAME
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        config._attn_implementation = before
 
 
 def _attention(

@@ -1,0 +1,24 @@
+"""Fused small operations: what the layers of a model compute between their matrix products, with torch.compile."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def compile_small_operations(model: nn.Module) -> None:
+    """Let torch.compile fuse norms, MLPs and the rotation of positions; the first passes then take longer.
+
+    Attention and whole layers are left alone: they have other arguments in each pass, and would be compiled each time.
+    """
+    modules = set[str]()
+    for module in model.modules():
+        modules.add(type(module).__module__)
+        if type(module).__name__.endswith(("RMSNorm", "MLP")):
+            module.compile(dynamic=True)
+    for name in modules:
+        code: Any = sys.modules[name]
+        rotate = getattr(code, "apply_rotary_pos_emb", None)
+        if rotate is not None and not hasattr(rotate, "_torchdynamo_orig_callable"):
+            code.apply_rotary_pos_emb = torch.compile(rotate, dynamic=True)
