@@ -66,7 +66,7 @@ class TeacherConfig(SamplingConfig):
     turn_by_turn: bool = SPEED.expert(
         False, "read every prompt from its beginning; same results up to rounding, and far slower"
     )
-    compile: bool = shared_option("compile", SPEED)
+    compile: bool = shared_option("compile", SPEED, expert=True)
     device_map: str | None = MEMORY.option(
         None,
         "spread layers over all GPUs of this process; the rest waits in memory or on disk; one process per node",

@@ -159,7 +159,7 @@ class TrainConfig(NamedTraining, ModelOptions):
     )  # fmt: skip
     micro_batch_tokens: int = MEMORY.option(8192, "per forward pass; a longer turn goes alone", unit="tokens", low=1)
     gradient_checkpointing: bool = MEMORY.option(False, "less memory, slower: recompute activations")
-    compile: bool = shared_option("compile", MEMORY)
+    compile: bool = shared_option("compile", MEMORY, expert=True)
     sharding: str = MEMORY.option(
         "none",
         "split the training over processes; none: each process holds the whole model; fsdp: each holds a share of "

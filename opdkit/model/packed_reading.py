@@ -72,24 +72,21 @@ class Block:
             unseen = max(0, int(rows_b1.min()) - window + 1)  # keys before all windows; those of a prefix come first
             unseen = min(unseen, sum(map(len, self.keys[:-1])))
             mask_bk = self.mask[0, 0, :, unseen:] & within(window, rows_b1, self.positions[unseen:])
-            yield Block(self.start, self.stop, _drop(self.keys, unseen), mask_bk[None, None], self.positions[unseen:])
+            yield Block(
+                self.start,
+                self.stop,
+                _cut(self.keys, unseen, len(self.positions)),
+                mask_bk[None, None],
+                self.positions[unseen:],
+            )
 
 
-def _drop(ranges: Sequence[range], count: int) -> tuple[range, ...]:
-    """Return the ranges without their first `count` numbers."""
-    kept = list[range]()
+def _cut(ranges: Sequence[range], start: int, stop: int) -> tuple[range, ...]:
+    """Return the numbers [start, stop) of these ranges, counted through all of them."""
+    kept, first = list[range](), 0
     for one in ranges:
-        kept.append(one[count:])
-        count = max(0, count - len(one))
-    return tuple(one for one in kept if one)
-
-
-def _take(ranges: Sequence[range], count: int) -> tuple[range, ...]:
-    """Return the first `count` numbers of the ranges."""
-    kept = list[range]()
-    for one in ranges:
-        kept.append(one[:count])
-        count -= len(kept[-1])
+        kept.append(one[max(0, start - first) : max(0, stop - first)])
+        first += len(one)
     return tuple(one for one in kept if one)
 
 
@@ -121,7 +118,7 @@ class Pack:
         for tree in trees:
             before: tuple[range, ...] = ()  # rows of what a cache would hold
             for one in tree:
-                before = _take(before, one.prefix)
+                before = _cut(before, 0, one.prefix)
                 blocks += _blocks(one, first, before, device)
                 before = (*before, range(first, first + len(one)))
                 first += len(one)
@@ -187,36 +184,28 @@ def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
 
 
 def enable_packing(model: nn.Module) -> bool:
-    """Switch a model to the attention of `read_packed`, or return False and warn where its numbers would differ."""
-    problem = try_packing(model)
+    """Switch a model to the attention of `read_packed`, or return False and warn where its numbers would differ.
+
+    Checked with the model's architecture and a few made-up sequences, the same in every process. Without packed blocks
+    the new attention gives the model's own numbers. When the result is False, the model is unchanged.
+    """
+    whole: Any = model
+    config = whole.config.get_text_config(decoder=True)
+    before, problem = config._attn_implementation, find_prefix_problem(whole)
+    packed = PACKED.get(before, before)
+    if windows_of(whole) is None:
+        problem = "not all of its layers see all tokens before a token, or those in a window"
+    elif packed not in PACKED.values():
+        problem = f"its attention ({before}) takes no custom mask"
+    elif problem is None:
+        config._attn_implementation = packed
+        problem = _find_difference(whole, chains=False)
+        if problem:
+            config._attn_implementation = before
     if problem:
         name = getattr(model, "name_or_path", "") or type(model).__name__
         warn(f"{name} trains on turns that do not continue each other one by one: {problem}")
     return problem is None
-
-
-def try_packing(model: nn.Module) -> str | None:
-    """Switch a model to the attention of `read_packed`, or return why its numbers would differ.
-
-    Checked with the model's architecture and a few made-up sequences, the same in every process. Without packed blocks
-    the new attention gives the model's own numbers. A model with a problem is unchanged.
-    """
-    whole: Any = model
-    config = whole.config.get_text_config(decoder=True)
-    before = config._attn_implementation
-    if before in PACKED.values():
-        return None
-    if windows_of(whole) is None:
-        return "not all of its layers see all tokens before a token, or those in a window"
-    if before not in PACKED:
-        return f"its attention ({before}) takes no custom mask"
-    problem = find_prefix_problem(whole)
-    if problem is None:
-        config._attn_implementation = PACKED[before]
-        problem = _find_difference(whole, chains=False)
-        if problem:
-            config._attn_implementation = before
-    return problem
 
 
 def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) -> tuple[Tensor, OutputLayer]:

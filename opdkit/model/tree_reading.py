@@ -21,7 +21,7 @@ from opdkit.errors import OpdkitError
 from opdkit.model.load import cache_name_of, input_device
 from opdkit.model.memory import is_out_of_memory, state_of
 from opdkit.model.output_layer import OutputLayer, decoder_of
-from opdkit.model.packed_reading import Pack, read_packed, try_packing
+from opdkit.model.packed_reading import Pack, read_packed
 from opdkit.model.row_plan import plan_rows
 from opdkit.model.row_reading import hidden_states_of_rows
 from opdkit.model.scoring import LogprobQuery, Mixture, PaddedBatch, PromptResponse, logprobs_of
@@ -154,22 +154,28 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
             a, b, c, d = made_up_tokens(model, 16)
             pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
             sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
-            try_packing(model)
             queries = [LogprobQuery((s,)) for s in sequences]
             padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
-            worst, limit = 0.0, 0.0
-            try:
-                for pack_tokens, most in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
-                    tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
-                    answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
-                    difference, limit = _difference(torch.cat([x.logprobs for x in answers]) - padded, model.dtype)
-                    worst = max(worst, difference)
-            except Exception as error:  # models react in any way to arguments that they do not support
-                if is_out_of_memory(error):
-                    raise
-                problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
-            else:
-                problem = f"else its log-probs would differ by {worst:.1g} nats" if worst > limit else None
+            config = model.config.get_text_config(decoder=True)
+            own = config._attn_implementation
+            packed = own if windows_of(model) is None else PACKED.get(own, own)
+            for attention in dict.fromkeys((packed, own)):  # the first one that gives the numbers of padded batches
+                config._attn_implementation = attention
+                worst, limit = 0.0, 0.0
+                try:
+                    for pack_tokens, most in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
+                        tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
+                        answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
+                        difference, limit = _difference(torch.cat([x.logprobs for x in answers]) - padded, model.dtype)
+                        worst = max(worst, difference)
+                except Exception as error:  # models react in any way to arguments that they do not support
+                    if is_out_of_memory(error):
+                        raise
+                    problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
+                else:
+                    problem = f"else its log-probs would differ by {worst:.1g} nats" if worst > limit else None
+                if problem is None:
+                    break
         if problem:
             name = model.name_or_path or type(model).__name__
             warn(f"{name} reads each turn from its beginning, not the conversation once: {problem}")

@@ -1,4 +1,4 @@
-"""What the architecture of a model lets a token see: windows of attention, masks, prefixes.
+"""Windows of attention, masks, prefixes: how many tokens a token sees in the layers of a model.
 
 A layer that keeps a state in place of keys (state-space, linear attention, convolution) has none, and neither has one
 that sees chunks.

@@ -323,7 +323,7 @@ def score_replies(
                 results[example.verdict["turn_id"]].rows.append(row)
             continue
         every = [example.readings.tokens for example in examples]
-        shared = count_tree_tokens(example.readings for example in examples) / sum(every)
+        shared = count_tree_tokens(example.readings for example in examples) / max(1, sum(every))
         for attempt in budget.halves([math.ceil(shared * tokens) for tokens in every]):
             batch = [examples[i] for i in attempt.items]
             replies, tokens = [example.readings for example in batch], Counter[str]()

@@ -89,9 +89,10 @@ def main() -> None:
     chosen = [sessions[len(sessions) // 2]]
     step = training.Step([t.student for t in chosen[0]], ["0"] * len(chosen[0]))
     path = options.results / "families.json"
-    if path.exists() and json.loads(path.read_text(encoding="utf-8"))["machine"] != machine():
-        parser.error(f"{path} is of another machine; pass --results")
     kept = {c.name: c for c in (load("families", options.results) if path.exists() else ())}
+    if path.exists() and (before := json.loads(path.read_text(encoding="utf-8"))["machine"]) != machine():
+        for comparison in kept.values():
+            comparison.facts.setdefault("measured on", f"{before['cpu']}, torch {before['torch']}")
     for family in options.families:
         model = build(family, len(tokenizer)).to(options.device)
         tree = plan_tree(model, usual.samples(chosen[0]), PACK_TOKENS)
