@@ -34,7 +34,7 @@ def windows_of(model: PreTrainedModel) -> list[int | None] | None:
     known = all(type(layer).__name__ in _KEEP_KEYS for layer in layers) and {FULL, SLIDING}.issuperset(kinds)
     if not known or getattr(config, "attention_chunk_size", None):
         return None
-    # A layer that shares the keys of another one has a cache layer of its own since transformers 5.20 or so.
+    # In older versions of transformers, a layer that shares the keys of another one has no layer of the cache.
     sizes = [getattr(layer, "sliding_window", None) for layer in layers] + [None] * (len(kinds) - len(layers))
     windows = [(size or config.sliding_window) if kind == SLIDING else None
                for size, kind in zip(sizes, kinds, strict=True)]  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from model_families import EAGER, FAMILIES, PLAIN, STATES, build
 from torch import Tensor, nn
 
-from opdkit.model.packed_reading import Pack, enable_packing, read_chains, read_packed, reads_chains
+from opdkit.model.packed_reading import Pack, _kernels, enable_packing, read_chains, read_packed, reads_chains
 from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs
 
 CPU = torch.device("cpu")
@@ -127,6 +127,16 @@ def test_a_trunk_that_is_filled_up_as_on_a_gpu_changes_nothing(family, monkeypat
     torch.testing.assert_close(actual, before, atol=1e-5, rtol=0)
     for a, b in zip(gradients(model, actual), expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6 * float(b.abs().max()), rtol=1e-4)
+
+
+def test_a_gpu_plans_no_kernel_for_the_form_of_a_mask() -> None:
+    """cuDNN plans anew for each form, for up to a second: it reads trunks, whose lengths are rounded, and no mask."""
+    gpu = torch.device("cuda")
+    with _kernels(gpu, None):
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    with _kernels(gpu, torch.ones(1, 1, 2, 2, dtype=torch.bool)):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
 
 
 @pytest.mark.parametrize("family", ["grouped queries", *EAGER])
