@@ -32,7 +32,7 @@ from opdkit.model.windows import PACKED, additive_mask, find_prefix_problem, mad
 # Rows of a mask in one block.
 _BLOCK = 1024
 # A multiple to which the rows of a trunk are rounded up on a GPU, with the rows that come next, which it does not see.
-# cuDNN, twice as fast there as other kernels, plans anew for each number of rows, and that takes as long as reading.
+# cuDNN, twice as fast there as other kernels, plans for each new number of rows. On an H200 a plan took 60 ms.
 _GRID = 512
 
 _ROUNDING = 1e-3  # largest difference in nats between packed and plain reading, in float32 and float64
@@ -147,20 +147,28 @@ def _is_rounded(device: torch.device) -> bool:
 
 def _blocks(one: Pass, first: int, before: tuple[range, ...], device: torch.device) -> Iterator[Block]:
     """Yield the blocks in which a pass attends to the rows `before` it and to itself; it begins at row `first`."""
-    positions_n = torch.tensor(one.positions, device=device)
     if one.is_chain and not before:
-        yield Block(first, first + len(one), (range(first, first + len(one)),), None, positions_n)
+        rows = range(first, first + len(one))
+        yield Block(first, first + len(one), (rows,), None, torch.tensor(one.positions, device=device))
         return
-    visible_n, ends_n = (torch.tensor(x, device=device) for x in (one.visible_prefix, one.subtree_end))
-    order_n = torch.arange(len(one), device=device)
-    prefix_p = torch.arange(one.prefix, device=device)
     for start in range(0, len(one), _BLOCK):
         stop = min(start + _BLOCK, len(one))
-        rows_b1, seen_n = order_n[start:stop, None], order_n[:stop]
-        own_bn = (seen_n <= rows_b1) & (rows_b1 < ends_n[:stop])
-        mask_bk = torch.cat([prefix_p < visible_n[start:stop, None], own_bn], -1)
-        yield Block(first + start, first + stop, (*before, range(first, first + stop)), mask_bk[None, None],
-                    torch.cat([prefix_p, positions_n[:stop]]))  # fmt: skip
+        mask_bk, positions_k = visible_keys(one, start, stop, device)
+        keys = (*before, range(first, first + stop))
+        yield Block(first + start, first + stop, keys, mask_bk[None, None], positions_k)
+
+
+def visible_keys(one: Pass, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return which keys the tokens [start, stop) of a pass see, bool [stop - start, keys], and the keys' positions.
+
+    The keys are those of the prefix, then those of the pass up to `stop`.
+    """
+    visible_b, ends_n = (torch.tensor(x, device=device) for x in (one.visible_prefix[start:stop], one.subtree_end))
+    prefix_p, order_n = torch.arange(one.prefix, device=device), torch.arange(stop, device=device)
+    rows_b1 = order_n[start:, None]
+    own_bn = (order_n <= rows_b1) & (rows_b1 < ends_n[:stop])
+    positions_n = torch.tensor(one.positions[:stop], device=device)
+    return torch.cat([prefix_p < visible_b[:, None], own_bn], -1), torch.cat([prefix_p, positions_n])
 
 
 def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:

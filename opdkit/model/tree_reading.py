@@ -21,7 +21,7 @@ from opdkit.errors import OpdkitError
 from opdkit.model.load import cache_name_of, input_device
 from opdkit.model.memory import is_out_of_memory, state_of
 from opdkit.model.output_layer import OutputLayer, decoder_of
-from opdkit.model.packed_reading import Pack, read_packed
+from opdkit.model.packed_reading import Pack, read_packed, visible_keys
 from opdkit.model.row_plan import plan_rows
 from opdkit.model.row_reading import hidden_states_of_rows
 from opdkit.model.scoring import LogprobQuery, Mixture, PaddedBatch, PromptResponse, logprobs_of
@@ -283,12 +283,5 @@ def _hidden_states(
 
 def _mask(one: Pass, model: PreTrainedModel, window: int | None) -> Tensor:
     """Return the mask [1, 1, n, prefix + n] of a pass: True for visible (sdpa), or 0 and a lowest number (eager)."""
-    device = input_device(model)
-    visible_n, ends_n = (torch.tensor(x, device=device) for x in (one.visible_prefix, one.subtree_end))
-    order_n = torch.arange(len(one), device=device)
-    before_nk = torch.arange(one.prefix, device=device) < visible_n[:, None]
-    within_nn = (order_n <= order_n[:, None]) & (order_n[:, None] < ends_n)
-    positions_n = torch.tensor(one.positions, device=device)
-    of_keys = torch.cat([torch.arange(one.prefix, device=device), positions_n])
-    seen = (torch.cat([before_nk, within_nn], -1) & within(window, positions_n[:, None], of_keys))[None, None]
-    return mask_for(model, seen)
+    seen_nk, positions_k = visible_keys(one, 0, len(one), input_device(model))
+    return mask_for(model, (seen_nk & within(window, positions_k[one.prefix :, None], positions_k))[None, None])
