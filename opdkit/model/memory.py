@@ -165,6 +165,14 @@ def state_of(model: nn.Module) -> ModelState:
     return state
 
 
+def without_gradients(*models: nn.Module) -> AbstractContextManager[None]:
+    """Return a context for forwards of these models without gradients: torch's inference mode, where it can be.
+
+    Weights that processes share are gathered into tensors that training writes to, as it may not in inference mode.
+    """
+    return torch.no_grad() if any(state_of(model).lockstep for model in models) else torch.inference_mode()
+
+
 def budget_of(model: nn.Module, work: str) -> Budget:
     """Return the budget for one kind of work with a model, always the same object."""
     state = state_of(model)

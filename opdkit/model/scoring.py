@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from opdkit.model.load import input_device
-from opdkit.model.memory import TooLargeError, budget_of
+from opdkit.model.memory import TooLargeError, budget_of, without_gradients
 from opdkit.model.output_layer import decoder_of, forward_replaced, has_separate_output_layer
 
 # Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k, and on a GPU
@@ -154,7 +154,6 @@ def score(model: PreTrainedModel, sequences: Sequence[PromptResponse], *, batch_
     return [answer.logprobs for answer in answers]
 
 
-@torch.inference_mode()
 def logprobs_of(
     mixture: Mixture,
     queries: Sequence[LogprobQuery],
@@ -179,7 +178,7 @@ def logprobs_of(
     answers: dict[int, Logprobs] = {}
     lengths = [max(map(length, mixture.models, query.sequences)) for query in queries]
     for attempt in budget_of(mixture.models[0], "scoring").batches(lengths, batch_tokens):
-        with attempt:
+        with attempt, without_gradients(*mixture.models):
             batch = _logprobs_of_batch(mixture, [queries[i] for i in attempt.items], top, size, read)
             answers |= zip(attempt.items, batch, strict=True)
         if attempt.too_large:

@@ -19,7 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import cache_name_of, input_device
-from opdkit.model.memory import is_out_of_memory, state_of
+from opdkit.model.memory import is_out_of_memory, state_of, without_gradients
 from opdkit.model.output_layer import OutputLayer, decoder_of
 from opdkit.model.packed_reading import Pack, read_packed, visible_keys
 from opdkit.model.row_plan import plan_rows
@@ -237,7 +237,7 @@ class ReadTree:
         nodes_W = torch.cat(nodes).unique()
         self._rows = {id(s): torch.searchsorted(nodes_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
         packed = model.config.get_text_config(decoder=True)._attn_implementation in PACKED.values()
-        with torch.inference_mode():
+        with without_gradients(model):
             if packed and plan.tokens <= most:
                 pack = Pack.of_passes([plan.passes], nodes_W, input_device(model))
                 self.hidden_WH, self.output_layer = read_packed(model, pack)

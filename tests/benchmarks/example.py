@@ -48,7 +48,8 @@ def main() -> None:
         hinted = sum(verdict["hint"] is not None for verdict in Run(run).table("verdicts"))
         plain = facts("teacher", run, "--model", model, "--teacher-samples", 0)
         Run(run).judge(judge=nothing, overwrite=True)
-        once = facts("teacher", run, "--model", model, "--teacher-samples", 0)
+        # train reads each session by itself, as the teacher does where no two fit into a batch
+        once = facts("teacher", run, "--model", model, "--teacher-samples", 0, "--batch-tokens", 1)
     found = {
         "bytes": log.stat().st_size,
         "sessions": len({turn["session_id"] for turn in turns}),

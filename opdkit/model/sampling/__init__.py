@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from opdkit.model.memory import state_of
+from opdkit.model.memory import without_gradients
 from opdkit.model.sampling.batches import plan_batches
 from opdkit.model.sampling.copied_cache import sample_copied
 from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
@@ -68,8 +68,7 @@ def sample(
         for request in requests
     ]
     prompts = [request.prompt_ids for request in requests]
-    # Weights that processes share are gathered into tensors that training writes to, as it may not in inference mode.
-    with torch.no_grad() if state_of(model).lockstep else torch.inference_mode():
+    with without_gradients(model):
         run = sample_shared if windows_of(model) is not None and check_tree_reading(model) else sample_copied
         run(model, prompts, samplings, rule, batch_tokens)
     return [[Sample(s.ids, s.logprobs, str(s.finish_reason), s.top_ids, s.top) for s in group] for group in samplings]
