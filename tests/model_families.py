@@ -75,6 +75,9 @@ PLAIN = {
     "states in the layers": ("RecurrentGemmaConfig", {"attention_window_size": 8, "lru_width": 32, "pad_token_id": 0}),
     "dynamic positions": ("LlamaConfig", {
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, "max_position_embeddings": 512}),
+    "LongRoPE": ("LlamaConfig", {"rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}, "max_position_embeddings": 512}),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from opdkit.store.part_writer import Stage
 from opdkit.store.tables import VERDICTS
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
-from opdkit.train.objective.losses import gathered_logprobs
+from opdkit.train.objective.losses import logprobs_and_entropy
 from opdkit.train.targets import Support, load_prompts, load_turns
 
 # Options of a training in which nothing but the objective moves the weights, and every turn trains.
@@ -145,6 +145,6 @@ def read_supports(run: Path, model: Path) -> dict[str, tuple[Support, np.ndarray
     with torch.no_grad():
         for t in turns:
             logits, _ = response_logits(loaded, [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist())])
-            values = gathered_logprobs(logits, torch.from_numpy(t.support.ids.astype(np.int64)))
+            values = logprobs_and_entropy(logits, torch.from_numpy(t.support.ids.astype(np.int64)))[0]
             found[t.turn_id] = t.support, values.numpy()
     return found

@@ -5,9 +5,10 @@ hint and without (`opdkit.teacher.hint_checks`). The expected gain, on requests 
 
     gain = learned * mean of (share that passes with the hint - share without it)      learned = n^2 / (n^2 + h^2)
 
-for n turns whose hints help, and h = HALF_LEARNED. The mean is over the hints that help: where others do not, the
-student learns from these what to reply. The shares are freed of the judge's errors (Rogan and Gladen 1978), as replies
-of the log show them: one that was complained about does not do what its hint asks; the next one, where it was praised,
+for n turns whose hints the test keeps, and h = HALF_LEARNED. The mean is over the kept hints, those that replies follow
+without them, too: a student that has learned most of it has little to gain. Where a hint does not help, the student
+learns from the others what to reply. The shares are freed of the judge's errors (Rogan and Gladen 1978), as replies of
+the log show them: one that was complained about does not do what its hint asks; the next one, where it was praised,
 does.
 """
 
@@ -58,6 +59,7 @@ _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
 LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
 TRAINING_PASSES = 3  # a backward pass costs two forward passes
+LEARNED_FROM = (hint_checks.KEPT, hint_checks.NOT_NEEDED)  # status of tested hints from which training learns
 Judge = dict[str, tuple[int, int]]  # replies that "follow" or "do not follow" a hint -> right verdicts, verdicts
 
 
@@ -76,7 +78,7 @@ def run(config: ForecastConfig) -> None:
         ("judged turns", f"{found['judged_turns']:,}, {percent['complaints']} complaints"),
         ("hinted turns, in the whole log", f"{found['hinted_turns']:,}"),
         ("hints tested", ", ".join(f"{count:,} {status}" for status, count in found["hints"].items())),
-        ("replies as wanted, where one helps", f"{percent['without_hint']}, with the hint {percent['with_hint']}"),
+        ("replies as wanted without a hint", f"{percent['without_hint']}, with the hint {percent['with_hint']}"),
         ("votes that agree on a reward", percent["agreement"]),
         *((f"judge right where replies {kind}", f"{n:,} of {of:,}") for kind, (n, of) in found["judge"].items()),
         *((f"cost of {name}", text) for name, text in costs.items()),
@@ -108,8 +110,8 @@ def predict(config: ForecastConfig) -> JSON:
     rows = hint_checks.check_hints(teacher, scorer, ask, sessions)
     testing, count = (time.monotonic() - begin) / len(drawn), len(hinted) * scale
     judge = measure_judge(scorer.student.chat, ask, drawn, asked)
-    helping = [row for row in rows if row["status"] == hint_checks.KEPT]
-    gain, low, high = expect(rows, judge, count * len(helping) / len(rows))
+    kept = [row for row in rows if row["status"] in LEARNED_FROM]
+    gain, low, high = expect(kept, judge, count * len(kept) / len(rows))
     unjudged = sum(row["status"] == hint_checks.NOT_JUDGED or row["with_hint"] is None for row in rows)
     is_blind = skill_of(judge) < LEAST_SKILL or unjudged > len(rows) / 2
     reason = ("the judge cannot say whether replies do what the hints ask; --judge-model names another" if is_blind else
@@ -126,7 +128,7 @@ def predict(config: ForecastConfig) -> JSON:
         "go": low > WORTH and not is_blind, "reason": reason, "gain": gain, "low": low, "high": high,
         "judged_turns": len(verdicts), "complaints": rewards.count(-1) / len(rewards), "hinted_turns": round(count),
         "hints": Counter(row["status"] for row in rows), "judge": judge,
-        **{name: float(np.mean([row[name] for row in helping])) if helping else None
+        **{name: float(np.mean([row[name] for row in kept])) if kept else None
            for name in ("with_hint", "without_hint")},
         "agreement": float(np.mean(agreements)) if agreements else None,
         "tokens": count_judging(config, scorer.student.chat, asked, scale) | {"scoring": scoring, "training": training},
@@ -145,10 +147,10 @@ def skill_of(judge: Judge) -> float:
 def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, float, float]:
     """Return the expected gain, and the interval that holds it with probability 0.9.
 
-    `rows` are the tested hints, `turns` the turns of the whole log whose hints help.
+    `rows` are the tested hints that are LEARNED_FROM, `turns` the turns of the whole log with such hints.
     """
     by_session = defaultdict[str, list[float]](list)
-    for row in (row for row in rows if row["status"] == hint_checks.KEPT):
+    for row in rows:
         difference = (row["with_hint"] - row["without_hint"]) / max(LEAST_SKILL, skill_of(judge))
         by_session[session_of(row["turn_id"])].append(min(1.0, difference))
     sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])

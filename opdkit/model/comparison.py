@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.scoring import PaddedBatch, PromptResponse, rows_at_once, token_logprobs
+from opdkit.model.windows import depends_on_length
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batc
     shift_of: dict[tuple[int, ...], Shift] = {}
     items = list(distinct.items())
     lengths, budget = [len(sequence) for _, sequence in items], budget_of(before, "comparing two models")
+    batch_tokens = 1 if depends_on_length(before) or depends_on_length(after) else batch_tokens
     for attempt in budget.batches(lengths, batch_tokens):
         with attempt:
             shifts = _batch_shifts((before, after), [items[i][1] for i in attempt.items])

@@ -4,7 +4,7 @@ There is no padding and no mask over the whole row. A row consists of the passes
 other: a trunk attends to itself causally, and branches attend to the prefix that they leave and to themselves, under a
 mask. In a layer that sees a window, rows leave out the keys that lie before all of their windows. A model with an
 attention of its own (soft caps, sinks) holds scores of some rows at a time, always under a mask. A model that cannot
-read branches so reads chains, turns that continue each other, as the plain sequences that they are. Shapes: N response
+read branches this way reads chains instead (turns that continue each other), as plain sequences. Shapes: N response
 tokens of all sequences, n tokens of the row, H hidden size.
 """
 
@@ -22,28 +22,27 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from opdkit.console import warn
 from opdkit.model.memory import is_out_of_memory
 from opdkit.model.output_layer import OutputLayer, decoder_of
+from opdkit.model.rounding import find_difference
 from opdkit.model.scoring import PromptResponse, score, token_logprobs
 from opdkit.model.tree import PACK_TOKENS, Pass, Plan, plan_passes
 from opdkit.model.windows import PACKED, additive_mask, find_prefix_problem, made_up_tokens, windows_of, within
 
 # Rows of a mask in one block.
 _BLOCK = 1024
-# A multiple to which the rows of a trunk are rounded up on a GPU, with the rows that come next, which it does not see.
-# cuDNN, twice as fast there as other kernels, plans for each new number of rows. On an H200 a plan took 60 ms.
+# On a GPU, the block of a trunk is extended to a multiple of this, with the rows after it. Causality hides these, and
+# what they read is dropped. cuDNN, twice as fast there as other kernels, plans for each new number of rows (60 ms on an
+# H200).
 _GRID = 512
-
-_ROUNDING = 1e-3  # largest difference in nats between packed and plain reading, in float32 and float64
-_HALF_ROUNDING = 0.25  # the same in half precision, which rounds a logit of 20 by 0.06
 
 
 @dataclass(frozen=True)
 class Block:
     """Query rows [start, stop) of a packed row, and the rows of their keys, which end with the query rows themselves.
 
-    Without a mask, attention is causal, and these are all keys. `positions` are those of the keys in their tree.
+    Without a mask, attention is causal, and these are all keys. `positions` are those of the keys in their tree, and
+    `first` is the lowest one of the query rows.
     """
 
     start: int
@@ -51,6 +50,7 @@ class Block:
     keys: tuple[range, ...]
     mask: Tensor | None  # bool [1, 1, stop - start, keys]
     positions: Tensor  # [keys]
+    first: int
 
     def cut(self, window: int | None) -> Iterator["Block"]:
         """Yield the blocks of the same rows in a layer that sees a window, without the keys before all windows.
@@ -66,10 +66,10 @@ class Block:
                 keys = self.positions[first - self.start : stop - self.start]
                 rows_b1 = keys[start - first :, None]
                 mask_bn = within(window, rows_b1, keys) & (keys <= rows_b1)
-                yield Block(start, stop, (range(first, stop),), mask_bn[None, None], keys)
+                yield Block(start, stop, (range(first, stop),), mask_bn[None, None], keys, start - self.start)
         else:
             rows_b1 = self.positions[self.start - self.stop :, None]
-            unseen = max(0, int(rows_b1.min()) - window + 1)  # keys before all windows; those of a prefix come first
+            unseen = max(0, self.first - window + 1)  # keys before all windows; those of a prefix come first
             unseen = min(unseen, sum(map(len, self.keys[:-1])))
             mask_bk = self.mask[0, 0, :, unseen:] & within(window, rows_b1, self.positions[unseen:])
             yield Block(
@@ -78,6 +78,7 @@ class Block:
                 _cut(self.keys, unseen, len(self.positions)),
                 mask_bk[None, None],
                 self.positions[unseen:],
+                self.first,
             )
 
 
@@ -149,13 +150,14 @@ def _blocks(one: Pass, first: int, before: tuple[range, ...], device: torch.devi
     """Yield the blocks in which a pass attends to the rows `before` it and to itself; it begins at row `first`."""
     if one.is_chain and not before:
         rows = range(first, first + len(one))
-        yield Block(first, first + len(one), (rows,), None, torch.tensor(one.positions, device=device))
+        yield Block(first, first + len(one), (rows,), None, torch.tensor(one.positions, device=device), 0)
         return
     for start in range(0, len(one), _BLOCK):
         stop = min(start + _BLOCK, len(one))
         mask_bk, positions_k = visible_keys(one, start, stop, device)
         keys = (*before, range(first, first + stop))
-        yield Block(first + start, first + stop, keys, mask_bk[None, None], positions_k)
+        lowest = min(one.positions[start:stop])
+        yield Block(first + start, first + stop, keys, mask_bk[None, None], positions_k, lowest)
 
 
 def visible_keys(one: Pass, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -176,11 +178,11 @@ def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
 
     The model must have been prepared by `enable_packing`.
     """
-    whole: Any = model
-    is_eager = whole.config.get_text_config(decoder=True)._attn_implementation == PACKED["eager"]
-    windows = [window or (sys.maxsize if is_eager else None) for window in windows_of(whole) or []]
+    inner: Any = model
+    is_eager = inner.config.get_text_config(decoder=True)._attn_implementation == PACKED["eager"]
+    windows = [window or (sys.maxsize if is_eager else None) for window in windows_of(inner) or []]
     blocks = {window: tuple(cut for block in pack.blocks for cut in block.cut(window)) for window in set(windows)}
-    output = decoder_of(whole)(
+    output = decoder_of(inner)(
         input_ids=pack.ids_1n,
         position_ids=pack.positions_1n,
         # With a mask as input the model makes none of its own; `_attend` ignores it and uses the blocks.
@@ -188,32 +190,30 @@ def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
         use_cache=False,
         packed_blocks=tuple(blocks[window] for window in windows),
     )
-    return output.last_hidden_state[0, pack.nodes_N], OutputLayer(model, output)
+    nodes_N = pack.nodes_N.to(output.last_hidden_state.device)  # the last one of a model on several devices
+    return output.last_hidden_state[0, nodes_N], OutputLayer(model, output)
 
 
-def enable_packing(model: nn.Module) -> bool:
-    """Switch a model to the attention of `read_packed`, or return False and warn where its numbers would differ.
+def enable_packing(model: nn.Module) -> str | None:
+    """Switch a model to the attention of `read_packed`, or return why its numbers would differ, and leave it as it is.
 
     Checked with the model's architecture and a few made-up sequences, the same in every process. Without packed blocks
-    the new attention gives the model's own numbers. When the result is False, the model is unchanged.
+    the new attention gives the model's own numbers.
     """
-    whole: Any = model
-    config = whole.config.get_text_config(decoder=True)
-    before, problem = config._attn_implementation, find_prefix_problem(whole)
+    inner: Any = model
+    config = inner.config.get_text_config(decoder=True)
+    before = config._attn_implementation
     packed = PACKED.get(before, before)
-    if windows_of(whole) is None:
-        problem = "not all of its layers see all tokens before a token, or those in a window"
-    elif packed not in PACKED.values():
-        problem = f"its attention ({before}) takes no custom mask"
-    elif problem is None:
-        config._attn_implementation = packed
-        problem = _find_difference(whole, chains=False)
-        if problem:
-            config._attn_implementation = before
-    if problem:
-        name = getattr(model, "name_or_path", "") or type(model).__name__
-        warn(f"{name} trains on turns that do not continue each other one by one: {problem}")
-    return problem is None
+    if windows_of(inner) is None:
+        return "not all of its layers see all tokens before a token, or those in a window"
+    if packed not in PACKED.values():
+        return f"its attention ({before}) takes no custom mask"
+    if problem := find_prefix_problem(inner):
+        return problem
+    config._attn_implementation = packed
+    problem = _read_made_up(inner, chains=False)
+    config._attn_implementation = before if problem else packed
+    return problem
 
 
 def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) -> tuple[Tensor, OutputLayer]:
@@ -222,31 +222,25 @@ def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) ->
     Each sequence of a chain begins with the one before it, so its last one is read. Any causal model can do that: there
     is no mask, and padding comes last.
     """
-    whole: Any = model
+    inner: Any = model
     longest = max(len(chain[-1]) for chain in chains)
     rows = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for *_, s in chains]
     positions = [(b, len(s.prompt_ids) - 1 + t) for b, chain in enumerate(chains)
                  for s in chain for t in range(len(s.response_ids))]  # fmt: skip
-    output = decoder_of(whole)(input_ids=torch.tensor(rows, device=whole.device), use_cache=False)
+    output = decoder_of(inner)(input_ids=torch.tensor(rows, device=inner.device), use_cache=False)
     row_N, position_N = torch.tensor(positions, device=output.last_hidden_state.device).unbind(-1)
     return output.last_hidden_state[row_N, position_N], OutputLayer(model, output)
 
 
-def reads_chains(model: nn.Module) -> bool:
-    """Return whether `read_chains` gives a model's own numbers, by its architecture and for made-up sequences.
-
-    Warn where it does not.
-    """
-    whole: Any = model
-    problem = find_prefix_problem(whole) or _find_difference(whole, chains=True)
-    if problem:
-        warn(f"{whole.name_or_path or type(model).__name__} trains on padded turns, one by one: {problem}")
-    return problem is None
+def find_chain_problem(model: nn.Module) -> str | None:
+    """Return why `read_chains` would not give a model's own numbers, by its architecture and for made-up sequences."""
+    inner: Any = model
+    return find_prefix_problem(inner) or _read_made_up(inner, chains=True)
 
 
 @torch.inference_mode()
-def _find_difference(model: Any, *, chains: bool) -> str | None:
-    """Return how much log-probs, packed or in chains, differ from those of plain reading; None for mere rounding."""
+def _read_made_up(model: Any, *, chains: bool) -> str | None:
+    """Read made-up sequences, packed or in chains. Return why the log-probs are not those of plain reading, or None."""
     a, b, c, d = made_up_tokens(model, 12)
     chain = [PromptResponse(a, b), PromptResponse(a + b + c, d)]
     fork = [PromptResponse(a, c + d), PromptResponse(a + b, d), PromptResponse(a, b[:7])]
@@ -262,9 +256,8 @@ def _find_difference(model: Any, *, chains: bool) -> str | None:
         return f"it cannot be read so ({type(error).__name__})"
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids], device=model.device)
     plain_N = torch.cat(score(model, sequences, batch_tokens=1))
-    worst = float((token_logprobs(output_layer(hidden_NH), ids_N).cpu() - plain_N).abs().max())
-    limit = _HALF_ROUNDING if model.dtype in (torch.float16, torch.bfloat16) else _ROUNDING
-    return None if worst <= limit else f"else its log-probs would differ by {worst:.1g} nats"
+    difference = find_difference(model, token_logprobs(output_layer(hidden_NH), ids_N).cpu(), plain_N)
+    return None if difference is None else f"else its log-probs would differ by {difference:.1g} nats"
 
 
 def _attend(
@@ -295,9 +288,10 @@ def _attend(
 
 
 def _kernels(device: torch.device, mask: Tensor | None) -> AbstractContextManager[None]:
-    """Return the context in which a block attends: on a GPU, cuDNN is the first choice without a mask, else no choice.
+    """Return the context in which a block attends.
 
-    It would plan for each form of a mask, for up to a second.
+    On a GPU it prefers cuDNN where there is no mask, and rules it out where there is one: cuDNN plans for each new
+    shape of a mask, for up to a second.
     """
     if device.type != "cuda":
         return nullcontext()

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from opdkit.model.load import input_device
 from opdkit.model.memory import TooLargeError, budget_of, without_gradients
 from opdkit.model.output_layer import decoder_of, forward_replaced, has_separate_output_layer
+from opdkit.model.windows import depends_on_length
 
 # Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k, and on a GPU
 # 1/64 of its memory. Tensors computed from them (softmax, keys of a sort) take a small multiple of that.
@@ -74,11 +75,6 @@ class Logprobs:
     at: Tensor  # [R, M]
 
 
-# Reads some sequences with a model. Returns a function that maps a slice of their N response positions, one sequence
-# after the other, to logits [n, V] in the model's own dtype.
-Reader = Callable[[PreTrainedModel, list[PromptResponse]], Callable[[slice], Tensor]]
-
-
 class PaddedBatch:
     """Sequences that one model reads side by side, padded on the right; called with a slice, it returns logits.
 
@@ -90,15 +86,13 @@ class PaddedBatch:
         self.head, device = inner.get_output_embeddings(), input_device(inner)
         self._body = decoder_of(inner) if keep_hidden and has_separate_output_layer(inner) else None
         self._hidden: Any = None  # output of the layers below the output layer, once they have run
-        # Padding is id 0 under a mask of 0. The tokenizer's pad token is not used: there may be none, or it may be the
-        # end token, which must stay visible where it was sampled.
+        # Padding is id 0. It needs no mask: it comes last, and models are causal.
         longest = max(len(s) for s in sequences)
         ids = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for s in sequences]
-        mask = [[1] * len(s) + [0] * (longest - len(s)) for s in sequences]
         rows = [b for b, s in enumerate(sequences) for _ in s.response_ids]
         positions = [len(s.prompt_ids) - 1 + t for s in sequences for t in range(len(s.response_ids))]
-        self._ids_BL, self._mask_BL, self._rows_N, self._positions_N = (
-            torch.tensor(x, dtype=torch.long, device=device) for x in (ids, mask, rows, positions)
+        self._ids_BL, self._rows_N, self._positions_N = (
+            torch.tensor(x, dtype=torch.long, device=device) for x in (ids, rows, positions)
         )
 
     def __call__(self, rows: slice) -> Tensor:
@@ -118,10 +112,28 @@ class PaddedBatch:
                 hooks.enter_context(self._body.register_forward_hook(keep_hidden))
             elif self._body is not None:
                 hooks.enter_context(forward_replaced(self._body, lambda *args, **kwargs: self._hidden))
-            logits = self.model(input_ids=self._ids_BL, attention_mask=self._mask_BL, use_cache=False).logits
+            logits = self.model(input_ids=self._ids_BL, use_cache=False).logits
         if logits.shape[:2] != (1, len(rows_n)):  # the model multiplies by the head's weight without calling the head
             return logits[rows_n, positions_n]
         return logits[0]
+
+
+class Reader:
+    """How models read sequences: here in padded batches. `opdkit.model.tree_reading` reads common prefixes once."""
+
+    def batch(self, model: PreTrainedModel, sequences: list[PromptResponse]) -> Callable[[slice], Tensor]:
+        """Return a function from a slice of the N response positions to logits [n, V] in the model's own dtype.
+
+        The positions of a sequence follow those of the one before it.
+        """
+        return PaddedBatch(model, sequences)
+
+    def length(self, _model: PreTrainedModel, sequence: PromptResponse) -> int:
+        """Return how many positions of a sequence a batch still reads, or turns into logits."""
+        return len(sequence)
+
+
+_IN_PADDED_BATCHES = Reader()
 
 
 def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> tuple[Tensor, list[int]]:
@@ -161,14 +173,13 @@ def logprobs_of(
     batch_tokens: int,
     top: int = 0,
     vocabulary: int | None = None,
-    read: Reader = PaddedBatch,
-    length: Callable[[PreTrainedModel, PromptResponse], int] = lambda _model, sequence: len(sequence),
+    reader: Reader = _IN_PADDED_BATCHES,
 ) -> list[Logprobs]:
     """Return the log-probs of each query, in order, and those of the `top` most likely of the first `vocabulary` ids.
 
     Sequences of similar length share a batch of at most `batch_tokens` padded tokens (a longer one goes alone), and of
-    fewer where that does not fit into memory. `read` runs the model on a batch; `opdkit.model.tree_reading` has one
-    that reads common prefixes once, and the `length` (tokens) that counts for its batches.
+    fewer where that does not fit into memory. Where the numbers of a model depend on the length of a batch, each
+    sequence goes alone. `reader` runs the models.
 
     A log-prob that is not finite is returned as it is, for the caller to handle. Raises TooLargeError when a single
     sequence does not fit into memory.
@@ -176,21 +187,23 @@ def logprobs_of(
     size = min(model.get_input_embeddings().weight.shape[0] for model in mixture.models)
     size = min(size, vocabulary or size)
     answers: dict[int, Logprobs] = {}
-    lengths = [max(map(length, mixture.models, query.sequences)) for query in queries]
+    lengths = [max(map(reader.length, mixture.models, query.sequences)) for query in queries]
+    batch_tokens = 1 if any(map(depends_on_length, mixture.models)) else batch_tokens
     for attempt in budget_of(mixture.models[0], "scoring").batches(lengths, batch_tokens):
         with attempt, without_gradients(*mixture.models):
-            batch = _logprobs_of_batch(mixture, [queries[i] for i in attempt.items], top, size, read)
+            batch = _logprobs_of_batch(mixture, [queries[i] for i in attempt.items], top, size, reader)
             answers |= zip(attempt.items, batch, strict=True)
         if attempt.too_large:
-            raise TooLargeError(f"a prompt and reply of {lengths[attempt.items[0]]:,} tokens", "try --dtype bfloat16")
+            tokens = max(map(len, queries[attempt.items[0]].sequences))
+            raise TooLargeError(f"a prompt and reply of {tokens:,} tokens", "try --dtype bfloat16")
     return [answers[i] for i in range(len(queries))]
 
 
 def _logprobs_of_batch(
-    mixture: Mixture, queries: list[LogprobQuery], top: int, vocabulary: int, read: Reader
+    mixture: Mixture, queries: list[LogprobQuery], top: int, vocabulary: int, reader: Reader
 ) -> list[Logprobs]:
     """Return the answers of one batch. At most `rows_at_once` rows of logits are in memory at any time."""
-    batches = [read(model, [q.sequences[j] for q in queries]) for j, model in enumerate(mixture.models)]
+    batches = [reader.batch(model, [q.sequences[j] for q in queries]) for j, model in enumerate(mixture.models)]
     ids_NM = _requested_ids(queries)
     step, parts = rows_at_once(*mixture.models), list[tuple[Tensor, Tensor, Tensor]]()
     for start in range(0, len(ids_NM), step):

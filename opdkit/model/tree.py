@@ -113,7 +113,11 @@ def count_nodes(sequences: Sequence[list[int]]) -> int:
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # the first `low` tokens are equal; comparing slices is faster than tokens one by one
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
 
 
 @dataclass

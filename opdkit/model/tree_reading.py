@@ -1,7 +1,7 @@
 """Log-probs of sequences with common prefixes: a model reads each token of their tree once (see `opdkit.model.tree`).
 
     trees = read_trees([(model, sequences)], batch_tokens)
-    logprobs_of(Mixture((model,)), queries, batch_tokens=batch_tokens, read=trees.batch)
+    logprobs_of(Mixture((model,)), queries, batch_tokens=batch_tokens, reader=trees)
 
 Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a response token is predicted, H hidden size.
 """
@@ -19,12 +19,13 @@ from transformers.cache_utils import CacheLayerMixin
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import cache_name_of, input_device
-from opdkit.model.memory import is_out_of_memory, state_of, without_gradients
+from opdkit.model.memory import budget_of, is_out_of_memory, state_of, without_gradients
 from opdkit.model.output_layer import OutputLayer, decoder_of
 from opdkit.model.packed_reading import Pack, read_packed, visible_keys
+from opdkit.model.rounding import find_difference
 from opdkit.model.row_plan import plan_rows
 from opdkit.model.row_reading import hidden_states_of_rows
-from opdkit.model.scoring import LogprobQuery, Mixture, PaddedBatch, PromptResponse, logprobs_of
+from opdkit.model.scoring import LogprobQuery, Logprobs, Mixture, PromptResponse, Reader, logprobs_of
 from opdkit.model.tree import PACK_TOKENS, Pass, Plan, plan_passes
 from opdkit.model.windows import (
     PACKED,
@@ -39,15 +40,11 @@ from opdkit.model.windows import (
 # Share of the tokens that a tree must save; otherwise padded batches, which need no mask for branches, are as good.
 _MIN_SAVED = 0.1
 
-# A trunk of more tokens than this, and than the budget, is read in pieces: activations of a piece are freed before the
-# next one, and only keys and values grow with the length of a session. Reading the trunk in one piece needs no mask
-# and takes three quarters of the time (8,192 tokens on a CPU).
+# A trunk of more tokens than this that does not fit into the budget is read in pieces: activations of a piece are freed
+# before the next one, and only keys and values grow with the length of a session. Reading the trunk in one piece needs
+# no mask and takes three quarters of the time (8,192 tokens on a CPU).
 _CHUNK = 4096
-
-# The largest difference in a log-prob between the two ways of reading that counts as rounding, in nats. Half precision
-# rounds a logit of 20 by 0.06, sometimes by more: there the mean over many tokens decides.
-_ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
-_HALF_ROUNDING = 0.1
+_LEAST = 256  # tokens of a piece, whatever the budget
 
 # Layers of a cache that keep the keys of all tokens.
 _KEEP_ALL_KEYS = {"DynamicLayer", "LinearAttentionAndFullAttentionLayer"}
@@ -57,7 +54,7 @@ _COMPARED_TOKENS = 4096
 
 
 @dataclass
-class TreesRead:
+class TreesRead(Reader):
     """Trees that models have read, and how many tokens went through the layers of the models."""
 
     by_model: dict[int, "ReadTree"] = field(default_factory=dict)  # id(model) -> its tree; absent: padded batches
@@ -67,11 +64,11 @@ class TreesRead:
     def batch(self, model: PreTrainedModel, sequences: list[PromptResponse]) -> Callable[[slice], Tensor]:
         """Return the logits of some of the sequences, from the model's tree or else from a padded batch."""
         tree = self.by_model.get(id(model))
-        return PaddedBatch(model, sequences) if tree is None else tree.batch(model, sequences)
+        return super().batch(model, sequences) if tree is None else tree.batch(sequences)
 
     def length(self, model: PreTrainedModel, sequence: PromptResponse) -> int:
-        """Return how many positions of a sequence are still to be read, or turned into logits."""
-        return len(sequence.response_ids if id(model) in self.by_model else sequence)
+        """Return how many positions of a sequence are still to be turned into logits, or first to be read."""
+        return len(sequence.response_ids) if id(model) in self.by_model else super().length(model, sequence)
 
 
 def read_trees(
@@ -88,7 +85,7 @@ def read_trees(
         if plan is None or not check_tree_reading(model):
             trees.tokens += total
             continue
-        tree = ReadTree(model, sequences, plan, max(_CHUNK, batch_tokens))
+        tree = ReadTree(model, sequences, plan, max(_LEAST, batch_tokens))
         if not bool(tree.hidden_WH.isfinite().all()):
             # A masked NaN is still a NaN times 0. In padded batches it affects only the turns that have it.
             trees.tokens += plan.tokens + total
@@ -140,47 +137,74 @@ def estimate_tokens(
     return estimate
 
 
+def logprobs_in_trees(
+    model: PreTrainedModel, queries: Sequence[LogprobQuery], batch_tokens: int, work: str
+) -> tuple[dict[int, Logprobs], int]:
+    """Return the log-probs of queries to one model, by their number, and the tokens read: common prefixes once.
+
+    Where a tree does not fit into memory, each half of the queries is read by itself, and a query that does not fit
+    alone has no result. `work` names what is done, in the warning.
+    """
+    budget, found, tokens = budget_of(model, work), dict[int, Logprobs](), 0
+    for attempt in budget.halves([len(query.sequences[0]) for query in queries]):
+        own = [queries[i] for i in attempt.items]
+        with attempt:
+            limit = min(batch_tokens, budget.most)
+            trees = read_trees([(model, [query.sequences[0] for query in own])], limit)
+            answers = logprobs_of(Mixture((model,)), own, batch_tokens=limit, reader=trees)
+            found |= zip(attempt.items, answers, strict=True)
+            tokens += trees.tokens
+    return found, tokens
+
+
 def check_tree_reading(model: PreTrainedModel) -> bool:
     """Check once per model that a tree gives the numbers of padded batches. Return the result, and warn if it does not.
 
-    The check looks at the model's architecture and reads a small tree of made-up sequences (early forks, late forks,
-    forks in branches; in one row, and in passes). They are always the same, so that the order of a run's sessions does
-    not matter. `read_trees` also compares real sequences, once, and raises where they differ.
+    The check looks at the model's architecture and reads a small tree of made-up sequences. `read_trees` also compares
+    real sequences, once, and raises where they differ.
     """
     state = state_of(model)
     if state.reads_trees is None:
-        problem = find_build_problem(model)
-        if problem is None:
-            a, b, c, d = made_up_tokens(model, 16)
-            pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
-            sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
-            queries = [LogprobQuery((s,)) for s in sequences]
-            padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
-            config = model.config.get_text_config(decoder=True)
-            own = config._attn_implementation
-            packed = own if windows_of(model) is None else PACKED.get(own, own)
-            for attention in dict.fromkeys((packed, own)):  # the first one that gives the numbers of padded batches
-                config._attn_implementation = attention
-                worst, limit = 0.0, 0.0
-                try:
-                    for pack_tokens, most in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
-                        tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
-                        answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
-                        difference, limit = _difference(torch.cat([x.logprobs for x in answers]) - padded, model.dtype)
-                        worst = max(worst, difference)
-                except Exception as error:  # models react in any way to arguments that they do not support
-                    if is_out_of_memory(error):
-                        raise
-                    problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
-                else:
-                    problem = f"else its log-probs would differ by {worst:.1g} nats" if worst > limit else None
-                if problem is None:
-                    break
+        problem = find_build_problem(model) or _choose_attention(model)
         if problem:
             name = model.name_or_path or type(model).__name__
             warn(f"{name} reads each turn from its beginning, not the conversation once: {problem}")
         state.reads_trees = problem is None
     return state.reads_trees
+
+
+def _choose_attention(model: PreTrainedModel) -> str | None:
+    """Switch a model to the attention of packed rows, or leave its own: to the first that reads trees right.
+
+    Return the problem where neither does. The sequences are made up (early forks, late forks, forks in branches), and
+    read in one row and in passes. They are always the same, so that the order of a run's sessions does not matter.
+    """
+    a, b, c, d = made_up_tokens(model, 16)
+    pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
+    sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
+    padded = _logprobs(model, sequences)
+    config, problem = model.config.get_text_config(decoder=True), None
+    chosen = own = config._attn_implementation
+    packed = own if windows_of(model) is None else PACKED.get(own, own)
+    try:
+        for attention in dict.fromkeys((packed, own)):
+            config._attn_implementation, worst = attention, 0.0
+            try:
+                for pack_tokens, most in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
+                    tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
+                    worst = max(worst, find_difference(model, _logprobs(model, sequences, tree), padded) or 0.0)
+            except Exception as error:  # models react in any way to arguments that they do not support
+                if is_out_of_memory(error):
+                    raise
+                problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
+            else:
+                problem = f"else its log-probs would differ by {worst:.1g} nats" if worst else None
+            if problem is None:
+                chosen = attention
+                break
+    finally:
+        config._attn_implementation = chosen
+    return problem
 
 
 def find_build_problem(model: PreTrainedModel) -> str | None:
@@ -191,29 +215,23 @@ def find_build_problem(model: PreTrainedModel) -> str | None:
     return find_prefix_problem(model)
 
 
-def _difference(differences: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """Return the largest absolute difference (in half precision the mean), and the limit for it, in nats.
-
-    NaN becomes infinity.
-    """
-    limit = _ROUNDING.get(dtype)
-    difference = float(differences.abs().mean() if limit is None else differences.abs().max())
-    return (difference if difference == difference else float("inf")), _HALF_ROUNDING if limit is None else limit
+def _logprobs(model: PreTrainedModel, sequences: Sequence[PromptResponse], tree: "ReadTree | None" = None) -> Tensor:
+    """Return the log-probs of all responses, from a tree or, without one, from padded batches."""
+    reader = TreesRead({id(model): tree} if tree else {})
+    queries = [LogprobQuery((sequence,)) for sequence in sequences]
+    answers = logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS, reader=reader)
+    return torch.cat([answer.logprobs for answer in answers])
 
 
 def _compare_with_padded(tree: "ReadTree") -> None:
     """Raise OpdkitError unless real sequences of a tree have the log-probs of padded batches."""
-    model = tree.model
-    queries = [LogprobQuery((s,)) for s in _choose_compared(tree.sequences, _COMPARED_TOKENS)]
-    in_tree = logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS, read=tree.batch)
-    padded = logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS)
-    differences = torch.cat([a.logprobs - b.logprobs for a, b in zip(in_tree, padded, strict=True)])
-    difference, limit = _difference(differences, model.dtype)
-    if difference > limit:
+    model, chosen = tree.model, _choose_compared(tree.sequences, _COMPARED_TOKENS)
+    difference = find_difference(model, _logprobs(model, chosen, tree), _logprobs(model, chosen))
+    if difference is not None:
         raise OpdkitError(
             f"{model.name_or_path or type(model).__name__}: the log-probs of a conversation read once differ by "
-            f"{difference:.1g} nats from those of its turns read one by one, which is more than rounding ({limit:g}). "
-            "Nothing is written; pass --turn-by-turn, and report the model to opdkit"
+            f"{difference:.1g} nats from those of its turns read one by one, which is more than rounding. Nothing is "
+            "written; pass --turn-by-turn, and report the model to opdkit"
         )
 
 
@@ -245,7 +263,7 @@ class ReadTree:
                 read = _hidden_states if windows_of(model) is not None else hidden_states_of_rows
                 self.output_layer, self.hidden_WH = read(model, plan.passes, nodes_W, most)
 
-    def batch(self, _model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
+    def batch(self, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
         """Return the logits of some of its sequences, as `opdkit.model.scoring.Reader` describes."""
         rows_N = torch.cat([self._rows[id(s)] for s in sequences]).to(self.hidden_WH.device)
         return lambda rows: self.output_layer(self.hidden_WH[rows_N[rows]])

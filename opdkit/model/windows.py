@@ -1,7 +1,7 @@
-"""Windows of attention, masks, prefixes: how many tokens a token sees in the layers of a model.
+"""Attention windows, masks and prefixes: how many tokens back each layer of a model sees.
 
-A layer that keeps a state in place of keys (state-space, linear attention, convolution) has none, and neither has one
-that sees chunks.
+A layer with a state in place of keys (state-space, linear attention, convolution) has no window, and neither has one
+with chunked attention: `windows_of` then returns None.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,9 +23,9 @@ _LONGEST_MADE_UP = 1024
 
 
 def windows_of(model: PreTrainedModel) -> list[int | None] | None:
-    """Return how many tokens each layer sees, from a token back and with it; a layer's None is all of them.
+    """Return each layer's window: how many tokens a token sees, itself included. None in the list: all before it.
 
-    Return None for a model with layers of other kinds, or with windows of several sizes.
+    Return None in place of the list for a model with layers of other kinds, or with windows of several sizes.
     """
     config, layers = model.config.get_text_config(decoder=True), DynamicCache(config=model.config).layers
     kinds = getattr(config, "layer_types", None)
@@ -42,7 +42,7 @@ def windows_of(model: PreTrainedModel) -> list[int | None] | None:
 
 
 def within(window: int | None, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return whether positions see others that are not after them; broadcasts."""
+    """Return True where a key is less than `window` positions before the query, or after it; broadcasts."""
     return torch.ones_like(queries - keys, dtype=torch.bool) if window is None else queries - keys < window
 
 
@@ -64,9 +64,9 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def made_up_tokens(model: PreTrainedModel, length: int) -> list[list[int]]:
-    """Return four lists of so many token ids, always the same; the first is longer by the window of the model's layers.
+    """Return four lists of `length` token ids, always the same. The first is longer, by the window of the model.
 
-    So what follows the first list does not see its beginning. A window of more than 1,024 tokens is not filled.
+    So tokens after the first list do not see its beginning. For a window of more than 1,024 tokens it is not longer.
     """
     window = max((size for size in windows_of(model) or () if size and size <= _LONGEST_MADE_UP), default=0)
     generator = torch.Generator().manual_seed(0)
@@ -75,12 +75,20 @@ def made_up_tokens(model: PreTrainedModel, length: int) -> list[list[int]]:
     return [torch.randint(0, size, (window,), generator=generator).tolist() + a, b, c, d]
 
 
-def find_prefix_problem(model: PreTrainedModel) -> str | None:
-    """Return why a model's architecture rules out that a prefix is read as part of a longer sequence, or None."""
+def depends_on_length(model: PreTrainedModel) -> bool:
+    """Return whether the position embeddings of a model depend on how many tokens it reads.
+
+    The longest sequence of a padded batch then changes the numbers of all others.
+    """
     config = model.config.get_text_config(decoder=True)
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # one set, or one per kind of layer
     every_rope = [rope, *(p for p in rope.values() if isinstance(p, dict))]
-    if {"dynamic", "longrope"} & {p["rope_type"] for p in every_rope if "rope_type" in p}:
+    return bool({"dynamic", "longrope"} & {p["rope_type"] for p in every_rope if "rope_type" in p})
+
+
+def find_prefix_problem(model: PreTrainedModel) -> str | None:
+    """Return why a model's architecture rules out that a prefix is read as part of a longer sequence, or None."""
+    if depends_on_length(model):
         return "its position embeddings depend on the number of tokens read"
     if not has_separate_output_layer(model):
         return "its output layer cannot be run separately"

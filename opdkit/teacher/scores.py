@@ -107,7 +107,7 @@ def score_session(
     unhinted_same = [teacher.models == (student,) and r.unhinted == (r.student,) for r in replies]
     pending = [r.unhinted for r, known in zip(replies, unhinted_same, strict=True) if r.unhinted and not known]
     trees = read_trees(readings_by_model(student, teacher, replies), batch_tokens, whole=whole)
-    logprobs = partial(logprobs_of, batch_tokens=batch_tokens, read=trees.batch, length=trees.length)
+    logprobs = partial(logprobs_of, batch_tokens=batch_tokens, reader=trees)
 
     # The model whose top tokens are stored comes first; the other one is queried at these tokens.
     teacher_first, top = options.top_k_of == "teacher", options.top_k or options.overlap

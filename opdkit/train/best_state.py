@@ -38,19 +38,26 @@ def is_nearer(row: JSON, before: JSON) -> bool:
     return len(gains) > 1 and fmean(gains) > stdev(gains) / math.sqrt(len(gains))
 
 
+def costs_more(row: JSON, before: JSON) -> bool:
+    """Return True for a state that moved clearly further from the student before training than towards the hints."""
+    return bool(row["score"] > (1 + CLEAR) * before["score"])
+
+
 def best(rows: Sequence[JSON], *, by_chance: bool = False) -> JSON:
     """Return the row of the best state: nearer to the hints than before training, nothing forgotten, the least score.
 
-    Of equal ones it is the last. Without hinted prompts no score shows what was learned: then it is the last that has
-    not forgotten. Where no state of the training is such, it is the one before. With `by_chance`, a state whose gain
-    may be chance counts as nearer, too.
+    A state that `costs_more` than it gains is none. Of equal ones it is the last. Without hinted prompts no score shows
+    what was learned: then it is the last that has not forgotten. Where no state of the training is such, it is the one
+    before. With `by_chance`, a state whose gain may be chance counts as nearer, too.
     """
     before, *states = rows
     hinted = before["hint_kl"] is not None
-    able = [
-        row for row in states if not has_forgotten(row)
-        and (not hinted or is_nearer(row, before) or (by_chance and row["hint_kl"] < before["hint_kl"]))
-    ]  # fmt: skip
+
+    def is_better(row: JSON) -> bool:
+        chance = by_chance and row["hint_kl"] < before["hint_kl"]
+        return (chance or is_nearer(row, before)) and not costs_more(row, before)
+
+    able = [row for row in states if not has_forgotten(row) and (not hinted or is_better(row))]
     return min(reversed(able), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 

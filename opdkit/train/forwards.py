@@ -36,17 +36,16 @@ def plan_forwards(
     """Return the forwards of process `rank` of `ranks`, and the tokens that all processes read, without padding.
 
     Turn i is `sequences[i]` of `sessions[i]`. A forward holds at most `budget` tokens; a longer turn goes alone. With
-    `packed` the turns of a session share common prefixes, and trees stand side by side in one row. Otherwise each tree
-    is a row, and the budget counts the padding: with `chains` turns that continue each other are one tree, else each
-    turn is its own. All processes have the same number of forwards: gradients are only exchanged when all of them run a
-    backward.
+    `packed` the turns of a session share common prefixes, and trees stand side by side in one row. With `chains` turns
+    that continue each other are one tree, each tree is a row, and the budget counts the padding. Else each turn goes
+    alone. All processes have the same number of forwards: gradients are only exchanged when all of them run a backward.
     """
     if packed:
         trees = build_trees(sequences, sessions, budget)
     elif chains:
         trees = build_chains(sequences, sessions)
     else:
-        trees = [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)]
+        trees, budget = [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)], 0
     sizes = [tree.tokens for tree in trees]
     group = pack_side_by_side if packed else batch_by_length
     forwards_by_rank: list[list[Forward]] = []

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from opdkit.console import warn
 from opdkit.model.output_layer import OutputLayer
-from opdkit.model.packed_reading import Pack, enable_packing, read_chains, read_packed, reads_chains
+from opdkit.model.packed_reading import Pack, enable_packing, find_chain_problem, read_chains, read_packed
 from opdkit.model.scoring import PromptResponse, response_logits, rows_at_once
-from opdkit.train.objective.losses import entropy, gathered_logprobs
+from opdkit.train.objective.losses import logprobs_and_entropy
 
 Result = TypeVar("Result")
 
@@ -27,14 +28,19 @@ class Policy(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.packed = enable_packing(model)
-        self.chains = not self.packed and reads_chains(model)
+        problem = enable_packing(model)
+        no_chains = problem and find_chain_problem(model)
+        self.packed, self.chains = problem is None, problem is not None and no_chains is None
+        if problem:
+            name = getattr(model, "name_or_path", "") or type(model).__name__
+            turns = "turns, each from its beginning" if no_chains else "turns that do not continue each other"
+            warn(f"{name} trains on {turns}, one by one: {no_chains or problem}")
 
     def forward(self, trees: Sequence[Sequence[PromptResponse]], ids_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs [N, K] of `ids_NK` at the response tokens of all sequences, and entropies [N] without graph.
 
         Float32, natural log, temperature 1. The common prefix of the sequences of a tree is read once. Where the model
-        cannot do that (`packed` is false), each tree must be a chain (`chains`), or all sequences are a padded batch.
+        cannot do that (`packed` is false), each tree must be a chain (`chains`), or a single sequence.
         """
         model: Any = self.model
         if self.packed or self.chains:
@@ -42,7 +48,7 @@ class Policy(nn.Module):
             hidden_NH, output_layer = read
             return logprobs_by_rows(output_layer, hidden_NH, ids_NK, rows_at_once(model))
         logits_NV, _ = response_logits(model, [sequence for tree in trees for sequence in tree])
-        return gathered_logprobs(logits_NV, ids_NK), entropy(logits_NV.detach())
+        return logprobs_and_entropy(logits_NV, ids_NK)
 
     def run(self, task: Callable[[], Result]) -> Result:
         """Return `task()`, which may call the model: weights that are sharded are at hand, as in a forward."""
@@ -55,19 +61,15 @@ def logprobs_by_rows(output_layer: OutputLayer, hidden_NH: Tensor, ids_NK: Tenso
     More positions are processed in chunks. Their logits are not kept, but computed again in the backward pass.
     """
     if len(hidden_NH) <= rows:
-        return _logprobs_and_entropy(output_layer, hidden_NH, ids_NK)
-    rows = max(1, rows)
+        return _logprobs_of_chunk(output_layer, hidden_NH, ids_NK)
     parts = [
-        checkpoint(_logprobs_and_entropy, output_layer, hidden_nH, ids_nK, use_reentrant=False)
+        checkpoint(_logprobs_of_chunk, output_layer, hidden_nH, ids_nK, use_reentrant=False)
         for hidden_nH, ids_nK in zip(hidden_NH.split(rows), ids_NK.split(rows), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _logprobs_and_entropy(output_layer: OutputLayer, hidden_nH: Tensor, ids_nK: Tensor) -> tuple[Tensor, Tensor]:
+def _logprobs_of_chunk(output_layer: OutputLayer, hidden_nH: Tensor, ids_nK: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-probs [n, K] and entropies [n] of one chunk."""
-    logits_nV = output_layer(hidden_nH)
-    logprobs_nK = gathered_logprobs(logits_nV, ids_nK)
-    # The entropy comes last and has no graph, so that recomputation in the backward pass stops before it.
-    return logprobs_nK, entropy(logits_nV.detach().float())
+    return logprobs_and_entropy(output_layer(hidden_nH), ids_nK)

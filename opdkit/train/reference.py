@@ -4,6 +4,7 @@ The reference reads every reply once, before the student is loaded: no two model
 that is trained can change it. A resumed training reads the same files again; their digests are in its plan.
 """
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +19,11 @@ from opdkit.console import counted, progress, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import pin_model
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
-from opdkit.model.memory import TooLargeError, budget_of
-from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
-from opdkit.model.tree_reading import read_trees
-from opdkit.train.forwards import plan_forwards
+from opdkit.model.memory import TooLargeError
+from opdkit.model.scoring import LogprobQuery, PromptResponse
+from opdkit.model.tree_reading import logprobs_in_trees
+from opdkit.store.turn_ids import first_branch
+from opdkit.train.forwards import deal, pack_side_by_side
 from opdkit.train.targets import Prompts, Turn
 
 
@@ -47,24 +49,29 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
     if config.reference is None:
         return turns
     model = load_model(config.reference, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-    sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in turns]
-    if (longest := max(map(len, sequences))) > (context := context_length(model)):
+    if (longest := max(map(len, turns))) > (context := context_length(model)):
         raise ConfigError(f"--reference was built for at most {context} tokens; a turn has {longest}")
-    sessions, size = [turn.session_id for turn in turns], config.micro_batch_tokens
-    rank, ranks = accelerator.process_index, accelerator.num_processes
-    forwards, tokens = plan_forwards(sequences, sessions, size, rank, ranks, packed=True)
-    budget, logprobs = budget_of(model, "reading the reference"), dict[int, NDArray[np.float32]]()
-    for trees in progress(forwards, "reference", len(forwards), "batches"):
-        members = [i for tree in trees for i in tree.turns]
-        for attempt in budget.halves([len(sequences[i]) for i in members]):
-            batch = [members[k] for k in attempt.items]
-            with attempt:
-                read = read_trees([(model, [sequences[i] for i in batch])], size)
-                queries = [LogprobQuery((sequences[i],)) for i in batch]
-                answers = logprobs_of(Mixture((model,)), queries, batch_tokens=size, read=read.batch)
-                logprobs |= {i: answer.logprobs.numpy() for i, answer in zip(batch, answers, strict=True)}
-            if attempt.too_large:
-                raise TooLargeError(f"turn {turns[batch[0]].turn_id}, under --reference,", "try --dtype bfloat16")
+    by_session = defaultdict[str, list[int]](list)
+    for i, turn in enumerate(turns):
+        by_session[first_branch(turn.session_id)].append(i)
+    sessions, size = list(by_session.values()), config.micro_batch_tokens
+    sizes = [
+        max(len(turns[i]) for i in session) + sum(len(turns[i].response_ids) for i in session) for session in sessions
+    ]  # at most: a turn begins with the one before it
+    own = deal(sizes, accelerator.num_processes)[accelerator.process_index]
+    groups = pack_side_by_side([sizes[k] for k in own], size)
+    logprobs, tokens = dict[int, NDArray[np.float32]](), 0
+    for group in progress(groups, "reference", len(groups), "batches"):
+        members = [i for g in group for i in sessions[own[g]]]
+        queries = [LogprobQuery((PromptResponse(prompts[turns[i].turn_id].tolist(), turns[i].response_ids.tolist()),))
+                   for i in members]  # fmt: skip
+        answers, read = logprobs_in_trees(model, queries, size, "reading the reference")
+        for k, i in enumerate(members):
+            if k not in answers:
+                raise TooLargeError(f"turn {turns[i].turn_id}, under --reference,", "try --dtype bfloat16")
+            logprobs[i] = answers[k].logprobs.numpy()
+        tokens += read
+    tokens = sum(gather_object([tokens]))
     logprobs = {i: values for share in gather_object([logprobs]) for i, values in share.items()}
     for i, turn in enumerate(turns):
         if not np.isfinite(logprobs[i][turn.sampled]).all():

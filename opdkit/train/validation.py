@@ -31,11 +31,19 @@ from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
 from opdkit.console import say, warn
 from opdkit.errors import OpdkitError
-from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, token_generator
+from opdkit.model.load import (
+    context_length,
+    load_model,
+    load_skeleton,
+    load_template,
+    resolve_device,
+    resolve_dtype,
+    token_generator,
+)
 from opdkit.model.loops import ends_in_loop
 from opdkit.model.sampling import Request, Sample, reply_room, sample
-from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
-from opdkit.model.tree_reading import read_trees
+from opdkit.model.scoring import LogprobQuery, PromptResponse
+from opdkit.model.tree_reading import logprobs_in_trees
 from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.template_args import template_args_of
@@ -151,7 +159,8 @@ class Validation:
     ) -> tuple[dict[ValidationPrompt, JSON], int]:
         """Return the result of a reply to each prompt, and the tokens that both models read and wrote for them.
 
-        `draw` numbers the replies to a prompt. A reply that does not fit into memory has no tokens, and no result.
+        `draw` numbers the replies to a prompt. A reply that does not fit into memory counts as one that is lost: else
+        a student would seem the better, the less of it can be measured.
         """
         if not prompts:
             return {}, 0
@@ -177,26 +186,26 @@ class Validation:
             "looped": ends_in_loop(np.array(reply.ids, np.int32)),
             "broke_call": "<tool_call>" in split_calls(self.chat.text(reply.ids))[0],  # one that cannot be read
         } for (prompt, reply), kl in zip(answered, kls, strict=True)}  # fmt: skip
+        unmeasured = {"kl": CAP, "lost": True, "ended": False, "looped": False, "broke_call": False}
+        results |= {p: {"turn_id": p.turn_id, "hinted": p.hinted} | unmeasured for p in prompts if p not in results}
         return results, tokens + read + read_again
 
     def _compare(self, replies: Sequence[tuple[Any, list[int], Sample]]) -> tuple[list[float], int]:
         """Return KL(student || another model, after another prompt) of replies, and the tokens that were read.
 
         `replies`: (model, prompt, reply). The KL is over the student's TOP most likely tokens at each position and the
-        rest (nats per reply). One that is not finite is infinite.
+        rest (nats per reply). One that is not finite is infinite, and so is one that does not fit into memory.
         """
-        size, kls, tokens = self.config.micro_batch_tokens, [math.inf] * len(replies), 0
+        kls, tokens = [math.inf] * len(replies), 0
         for model in {id(model): model for model, _, _ in replies}.values():
             own = [i for i, (other, _, _) in enumerate(replies) if other is model]
-            read = [PromptResponse(replies[i][1], replies[i][2].ids) for i in own]
-            trees = read_trees([(model, read)], size)
-            queries = [LogprobQuery((sequence,), torch.tensor(replies[i][2].top_ids))
-                       for i, sequence in zip(own, read, strict=True)]  # fmt: skip
-            answers = logprobs_of(Mixture((model,)), queries, batch_tokens=size, read=trees.batch)
-            for i, answer in zip(own, answers, strict=True):
-                kl = float(divergence(torch.tensor(replies[i][2].top), answer.at, 1.0).sum())
-                kls[i] = kl if math.isfinite(kl) else math.inf
-            tokens += trees.tokens
+            queries = [LogprobQuery((PromptResponse(prompt, reply.ids),), torch.tensor(reply.top_ids))
+                       for _, prompt, reply in (replies[i] for i in own)]  # fmt: skip
+            answers, read = logprobs_in_trees(model, queries, self.config.micro_batch_tokens, "validation")
+            for k, answer in answers.items():
+                kl = float(divergence(torch.tensor(replies[own[k]][2].top), answer.at, 1.0).sum())
+                kls[own[k]] = kl if math.isfinite(kl) else math.inf
+            tokens += read
         return kls, tokens
 
 
@@ -328,16 +337,20 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
     paths = set(parse_teachers(scored["teacher"]).values())
     if paths <= {config.model}:
         return base, chat
+    found, teacher, fits = None, None, False
     with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
         (path,) = paths
+        found = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
         skeleton = load_skeleton(path)
-        teacher_chat = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
         size, most = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
-        is_able = size <= ROOM * most and vocabulary >= needed
-        if is_able and all(gather_object([has_room(base, size, config)])):  # all processes have the same teacher
+        fits = size <= ROOM * most and vocabulary >= needed and has_room(base, size, config)
+    # All processes have the same teacher.
+    if all(gather_object([fits])):
+        with contextlib.suppress(OpdkitError):  # not enough memory
             teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-            return teacher, teacher_chat
+        if all(gather_object([teacher is not None])) and teacher and found:
+            return teacher, found
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
     return base, chat
 
@@ -365,9 +378,12 @@ def has_room(base: PreTrainedModel, size: int, config: TrainConfig, processes: i
     place = resolve_device(config.device)
     if place.type != "cuda":
         return True
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in base.parameters())
-    training = weights if config.lora_rank else 12 * base.num_parameters() / processes
-    return bool(torch.cuda.mem_get_info(place)[0] > weights * size / base.num_parameters() + training)
+    torch.cuda.empty_cache()  # what torch keeps for itself counts as taken
+    most, bytes_each = base.num_parameters(), resolve_dtype(config.dtype, place).itemsize
+    if config.load_in_4bit:
+        bytes_each = sum(weights.numel() * weights.element_size() for weights in base.parameters()) / most
+    training = most * bytes_each if config.lora_rank else 12 * most / processes
+    return bool(torch.cuda.mem_get_info(place)[0] > size * bytes_each + training)
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:

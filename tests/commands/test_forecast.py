@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from opdkit.api import Run
 from opdkit.cli import app
+from opdkit.commands import forecast
 from opdkit.commands.forecast import HALF_LEARNED, SPREAD, UNSURE, expect, predict, skill_of
 from opdkit.config.forecast import ForecastConfig
 from opdkit.config.judge import JudgeConfig
@@ -94,9 +95,15 @@ def test_the_expected_gain_by_hand():
     assert found == pytest.approx((0.8 * full, least * full - margin, most * full + margin))
 
 
-def test_only_hints_that_help_count():
-    mixed = rows((1.0, 0.0)) + rows((0.5, 0.5), status=NO_BETTER) + rows((1.0, 1.0), status=NOT_NEEDED)
-    assert expect(mixed, SURE, 1e9) == expect(rows((1.0, 0.0)), SURE, 1e9)
+def test_hints_that_are_followed_anyway_count_and_dropped_ones_do_not(config, monkeypatch):
+    """A student that has learned most of what the hints ask for has little to gain, but not nothing."""
+    tested = rows((1.0, 0.0)) + rows((1.0, 0.75), (1.0, 1.0), status=NOT_NEEDED) + rows((0.0, 0.0), status=NO_BETTER)
+    monkeypatch.setattr(hint_checks, "check_hints", lambda *_: tested)
+    monkeypatch.setattr(forecast, "measure_judge", lambda *_: known((1000, 1000), (1000, 1000)))
+    found = predict(config())
+    kept, turns = rows((1.0, 0.0), (1.0, 0.75), (1.0, 1.0)), found["hinted_turns"] * 3 / 4
+    assert found["gain"] == pytest.approx(expect(kept, known((1000, 1000), (1000, 1000)), turns)[0])
+    assert (found["with_hint"], found["without_hint"]) == (1.0, pytest.approx(1.75 / 3))
 
 
 def test_few_and_different_turns_widen_the_interval_and_a_bad_judge_the_gain():

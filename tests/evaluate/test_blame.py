@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from opdkit.evaluate.blame import WeightedReply, blame_turns, choose_weights, find_losses, turn_losses
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.train.batches import tokens_of
-from opdkit.train.objective.losses import gathered_logprobs
+from opdkit.train.objective.losses import logprobs_and_entropy
 from opdkit.train.objective.terms import PRESETS, Objective, step_loss, step_totals, terms_of
 from opdkit.train.policy import Policy
 from opdkit.train.training_set import build_training_set
@@ -63,7 +63,7 @@ def model() -> Qwen3ForCausalLM:
 
 def logprobs(model: Qwen3ForCausalLM, sequence: PromptResponse) -> torch.Tensor:
     logits, _ = response_logits(model, [sequence])
-    return gathered_logprobs(logits, torch.tensor(sequence.response_ids)[:, None])[:, 0]
+    return logprobs_and_entropy(logits, torch.tensor(sequence.response_ids)[:, None])[0][:, 0]
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """opdkit/model/scoring.py: against a plain forward and gather, one sequence at a time."""
 
+import model_families
 import pytest
 import torch
 
 from opdkit.model import scoring
+from opdkit.model.comparison import kl_shifts
 from opdkit.model.load import load_model
 from opdkit.model.scoring import (
     LogprobQuery,
@@ -15,6 +17,8 @@ from opdkit.model.scoring import (
     score,
     token_logprobs,
 )
+from opdkit.train.forwards import plan_forwards
+from opdkit.train.policy import Policy
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256}  # fmt: skip
@@ -95,6 +99,22 @@ def test_a_score_is_the_same_in_any_company(tiny):
     for batch_tokens in (60, 200, 10_000):
         for actual, expected in zip(score(tiny, given, batch_tokens=batch_tokens), alone, strict=True):
             torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+def test_a_longer_turn_does_not_change_the_positions_of_a_shorter_one(capsys):
+    """LongRoPE scales the positions of a whole batch by its longest row. In scoring, comparison and training."""
+    model = model_families.build(*model_families.PLAIN["LongRoPE"])
+    short, long = PromptResponse([1, 2, 3] * 8, [4, 5, 6] * 4), PromptResponse([7, 8] * 60, [9, 1])
+    alone, beside = score(model, [short], batch_tokens=1000)[0], score(model, [short, long], batch_tokens=1000)[0]
+    assert torch.equal(alone, beside)
+    assert (response_logits(model, [short, long])[0][:12] - response_logits(model, [short])[0]).abs().max() > 0.01
+    other = model_families.build(*model_families.PLAIN["LongRoPE"], seed=1)
+    (one,), (same, _) = (kl_shifts(model, other, given, 1000) for given in ([short], [short, long]))
+    assert one == same
+    policy = Policy(model)
+    forwards, _ = plan_forwards([short, long], ["a", "b"], 1000, 0, 1, packed=policy.packed, chains=policy.chains)
+    assert [len(forward) for forward in forwards] == [1, 1]
+    assert " ".join(capsys.readouterr().err.split()).count("trains on turns, each from its beginning, one by one") == 1
 
 
 def test_what_comes_later_changes_nothing(tiny):

@@ -16,9 +16,9 @@ from opdkit.chat.template import Chat
 from opdkit.errors import OpdkitError
 from opdkit.model import packed_reading, scoring, tree_reading
 from opdkit.model.load import load_model, load_tokenizer
-from opdkit.model.memory import state_of
-from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.model.tree_reading import check_tree_reading
+from opdkit.model.memory import budget_of, state_of
+from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse
+from opdkit.model.tree_reading import check_tree_reading, logprobs_in_trees
 from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, score_session
 
 
@@ -114,6 +114,7 @@ def test_states_whatever_the_budget(family, monkeypatch):
     for pack, chunk in ((1, 16), (40, 4096)):
         monkeypatch.setattr(tree_reading, "PACK_TOKENS", pack)
         monkeypatch.setattr(tree_reading, "_CHUNK", chunk)
+        monkeypatch.setattr(tree_reading, "_LEAST", 16)
         alike(score_session(*arguments, batch_tokens=40), expected, atol=1e-4)
 
 
@@ -371,6 +372,42 @@ def test_a_model_that_keeps_nothing_is_found_out(monkeypatch, capsys):
     assert "reads each turn from its beginning" in capsys.readouterr().err
 
 
+def test_a_check_that_runs_out_of_memory_leaves_the_model_as_it_was(monkeypatch):
+    model = build("LlamaConfig", {})
+
+    def fail(*_):
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as context:
+        context.setattr(tree_reading, "ReadTree", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            check_tree_reading(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert check_tree_reading(model)
+
+
+def test_queries_that_do_not_fit_together_are_read_in_halves(student, monkeypatch):
+    """One that does not fit alone has no result."""
+    queries = [LogprobQuery((reply.student,)) for reply in conversation(5)]
+    whole, tokens = logprobs_in_trees(student, queries, 10_000, "a test")
+    real, longest = tree_reading.read_trees, max(len(query.sequences[0]) for query in queries)
+
+    def read(readings, limit):
+        ((_, sequences),) = readings
+        if sum(map(len, sequences)) >= longest:
+            raise torch.OutOfMemoryError
+        return real(readings, limit)
+
+    monkeypatch.setattr(tree_reading, "read_trees", read)
+    budget_of(student, "another").most = 10_000
+    halves, more = logprobs_in_trees(student, queries, 10_000, "another")
+    assert [k for k in whole if k not in halves] == [4], "the longest one"
+    for k, answer in halves.items():
+        torch.testing.assert_close(answer.logprobs, whole[k].logprobs, atol=1e-5, rtol=0)
+    assert sum(map(len, (query.sequences[0] for query in queries[:4]))) >= more
+    assert tokens < sum(len(query.sequences[0]) for query in queries)
+
+
 # -- the first session of a run is read both ways -------------------------------------------------------------------
 
 
@@ -428,6 +465,7 @@ def test_what_fits_is_read_in_one_forward(student, monkeypatch):
     check_tree_reading(student)
     monkeypatch.setattr(tree_reading, "PACK_TOKENS", 40)
     monkeypatch.setattr(tree_reading, "_CHUNK", 16)
+    monkeypatch.setattr(tree_reading, "_LEAST", 16)
     forwards, found = [], []
     handle = student.get_decoder().layers[0].register_forward_hook(lambda *_: forwards.append(1))
     for batch_tokens in (10_000, 60):
@@ -442,6 +480,7 @@ def test_what_fits_is_read_in_one_forward(student, monkeypatch):
 def test_a_trunk_longer_than_the_budget_is_read_in_pieces(student, monkeypatch):
     """Its keys and values alone grow with it; 4,096 tokens at a time, here 16."""
     monkeypatch.setattr(tree_reading, "_CHUNK", 16)
+    monkeypatch.setattr(tree_reading, "_LEAST", 16)
     longest, targets = [], conversation(6)
     check_tree_reading(student)
     score_session(student, Mixture((student,)), targets, ScoreOptions(), batch_tokens=10_000)

@@ -168,7 +168,7 @@ def test_turn_by_turn_gives_the_same_numbers(run, config):
 
 def test_a_session_whose_numbers_differ_leaves_no_rows(run, config, monkeypatch):
     """The first session of a run is read both ways; what is beyond rounding is never written."""
-    monkeypatch.setattr(tree_reading, "_difference", lambda differences, dtype: (1.0, 1e-3))
+    monkeypatch.setattr(tree_reading, "find_difference", lambda *_: 1.0)
     monkeypatch.setattr(tree_reading, "check_tree_reading", lambda model: True)
     with pytest.raises(OpdkitError, match="--turn-by-turn"):
         teacher.run(config(run))

@@ -22,7 +22,7 @@ from opdkit.commands.check.stage import examine
 from opdkit.config.fields import JSON
 from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.model.load import load_model, load_template, load_tokenizer, token_generator
-from opdkit.model.sampling import Request, sample
+from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
 from opdkit.train import checkpoints, training_set
@@ -183,11 +183,33 @@ def test_a_teacher_with_more_weights_is_not_loaded(run, plain_model_dir, monkeyp
 def test_a_teacher_leaves_room_for_the_training(run, plain_model_dir, monkeypatch, options, copies: int) -> None:
     """Of float32 weights: for gradients and two moments, or with adapters for activations."""
     model, config = load_model(str(plain_model_dir), device="cpu", dtype="float32"), train_config(run, plain_model_dir)
-    size = model.num_parameters()
+    size, config = model.num_parameters(), replace(config, dtype="float32")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(validating, "resolve_device", lambda _: torch.device("cuda"))
     for free, has_room in ((copies * 4 * size, False), (copies * 4 * size + 1, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 1e12))
         assert validating.has_room(model, size, replace(config, **options)) is has_room
+
+
+def test_replies_that_do_not_fit_into_memory_make_no_student_better(run, plain_model_dir, monkeypatch) -> None:
+    """What cannot be measured counts as lost: two measurements, one of which lacks replies, are compared."""
+    config = train_config(run, plain_model_dir, **VALIDATED)
+    student = load_model(str(plain_model_dir), device="cpu", dtype="float32")
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {}, student.generation_config.eos_token_id)
+    validation = open_validation(choose_turns(load_turns(run), 8, 1), chat, config, start_accelerator(config))
+    whole, real = validation.measure(student, 1), validating.sample
+
+    def all_but_the_first(*given, **options):
+        nothing = Sample([], [], "memory")
+        return [[nothing] if k == 0 else group for k, group in enumerate(real(*given, **options))]
+
+    monkeypatch.setattr(validating, "sample", all_but_the_first)
+    some = validation.measure(student, 1)
+    assert some["replies"] == whole["replies"]
+    assert some["score"] > whole["score"]
+    monkeypatch.setattr(validating, "logprobs_in_trees", lambda *_: ({}, 0))
+    none = validation.measure(student, 1)
+    assert (none["hint_kl"], none["kept_kl"], none["forgotten"]) == (CAP, CAP, 1.0)
 
 
 def test_before_training_hinted_prompts_alone_are_measured(run, plain_model_dir) -> None:
@@ -455,11 +477,12 @@ def test_a_state_that_has_forgotten_is_not_the_best() -> None:
     assert best([rows[0], rows[2] | {"kept_kl": None, "forgotten": None}])["step"] == 10, "without such prompts"
 
 
-def test_the_best_state_is_nearer_to_the_hints_whatever_else_moved() -> None:
-    """The wanted change moves replies that nobody complained of, too."""
-    rows = [_row(0, 2.0, 0.0), _row(5, 1.0, 1.8), _row(10, 2.1, 0.0)]
+def test_the_best_state_is_nearer_to_the_hints_and_may_move_elsewhere() -> None:
+    """The wanted change moves replies that nobody complained of, too, but not clearly further than those with hints."""
+    rows = [_row(0, 2.0, 0.0), _row(5, 1.0, 1.15), _row(10, 2.1, 0.0)]
     assert best(rows)["step"] == 5
     assert best([rows[0], rows[2]])["step"] == 0
+    assert best([rows[0], rows[1] | {"kept_kl": 1.3, "score": 2.3}, rows[2]])["step"] == 0
 
 
 def test_without_hints_the_best_state_is_the_last_that_has_not_forgotten() -> None:

@@ -17,9 +17,9 @@ from opdkit.train.objective.advantages import support_advantages, teacher_advant
 from opdkit.train.objective.losses import (
     divergence,
     entropy,
-    gathered_logprobs,
     kl_to_reference,
     log_rest,
+    logprobs_and_entropy,
     policy_gradient,
 )
 
@@ -310,8 +310,9 @@ def test_k3_is_an_unbiased_estimate_of_the_kl_and_never_negative() -> None:
 def test_entropy_is_that_of_torch_and_survives_impossible_tokens() -> None:
     some = logits(50, 20)
     expected = torch.distributions.Categorical(logits=some).entropy()
-    close(entropy(some, rows=7), expected)
-    assert entropy(t(0, -math.inf, 0)[None]).item() == pytest.approx(math.log(2))
+    close(entropy(some.log_softmax(-1), rows=7), expected)
+    close(logprobs_and_entropy(some, torch.zeros(50, 1, dtype=torch.long))[1], expected)
+    assert entropy(t(0, -math.inf, 0)[None].log_softmax(-1)).item() == pytest.approx(math.log(2))
     assert entropy(some[:0]).shape == (0,)
 
 
@@ -320,7 +321,7 @@ def test_gathered_logprobs_are_those_of_trl_and_float32_from_half_precision() ->
     selective = pytest.importorskip("trl.trainer.utils").selective_log_softmax
     some, ids = logits(30, 21), torch.randint(VOCABULARY, (30, 3), generator=generator(22))
     theirs = torch.stack([selective(some, column) for column in ids.T], -1)
-    close(gathered_logprobs(some, ids), theirs)
+    close(logprobs_and_entropy(some, ids)[0], theirs)
     half = some.bfloat16()
-    assert gathered_logprobs(half, ids).dtype == torch.float32
-    close(gathered_logprobs(half, ids), half.float().log_softmax(-1).gather(-1, ids), atol=0)
+    assert logprobs_and_entropy(half, ids)[0].dtype == torch.float32
+    close(logprobs_and_entropy(half, ids)[0], half.float().log_softmax(-1).gather(-1, ids), atol=0)

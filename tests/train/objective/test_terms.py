@@ -12,7 +12,7 @@ from positions import NAN, Example, example, mask, part, t, tokens
 from torch import Tensor
 
 from opdkit.config.shared import OBJECTIVES
-from opdkit.train.objective.losses import divergence, gathered_logprobs, policy_gradient
+from opdkit.train.objective.losses import divergence, logprobs_and_entropy, policy_gradient
 from opdkit.train.objective.terms import PRESETS, Objective, Tokens, step_loss, step_totals, terms_of, trained_positions
 
 BOTH = {"reward": 1.0, "teacher": 1.0}
@@ -39,7 +39,7 @@ def of_example(objective: Objective, case: Example, logits: Tensor, some: slice 
     """Return loss and metrics of some positions of an example, as a share of the whole step."""
     totals = step_totals(terms_of(objective, case.tokens), case.tokens, objective.aggregation)
     mine = part(case.tokens, some)
-    gathered = gathered_logprobs(logits[some], torch.cat([case.ids_N[some, None], mine.support_ids_NK], -1))
+    gathered = logprobs_and_entropy(logits[some], torch.cat([case.ids_N[some, None], mine.support_ids_NK], -1))[0]
     return step_loss(gathered[:, 0], gathered[:, 1:], mine, terms_of(objective, mine), totals, objective)
 
 

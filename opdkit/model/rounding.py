@@ -1,0 +1,33 @@
+"""Whether log-probs that were computed in two ways differ by more than rounding."""
+
+import math
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+# The largest difference in a log-prob that counts as rounding, in nats. Half precision rounds a logit of 20 by 0.06,
+# sometimes by more: there the mean over many tokens decides.
+ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
+HALF_ROUNDING = 0.1
+
+
+def find_difference(model: PreTrainedModel, found_N: Tensor, expected_N: Tensor) -> float | None:
+    """Return by how many nats log-probs of a model differ from those expected; None where that is rounding.
+
+    Where an expected log-prob is not finite, nothing is compared. Where only the other one is not, they differ by
+    infinity.
+    """
+    known_N = expected_N.isfinite()
+    differences = (found_N - expected_N)[known_N].abs().nan_to_num(math.inf)
+    if not len(differences):
+        return None
+    limit = ROUNDING.get(_dtype_of_forward(model))
+    difference = float(differences.mean() if limit is None else differences.max())
+    return difference if difference > (HALF_ROUNDING if limit is None else limit) else None
+
+
+def _dtype_of_forward(model: PreTrainedModel) -> torch.dtype:
+    """Return the dtype in which a forward computes: that of autocast where it is on, else that of the weights."""
+    kind = model.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
