@@ -41,6 +41,7 @@ def numbers() -> dict[str, float]:
         "states": 16 * adapters / GB, "kept": LAYERS * count["kept"] / 1e6,
         "activations": LAYERS * count["kept"] * micro / GB, "micro": micro,
         "checkpointed": (LAYERS * 2 * HIDDEN + count["kept"]) * micro / GB,
+        "logits": CARD / 64 / GB, "all": 16 * size / GB,
         "judge_read": 2 * JUDGE * judge["cached"] / speed / 60,
         "judge_uncached": 2 * JUDGE * judge["uncached"] / speed / 60,
         "judge_write": answers * 2 * JUDGE / (bandwidth * TOGETHER) / 60,
@@ -49,8 +50,8 @@ def numbers() -> dict[str, float]:
         "teacher_write": written * 2 * size / (bandwidth * TOGETHER) / 60,
         "train": 6 * size * epoch / speed / 60, "train_checkpointed": 8 * size * epoch / speed / 60,
     }  # fmt: skip
-    values["score_memory"] = values["weights"] + values["keys"] + 0.5
-    fixed = 2 * values["weights"] + values["states"]
+    values["score_memory"] = values["weights"] + values["keys"] + values["logits"]
+    fixed = 2 * values["weights"] + values["states"] + values["logits"]
     values["train_memory"] = fixed + values["activations"]
     values["train_memory_checkpointed"] = fixed + values["checkpointed"]
     values["small"] = fixed + values["checkpointed"] / 4

@@ -160,51 +160,45 @@ def logprobs_in_trees(
 def check_tree_reading(model: PreTrainedModel) -> bool:
     """Check once per model that a tree gives the numbers of padded batches. Return the result, and warn if it does not.
 
-    The check looks at the model's architecture and reads a small tree of made-up sequences. `read_trees` also compares
-    real sequences, once, and raises where they differ.
+    The check looks at the model's architecture and reads a small tree of made-up sequences (early forks, late forks,
+    forks in branches), in one row and in passes. They are always the same, so that the order of a run's sessions does
+    not matter. The model keeps the attention of packed rows, or else its own: the first with which the numbers are
+    right. `read_trees` also compares real sequences, once, and raises where they differ.
     """
-    state = state_of(model)
+    state, config = state_of(model), model.config.get_text_config(decoder=True)
     if state.reads_trees is None:
-        problem = find_build_problem(model) or _choose_attention(model)
+        problem, chosen = find_build_problem(model), config._attn_implementation
+        if problem is None:
+            a, b, c, d = made_up_tokens(model, 16)
+            pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
+            sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
+            queries = [LogprobQuery((s,)) for s in sequences]
+            padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
+            packed = chosen if windows_of(model) is None else PACKED.get(chosen, chosen)
+            for attention in dict.fromkeys((packed, chosen)):
+                config._attn_implementation, worst = attention, 0.0
+                try:
+                    for pack_tokens, most in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
+                        tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
+                        reader = TreesRead({id(model): tree})
+                        answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, reader=reader)
+                        found = torch.cat([x.logprobs for x in answers])
+                        worst = max(worst, find_difference(model, found, padded) or 0.0)
+                except Exception as error:  # models react in any way to arguments that they do not support
+                    if is_out_of_memory(error):
+                        config._attn_implementation = chosen
+                        raise
+                    problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
+                else:
+                    problem = f"else its log-probs would differ by {worst:.1g} nats" if worst else None
+                if problem is None:
+                    break
         if problem:
+            config._attn_implementation = chosen
             name = model.name_or_path or type(model).__name__
             warn(f"{name} reads each turn from its beginning, not the conversation once: {problem}")
         state.reads_trees = problem is None
     return state.reads_trees
-
-
-def _choose_attention(model: PreTrainedModel) -> str | None:
-    """Switch a model to the attention of packed rows, or leave its own: to the first that reads trees right.
-
-    Return the problem where neither does. The sequences are made up (early forks, late forks, forks in branches), and
-    read in one row and in passes. They are always the same, so that the order of a run's sessions does not matter.
-    """
-    a, b, c, d = made_up_tokens(model, 16)
-    pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
-    sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
-    padded = _logprobs(model, sequences)
-    config, problem = model.config.get_text_config(decoder=True), None
-    chosen = own = config._attn_implementation
-    packed = own if windows_of(model) is None else PACKED.get(own, own)
-    try:
-        for attention in dict.fromkeys((packed, own)):
-            config._attn_implementation, worst = attention, 0.0
-            try:
-                for pack_tokens, most in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
-                    tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
-                    worst = max(worst, find_difference(model, _logprobs(model, sequences, tree), padded) or 0.0)
-            except Exception as error:  # models react in any way to arguments that they do not support
-                if is_out_of_memory(error):
-                    raise
-                problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
-            else:
-                problem = f"else its log-probs would differ by {worst:.1g} nats" if worst else None
-            if problem is None:
-                chosen = attention
-                break
-    finally:
-        config._attn_implementation = chosen
-    return problem
 
 
 def find_build_problem(model: PreTrainedModel) -> str | None:
@@ -215,18 +209,16 @@ def find_build_problem(model: PreTrainedModel) -> str | None:
     return find_prefix_problem(model)
 
 
-def _logprobs(model: PreTrainedModel, sequences: Sequence[PromptResponse], tree: "ReadTree | None" = None) -> Tensor:
-    """Return the log-probs of all responses, from a tree or, without one, from padded batches."""
-    reader = TreesRead({id(model): tree} if tree else {})
-    queries = [LogprobQuery((sequence,)) for sequence in sequences]
-    answers = logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS, reader=reader)
-    return torch.cat([answer.logprobs for answer in answers])
-
-
 def _compare_with_padded(tree: "ReadTree") -> None:
     """Raise OpdkitError unless real sequences of a tree have the log-probs of padded batches."""
-    model, chosen = tree.model, _choose_compared(tree.sequences, _COMPARED_TOKENS)
-    difference = find_difference(model, _logprobs(model, chosen, tree), _logprobs(model, chosen))
+    model = tree.model
+    queries = [LogprobQuery((s,)) for s in _choose_compared(tree.sequences, _COMPARED_TOKENS)]
+    compared = partial(logprobs_of, Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS)
+    found, expected = (
+        torch.cat([answer.logprobs for answer in answers])
+        for answers in (compared(reader=TreesRead({id(model): tree})), compared())
+    )
+    difference = find_difference(model, found, expected)
     if difference is not None:
         raise OpdkitError(
             f"{model.name_or_path or type(model).__name__}: the log-probs of a conversation read once differ by "
