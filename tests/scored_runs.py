@@ -144,7 +144,7 @@ def read_supports(run: Path, model: Path) -> dict[str, tuple[Support, np.ndarray
     found = {}
     with torch.no_grad():
         for t in turns:
-            logits, _ = response_logits(loaded, [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist())])
+            logits = response_logits(loaded, [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist())])
             values = logprobs_and_entropy(logits, torch.from_numpy(t.support.ids.astype(np.int64)))[0]
             found[t.turn_id] = t.support, values.numpy()
     return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opdkit.model.memory import TooLargeError, budget_of
-from opdkit.model.scoring import PaddedBatch, PromptResponse, rows_at_once, token_logprobs
+from opdkit.model.scoring import PromptResponse, read_padded, rows_at_once, token_logprobs
 from opdkit.model.windows import depends_on_length
 
 
@@ -57,7 +57,7 @@ def _batch_shifts(models: tuple[Any, Any], sequences: list[PromptResponse]) -> l
     """Return the shifts of one batch."""
     lengths = [len(s.response_ids) for s in sequences]
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids])
-    logits_of = [PaddedBatch(model, sequences) for model in models]
+    logits_of = [read_padded(model, sequences) for model in models]
     step, numbers = rows_at_once(*models), []
     for start in range(0, len(ids_N), step):
         old_nV, new_nV = (logits(slice(start, start + step)).float() for logits in logits_of)

@@ -25,7 +25,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from opdkit.model.memory import is_out_of_memory
 from opdkit.model.output_layer import OutputLayer, decoder_of
 from opdkit.model.rounding import find_difference
-from opdkit.model.scoring import PromptResponse, score, token_logprobs
+from opdkit.model.scoring import PromptResponse, read_chains, score, token_logprobs
 from opdkit.model.tree import PACK_TOKENS, Pass, Plan, plan_passes
 from opdkit.model.windows import PACKED, additive_mask, find_prefix_problem, made_up_tokens, windows_of, within
 
@@ -214,22 +214,6 @@ def enable_packing(model: nn.Module) -> str | None:
     problem = _read_made_up(inner, chains=False)
     config._attn_implementation = before if problem else packed
     return problem
-
-
-def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) -> tuple[Tensor, OutputLayer]:
-    """Return the hidden states [N, H] that predict the response tokens, and the layer that turns them into logits.
-
-    Each sequence of a chain begins with the one before it, so its last one is read. Any causal model can do that: there
-    is no mask, and padding comes last.
-    """
-    inner: Any = model
-    longest = max(len(chain[-1]) for chain in chains)
-    rows = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for *_, s in chains]
-    positions = [(b, len(s.prompt_ids) - 1 + t) for b, chain in enumerate(chains)
-                 for s in chain for t in range(len(s.response_ids))]  # fmt: skip
-    output = decoder_of(inner)(input_ids=torch.tensor(rows, device=inner.device), use_cache=False)
-    row_N, position_N = torch.tensor(positions, device=output.last_hidden_state.device).unbind(-1)
-    return output.last_hidden_state[row_N, position_N], OutputLayer(model, output)
 
 
 def find_chain_problem(model: nn.Module) -> str | None:

@@ -1,4 +1,4 @@
-"""Whether log-probs that were computed in two ways differ by more than rounding."""
+"""Compare log-probs that were computed in two ways: they may differ by rounding, and by no more."""
 
 import math
 
@@ -22,12 +22,8 @@ def find_difference(model: PreTrainedModel, found_N: Tensor, expected_N: Tensor)
     differences = (found_N - expected_N)[known_N].abs().nan_to_num(math.inf)
     if not len(differences):
         return None
-    limit = ROUNDING.get(_dtype_of_forward(model))
+    kind = model.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    limit = ROUNDING.get(dtype)
     difference = float(differences.mean() if limit is None else differences.max())
     return difference if difference > (HALF_ROUNDING if limit is None else limit) else None
-
-
-def _dtype_of_forward(model: PreTrainedModel) -> torch.dtype:
-    """Return the dtype in which a forward computes: that of autocast where it is on, else that of the weights."""
-    kind = model.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype

@@ -9,7 +9,6 @@ over the whole vocabulary at temperature 1, in float32.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -21,7 +20,7 @@ from transformers import PreTrainedModel
 
 from opdkit.model.load import input_device
 from opdkit.model.memory import TooLargeError, budget_of, without_gradients
-from opdkit.model.output_layer import decoder_of, forward_replaced, has_separate_output_layer
+from opdkit.model.output_layer import OutputLayer, decoder_of, has_separate_output_layer
 from opdkit.model.windows import depends_on_length
 
 # Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k, and on a GPU
@@ -75,58 +74,15 @@ class Logprobs:
     at: Tensor  # [R, M]
 
 
-class PaddedBatch:
-    """Sequences that one model reads side by side, padded on the right; called with a slice, it returns logits.
-
-    With `keep_hidden` the layers below the output layer run once, however often it is called.
-    """
-
-    def __init__(self, model: nn.Module, sequences: Sequence[PromptResponse], *, keep_hidden: bool = True) -> None:
-        self.model, inner = model, _unwrap(model)
-        self.head, device = inner.get_output_embeddings(), input_device(inner)
-        self._body = decoder_of(inner) if keep_hidden and has_separate_output_layer(inner) else None
-        self._hidden: Any = None  # output of the layers below the output layer, once they have run
-        # Padding is id 0. It needs no mask: it comes last, and models are causal.
-        longest = max(len(s) for s in sequences)
-        ids = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for s in sequences]
-        rows = [b for b, s in enumerate(sequences) for _ in s.response_ids]
-        positions = [len(s.prompt_ids) - 1 + t for s in sequences for t in range(len(s.response_ids))]
-        self._ids_BL, self._rows_N, self._positions_N = (
-            torch.tensor(x, dtype=torch.long, device=device) for x in (ids, rows, positions)
-        )
-
-    def __call__(self, rows: slice) -> Tensor:
-        """Return logits [n, V] in the model's own dtype for a slice of the N response positions; differentiable."""
-        rows_n, positions_n = self._rows_N[rows], self._positions_N[rows]
-
-        def keep_response(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            # Runs before the output layer, so that what a model does after it (soft-capping, scaling) still happens.
-            # The hidden states of a model on several devices are on its last one.
-            at = rows_n.to(args[0].device), positions_n.to(args[0].device)
-            return (args[0][at].unsqueeze(0), *args[1:])
-
-        with ExitStack() as hooks:
-            hooks.enter_context(self.head.register_forward_pre_hook(keep_response))
-            if self._body is not None and self._hidden is None:
-                keep_hidden = lambda _module, _args, output: setattr(self, "_hidden", output)  # noqa: E731
-                hooks.enter_context(self._body.register_forward_hook(keep_hidden))
-            elif self._body is not None:
-                hooks.enter_context(forward_replaced(self._body, lambda *args, **kwargs: self._hidden))
-            logits = self.model(input_ids=self._ids_BL, use_cache=False).logits
-        if logits.shape[:2] != (1, len(rows_n)):  # the model multiplies by the head's weight without calling the head
-            return logits[rows_n, positions_n]
-        return logits[0]
-
-
 class Reader:
-    """How models read sequences: here in padded batches. `opdkit.model.tree_reading` reads common prefixes once."""
+    """Read sequences, here in padded batches; `opdkit.model.tree_reading` reads common prefixes once."""
 
-    def batch(self, model: PreTrainedModel, sequences: list[PromptResponse]) -> Callable[[slice], Tensor]:
+    def batch(self, model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
         """Return a function from a slice of the N response positions to logits [n, V] in the model's own dtype.
 
         The positions of a sequence follow those of the one before it.
         """
-        return PaddedBatch(model, sequences)
+        return read_padded(model, sequences)
 
     def length(self, _model: PreTrainedModel, sequence: PromptResponse) -> int:
         """Return how many positions of a sequence a batch still reads, or turns into logits."""
@@ -136,28 +92,57 @@ class Reader:
 _IN_PADDED_BATCHES = Reader()
 
 
-def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> tuple[Tensor, list[int]]:
-    """Return float32 logits [N, V] that predict the response tokens, and the number of rows R of each sequence.
+def read_padded(model: nn.Module, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
+    """Read sequences side by side, padded on the right. Return what `Reader.batch` returns; differentiable."""
+    if has_separate_output_layer(model):
+        hidden_NH, output_layer = read_chains(model, [[sequence] for sequence in sequences])
+        return lambda rows: output_layer(hidden_NH[rows])
+    ids_BL, rows_N, positions_N = _pad([[sequence] for sequence in sequences], input_device(model))
+    logits_NV = model(input_ids=ids_BL, use_cache=False).logits[rows_N, positions_N]
+    return lambda rows: logits_NV[rows]
 
-    The rows of a sequence follow those of the one before it. Only these N positions go through the output layer.
-    Differentiable. `model` may be wrapped (DistributedDataParallel, PEFT).
+
+def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) -> tuple[Tensor, OutputLayer]:
+    """Return the hidden states [N, H] that predict the response tokens, and the layer that turns them into logits.
+
+    Each sequence of a chain begins with the one before it, so its last one is read. Any causal model can do that: there
+    is no mask, and padding comes last. Differentiable.
     """
-    logits_NV = PaddedBatch(model, sequences, keep_hidden=False)(slice(None))
-    return logits_NV.float(), [len(s.response_ids) for s in sequences]
+    ids_BL, rows_N, positions_N = _pad(chains, input_device(model))
+    output = decoder_of(model)(input_ids=ids_BL, use_cache=False)
+    hidden_BLH = output.last_hidden_state  # of a model on several devices, on its last one
+    at = rows_N.to(hidden_BLH.device), positions_N.to(hidden_BLH.device)
+    return hidden_BLH[at], OutputLayer(model, output)
+
+
+def _pad(chains: Sequence[Sequence[PromptResponse]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the token ids [B, L] of chains, and row and position [N] of the token before each response token.
+
+    Padding is id 0: it comes last, so that a causal model needs no mask for it.
+    """
+    longest = max(len(chain[-1]) for chain in chains)
+    ids = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for *_, s in chains]
+    at = [(b, len(s.prompt_ids) - 1 + t) for b, chain in enumerate(chains) for s in chain
+          for t in range(len(s.response_ids))]  # fmt: skip
+    rows_N, positions_N = torch.tensor(at, device=device).unbind(-1)
+    return torch.tensor(ids, device=device), rows_N, positions_N
+
+
+def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> Tensor:
+    """Return float32 logits [N, V] that predict the response tokens, those of a sequence after those before it.
+
+    Only these N positions go through an output layer that is separate. Differentiable.
+    """
+    return read_padded(model, sequences)(slice(None)).float()
 
 
 def rows_at_once(*models: nn.Module) -> int:
     """Return how many rows of logits may be held together, in float32 for the largest vocabulary."""
-    logits, device = _LOGITS, input_device(_unwrap(models[0]))
+    whole: Any = models
+    logits, device = _LOGITS, input_device(whole[0])
     if device.type == "cuda":
         logits = max(logits, torch.cuda.get_device_properties(device).total_memory // (4 * _SHARE_OF_GPU))
-    return max(1, logits // max(_unwrap(model).get_input_embeddings().weight.shape[0] for model in models))
-
-
-def _unwrap(model: nn.Module) -> Any:
-    while isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module
-    return model
+    return max(1, logits // max(model.get_input_embeddings().weight.shape[0] for model in whole))
 
 
 def score(model: PreTrainedModel, sequences: Sequence[PromptResponse], *, batch_tokens: int) -> list[Tensor]:

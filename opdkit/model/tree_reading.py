@@ -61,7 +61,7 @@ class TreesRead(Reader):
     tokens: int = 0  # read, including those of the padded batches to come
     saved: int = 0  # tokens that padded batches would read in addition
 
-    def batch(self, model: PreTrainedModel, sequences: list[PromptResponse]) -> Callable[[slice], Tensor]:
+    def batch(self, model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
         """Return the logits of some of the sequences, from the model's tree or else from a padded batch."""
         tree = self.by_model.get(id(model))
         return super().batch(model, sequences) if tree is None else tree.batch(sequences)

@@ -50,14 +50,11 @@ def best(rows: Sequence[JSON], *, by_chance: bool = False) -> JSON:
     what was learned: then it is the last that has not forgotten. Where no state of the training is such, it is the one
     before. With `by_chance`, a state whose gain may be chance counts as nearer, too.
     """
-    before, *states = rows
-    hinted = before["hint_kl"] is not None
-
-    def is_better(row: JSON) -> bool:
-        chance = by_chance and row["hint_kl"] < before["hint_kl"]
-        return (chance or is_nearer(row, before)) and not costs_more(row, before)
-
-    able = [row for row in states if not has_forgotten(row) and (not hinted or is_better(row))]
+    before = rows[0]
+    hinted, able = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
+    if hinted:
+        able = [row for row in able if not costs_more(row, before)
+                and (is_nearer(row, before) or (by_chance and row["hint_kl"] < before["hint_kl"]))]  # fmt: skip
     return min(reversed(able), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 

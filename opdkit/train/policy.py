@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from opdkit.console import warn
 from opdkit.model.output_layer import OutputLayer
-from opdkit.model.packed_reading import Pack, enable_packing, find_chain_problem, read_chains, read_packed
-from opdkit.model.scoring import PromptResponse, response_logits, rows_at_once
+from opdkit.model.packed_reading import Pack, enable_packing, find_chain_problem, read_packed
+from opdkit.model.scoring import PromptResponse, read_chains, response_logits, rows_at_once
 from opdkit.train.objective.losses import logprobs_and_entropy
 
 Result = TypeVar("Result")
@@ -47,8 +47,7 @@ class Policy(nn.Module):
             read = read_packed(model, Pack.of(trees, model.device)) if self.packed else read_chains(model, trees)
             hidden_NH, output_layer = read
             return logprobs_by_rows(output_layer, hidden_NH, ids_NK, rows_at_once(model))
-        logits_NV, _ = response_logits(model, [sequence for tree in trees for sequence in tree])
-        return logprobs_and_entropy(logits_NV, ids_NK)
+        return logprobs_and_entropy(response_logits(model, [s for tree in trees for s in tree]), ids_NK)
 
     def run(self, task: Callable[[], Result]) -> Result:
         """Return `task()`, which may call the model: weights that are sharded are at hand, as in a forward."""
@@ -60,16 +59,13 @@ def logprobs_by_rows(output_layer: OutputLayer, hidden_NH: Tensor, ids_NK: Tenso
 
     More positions are processed in chunks. Their logits are not kept, but computed again in the backward pass.
     """
+    read = lambda hidden_nH, ids_nK: logprobs_and_entropy(output_layer(hidden_nH), ids_nK)  # noqa: E731
     if len(hidden_NH) <= rows:
-        return _logprobs_of_chunk(output_layer, hidden_NH, ids_NK)
+        found: tuple[Tensor, Tensor] = read(hidden_NH, ids_NK)
+        return found
     parts = [
-        checkpoint(_logprobs_of_chunk, output_layer, hidden_nH, ids_nK, use_reentrant=False)
+        checkpoint(read, hidden_nH, ids_nK, use_reentrant=False)
         for hidden_nH, ids_nK in zip(hidden_NH.split(rows), ids_NK.split(rows), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
-
-
-def _logprobs_of_chunk(output_layer: OutputLayer, hidden_nH: Tensor, ids_nK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log-probs [n, K] and entropies [n] of one chunk."""
-    return logprobs_and_entropy(output_layer(hidden_nH), ids_nK)

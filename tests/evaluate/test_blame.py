@@ -62,7 +62,7 @@ def model() -> Qwen3ForCausalLM:
 
 
 def logprobs(model: Qwen3ForCausalLM, sequence: PromptResponse) -> torch.Tensor:
-    logits, _ = response_logits(model, [sequence])
+    logits = response_logits(model, [sequence])
     return logprobs_and_entropy(logits, torch.tensor(sequence.response_ids)[:, None])[0][:, 0]
 
 

@@ -7,8 +7,8 @@ import torch
 from model_families import EAGER, FAMILIES, PLAIN, STATES, build
 from torch import Tensor, nn
 
-from opdkit.model.packed_reading import Pack, _kernels, enable_packing, find_chain_problem, read_chains, read_packed
-from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs
+from opdkit.model.packed_reading import Pack, _kernels, enable_packing, find_chain_problem, read_packed
+from opdkit.model.scoring import PromptResponse, read_chains, response_logits, token_logprobs
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def packed(model: nn.Module, trees: Items[Items[PromptResponse]]) -> Tensor:
 
 
 def plain(model: nn.Module, trees: Items[Items[PromptResponse]]) -> Tensor:
-    parts = [response_logits(model, [s])[0] for tree in trees for s in tree]
+    parts = [response_logits(model, [s]) for tree in trees for s in tree]
     return token_logprobs(torch.cat(parts), responses(trees))
 
 

@@ -72,7 +72,7 @@ def test_a_step_has_the_gradient_of_its_turns(log, template) -> None:
     model = load_model(MODEL, device="cpu", dtype="float32")
     turns, sessions = some_turns(log, Chat(tokenizer, {}), at_least=4)
     assert len(turns) >= 4
-    alone = [token_logprobs(response_logits(model, [t])[0], torch.tensor(t.response_ids)) for t in turns]
+    alone = [token_logprobs(response_logits(model, [t]), torch.tensor(t.response_ids)) for t in turns]
     expected = gradient(model, alone)
     policy = Policy(model)
     forwards, tokens_read = plan_forwards(turns, sessions, 4096, 0, 1, packed=policy.packed)

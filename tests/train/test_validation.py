@@ -116,7 +116,7 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_
                              max_new_tokens=validation.max_new_tokens, stop_ids=chat.stop_ids)  # fmt: skip
         ended.append(reply.finish_reason == "stop")
         with torch.no_grad():
-            p, q = (response_logits(model, [PromptResponse(ids, reply.ids)])[0].log_softmax(-1)
+            p, q = (response_logits(model, [PromptResponse(ids, reply.ids)]).log_softmax(-1)
                     for model, ids in ((after, prompt), (before, teacher)))  # fmt: skip
         top = p.topk(validating.TOP).indices
         p, q = (torch.cat([x.gather(-1, top), (1 - x.gather(-1, top).exp().sum(-1, keepdim=True)).log()], -1)

@@ -89,7 +89,7 @@ def kl_on_the_log(run: Path, reference: Path, student: Path) -> dict[str, float]
         sampled_N = torch.cat([torch.from_numpy(turn.sampled) for turn in batch])
         ids_N1 = torch.tensor([[token] for s in sequences for token in s.response_ids])[sampled_N]
         with torch.no_grad():
-            now_NV, before_NV = (response_logits(m, sequences)[0][sampled_N].log_softmax(-1) for m in models)
+            now_NV, before_NV = (response_logits(m, sequences)[sampled_N].log_softmax(-1) for m in models)
         now_N, before_N = (logprobs_NV.gather(-1, ids_N1)[:, 0] for logprobs_NV in (now_NV, before_NV))
         sums["exact"] += float(exact_kl(now_NV, before_NV).sum())
         for name in ESTIMATORS:
