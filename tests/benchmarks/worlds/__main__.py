@@ -23,10 +23,19 @@ def main() -> None:
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing: page and plots from the results there are"
     )
+    parser.add_argument(
+        "--forecasts",
+        type=int,
+        metavar="SEED",
+        help="measure only the forecasts, in worlds of this seed, in place of those in the results",
+    )
     parser.add_argument("--finished", action="store_true", help="measure nothing: results of the finished cells")
     options = parser.parse_args()
     if not options.draw:
-        if options.finished:
+        if options.forecasts is not None:
+            cells = json.loads(options.results.read_text(encoding="utf-8"))["cells"]
+            cells |= benchmark.measure_forecasts(options.work, options.workers, options.worlds, options.forecasts)
+        elif options.finished:
             cells = benchmark.finished(options.work, options.worlds)
         else:
             cells = benchmark.measure(options.work, options.workers, options.worlds)

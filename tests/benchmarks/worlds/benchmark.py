@@ -50,6 +50,14 @@ def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
     return finished(work, worlds)
 
 
+def measure_forecasts(work: Path, workers: int, worlds: Sequence[str], build: int) -> dict[str, JSON]:
+    """Measure what is missing of the forecasts, in worlds that are built with seed `build`. Return as `measure` does."""
+    run, cells = partial(measured, work=work, workers=workers, known={}), forecast_cells(worlds)
+    run([world_cell(world, build) for world in worlds if not WORLDS[world].aside])
+    numbers = run(cells)
+    return {cell.name: cell.settings | numbers[cell.name] | {"build": build} for cell in cells}
+
+
 def finished(work: Path, worlds: Sequence[str]) -> dict[str, JSON]:
     """Return the settings and numbers of the cells that are measured, by name."""
     noisy, found = noisy_worlds(worlds), dict[str, JSON]()
@@ -175,8 +183,8 @@ def measure_world(work: Path, world: str, seed: int) -> JSON:
     return judged_right(built, run) | {"with_hint": hinted_accuracy(built, run, SEARCH)[CORRECTED]}
 
 
-def world_cell(world: str) -> Cell:
-    return Cell(f"world-{world}", measure_world, {"world": world, "seed": BUILD})
+def world_cell(world: str, build: int = BUILD) -> Cell:
+    return Cell(f"world-{world}", measure_world, {"world": world, "seed": build})
 
 
 def measure_hints(work: Path, errors: float, seed: int) -> JSON:

@@ -10,6 +10,7 @@ from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS
 from ..learning.lookup import table
 from . import WORLDS, appendix, findings, people
 from .benchmark import (
+    BUILD,
     DEFAULT,
     ERRORS,
     HINT_ERRORS,
@@ -318,9 +319,12 @@ def _forecast(results: Results) -> str:
                           f"{covered:.0%}", number(error), *map(str, counts)])  # fmt: skip
     heads = ["sessions", "model", "forecasts", "right sign", "r", "intervals that hold", "mean error", "go",
              "go without a gain"]  # fmt: skip
+    builds = {numbers.get("build", BUILD) for cell in cells if (numbers := results.numbers(cell))}
+    other = "" if builds == {BUILD} else (f" The worlds of this section are built with seed {max(builds)}, at which "
+                                          "nobody looked before.")  # fmt: skip
     note = text(f"The judge of fresh replies errs in {ERRORS:.0%} of its answers. A training that hands out no model "
                 "has a gain of 0. A *taught* model was trained on the log before, at the rate "
-                f"{TAUGHT:g}: less is to be expected from it. All forecasts are in the appendix.")  # fmt: skip
+                f"{TAUGHT:g}: less is to be expected from it.{other} All forecasts are in the appendix.")  # fmt: skip
     return section(heading, results, cells, answer, table(heads, lines), note,
                    "![measured gain against forecast gain](worlds-forecast.svg)")  # fmt: skip
 
