@@ -51,7 +51,7 @@ def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
 
 
 def measure_forecasts(work: Path, workers: int, worlds: Sequence[str], build: int) -> dict[str, JSON]:
-    """Measure what is missing of the forecasts, in worlds that are built with seed `build`. Return as `measure` does."""
+    """Measure what is missing of the forecasts, in worlds built with seed `build`. Return what `measure` does."""
     run, cells = partial(measured, work=work, workers=workers, known={}), forecast_cells(worlds)
     run([world_cell(world, build) for world in worlds if not WORLDS[world].aside])
     numbers = run(cells)
