@@ -61,12 +61,12 @@ MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at mos
 MOST_APART = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most
 MOST_CALM = 0.25  # of the turns in sessions without a complaint, at most
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
-COST = 0.07  # share of the training's tokens that validation may read and write, but for the hints
-CHECKS = 3  # the fewest measurements; that before training comes to them, and costs half
+COST = 0.07  # share of the training's tokens that validation may read and write; prompts with hints do not count
+CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
-CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats that a reply counts, at most the larger: of few, one absurd one says little
-LOST = 0.4  # of that: a reply to a prompt that nobody complained of is lost where its KL is above
-FEW = 5  # of so many prompts without a complaint, one that is lost is chance, and counts as none
+CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else one outlier of few decides the mean
+LOST = 0.4  # of that cap: a reply to a prompt that nobody complained of is lost where its KL is above
+FEW = 5  # of so many prompts without a complaint, a single one that is lost counts as chance
 HINTS = 4  # of other turns: a reply that one of them explains is the wanted change, and not lost
 ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
 LONGEST = 512  # tokens of a sampled reply, at most
@@ -256,32 +256,34 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     """
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
+    plain = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
     blamed = {conversation_id(t.session_id) for t in turns if t.teacher_logprobs is not None or (t.reward or 0) < 0}
-    kept = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
-    calm = [turn for turn in kept if conversation_id(turn.session_id) not in blamed]
-    limits = [min(most, int(MOST_SHARE * len(members))) for members in (kept, hinted)]
+    calm = [turn for turn in plain if conversation_id(turn.session_id) not in blamed]
     sizes, hints = (Counter(conversation_id(turn.session_id) for turn in members) for members in (logged, hinted))
-    bounds = [MOST_APART * len(logged)] * 2  # of the turns in all sessions that are taken by then
-    if int(MOST_CALM * len(calm)) >= FEWEST:
-        kept, limits[0] = calm, min(limits[0], int(MOST_CALM * len(calm)))
-        needed = limits[1] * sum(sizes[name] for name in hints) / max(1, len(hinted))  # by the kind with hints
-        bounds[0] -= min(needed, bounds[0] / 2)
-    if hinted and limits[1] < FEWEST:
+    hinted_limit, plain_limit = (min(most, int(MOST_SHARE * len(members))) for members in (hinted, plain))
+    # Turns without a hint are drawn first. `room` is how many turns all sessions drawn by then may have.
+    hinted_room = plain_room = MOST_APART * len(logged)
+    if (calm_limit := int(MOST_CALM * len(calm))) >= FEWEST:
+        plain, plain_limit = calm, min(plain_limit, calm_limit)
+        needed = hinted_limit * sum(sizes[name] for name in hints) / max(1, len(hinted))  # by the turns with hints
+        plain_room -= min(needed, plain_room / 2)
+    if hinted and hinted_limit < FEWEST:
         return []
-    kinds = [kind for kind in zip((kept, hinted), limits, bounds, strict=True) if kind[1] >= FEWEST]
-    room, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
-    for n, (members, limit, bound) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
-        cost = sum(sum(map(_cost, kind[0])) / len(kind[0]) for kind in kinds[n:])
-        count, some = min(limit, max(FEWEST, int(room / cost))), list[Turn]()
+    kinds = [kind for kind in ((plain, plain_limit, plain_room), (hinted, hinted_limit, hinted_room))
+             if kind[1] >= FEWEST]  # fmt: skip
+    mean_costs = [sum(map(_cost, members)) / len(members) for members, _, _ in kinds]
+    tokens, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
+    for n, (members, limit, room) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
+        count, taken = min(limit, max(FEWEST, int(tokens / sum(mean_costs[n:])))), list[Turn]()
         for turn in sorted(members, key=lambda t: stable_hash(f"validation:{conversation_id(t.session_id)}")):
-            apart = {conversation_id(each.session_id) for each in (*chosen, *some, turn)}
-            has_hints_left = sum(hints[name] for name in apart) <= MOST_APART * len(hinted)
-            if has_hints_left and sum(sizes[name] for name in apart) <= bound:
-                some.append(turn)
-            if len(some) == count:
+            apart = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
+            leaves_hints = sum(hints[name] for name in apart) <= MOST_APART * len(hinted)
+            if leaves_hints and sum(sizes[name] for name in apart) <= room:
+                taken.append(turn)
+            if len(taken) == count:
                 break
-        if len(some) >= FEWEST:
-            room, chosen = room - sum(map(_cost, some)), some + chosen
+        if len(taken) >= FEWEST:
+            tokens, chosen = tokens - sum(map(_cost, taken)), taken + chosen
         elif members is hinted:
             return []
     return chosen
