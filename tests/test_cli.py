@@ -180,7 +180,8 @@ def test_a_stdout_that_cannot_be_written_is_a_failure(args: list[str], tmp_path:
     run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
     command = [sys.executable, "-m", "opdkit", *(str(run) if arg == "RUN" else arg for arg in args)]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600,
+                              env=os.environ | {"COLUMNS": "1000"})  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "no space left" in done.stderr.lower()

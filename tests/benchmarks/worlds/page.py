@@ -114,6 +114,8 @@ def _own_rate(results: Results) -> str:
         + (f"; that is {number(mean(ratios.values()))} of what the best of {len(RATES)} "
            f"rates reaches (lowest: {number(ratios[lowest])}, {title(lowest)}), and it forgets at most "
            f"{number(more[worst])} more than the best rate ({title(worst)})." if ratios and more else "."),
+        f"A yes takes {ACCURACY} in the mean, {NEAR} of the best rate in each world, and at most {FORGOTTEN_MORE} more "
+        "forgotten.",
     )  # fmt: skip
     lines = [
         [title(row.world), pair(mean_shares(c.before for c in row.own)),
@@ -185,7 +187,8 @@ def _alarm(results: Results) -> str:
         judgement(not late and not false and not own if broken else None, "Not always"),
         f"In {count(len(broken) - len(late), len(broken), 'paths that break')} the validation finds the student broken "
         "before half of the loss has happened, and "
-        f"{count(len(false), len(honest), 'paths that end better and never break')} raise a false alarm.",
+        f"{count(len(false), len(honest), 'paths that end better and never break')} raise a false alarm. A yes takes "
+        "all of the former, and none of the latter.",
     )
     also = text(
         f"Of {len(better)} trainings with opdkit's defaults that ended better, {len(alarms)} raised an alarm on the "
@@ -235,6 +238,7 @@ def _score(results: Results) -> str:
         f"Over {len(rows):,} checkpoints, the rank correlation (Spearman) of the validation's score and the held-out "
         f"error is {number(overall)}"
         + (f"; within a world it is {number(median(within.values()))} in the median." if within else "."),
+        f"A yes takes {SPEARMAN}.",
     )
     note = text(
         f"The checkpoints are the marks of the paths above from {MOVED:.0%} of their steps on, and the model before "
@@ -262,6 +266,7 @@ def _noise(results: Results) -> str:
         f"the default on judged hints loses at most {number(max(judged))} of the corrected share" if judged else "",
         "and" if judged and raw else "",
         f"raw reactions as hints lose at least {number(min(raw))}" if raw else "",
+        f"(expected: at most {JUDGED_LOSS} and at least {RAW_LOSS})" if judged and raw else "",
     )
     verdict = judgement(max(judged) <= JUDGED_LOSS and min(raw) >= RAW_LOSS,
                         "Not what was expected") if judged and raw else ""  # fmt: skip
@@ -288,7 +293,7 @@ def _hints(results: Results) -> str:
         judgement(min(recall.recall, precision.precision) >= FOUND, "Not enough of them"),
         f"`opdkit teacher --check-hints` drops at least {number(recall.recall)} of the planted bad hints (a judge "
         f"that errs in {recall.errors:.0%} of its answers), and at least {number(precision.precision)} of what it "
-        f"drops is bad ({precision.errors:.0%}).",
+        f"drops is bad ({precision.errors:.0%}). A yes takes {FOUND} of both.",
     )
     lines = [[f"{row.errors:.0%}", str(row.hints), str(row.planted), str(row.dropped), number(row.recall),
               number(row.precision)] for row in rows]  # fmt: skip
@@ -306,7 +311,8 @@ def _forecast(results: Results) -> str:
         judgement(None if r is None else sign >= SIGN and r >= FORECAST_R and COVERAGE[0] <= covered <= COVERAGE[1],
                   "Only in part"),
         f"Of {len(rows)} forecasts, {sign:.0%} have the right sign, {covered:.0%} of the 90% intervals hold the "
-        f"measured gain, and forecast and gain correlate with r = {number(r)}.",
+        f"measured gain, and forecast and gain correlate with r = {number(r)}. A yes takes {SIGN:.0%}, between "
+        f"{COVERAGE[0]:.0%} and {COVERAGE[1]:.0%}, and {FORECAST_R}.",
     )  # fmt: skip
     lines = []
     for sessions, taught in [*((n, False) for n in SESSIONS), *((n, True) for n in TAUGHT_SESSIONS)]:
@@ -413,8 +419,8 @@ def _cost(results: Results) -> str:
         f"Validation reads {mean(row.validation for row in rows):.0%} of the tokens that training steps read (mean of "
         f"{len(rows)} worlds)"
         + (f"; the trust region adds {mean(trust):.0%} to a step; together they add "
-           f"{mean(whole.values()):.0%}, at most {whole[highest]:.0%} ({title(highest)})."
-           if whole else "."),
+           f"{mean(whole.values()):.0%}, at most {whole[highest]:.0%} ({title(highest)}). *Little* is at most "
+           f"{COST:.0%} in each world." if whole else "."),
     )  # fmt: skip
     lines = [[title(row.world), thousands(row.trained), thousands(row.validated), f"{row.validation:.0%}",
               f"{row.trained / row.steps:,.0f}", "-" if row.plain is None else f"{row.plain:,.0f}",

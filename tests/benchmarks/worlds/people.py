@@ -40,7 +40,8 @@ def decisions(results: Results) -> str:
         f"{number(corrections)}; the edits teach at least as much in {count(at_least, len(worlds), 'worlds')}. In "
         f"{marked / edited:.0%} of {edited:,} edited replies the first wrong token is marked as less likely. Thumbs "
         f"alone reach {number(thumbs)}, {thumbs / judged:.2f} times what judged rewards of the same replies reach "
-        f"({number(judged)}).",
+        f"({number(judged)}). A yes takes edits that teach no less than corrections, {BLAMED:.0%} marked, and {THUMBS} "
+        "of judged rewards.",
     )
     note = text(
         "*Edits*: first replies of sessions as their users edited them, without a word; *corrections*: with what the "
@@ -73,7 +74,8 @@ def mined_prompts(results: Results) -> str:
         f"Over {sum(map(len, points.values()))} checkpoints of {len(points)} worlds, the rank correlation (Spearman) "
         f"of the shares that pass `opdkit eval --from-log` and the true held-out shares is {number(overall)}; within "
         f"a world it is {number(median(r for r in within.values() if r is not None))} in the median. Of "
-        f"{prompts:,} prompts, a right reply fails {failed} ({failed / prompts:.1%}).",
+        f"{prompts:,} prompts, a right reply fails {failed} ({failed / prompts:.1%}). A yes takes {MINED_SPEARMAN} "
+        f"over all, and at most {FAILED:.0%}.",
     )
     note = text(
         "A checkpoint is the model before training, the one that the default hands out, or the end of a training "
