@@ -30,11 +30,15 @@ TIMED = {
 }  # fmt: skip
 
 
+_SCORING, _STEP = "scoring", "a training step"  # work that a family is measured in
+
+
 def page(results: Path = RESULTS) -> str:
     """Return docs/performance.md. It says what has not been measured."""
     sections = [_HEAD, _machines(results)]
     for name, (heading, words) in TIMED.items():
-        sections.append(_section(results, name, f"## {heading}\n\n{words}", _timed))
+        write = _families if name == "families" else _timed
+        sections.append(_section(results, name, f"## {heading}\n\n{words}", write))
         if name == "scoring":
             sections += [
                 _COST,
@@ -123,6 +127,40 @@ def _machines(results: Path) -> str:
 def _timed(found: JSON) -> str:
     comparisons = [Comparison(**row) for row in found["comparisons"]]
     return f"{table(comparisons)}\n\n{_facts(comparisons)}"
+
+
+def _families(found: JSON) -> str:
+    """Return a row per family, with both kinds of work."""
+    comparisons = [Comparison(**row) for row in found["comparisons"]]
+    works: dict[str, dict[str, Comparison]] = {}
+    for c in comparisons:
+        family, _, work = c.name.rpartition(", ")
+        works.setdefault(family, {})[work] = c
+    here = f"{found['machine']['cpu']}, torch {found['machine']['torch']}"
+    machines = list(dict.fromkeys(str(c.facts.get("measured on", here)) for c in comparisons))
+    rows = ["| family | scoring, times as fast | a training step | tokens read for scoring | for training "
+            "| log-probs differ, nats | gradients, relative | machine |", "|---" * 8 + "|"]  # fmt: skip
+    for family, both in works.items():
+        cells = [family, *(f"{median(both[w].ratios):.1f} ({both[w].ratios[0]:.1f} to {both[w].ratios[-1]:.1f})"
+                           if w in both else "-" for w in (_SCORING, _STEP))]  # fmt: skip
+        cells += [f"{both[w].facts['tokens read, ours']:,} of {both[w].facts['tokens read, usual']:,}"
+                  if w in both else "-" for w in (_SCORING, _STEP)]  # fmt: skip
+        cells += [str(both[w].facts[name]) if w in both else "-"
+                  for w, name in ((_SCORING, "largest difference in nats"),
+                                  (_STEP, "difference of the gradients, relative"))]  # fmt: skip
+        some = next(iter(both.values()))
+        cells.append(str(1 + machines.index(str(some.facts.get("measured on", here)))))
+        rows.append(f"| {' | '.join(cells)} |")
+    facts, pairs = comparisons[0].facts, {len(c.ratios) for c in comparisons}
+    note = (
+        f"In brackets the lowest and the highest of {min(pairs)} pairs. The session has {facts['turns']} turns, "
+        f"{facts['turns with a hint']} of them with a hint. Tokens: those that opdkit reads, of those of the usual way "
+        f"({comparisons[0].usual}). The differences are those of float32 between both ways. Machines, with "
+        f"{facts['threads']} thread: "
+        + "; ".join(f"{n}: {machine}" for n, machine in enumerate(machines, start=1))
+        + "."
+    )
+    return "\n".join(rows) + f"\n\n{note}"
 
 
 def table(comparisons: list[Comparison]) -> str:
