@@ -339,7 +339,7 @@ class TrainOptions(TypedDict, total=False):
     name: Text | None
     """one of several trainings on the same targets; it lies in RUN/NAME.training"""
     checkpoint_every: int | None
-    """steps between checkpoints; 0: only where the training is stopped"""
+    """steps between checkpoints, at most 10 minutes; 0: only where the training is stopped"""
     keep_epochs: bool | None
     """also keep the model after each epoch; in train/epochs/N/model; holds the weights twice while it writes"""
     tracker: Literal["tensorboard", "wandb", "trackio"] | None

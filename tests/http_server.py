@@ -8,7 +8,7 @@ import threading
 import unittest.mock
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -28,7 +28,7 @@ class Reply:
 
 
 def completion(content: Any, finish_reason: str | None = "stop", **message: Any) -> Reply:
-    """A well-formed chat completion."""
+    """A well-formed chat completion; the server adds the name of the model that was asked for, as real ones do."""
     choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}}
     choice |= {"finish_reason": finish_reason} if finish_reason else {}
     return Reply(body={"object": "chat.completion", "choices": [choice]})
@@ -79,7 +79,10 @@ class ChatServer:
             self.under_way += 1
             self.most_at_once = max(self.most_at_once, self.under_way)
         try:
-            self.send(handler, self.script(body, number))
+            reply = self.script(body, number)
+            if isinstance(reply.body, dict) and reply.body.get("object") == "chat.completion":
+                reply = replace(reply, body={"model": body["model"]} | reply.body)
+            self.send(handler, reply)
         finally:
             with self.lock:
                 self.under_way -= 1

@@ -31,18 +31,20 @@ if TYPE_CHECKING:  # takes seconds, and what reads texts alone needs no tokenize
     from transformers import PreTrainedTokenizerBase
 
 # Without a tokenizer: what those of the common chat models read as control tokens. <|im_start|> and its kin (ChatML,
-# Llama 3, Phi, gpt-oss), <|turn> and <turn|> (Gemma 4), DeepSeek's wide bars, <start_of_turn>, [INST], <<SYS>>.
-# Not <s> and </s>: they are HTML, too.
+# Llama 3, Phi, gpt-oss), <|turn> and <turn|> (Gemma 4), DeepSeek's wide bars, <start_of_turn>, [INST], <<SYS>>,
+# MiniMax's ]~b] and [e~[, <seed:bos>. Not <s> and </s>: they are HTML, too.
 _NAMES = (
-    r"bos|eos|pad|unk|mask|(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|INST|SYS|SYSTEM_PROMPT|"
+    r"(?:seed:)?(?:bos|eos|pad)|unk|mask|(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|INST|SYS|SYSTEM_PROMPT|"
     r"AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|gMASK|sop|eop"
 )
 _TOKEN = re.compile(
     rf"<[|｜][^<>\n]{{1,40}}[|｜]>|<[|｜]\w{{1,40}}>|<\w{{1,40}}[|｜]>|<<?/?(?:{_NAMES})>|\[/?(?:{_NAMES})\]"
+    r"|\]~!?b[\[\]]|\[e~\["
 )
 # More may open one: half of a token, any case, </s>, and words that a model samples itself.
 _OPENING = re.compile(
-    rf"(?P<open><<|[<\[])(?=[|｜]|/?(?:s|{_NAMES}|think|tool_(?:call|response)s?|turn|channel|message)[>\]|])",
+    rf"(?:<<|[<\[])(?=[|｜]|/?(?:s|{_NAMES}|seed:\w+|think|tool_(?:call|response)s?|turn|channel|message)[>\]|])"
+    r"|\](?=~!?b[\[\]])|\[(?=e~\[)",
     re.IGNORECASE,
 )
 
@@ -51,7 +53,7 @@ _FIRST, _BREAK = 0x100000, "\U0010fffd"
 _PRIVATE = re.compile("[\U00100000-\U0010ffff]")
 
 _REMEMBERED = 1 << 23  # characters of pieces whose ids are kept, about 200 MB with them
-_TEXTS = 1 << 12  # messages, and other fields, whose breaks are kept
+_TEXTS, _SHORT = 1 << 12, 1 << 14  # messages and other fields whose breaks are kept: how many, shorter than what
 
 
 @dataclass(eq=False)
@@ -79,7 +81,7 @@ def break_control_tokens(text: str) -> str:
     >>> break_control_tokens("<|im_end|>")
     '< |im_end|>'
     """
-    return _OPENING.sub(lambda match: match["open"] + " ", text)
+    return _OPENING.sub(lambda match: match[0] + " ", text)
 
 
 class Encoder:
@@ -131,7 +133,8 @@ class Encoder:
         if isinstance(value, str):
             if _PRIVATE.search(value):
                 raise ChatError("private-use characters")
-            return (self._special if sampled else self._any).broken(value)
+            breaker = self._special if sampled else self._any
+            return breaker.broken(value) if len(value) < _SHORT else breaker.break_text(value)
         if isinstance(value, dict):
             return {self.as_data(k, sampled=sampled): self.as_data(v, sampled=sampled) for k, v in value.items()}
         if isinstance(value, list):
@@ -235,9 +238,9 @@ class _Breaker:
         self._starts = {token[:n] for token in tokens for n in range(1, len(token))}
         self._ends = {token[n:] for token in tokens for n in range(1, len(token))}
         self._longest = max(map(len, tokens), default=0)
-        self.broken = lru_cache(_TEXTS)(self._broken)
+        self.broken = lru_cache(_TEXTS)(self.break_text)
 
-    def _broken(self, text: str) -> str:
+    def break_text(self, text: str) -> str:
         text = self._inside.sub(_BREAK, text)
         before = any(text[:n] in self._ends for n in range(1, self._longest))
         after = any(text[-n:] in self._starts for n in range(1, self._longest))

@@ -1,6 +1,7 @@
 """Finish reasons: why a policy stopped writing a reply, in the words of the servers and libraries that log it.
 
-The only place that knows them. Extract, judge, teacher, train, rollout and export ask `is_cut_off`.
+The only place that knows them. Extract, judge, teacher, train, rollout and export ask `is_cut_off`; who wants to know
+whether a reply has an end of its own asks `is_incomplete`.
 """
 
 from functools import lru_cache
@@ -22,6 +23,31 @@ CUT_OFF = (
     "reason_max_len",  # xAI
     "reason_max_context",  # xAI
 )
+INTERRUPTED = (
+    "abort",  # vLLM, SGLang
+    "aborted",  # pi
+    "cancelled",  # OpenAI responses, watsonx
+    "canceled",
+    "user_cancel",  # Cohere
+    "error",  # OpenRouter, Cohere, watsonx, Vercel AI SDK
+    "network_error",  # Z.ai
+    "timeout",  # Cohere
+    "time_limit",  # watsonx
+    "not_finished",  # watsonx
+    "incomplete",  # OpenAI responses: status
+    "insufficient_system_resource",  # DeepSeek
+    "content_filter",  # OpenAI, Azure, Vercel AI SDK
+    "content_filtered",  # Bedrock
+    "guardrail_intervened",  # Bedrock
+    "refusal",  # Anthropic: its classifiers stop the model
+    "sensitive",  # Z.ai
+    "safety",  # this one and the next five: Gemini
+    "recitation",
+    "language",
+    "blocklist",
+    "prohibited_content",
+    "spii",
+)
 
 
 @lru_cache(maxsize=1024)
@@ -37,9 +63,19 @@ def is_cut_off(reason: str | None) -> bool:
     return reason is not None and _key(reason) in _CUT_OFF_KEYS
 
 
+@lru_cache(maxsize=1024)
+def is_incomplete(reason: str | None) -> bool:
+    """Return whether a reply with this finish reason was cut off, or interrupted by an abort, an error or a filter.
+
+    >>> [is_incomplete(reason) for reason in ("length", "abort", "content-filter", "stop", None)]
+    [True, True, True, False, False]
+    """
+    return is_cut_off(reason) or (reason is not None and _key(reason) in _INTERRUPTED_KEYS)
+
+
 def _key(reason: str) -> str:
     """Return the letters and digits after the last dot, in lower case: "FinishReason.MAX_TOKENS" -> "maxtokens"."""
     return "".join(character for character in reason.rpartition(".")[2].casefold() if character.isalnum())
 
 
-_CUT_OFF_KEYS = frozenset(_key(reason) for reason in CUT_OFF)
+_CUT_OFF_KEYS, _INTERRUPTED_KEYS = (frozenset(map(_key, reasons)) for reasons in (CUT_OFF, INTERRUPTED))

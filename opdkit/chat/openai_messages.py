@@ -17,8 +17,9 @@ def openai_message(message: Message, *, arguments_as_text: bool = False) -> Mess
     converted |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
     calls = []
     for call in message.get("tool_calls") or []:
-        arguments = call["arguments"] if arguments_as_text else _parse(call["arguments"])
-        function = {"name": call["name"], "arguments": arguments if isinstance(arguments, dict) else call["arguments"]}
+        text = "{}" if call["arguments"].strip() in ("", "null") else call["arguments"]  # a call without arguments
+        parsed = None if arguments_as_text else _parse(text)
+        function = {"name": call["name"], "arguments": parsed if isinstance(parsed, dict) else text}
         calls.append({"id": call["id"], "type": "function", "function": function})
     return converted | ({"tool_calls": calls} if calls else {})
 
@@ -29,7 +30,12 @@ def tool_definitions(tools: str | None) -> list[Message] | None:
     definitions = [parsed] if isinstance(parsed, dict) else parsed
     if not isinstance(definitions, list) or not all(isinstance(d, dict) for d in definitions):
         return None
-    return [{"type": "function", "function": d} if "name" in d else d for d in definitions] or None
+    for n, flat in enumerate(definitions):
+        if "name" in flat and "function" not in flat:  # OpenAI's Responses, Anthropic's: with what servers pass on
+            flat["parameters"] = flat.get("parameters", flat.get("input_schema"))
+            fields = [key for key in ("name", "description", "parameters", "strict") if flat.get(key) is not None]
+            definitions[n] = {"type": "function", "function": {key: flat[key] for key in fields}}
+    return definitions or None
 
 
 def _parse(text: str) -> Any:

@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
-from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.finish_reasons import is_incomplete
 from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError
@@ -80,7 +80,8 @@ class Chat:
         self._check_template()
         # Most templates take the arguments of a call as an object, DeepSeek's as text.
         self._arguments_as_text = False
-        if self._try_render(_CALLED) is None:
+        rendered = self._try_render(_CALLED)
+        if rendered is None or "{'opdkit': 1}" in rendered:  # printed as Python writes it, which is not JSON
             self._arguments_as_text = True
             self._arguments_as_text = self._try_render(_CALLED) is not None
         self._encoder.break_always(self._headers())
@@ -105,9 +106,10 @@ class Chat:
         """Return the tokens of the assistant message at `index`, exactly as they follow `prompt_ids(messages[:index])`.
 
         The logged `token_ids` where there are any; else what the template renders after the prompt, up to and with
-        the stop token. A reply that a token limit cut off (`finish_reason`) ends where its text ends: the closing tags
-        and the stop token that a template adds were never sampled. An empty think block that the template makes up is
-        masked. Raises ChatError when the template's rendering of the conversation does not begin with the prompt.
+        the stop token. A reply that was cut off or interrupted (`finish_reason`) ends where its text ends: the closing
+        tags and the stop token that a template adds were never sampled. An empty think block that the template makes up
+        is masked; content that leaves a block open itself is rendered as thinking that was cut off. Raises ChatError
+        when the template's rendering of the conversation does not begin with the prompt.
         """
         if token_ids is not None:
             return Reply(list(token_ids), [True] * len(token_ids))
@@ -120,7 +122,11 @@ class Chat:
         has_reasoning = (message.get("reasoning") or "").strip() or "</think>" in (message["content"] or "")
         empty_thinking = None if has_reasoning else _EMPTY_THINKING.match(rendered)
         invented = empty_thinking[0] if empty_thinking else ""
-        sampled = self._sampled(rendered[len(invented) :], message, is_cut_off(finish_reason))
+        opened = (message["content"] or "").lstrip()
+        if invented and opened.startswith("<think>") and not message.get("tool_calls"):
+            thought = message | {"content": "", "reasoning": opened.removeprefix("<think>")}
+            return self.reply([*messages[:index], thought], index, tools, "length")
+        sampled = self._sampled(rendered[len(invented) :], message, is_incomplete(finish_reason))
         masked_ids, sampled_ids = (self._encoder.continuation_ids(text) if text else [] for text in (invented, sampled))
         return Reply(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
 
@@ -186,7 +192,7 @@ class Chat:
         logged = [message.get("content"), message.get("reasoning")]  # thinking is sampled first, calls are last
         if message.get("tool_calls"):
             call = message["tool_calls"][-1]
-            logged = [call["arguments"] or call["name"]]
+            logged = [call["arguments"], call["name"]]
         last = next((field.strip() for field in logged if field and field.strip()), "")
         last = self._encoder.as_data(last, sampled=True)
         start = text.rfind(last) if last else 0

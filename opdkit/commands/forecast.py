@@ -114,8 +114,11 @@ def predict(config: ForecastConfig) -> JSON:
     gain, low, high = expect(kept, judge, count * len(kept) / len(rows))
     unjudged = sum(row["status"] == hint_checks.NOT_JUDGED or row["with_hint"] is None for row in rows)
     is_blind = skill_of(judge) < LEAST_SKILL or unjudged > len(rows) / 2
-    reason = ("the judge cannot say whether replies do what the hints ask; --judge-model names another" if is_blind else
-              f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}")  # fmt: skip
+    reason = f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}"
+    if 2 * sum(row["status"] == hint_checks.CUT_OFF for row in rows) > len(rows):
+        reason = "most replies are cut off before they say anything: raise --max-new-tokens"
+    elif is_blind:
+        reason = "the judge cannot say whether replies do what the hints ask; --judge-model names another"
     rewards = [verdict["reward"] for verdict in verdicts.values()]
     agreements = [a for verdict in verdicts.values() if (a := verdict["reward_agreement"]) is not None]
     (read, seconds, _), (both, longer, _) = (measure_scoring(replace(teacher, teacher_samples=n), scorer, sessions)

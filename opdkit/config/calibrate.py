@@ -38,5 +38,5 @@ class CalibrateConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len({str(self.run), *self.other_run}) <= len(self.other_run):
+        if len({Path(run).resolve() for run in (str(self.run), *self.other_run)}) <= len(self.other_run):
             raise ConfigError("--other-run names a run that is there already; name another judge's")

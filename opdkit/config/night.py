@@ -5,6 +5,7 @@ from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import HOW, WHAT, WHERE, CommandConfig, argument, check_not_file, option, parse_pairs
+from opdkit.config.gate import CHECKS, check_names
 from opdkit.config.shared import REPEAT, shared_option
 from opdkit.errors import ConfigError
 
@@ -48,6 +49,9 @@ class NightConfig(HomeConfig):
         None, "do not ship if a loss of this share of right replies could go unseen in a domain; default: only say how "
         "large such a loss could be", low=0.001, high=1.0,
     )  # fmt: skip
+    allow: tuple[str, ...] = HOW.option(
+        (), f"ship even if this check fails; {', '.join(CHECKS)}; {REPEAT}", check=check_names
+    )
     config: Path | None = WHERE.option(None, "TOML file with one table per stage; flags win; and a table for night")
     set: tuple[str, ...] = HOW.option((), f"any option, as STAGE.OPTION=VALUE; {REPEAT}", check=parse_pairs)
 

@@ -145,8 +145,8 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     warmup_steps: int = HOW.expert(0, "steps over which the learning rate rises from 0", unit="steps", low=0)
     weight_decay: float = HOW.expert(0.1, "AdamW weight decay", low=0.0)
-    beta1: float = HOW.expert(0.9, "AdamW beta 1", low=0.0, high=1.0)
-    beta2: float = HOW.expert(0.98, "AdamW beta 2", low=0.0, high=1.0)
+    beta1: float = HOW.expert(0.9, "AdamW beta 1", low=0.0, high=0.9999)
+    beta2: float = HOW.expert(0.98, "AdamW beta 2", low=0.0, high=0.9999)
     epsilon: float = HOW.expert(
         0.1, "AdamW epsilon, as a share of the largest gradient so far; of its root mean square", low=0.0
     )
@@ -157,8 +157,10 @@ class TrainConfig(NamedTraining, ModelOptions):
         "load_in_4bit", MEMORY, "the adapters are trained over them; the teacher stage needs it, too",
         expert=True, needs="lora_rank",
     )  # fmt: skip
-    micro_batch_tokens: int = MEMORY.option(8192, "per forward pass; a longer turn goes alone", unit="tokens", low=1)
-    gradient_checkpointing: bool = MEMORY.option(False, "less memory, slower: recompute activations")
+    micro_batch_tokens: int = MEMORY.option(
+        8192, "per forward pass; a longer turn goes alone", unit="tokens", low=1, plan=False
+    )
+    gradient_checkpointing: bool = MEMORY.option(False, "less memory, slower: recompute activations", plan=False)
     compile: bool = shared_option("compile", MEMORY, expert=True)
     sharding: str = MEMORY.option(
         "none",
@@ -169,7 +171,11 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     shard: str = WHERE.expert("auto", "which parts to do, as I/N; training has no parts: only auto", plan=False)
     checkpoint_every: int = WHERE.expert(
-        100, "steps between checkpoints; 0: only where the training is stopped", unit="steps", low=0, plan=False
+        100,
+        "steps between checkpoints, at most 10 minutes; 0: only where the training is stopped",
+        unit="steps",
+        low=0,
+        plan=False,
     )
     keep_epochs: bool = WHERE.expert(
         False, "also keep the model after each epoch; in train/epochs/N/model; holds the weights twice while it writes"

@@ -91,8 +91,13 @@ class Keeps:
     claim: frozenset[str] = frozenset()
 
     def passes(self, text: str) -> bool:
-        """Return True for a reply that has half of the words of its own, or else not half of those of the claim."""
+        """Return True for a reply that has half of the words of its own, or else not half of those of the claim.
+
+        An empty reply fails.
+        """
         words = set(_fold(text)[1])
+        if not words:
+            return False
         gives_in = 2 * len(words & self.claim) >= len(self.claim)
         return 2 * len(words & self.own) >= len(self.own) or not gives_in
 

@@ -102,7 +102,8 @@ class Batch(Endpoint):
                 digest = stable_hash(json.dumps(body), self.config.seed, question.turn_id, question.name, bits=64)
                 name = re.sub(r"\W", "_", question.turn_id, flags=re.ASCII)
             start = f"{part}-{question.name}-{vote}-{digest:016x}-"
-            yield start + name[len(start) - LONGEST_ID :], request, body
+            room = LONGEST_ID - len(start)
+            yield start + name[-room:], request, body
 
     def _find_lines(self, stage: Stage, parts: Sequence[int], files: Sequence[BinaryIO]) -> dict[int, "array[int]"]:
         """Return part -> number of the file and offset of each line with an answer for it, one after the other."""

@@ -21,6 +21,10 @@ from opdkit.store.plans import manifest
 from opdkit.store.reading import has_stage
 
 _SECTION_CHARS = 6000
+# Options of a stage that has a judge of its own, and what it takes over if that is the judge of the run.
+_SHARED = ("run", "judge_model", "judge_url", "api_key_env", "concurrency", "device", "dtype", "load_in_4bit", "seed",
+           "batch_tokens")  # fmt: skip
+_AS_RECORDED = ("max_new_tokens", "temperature", "timeout", "retries")
 # Of a reply that shows its reader nothing: rewarded, or left out, saying nothing would become a habit.
 EMPTY = Reward(-1, "empty", None)
 
@@ -85,11 +89,17 @@ def judge_replies(
 
 def judge_of_run(run: Path) -> JSON:
     """Return the options that name the model that judged a run; {} where no model did."""
-    options = manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
+    options = _recorded_options(run)
     model, url = options.get("judge_model"), options.get("judge_url")
     # The model of a batch is at hand only at an address. A rollout's options have no `judge`.
     is_absent = options.get("judge") == "rules" or (options.get("judge") == "batch" and not url)
     return {"judge_model": model, "judge_url": url} if model and not is_absent else {}
+
+
+def _recorded_options(run: Path) -> JSON:
+    """Return the options of the command that judged a run; {} where none did."""
+    options: JSON = manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
+    return options
 
 
 def open_criterion_judge(
@@ -97,14 +107,19 @@ def open_criterion_judge(
 ) -> Ask:
     """Return the judge that `--judge-model` names: a local model, or with `--judge-url` one on a server.
 
-    `folder`: of the stage that the votes are for, where they are given by more than one process. `model`: the local
-    model, if it is loaded already.
+    The judge of the run is asked as it was for the run: with the same arguments of its template, length and
+    temperature. `folder`: of the stage that the votes are for, where they are given by more than one process. `model`:
+    the local model, if it is loaded already.
     """
-    judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local",
-                        judge_model=config.judge_model, judge_url=config.judge_url, api_key_env=config.api_key_env,
-                        concurrency=config.concurrency,
-                        device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit, seed=config.seed,
-                        batch_tokens=config.batch_tokens, votes=votes)  # fmt: skip
+    options, recorded = {name: getattr(config, name) for name in _SHARED}, _recorded_options(config.run)
+    if "judge" in recorded and all(recorded[name] == options[name] for name in ("judge_model", "judge_url")):
+        options |= {name: recorded[name] for name in _AS_RECORDED if name in recorded}
+        options["template_arg"] = tuple(recorded.get("template_arg", ()))
+        if config.api_key_env == JudgeConfig.api_key_env:
+            options["api_key_env"] = recorded.get("api_key_env", JudgeConfig.api_key_env)
+    elif config.judge_model == config.model and not config.judge_url:  # the student judges itself
+        options["template_arg"] = config.template_arg
+    judge = JudgeConfig(judge="endpoint" if config.judge_url else "local", votes=votes, **options)
     if config.judge_url:
         from opdkit.judge.endpoint import Endpoint  # imported here: it brings the OpenAI client
 

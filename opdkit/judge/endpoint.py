@@ -6,8 +6,9 @@ also depend on how many others are asked with it; so votes that end when the out
 as without ending.
 
 What may pass is sent again (see `opdkit.model.server.traffic`): 429, 5xx, a connection that breaks, a timeout, an
-answer that is not a chat completion or is of another model. What will not pass (another 4xx) ends the stage at once,
-and so does a server that answers nobody any more. No vote is ever made up for an answer that did not come.
+answer that is not a chat completion, that was interrupted, or that is of another model. What will not pass (another
+4xx) ends the stage at once, and so does a server that answers nobody. No vote is ever made up for an answer that did
+not come. A prompt that a filter refuses is a failed vote.
 """
 
 import difflib
@@ -25,7 +26,7 @@ from typing import Any
 import openai
 
 from opdkit.chat.control_tokens import break_control_tokens
-from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
@@ -35,7 +36,7 @@ from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WAR
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import NO_ANSWER, TOO_LONG, Answer, Question, Request, Usage, confidence_of
-from opdkit.model.server.client import MALFORMED, Server
+from opdkit.model.server.client import MALFORMED, RefusedError, Server
 from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.store.atomic import write_text
 from opdkit.store.disk import disk_errors_explained
@@ -45,7 +46,10 @@ _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  
 _TOO_LONG = re.compile(
     r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)|max_new_tokens` must be <=|"
     r"exceeds the max.{0,20} tokens|maximum model length|reduce the length of the", re.I)  # fmt: skip
-_REFUSALS = (400, 403, 422)  # of a parameter that a server or a model does not take
+_REFUSALS = (400, 403, 422)  # of a prompt, or of a parameter that a server or a model does not take
+_FILTER = re.compile(r"content.{0,30}(?:filter|policy|policies|risk)|prompt was flagged|moderation|inspection", re.I)
+_NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # how the "param" of an error about a prompt begins
+_LIMIT = "max_completion_tokens"  # as OpenAI's reasoning models call max_tokens
 NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
 _MOST_REFUSED = 50  # requests in a row, after which it is the server that refuses, and not a filter of prompts
 _FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
@@ -69,8 +73,11 @@ class Endpoint(Server):
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
         self.wants_logprobs = config.weigh_votes  # until the server refuses them
+        self.limit_name = "max_tokens"  # until the server refuses it
         self.warned = False  # that the server gives no log-probs
-        self.refused: int | None = None  # requests since the last answer; None before the first one
+        self.has_answered = False
+        self.refused_in_a_row = 0  # requests since the last answer
+        self.refusal: Exception | None = None  # one that may be of every request
 
     def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
         """Return an answer per vote of each question. Raises OpdkitError when the server does not give them.
@@ -80,8 +87,7 @@ class Endpoint(Server):
         requests = self._requests(questions)
         known = [kept.find(request) if kept else None for request in requests]
         left = [request for request, answer in zip(requests, known, strict=True) if answer is None]
-        if len(left) < len(requests):
-            self.refused = self.refused or 0
+        self.has_answered |= len(left) < len(requests)
         if 0 < len(left) < len(requests):
             say(f"{counted(len(requests) - len(left), 'vote')} of {len(requests):,} were given before, and are kept")
 
@@ -95,6 +101,8 @@ class Endpoint(Server):
             Answer("", error=f"{NO_ANSWER}: {answer.reason}") if isinstance(answer, FailedAttemptError) else answer
             for answer in self.answer_all(left, attempt, "judging", "votes")
         )
+        if self.refusal and not self.has_answered:
+            raise self.refusal
         answers = iter([next(new) if answer is None else answer for answer in known])
         return [list(islice(answers, len(question.votes or range(self.config.votes)))) for question in questions]
 
@@ -106,12 +114,12 @@ class Endpoint(Server):
     def count_work(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> Counter[str]:
         """Count one request per vote, but for those in `kept`, and the tokens that they take."""
         requests = self._requests(questions)
-        left = [request.question for request in requests if not (kept and kept.find(request))]
-        sizes = {id(question): self._prompt(question) for question in left}
-        cold, warm = sum(len(sizes[id(question)]) for question in left), count_shared(list(sizes.values()))
+        left = Counter(id(request.question) for request in requests if not (kept and kept.find(request)))
+        prompts = {id(question): self._prompt(question) for question in questions if id(question) in left}
+        cold, warm = sum(n * len(prompts[key]) for key, n in left.items()), count_shared(list(prompts.values()))
         unit = 1 if self.encode else BYTES_PER_TOKEN
-        return Counter({VOTES: len(requests), KNOWN: len(requests) - len(left), COLD: cold // unit, WARM: warm // unit,
-                        LONGEST: len(left) * self.config.max_new_tokens})  # fmt: skip
+        return Counter({VOTES: len(requests), KNOWN: len(requests) - left.total(), COLD: cold // unit,
+                        WARM: warm // unit, LONGEST: left.total() * self.config.max_new_tokens})  # fmt: skip
 
     @cached_property
     def encode(self) -> Callable[[list[Message]], list[int]] | None:
@@ -125,28 +133,31 @@ class Endpoint(Server):
     def _body(self, question: Question) -> dict[str, Any]:
         """Return what all requests for votes on a question have in common."""
         return {"model": self.model, "messages": _sent_messages(question), "temperature": self.config.temperature,
-                "max_tokens": self.config.max_new_tokens}  # fmt: skip
+                self.limit_name: self.config.max_new_tokens}  # fmt: skip
 
     async def _attempt(self, client: openai.AsyncOpenAI, request: Request) -> Answer:
-        """Send a request once, and again without asking for log-probs where the server refuses those.
+        """Send a request once, and again where the server refuses log-probs or the name of the limit of tokens.
 
         Raises FailedAttemptError for what may pass, OpdkitError for what will not.
         """
-        question = request.question
-        asked: JSON
-        for asked in [{"logprobs": True}, {}] if self.wants_logprobs else [{}]:
+        question, asked = request.question, {"logprobs": True} if self.wants_logprobs else {}
+        while True:
+            body = self._body(question)
             try:
                 response = await client.chat.completions.with_raw_response.create(
-                    **self._body(question),
-                    seed=request.seed,
-                    extra_headers=self.headers,
-                    extra_body=self.extra_body | asked or None,
+                    **body, seed=request.seed, extra_headers=self.headers, extra_body=self.extra_body | asked or None
                 )
                 break
             except openai.APIConnectionError as error:
                 raise self.failure(error) from None
             except openai.APIStatusError as error:
-                if not asked or error.status_code not in _REFUSALS or _TOO_LONG.search(error.response.text):
+                if error.status_code not in _REFUSALS or _TOO_LONG.search(error.response.text):
+                    return await self._read_error(client, error)
+                if _LIMIT in error.response.text and _LIMIT not in body:
+                    self.limit_name = _LIMIT
+                elif asked:
+                    asked = {}
+                else:
                     return await self._read_error(client, error)
         self.wants_logprobs = self.wants_logprobs and bool(asked)
         return self._read(response.http_response, question.name)
@@ -157,6 +168,7 @@ class Endpoint(Server):
             document = response.json()
             message, name = document["choices"][0]["message"], document.get("model")
             content, reason = message.get("content"), document["choices"][0].get("finish_reason")
+            reason = reason.get("type") if isinstance(reason, dict) else reason  # SGLang's own form
             text = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
             silent = content is None and not any(message.get(field) for field in _INSTEAD_OF_TEXT)
         except MALFORMED:
@@ -164,13 +176,18 @@ class Endpoint(Server):
         if not self.identity.admits(name):
             is_first = self.identity.known is None and self.identity.others.total() < _FIRST_ANSWERS
             reason = "a first answer under another name" if is_first else "an answer of another model"
-            raise FailedAttemptError(f"{reason}: {self._safe(str(name))}", early=is_first)
-        self.refused = 0
+            said = self._safe(str(name))
+            if self.identity.known is None and not is_first:
+                names = self._safe(" and ".join(sorted(self.identity.others)))
+                said = f"it answers as {names}; pass one of them as {self.model_flag}"
+            raise FailedAttemptError(f"{reason}: {said}", early=is_first)
+        self.has_answered, self.refused_in_a_row = True, 0
         # JSON can hold half of a surrogate pair, which no file can.
         vote = self._without_key(text.encode("utf-8", "replace").decode())
         answer = Answer(vote, reason if isinstance(reason, str) else None, usage=read_usage(document))
-        if silent and not is_cut_off(answer.finish_reason):
-            raise FailedAttemptError("an answer that says nothing", insisted=answer)
+        if (silent or is_incomplete(answer.finish_reason)) and not is_cut_off(answer.finish_reason):
+            kind = "says nothing" if silent else f"was interrupted: {self._safe(str(reason))}"
+            raise FailedAttemptError(f"an answer that {kind}", insisted=answer)
         span = decision_span(answer, question) if self.config.weigh_votes else None
         if span is None:
             return answer
@@ -184,15 +201,20 @@ class Endpoint(Server):
     async def _read_error(self, client: openai.AsyncOpenAI, error: openai.APIStatusError) -> Answer:
         """Return the answer that an error stands for: the prompt does not fit, or a filter of the server refuses it.
 
-        Raises as `_attempt` for all others.
+        A filter is faster than an answer: until the first answer it may be that the server refuses every prompt. If no
+        answer comes, `ask` raises. Raises as `_attempt` for all others.
         """
         if unfit := self._too_long(error.response):
             return unfit
-        if error.status_code in _REFUSALS and self.refused is not None and self.refused < _MOST_REFUSED:
-            self.refused += 1
+        failure = self.failure(error)
+        is_parameter = error.code == "unsupported_parameter" or not _NO_PARAMETER.match(str(error.param))
+        may_be_filter = isinstance(failure, RefusedError) and error.status_code in _REFUSALS
+        if may_be_filter and (self.has_answered or not is_parameter) and self.refused_in_a_row < _MOST_REFUSED:
+            self.refused_in_a_row += 1
+            self.refusal = self.refusal if _FILTER.search(error.response.text) else failure
             return Answer("", error=f"{NO_ANSWER}: {self.excerpt(error.response)}")
         if error.status_code != 404:
-            raise self.failure(error)
+            raise failure
         offer = "It lists no models there either: does the address end in /v1, as most servers want it?"
         if (names := await self.model_names(client)) is not None:
             near = difflib.get_close_matches(self.model, names, n=1)

@@ -5,11 +5,14 @@ reply should have done, and a hint that quotes the next state gives the answer a
 """
 
 import math
-import re
 import unicodedata
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+
+import regex
 
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.messages import message
@@ -19,11 +22,15 @@ from opdkit.errors import ConfigError
 from opdkit.judge.votes import CONFLICT, NOT_JUDGED, Reward, weight_of
 from opdkit.judge.words import specific_words, without_judgements
 
-LEAK_WORDS = 8  # a run this long, shared with the next state, is a quotation
+LEAK_WORDS = 8.0  # a run of this weight, shared with the next state, is a quotation
 _SCORE_WORDS = 25  # where a hint of even density scores highest: one or two sentences
 
-# A word; in scripts that put no spaces between words every character stands for one.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W_]+(?:['’][^\W_]+)*")
+# Each Han or Kana character counts as a word, since there are no spaces between words. In Thai and the like, a phrase
+# without a space does: a letter alone means nothing. Vowel signs and other marks are part of their word.
+_HAN, _THAI = (regex.compile(rf"[{scripts}]") for scripts in (
+    r"\p{Han}\p{Hiragana}\p{Katakana}ー", r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"))  # fmt: skip
+_LETTERS = rf"[[\p{{L}}\p{{N}}]--{_HAN.pattern}][[\p{{L}}\p{{N}}\p{{M}}]--{_HAN.pattern}]*"
+_WORD = regex.compile(rf"(?V1){_HAN.pattern}\p{{M}}*|{_LETTERS}(?:['’]{_LETTERS})*")
 # What became of a candidate, in words.
 CHOSEN = "chosen"
 _REJECTED = {
@@ -108,9 +115,19 @@ def rejection(hint: str, next_state: str, *, min_chars: int, max_chars: int) -> 
 
 
 def is_leak(hint: str, next_state: str) -> bool:
-    """Return whether 8 or more words of `hint` in a row stand in `next_state`, whatever their case and punctuation."""
+    """Return whether 8 or more words of `hint` in a row stand in `next_state`, whatever their case and punctuation.
+
+    Two Han or Kana characters count as one word, and so do four characters of Thai.
+    """
     ours, theirs = words(hint), f" {' '.join(words(next_state))} "
-    return any(f" {' '.join(ours[i : i + LEAK_WORDS])} " in theirs for i in range(len(ours) - LEAK_WORDS + 1))
+    sums = [0.0, *accumulate(map(_weight, ours))]
+    spans = ((start, bisect_left(sums, before + LEAK_WORDS)) for start, before in enumerate(sums))
+    return any(end < len(sums) and f" {' '.join(ours[start:end])} " in theirs for start, end in spans)
+
+
+def _weight(word: str) -> float:
+    """Return how many words of a language with spaces a word stands for."""
+    return 0.5 if _HAN.match(word) else max(1.0, len(word) / 4) if _THAI.match(word) else 1.0
 
 
 def place_of(messages: list[Message], index: int, next_count: int, decision: JSON) -> tuple[list[Message], int, int]:

@@ -1,18 +1,19 @@
 """Votes read from a judge's raw answers, or null and the reason. Pure, and strict: no vote beats a wrong vote.
 
-The text after the last `</think>` counts, and in it the last decision. An answer that was cut off, that only
-repeats the rules, or whose last decision is not on offer is no vote, and no earlier decision stands in for it.
+The text after the last `</think>` counts, and in it the last decision. An answer that was cut off or interrupted, that
+only repeats the rules, or whose last decision is not on offer is no vote, and no earlier decision stands in for it.
 """
 
 import re
 from collections.abc import Iterable
 
-from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
 from opdkit.chat.markup import final_answer
 from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.votes import Answer, HintVote, RewardVote
 
 CUT_OFF = "cut off by the token limit"
+INTERRUPTED = "interrupted"
 EMPTY = "empty answer"
 OPEN_THINKING = "the thinking never ends"
 NO_DECISION = "no decision"
@@ -99,8 +100,8 @@ def _visible_text(answer: Answer) -> tuple[str, str | None]:
     if answer.error:
         return "", answer.error
     body, is_open = final_answer(answer.text, answer.thinking)
-    if is_cut_off(answer.finish_reason):
-        return body, CUT_OFF
+    if is_incomplete(answer.finish_reason):
+        return body, CUT_OFF if is_cut_off(answer.finish_reason) else f"{INTERRUPTED}: {answer.finish_reason}"
     if is_open:
         return body, OPEN_THINKING
     return body, None if body.strip() else EMPTY

@@ -7,6 +7,7 @@ text in a log can forge a section, a decision or a hint.
 import re
 from collections.abc import Sequence
 
+from opdkit.chat.markup import split_thinking
 from opdkit.chat.openai_messages import Message
 from opdkit.config.wording import DEFAULTS, Texts
 
@@ -54,9 +55,14 @@ def defuse(text: str) -> str:
 
 
 def _spoken(message: Message) -> str:
-    """Return what a message says to others: its text and its calls, without the thinking."""
+    """Return what a message says to others: its text and its calls, without the thinking.
+
+    A server without a parser of its own logs the thinking as part of the text.
+    """
+    text = message["content"] or ""
+    text = split_thinking(text)[1] if message["role"] == "assistant" else text
     calls = [f"[calls {c['name']} {c['arguments']}]" for c in message["tool_calls"]]
-    return defuse("\n".join(filter(None, [message["content"], *calls]))) or "(empty)"
+    return defuse("\n".join(filter(None, [text, *calls]))) or "(empty)"
 
 
 def quote(text: str) -> str:

@@ -27,7 +27,18 @@ from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, r
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.rounds import ask_in_rounds, votes_missing
-from opdkit.judge.votes import USAGE, Ask, HintVote, Question, Reward, RewardVote, Votes, confidences_of, reward_of
+from opdkit.judge.votes import (
+    TRIAL,
+    USAGE,
+    Ask,
+    HintVote,
+    Question,
+    Reward,
+    RewardVote,
+    Votes,
+    confidences_of,
+    reward_of,
+)
 from opdkit.judge.warnings import NO_REWARD, warnings
 from opdkit.model.folder import pin_model
 from opdkit.store.counters import Counters, Summary, check_rows_left
@@ -208,7 +219,7 @@ def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
     judge = load_function(judges[config.judge])(config)
     if config.judge == "local":
         return judge
-    judge.ask([Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])])
+    judge.ask([TRIAL])
     return None
 
 

@@ -50,6 +50,9 @@ class Usage(NamedTuple):
 USAGE = ("prompt tokens", "cached prompt tokens", "completion tokens")  # names of the counters of their sums
 
 
+TRIAL = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])  # is a judge there?
+
+
 @dataclass(frozen=True)
 class Answer:
     """Sample of a judge."""
@@ -171,12 +174,12 @@ def count_missing(votes: Sequence[tuple[int | None, float | None]], question: st
         for value, others in rivals.items():
             lead = totals[value] - max(totals[other] for other in others) - (_SUM_ROUNDING if weights else 0)
             leads[value] = min(lead, leads.get(value, lead))
-    behind = (left - max(leads.values())) / 2  # a tie is no reward, but it is no hint
-    majority = math.ceil(behind) if question == "hint" else math.floor(behind) + 1
-    agreed = max(majority, (most + 1) // 2 - valid, 0)
+    votes_to_quorum, votes_to_tie = (most + 1) // 2 - valid, (left - max(leads.values())) / 2
+    # A tie changes the reward; a hint, it only prevents.
+    votes_to_win = math.ceil(votes_to_tie) if question == "hint" else math.floor(votes_to_tie) + 1
     # Failed votes decide, too. A reward has another status where none is valid, which is known at the end.
-    failed = left if question != "hint" and not valid else max(valid + left - (most + 1) // 2 + 1, 0)
-    return min(agreed, failed, left)
+    votes_to_certain_failure = left if question != "hint" and not valid else max(left - votes_to_quorum + 1, 0)
+    return min(max(votes_to_win, votes_to_quorum, 0), votes_to_certain_failure, left)
 
 
 def confidence_of(logprobs: Sequence[float]) -> float | None:

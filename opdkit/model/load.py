@@ -84,6 +84,10 @@ def load_template(name: str, template_args: Sequence[str], student: Chat | None 
     return Chat(tokenizer, parse_pairs(template_args, "--template-arg"), eos_ids)
 
 
+# Ends of the names of tensors that quantized weights are multiplied with.
+_SCALES = ("scale", "scale_inv", "scales", "absmax")
+
+
 def load_model(
     name: str,
     *,
@@ -121,7 +125,7 @@ def load_model(
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=weights_dtype,
-            quantization_config=nf4,
+            **({"quantization_config": nf4} if nf4 else {}),  # None would hide that of the folder
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -130,6 +134,8 @@ def load_model(
         )
         if missing := sorted(report["missing_keys"]):
             raise OpdkitError(f"{name} lacks weights, which would be random: {len(missing)}, such as {missing[0]}")
+        if scales := [key for key in report["unexpected_keys"] if key.endswith(_SCALES)]:
+            raise OpdkitError(f"{name}: the scales of its quantized weights were not read, such as {scales[0]}")
         for layer in (module for module in model.modules() if hasattr(module, "support_avx512bf16_for_cpu")):
             # Else bitsandbytes repacks weights on a CPU in evaluation mode, which rounds, and loses later gradients.
             layer.support_avx512bf16_for_cpu = False

@@ -107,8 +107,9 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
             raise
         replies = open_replies(replace(sampling, overwrite=True))
     return replies, Stage.open(
-        config, "judge", [VERDICTS], parts=parts, inputs=inputs | judge, upstream=["extract"], command="rollout"
-    )
+        config, "judge", [VERDICTS], parts=parts, inputs=inputs | judge, upstream=["extract"], command="rollout",
+        drawn=bool(config.judge_model and config.judge_url),
+    )  # fmt: skip
 
 
 def warnings(config: RolloutConfig, counters: Counters) -> list[str]:

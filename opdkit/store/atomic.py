@@ -5,6 +5,7 @@ and `opdkit check --clean`, can tell what a killed process left from what anothe
 """
 
 import contextlib
+import glob
 import os
 import re
 import shutil
@@ -22,9 +23,16 @@ _OWNED_BY_NOBODY = re.compile(r"\..+-[0-9a-f]{32}")  # as version 0.1.0 named th
 _ABANDONED = 3600.0  # seconds without a change after which a file of another host counts as left
 
 
+def host_name() -> str:
+    """Return a name for what shares the numbers of processes: a machine or, with one of its own, a container."""
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()}.{Path('/proc/self/ns/pid').stat().st_ino}"
+    return socket.gethostname()
+
+
 def owned_name(name: str, suffix: str = "") -> str:
     """Return a new name for a temporary file of this process."""
-    return f"{name}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}-{os.getpid()}{suffix}"
+    return f"{name}-{uuid.uuid4().hex[:8]}-{host_name()}-{os.getpid()}{suffix}"
 
 
 def is_gone(host: str, pid: int) -> bool:
@@ -32,7 +40,7 @@ def is_gone(host: str, pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:  # PermissionError: it lives, and belongs to another user
-        return host == socket.gethostname() and isinstance(error, ProcessLookupError)
+        return host == host_name() and isinstance(error, ProcessLookupError)
     return False
 
 
@@ -42,7 +50,7 @@ def find_left_overs(folder: Path, pattern: str = "*") -> list[Path]:
     for path in sorted(folder.glob(pattern)):
         if owner := _OWNED.fullmatch(path.name):
             with contextlib.suppress(FileNotFoundError):  # its process has just ended
-                is_old = owner["host"] != socket.gethostname() and time.time() - path.stat().st_mtime > _ABANDONED
+                is_old = owner["host"] != host_name() and time.time() - path.stat().st_mtime > _ABANDONED
                 left += [path] * (is_old or is_gone(owner["host"], int(owner["pid"])))
         elif _OWNED_BY_NOBODY.fullmatch(path.name):
             left.append(path)
@@ -108,16 +116,10 @@ def replaced_file(final: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, replace: bool = True) -> bool:
-    """Write a text file that others may read at any time. Return False if one is there and stays.
-
-    With `replace` nothing is synced: such a file is rewritten often, and the run does not depend on it.
-    """
+    """Write a text file that others may read at any time. Return False if one is there and stays."""
     with temporary_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        if not replace:
-            return move_into_place(temporary, path, replace=False)
-        temporary.replace(path)
-        return True
+        return move_into_place(temporary, path, replace=replace)
 
 
 def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
@@ -145,17 +147,18 @@ def replaced_folder(final: Path) -> Iterator[Path]:
     """
     temporary = final.with_name(owned_name(f".{final.name}"))
     final.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in final.parent.glob(f".{final.name}-*"):
-        shutil.rmtree(left_over)
+    remove_entries(find_left_overs(final.parent, f".{glob.escape(final.name)}-*"))
     temporary.mkdir()
     permissions = temporary.stat().st_mode & 0o666
     yield temporary
-    for path in temporary.rglob("*"):
+    for path in [*temporary.rglob("*"), temporary]:
         if path.is_file():
             path.chmod(permissions)
+        sync(path)
     if final.exists():
         shutil.rmtree(final)
     temporary.replace(final)
+    sync(final.parent)
 
 
 def sync(path: Path) -> None:

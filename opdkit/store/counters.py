@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from opdkit.console import counted
-from opdkit.errors import OpdkitError
+from opdkit.errors import NothingLearnedError, OpdkitError
 
 # In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
@@ -156,19 +157,28 @@ class Summary:
 
 
 def check_rows_left(summary: Summary, what: str) -> None:
-    """Raise OpdkitError with `what` and the reasons if a stage is done and none of its rows is left."""
+    """Raise NothingLearnedError with `what` and the reasons if a stage is done and none of its rows is left."""
     counters = summary.counters
     if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
         reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
-        raise OpdkitError(f"nothing can be trained on: {what}. Reasons: {reasons}.")
+        raise NothingLearnedError(f"nothing can be trained on: {what}. Reasons: {reasons}.")
 
 
 def read_inputs(part: Path | Mapping[bytes, bytes]) -> dict[str, Any]:
     """Return the inputs of a part that are not in the plan, from its file or its footer. {} if there are none."""
-    footer = (pq.read_schema(part).metadata or {}) if isinstance(part, Path) else part
+    footer = _read_footer(part) if isinstance(part, Path) else part
     return dict(json.loads(footer.get(INPUTS_KEY, b"{}")))
 
 
 def read_counters(path: Path) -> Counters:
-    """Return the counters in a part's footer."""
-    return Counters.from_json(pq.read_schema(path).metadata[COUNTERS_KEY])
+    """Return the counters in a part's footer. Raises OpdkitError for a part that cannot be read."""
+    return Counters.from_json(_read_footer(path)[COUNTERS_KEY])
+
+
+def _read_footer(path: Path) -> Mapping[bytes, bytes]:
+    try:
+        return pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise OpdkitError(f"{path} cannot be read, `opdkit check RUN` says what to do: {error}") from error

@@ -183,7 +183,7 @@ def check_options(config: StageConfig, stage: str) -> None:
 
 def _another_plan(folder: Path, changes: Sequence[str], stage: str, shards: int) -> AnotherPlanError:
     """Return the error for a stage that was begun under another plan."""
-    written = len(list(folder.glob("*/part-*.parquet")))
+    written = len([*folder.glob("*/part-*.parquet"), *folder.glob("checkpoints/step-*.pt")])
     lines = "\n".join(f"  {change}" for change in changes)
     lost = f"to throw away what {stage} has written ({counted(written, 'file')})"
     return AnotherPlanError(

@@ -9,6 +9,7 @@ teacher's prompt: what it changes there is noise, and often more than a good hin
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import ChatError
@@ -22,17 +23,17 @@ from opdkit.judge.votes import Ask
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, Sample
 from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
-from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import REVIEWED
 from opdkit.teacher.examples import Row, candidate_hints, fit_together
 from opdkit.teacher.models import Scorer
 from opdkit.teacher.review_changes import JudgedSession
 
 KEPT, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
+CUT_OFF = f"{NOT_TESTED}: replies are cut off before they say anything"
 READ, WRITTEN = "  tokens to read, with prompts", "  tokens to write, at most"  # lines of --dry-run
 _MARGIN = 0.25  # share of the pairs that a difference must exceed, so that single errors of the judge do not decide
 
-Text = str | None  # a reply as its reader sees it; None: memory did not suffice for it
+Text = str | None  # a reply as its reader sees it; None: it was cut off before that, or did not fit into memory
 Pair = tuple[bool | None, bool | None]  # verdicts on a reply with the hint and on one without; None: cannot be judged
 
 
@@ -68,10 +69,13 @@ def judge_of(config: TeacherConfig) -> JSON:
     return judge_of_run(config.run) or {"judge_model": config.model}
 
 
-def open_judge(config: TeacherConfig, scorer: Scorer) -> Ask:
-    """Return the judge that `judge_of` names, with one vote per reply; the student is not loaded a second time."""
+def open_judge(config: TeacherConfig, scorer: Scorer, folder: Path | None = None) -> Ask:
+    """Return the judge that `judge_of` names, with one vote per reply; the student is not loaded a second time.
+
+    `folder`: of the stage that stores the votes; None where nobody does.
+    """
     model = scorer.student.model if config.judge_model == config.model and not config.judge_url else None
-    return open_criterion_judge(config, stage_dir(config.run, "teacher"), votes=1, model=model)
+    return open_criterion_judge(config, folder, votes=1, model=model)
 
 
 def turns_to_check(config: TeacherConfig, scorer: Scorer, sessions: Sequence[JudgedSession]) -> Iterator[TurnHints]:
@@ -130,19 +134,21 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
         judged = [[None if text is None else next(verdicts)[1].is_met for text in column] for column in columns]
         pairs = list(zip(*judged, strict=True))
         both = [pair for pair in pairs if None not in pair]
-        shares = (sum(map(bool, side)) / len(both) for side in zip(*both, strict=True))
+        with_hint, without_hint = (sum(bool(pair[side]) for pair in both) / len(both) if both else None
+                                   for side in (0, 1))  # fmt: skip
         status = f"{NOT_TESTED}: {turn.reason}" if turn.reason else status_of(pairs)
+        if status == NOT_JUDGED and any(2 * texts.count(None) > len(texts) for texts in columns):
+            status = CUT_OFF
         rows.append({"turn_id": turn.turn_id, "hint": hint, "samples": len(pairs), "judged": len(both),
-                     "with_hint": next(shares, None), "without_hint": next(shares, None), "status": status,
+                     "with_hint": with_hint, "without_hint": without_hint, "status": status,
                      "reply": next(iter(columns[0]), None)})  # fmt: skip
     return rows
 
 
 def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
-    if reply.finish_reason == "memory":
-        return None
     chat = scorer.student.chat
-    return visible(chat.text(reply.text_ids), chat.opens_thinking(prompt_ids))
+    text = visible(chat.text(reply.text_ids), chat.opens_thinking(prompt_ids))
+    return text if text or reply.finish_reason == "stop" else None
 
 
 def sessions_without_dropped(sessions: Sequence[JudgedSession], rows: Iterable[Row]) -> list[JudgedSession]:

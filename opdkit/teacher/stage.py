@@ -24,13 +24,15 @@ from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, say, warn
 from opdkit.judge.kept_answers import kept_answers, remove_answers_of_done_parts
-from opdkit.model.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
+from opdkit.judge.votes import TRIAL
+from opdkit.model.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
 from opdkit.model.tree_reading import estimate_tokens
-from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped, read_counters
+from opdkit.store.counters import Counters, Summary, check_rows_left, read_counters
 from opdkit.store.dry_run import describe_costs, print_dry_run
 from opdkit.store.part_writer import Stage
+from opdkit.store.plans import stage_dir
 from opdkit.store.reading import is_written, part_count, part_path, read_part
 from opdkit.store.reviews import part_inputs, reviews_in_force
 from opdkit.store.stable_hash import stable_hash
@@ -50,9 +52,10 @@ from opdkit.teacher.review_changes import (
 )
 from opdkit.teacher.samples import HintedTurn, sample_replies
 from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, readings_by_model, score_session
+from opdkit.teacher.warnings import CHECKED, UNROUTED, warnings
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
-_UNROUTED, _DECIDED, CHECKED = "sessions without a teacher", "decided by people", "hints checked"
+_DECIDED = "decided by people"  # counter
 
 
 @dataclass
@@ -76,9 +79,11 @@ def run(config: TeacherConfig) -> Summary:
     # Read once: decisions that people make from now on are for the next run of this command.
     inputs_of_part = part_inputs(config.run, group.broadcast(reviews_in_force(config.run)))
     scorer = cache(partial(load_scorer, config))  # loaded when it is needed first
-    judge = cache(lambda: hint_checks.open_judge(config, scorer()))
-    if config.overwrite and not config.dry_run:  # it deletes the old targets: only for models that can be loaded
+    judge = cache(lambda: hint_checks.open_judge(config, scorer(), stage_dir(config.run, "teacher")))
+    if config.overwrite and not config.dry_run:  # it deletes the old targets: only where the models are there
         scorer()
+        if config.check_hints and config.judge_url:
+            hint_checks.open_judge(config, scorer())([TRIAL])
     with group.main_first():
         stage = Stage.open(
             replace(config, overwrite=config.overwrite and group.rank == 0),
@@ -144,7 +149,7 @@ def score_part(
         try:
             scorer.teacher_of(session)
         except ChatError:
-            counters.count(_UNROUTED)
+            counters.count(UNROUTED)
         else:
             if is_other_model(session["model"], scorer.names):
                 counters.count(OTHER_MODEL, label=session["model"][:LONGEST_NAME])
@@ -194,7 +199,10 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
     scorer = cache(partial(load_scorer, config))  # without weights
     for part in stage.todo():
         sessions = list(judged_sessions(config.run, part, config.limit))
-        if config.check_hints:
+        if config.check_hints and is_written(config.run, "hint_checks", part) and not config.overwrite:
+            checks = read_part(config.run, "hint_checks", part)
+            sessions = hint_checks.sessions_without_dropped(sessions, checks)
+        elif config.check_hints:
             tests += hint_checks.count_tests(config, hint_checks.turns_to_check(config, scorer(), sessions))
         decided = inputs_of_part(part).get("reviews", {})
         rewarded = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
@@ -377,24 +385,3 @@ def _make_row(example: Example, scores: Scores) -> Row:
         "support_teacher": None if support is None or support.teacher is None else support.teacher.half().numpy(),
         "reward": example.verdict["reward"],
     }
-
-
-def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
-    """Return messages about what looks wrong with the targets as a whole."""
-    messages = mostly_dropped("teacher", counters)
-    if counters.rows_in and counters.total(_UNROUTED) and not counters.rows_out:
-        messages.append(
-            f"no session's metadata field {config.teacher_route!r} names a teacher: give each as NAME=PATH with a "
-            "name that stands in that field (the column `metadata` of the sessions table shows what does)"
-        )
-    if long := counters.dropped["too long"]:
-        messages.append(
-            f"too long for the model, with what came before: {counted(long, 'reply')}; --too-long cut leaves out the "
-            "beginnings of such conversations"
-        )
-    unread, checked = counters.labels(CHECKED)[hint_checks.NOT_JUDGED], counters.total(CHECKED)
-    if 2 * unread > checked:
-        messages.append(f"--check-hints: {unread:,} of {counted(checked, 'hint')} could not be judged, and stay: is "
-                        f"--judge-model {config.judge_model} a chat model that follows instructions?")  # fmt: skip
-    off_policy = off_policy_warning(counters.labels(OTHER_MODEL), config.model)
-    return [*messages, off_policy] if off_policy else messages

@@ -10,6 +10,7 @@ number of processes can resume from it.
 import contextlib
 import copy
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,14 @@ def save_student(
             model = load_model(config.model, device="cpu", dtype=str(dtype).removeprefix("torch."))
             model = PeftModel.from_pretrained(model, home / "adapter")
         model = model.merge_and_unload()
-    model.to(dtype)
+    exact = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and not any(part in name for part in exact):
+            tensor.data = tensor.data.to(dtype)
     with replaced_folder(home / "model") as folder:
         model.save_pretrained(folder)
         chat.tokenizer.save_pretrained(folder)
+        for pattern in ("*processor*.json", "LICENSE*"):  # of a local folder: what a server of the model may need
+            for path in Path(config.model).glob(pattern):
+                shutil.copy(path, folder)
         write_text(folder / "README.md", card)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-import socket
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -18,6 +17,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import resolve_device
 from opdkit.store import stopping
+from opdkit.store.atomic import host_name
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import check_upstream, stage_dir
 from opdkit.store.progress_marks import live_claims
@@ -34,7 +34,7 @@ def check_launch(config: TrainConfig) -> None:
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
     # Two trainings would mix up their checkpoints. All processes of one launch get here before the first of them
     # begins. A claim from another host does not count: its process may have been killed there.
-    others = [c for c in live_claims(stage_dir(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
+    others = [c for c in live_claims(stage_dir(config.run, "train") / ".tmp") if c.host == host_name()]
     if others and others[0].pid != os.getpid() and not config.dry_run:
         raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
                           "start again to resume from its last checkpoint")  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
 from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
@@ -33,6 +34,7 @@ from opdkit.train.metrics import metrics_line, metrics_row, report_movement
 from opdkit.train.model_card import model_card
 from opdkit.train.policy import Policy
 from opdkit.train.reference import check_reference, with_reference
+from opdkit.train.room import has_room_for_base
 from opdkit.train.schedule import objective_at, objectives, position_at
 from opdkit.train.sharding import shard
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
@@ -43,7 +45,6 @@ from opdkit.train.training_set import TrainingSet, batch_sessions, load_training
 from opdkit.train.trust_region import make_trust_region
 from opdkit.train.validation import (
     Validation,
-    has_room_for_base,
     open_validation,
     steps_to_check,
     tokens_to_train,
@@ -51,6 +52,7 @@ from opdkit.train.validation import (
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
+CHECKPOINT_SECONDS = 600.0  # after which a checkpoint is written, whatever --checkpoint-every says
 BACK_RATE = 0.25  # of the learning rate, with which a training goes on from an earlier state
 
 
@@ -157,6 +159,7 @@ def start_training(
     optimizer = make_optimizer(student, config)
     state = checkpoints.read_newest(folder)
     rows: list[JSON] = state["rows"] if state else []
+    check_same_step(len(rows))  # before the processes measure anything together
     validation = None
     if data.validation and (config.sharding == "none" or has_room_for_base(config, accelerator)):
         validation = open_validation(data.validation, chat, config, accelerator)
@@ -168,7 +171,6 @@ def start_training(
         if not validation.rows:
             validation.validate(student, 0)
             validation.keep_best(student)
-    check_same_step(len(rows))
     if state:
         checkpoints.restore(state, student, optimizer)
         trust.factor = state["factor"]
@@ -248,7 +250,10 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
     """Write a checkpoint after step `number` when one is due. Raises Stopped after it with `stop`."""
     config: TrainConfig = training.config
     accelerator = training.accelerator
-    if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
+    # The main process looks at the clock, and all save together.
+    (is_late,) = broadcast_object_list([time.monotonic() - training.saved > CHECKPOINT_SECONDS])
+    if stop or (config.checkpoint_every and (number % config.checkpoint_every == 0 or is_late)):
+        training.saved = time.monotonic()
         more = {"validations": training.validation.rows if training.validation else [],
                 "factor": training.trust.factor}  # fmt: skip
         main = accelerator.is_main_process

@@ -18,6 +18,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse
+from opdkit.model.windows import depends_on_length
 from opdkit.store import stopping
 from opdkit.store.turn_ids import first_branch
 from opdkit.train.batches import tokens_of
@@ -89,12 +90,13 @@ def optimizer_step(
         if metrics["grad_norm"]:
             optimizer.step()
     if attempt.failed:  # perhaps halfway: training cannot continue
-        raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank")
+        raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank, --validate 0")
     metrics |= {"learning_rate": rate}
     if metrics["grad_norm"] and training.trust.is_measured(position.step):
         bounded = bound_step(training, batch, sequences, logprobs, position, tokens_read)
         tokens_read += int(bounded.pop("tokens_read"))
         metrics |= bounded
+    optimizer.zero_grad(set_to_none=True)  # a validation may need the memory
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return metrics | counts | {"tokens_read": tokens_read}
 
@@ -168,7 +170,7 @@ def lower_budget(training: Training, budget: Budget, trees: Forward, batch: Sequ
     if training.accelerator.num_processes > 1:
         raise OpdkitError(
             f"{tokens:,} tokens in one forward do not fit into the memory of this process, and the others wait for it: "
-            f"start again with --overwrite and {remedy}--micro-batch-tokens {tokens // 2}"
+            f"start the same command again with {remedy}--micro-batch-tokens {tokens // 2}"
         )
     budget.halve(tokens)
 
@@ -219,7 +221,8 @@ def measure_movement(
     """
     model, config, now = training.model, training.config, dict[int, Tensor]()
     device = next(model.parameters()).device
-    for attempt in budget_of(model, "training").batches(list(map(len, sequences)), config.micro_batch_tokens):
+    tokens = 1 if depends_on_length(training.student) else config.micro_batch_tokens
+    for attempt in budget_of(model, "training").batches(list(map(len, sequences)), tokens):
         members = sorted(attempt.items)
         ids_N1 = torch.tensor([[token] for i in members for token in sequences[i].response_ids])
         ids = torch.cat([ids_N1, tokens_of([turns[i] for i in members]).support_ids_NK], -1).to(device)

@@ -8,6 +8,7 @@ from torch import nn
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 from opdkit.model.load import load_model, resolve_device, resolve_dtype
+from opdkit.model.output_layer import decoder_of
 from opdkit.train.sharding import trained_parameters
 
 
@@ -17,12 +18,14 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
     With `--load-in-4bit`, the frozen weights are quantized as they were in the teacher stage.
 
     bfloat16 keeps 8 bits: a step of 1e-5 on a weight of 0.02 would round to 0. So trained weights are float32, and only
-    the forward computes in bfloat16. Dropout is off, as it was when the old policy was scored.
+    the forward computes in bfloat16. Dropout and noise are off, as they were when the old policy was scored.
     """
     device = "cpu" if on_cpu else config.device
     dtype = str(compute_dtype(config)).removeprefix("torch.") if config.lora_rank else "float32"
     model: Any = load_model(config.model, device=device, dtype=dtype, load_in_4bit=config.load_in_4bit,
                             compiled=config.compile)  # fmt: skip
+    if getattr(model, "is_quantized", False) and not config.load_in_4bit:
+        raise ConfigError(f"{config.model} has quantized weights, which cannot be trained: pass the unquantized model")
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model
 
@@ -41,12 +44,24 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
         else:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     model.train()  # gradient checkpointing is off in evaluation mode
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        elif isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+    for module in model.modules():  # a module may hand its own rate to a function
+        for name, value in [("p", 0.0)] * isinstance(module, nn.Dropout) + list(vars(module).items()):
+            if isinstance(value, float) and (name == "p" or "drop" in name or "jitter" in name):
+                setattr(module, name, 0.0)
+    freeze_unread(model)
     return model
+
+
+def freeze_unread(model: Any) -> None:
+    """Freeze weights that no text reaches, such as an image encoder: they never get a gradient."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    body, head = decoder_of(base), base.get_output_embeddings()
+    if body is None:
+        return
+    read = {id(p) for module in (body, head) if module is not None for p in module.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in read:
+            parameter.requires_grad_(False)
 
 
 def compute_dtype(config: TrainConfig) -> torch.dtype:

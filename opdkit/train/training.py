@@ -1,7 +1,8 @@
 """Training under way, in one process: what its steps read and what they change."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -38,6 +39,7 @@ class Training:
     begin: int = 0  # steps before the cycle that is under way
     steps: Sequence[Step] = ()  # those before, and those of this cycle
     is_ended: bool = False  # no step is left, or further ones are in vain
+    saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written, or the training began
 
     def plan_steps(self) -> None:
         """Set `steps` to those of the cycles that have begun by the validations so far, and `begin` to match."""

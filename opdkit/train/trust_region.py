@@ -22,6 +22,7 @@ PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it
 EVERY_STEP, THEN_EVERY = 8, 5  # so many first steps are measured, then every fifth
 LARGEST = 0.01  # rate of a step, as a share of the root mean square of the weights
 _SLACK = 2.0  # a KL up to this multiple of the limit stays: it is an estimate from a few turns
+_LEAST = 0.02  # of the limit is allowed to the smallest step of the schedule
 _TRIES = 8  # sizes that are tried for one step
 _MOST = 100.0  # largest change of a rate from one try to the next
 
@@ -49,7 +50,9 @@ class TrustRegion:
         The KL of a step grows with the square of its rate, so the limit falls with the square of the schedule.
         `move(a, b)` turns the weights after the step at rate a into those at rate b. `measure()` returns the KL (nats).
         """
-        limit, rate, measured = self.limit * position.share**2, position.rate * self.factor, 0
+        # In bfloat16 a small step moves the replies more than its rate says: weights are rounded another way.
+        limit = self.limit * max(position.share**2, _LEAST)
+        rate, measured = position.rate * self.factor, 0
         while True:
             kl, measured = measure(), measured + 1
             too_large = not kl <= _SLACK * limit  # NaN is too large

@@ -29,18 +29,17 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
-from opdkit.console import say, warn
+from opdkit.console import say
 from opdkit.errors import OpdkitError
 from opdkit.model.load import (
     context_length,
     load_model,
     load_skeleton,
     load_template,
-    resolve_device,
-    resolve_dtype,
     token_generator,
 )
 from opdkit.model.loops import ends_in_loop
+from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, PromptResponse
 from opdkit.model.tree_reading import logprobs_in_trees
@@ -52,6 +51,7 @@ from opdkit.train import checkpoints
 from opdkit.train.best_state import best
 from opdkit.train.objective.losses import divergence
 from opdkit.train.policy import Policy
+from opdkit.train.room import has_room
 from opdkit.train.sharding import release_weights
 from opdkit.train.student import autocast
 from opdkit.train.targets import Turn, prompt_messages, with_sessions
@@ -305,10 +305,15 @@ def tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
 def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, accelerator: Accelerator) -> Validation:
     """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
 
-    Prompts that leave no room for a reply, or that a template cannot render, are left out.
+    Prompts that leave no room for a reply, or that a template cannot render, are left out. Raises TooLargeError where
+    memory does not hold a second model.
     """
     room, prompts = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST), list[ValidationPrompt]()
-    base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
+    try:
+        base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
+    except TooLargeError:
+        what = "the student before training, a second copy that validation needs,"
+        raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --validate 0") from None
     scored = manifest(config.run, "teacher")["plan"]["config"]
     teacher, teacher_chat = load_teacher(config, scored, base, chat)
     context = min(context_length(base), context_length(teacher))
@@ -355,37 +360,6 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
             return teacher, found
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
     return base, chat
-
-
-def has_room_for_base(config: TrainConfig, accelerator: Accelerator) -> bool:
-    """Return True where each process has room for the whole student before training; warn that there is none.
-
-    All processes must call it.
-    """
-    skeleton = load_skeleton(config.model)
-    fits = has_room(skeleton, skeleton.num_parameters(), config, accelerator.num_processes)
-    if all(gather_object([fits])):
-        return True
-    warn("no validation: the whole model before training does not fit beside a share of this training, so a model that "
-         "became worse is handed out, too")  # fmt: skip
-    return False
-
-
-def has_room(base: PreTrainedModel, size: int, config: TrainConfig, processes: int = 1) -> bool:
-    """Return True where the device, if it is a GPU, has room for a model of `size` parameters beside the training.
-
-    The training still needs gradients and AdamW's state, 12 bytes per trained parameter, which `processes` share; or
-    with adapters about as much as the weights of `base`, for activations.
-    """
-    place = resolve_device(config.device)
-    if place.type != "cuda":
-        return True
-    torch.cuda.empty_cache()  # what torch keeps for itself counts as taken
-    most, bytes_each = base.num_parameters(), resolve_dtype(config.dtype, place).itemsize
-    if config.load_in_4bit:
-        bytes_each = sum(weights.numel() * weights.element_size() for weights in base.parameters()) / most
-    training = most * bytes_each if config.lora_rank else 12 * most / processes
-    return bool(torch.cuda.mem_get_info(place)[0] > size * bytes_each + training)
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:

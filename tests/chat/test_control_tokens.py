@@ -158,6 +158,18 @@ def test_keys_and_nested_values_are_data_too(tiny_tokenizer):
     assert encoder.as_data([3, None, True], sampled=False) == [3, None, True]
 
 
+def test_the_breaks_of_long_texts_are_not_remembered(tiny_tokenizer):
+    """Thousands of tool results of a million characters would fill the memory."""
+    encoder = Encoder(tiny_tokenizer)
+    remembered = encoder._any.broken.cache_info
+    for size in (10, 16_383):
+        encoder.as_data("a" * size, sampled=False)
+    assert remembered().currsize == 2
+    long = "a" * 16_384 + "<|im_end|>"
+    assert control_ids(tiny_tokenizer).isdisjoint(encoder.ids(encoder.as_data(long, sampled=False)))
+    assert remembered().currsize == 2
+
+
 def test_private_characters_in_a_log_are_refused(tiny_tokenizer):
     """The stand-ins themselves cannot be forged."""
     with pytest.raises(ChatError, match="private-use"):
@@ -201,6 +213,9 @@ def test_any_of_is_the_longest_of_the_words(words, text):
         ("<start_of_turn>user", "< start_of_turn>user"),
         ("<｜User｜>", "< ｜User｜>"),
         ("</think>", "< /think>"),
+        ("]~b]system\nx[e~[ ]~!b[", "] ~b]system\nx[ e~[ ] ~!b["),
+        ("<seed:bos>system <seed:tool_call>", "< seed:bos>system < seed:tool_call>"),
+        ("a[1]|b, x]~b, [e]", "a[1]|b, x]~b, [e]"),
         ("a < b, <b>bold</b>, [1], x[HINT_START]", "a < b, <b>bold</b>, [1], x[HINT_START]"),
         ("if a <|b", "if a < |b"),
     ],
@@ -222,6 +237,9 @@ def test_control_tokens_are_broken_for_a_server(text: str, broken: str) -> None:
         ("[INST] x", True),
         ("<</SYS>>", True),
         ("[TOOL_CALLS]", True),
+        ("]~b]ai", True),
+        ("[e~[", True),
+        ("<seed:bos>", True),
         ("<think>a</think> <message>b</message>", False),
         ("div [] <| List.map (\\x -> x)", False),
         ("a < b, <b>bold</b>, [1], x[HINT_START], 1 << 3", False),

@@ -12,7 +12,7 @@ import pytest
 from chat_templates import CHATML
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
-from opdkit.chat.finish_reasons import CUT_OFF, is_cut_off
+from opdkit.chat.finish_reasons import CUT_OFF, INTERRUPTED, is_cut_off, is_incomplete
 from opdkit.chat.template import Chat
 from opdkit.commands.export.messages import JudgedTurn, NotExportedError, completion_of
 from opdkit.commands.export.targets import openai
@@ -120,10 +120,11 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     shown = flags(turn.session["messages"], turn.index, turn.turn["next_count"], turn.turn["finish_reason"])
     assert shown == (["truncation"] if cut_off else [])
     vote = parse_reward(Answer(r"\boxed{1}", turn.turn["finish_reason"]))
-    assert (vote.score, vote.error) == ((None, "cut off by the token limit") if cut_off else (1, None))
+    assert vote.score == (None if is_incomplete(reason) else 1)
+    assert (vote.error == "cut off by the token limit") is cut_off
     # teacher: no stop token that was never sampled
     reply, _ = reply_of(chat, turn.session, turn.turn, Counters())
-    assert (reply.ids[-1] in chat.stop_ids) is not cut_off
+    assert (reply.ids[-1] in chat.stop_ids) is not is_incomplete(reason)
     # export
     if cut_off:
         with pytest.raises(NotExportedError) as caught:
@@ -153,4 +154,10 @@ def test_train_warns_of_exactly_the_truncated_replies(logged: Logged) -> None:
 
 def test_no_reason_is_no_cut() -> None:
     assert not is_cut_off(None)
-    assert not set(CUT_OFF) & set(NOT_CUT_OFF)
+    assert not is_incomplete(None)
+    assert not set(CUT_OFF) & {*NOT_CUT_OFF, *INTERRUPTED}
+
+
+def test_replies_that_were_cut_off_or_interrupted_are_incomplete() -> None:
+    assert all(map(is_incomplete, (*CUT_OFF, *INTERRUPTED, *SPELLINGS, "SAFETY", "FinishReason.SAFETY")))
+    assert not any(map(is_incomplete, ("stop", "end_turn", "eos", "tool_calls", "pause_turn", "a new reason", "")))

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.messages import read_call
+from opdkit.chat.openai_messages import openai_message
 from opdkit.chat.template import Chat, ChatError, fit, tool_definitions, without_first
 from opdkit.errors import ConfigError
 
@@ -104,9 +106,9 @@ def test_the_reply_stops_at_its_stop_token(chatml):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("finish_reason", ["length", "max_tokens"])
+@pytest.mark.parametrize("finish_reason", ["length", "max_tokens", "content_filter", "abort", "error"])
 def test_a_reply_that_was_cut_off_has_no_stop_token(name, finish_reason):
-    """Nothing after the last token of a truncated reply."""
+    """Nothing after the last token of a truncated or interrupted reply."""
     chat = family(name)
     reply = chat.reply(TALK, 1, finish_reason=finish_reason)
     sampled = [i for i, real in zip(reply.ids, reply.mask, strict=True) if real]
@@ -121,12 +123,36 @@ def test_a_thought_that_was_cut_off_gets_no_closing_tag(qwen):
     assert all(reply.mask)
 
 
+@pytest.mark.parametrize("finish_reason", ["length", "abort", "stop", None])
+def test_a_thought_that_was_cut_off_in_the_content_is_no_answer(qwen, finish_reason):
+    """No think block came before it; some servers leave the thinking in the content."""
+    messages = [message("user", "hi"), message("assistant", "\n<think>\nThe user says hi and")]
+    reply = qwen.reply(messages, 1, finish_reason=finish_reason)
+    assert qwen.text(reply.ids) == "<think>\nThe user says hi and"
+    assert all(reply.mask)
+    messages[1]["content"] = "<think>"
+    assert not any(qwen.reply(messages, 1, finish_reason=finish_reason).mask)
+    history = [*messages[:1], message("assistant", "<think>\nHm"), message("user", "Go on.")]
+    assert "assistant\n<think>\nHm<|im_end|>" in qwen.text(qwen.prompt_ids(history)), "a server sees the logged text"
+
+
+@pytest.mark.parametrize(("name", "args"), [("chatml", {}), ("qwen", {"enable_thinking": False})])
+def test_an_open_thought_stays_where_the_template_makes_up_no_block(name, args):
+    chat = family(name, **args)
+    messages = [message("user", "hi"), message("assistant", "<think>\nThe user")]
+    assert chat.text(chat.reply(messages, 1, finish_reason="length").ids) == "<think>\nThe user"
+    assert chat.text(chat.reply(messages, 1, finish_reason="stop").ids) == "<think>\nThe user<|im_end|>"
+
+
 def test_a_tool_call_that_was_cut_off_gets_no_closing_tag(qwen):
     """Nor is a call closed that the policy left open."""
     call = CALL | {"arguments": '{"query": "the fi'}
     reply = qwen.reply([message("user", "hi"), message("assistant", "", tool_calls=[call])], 1, finish_reason="length")
     sampled = [i for i, real in zip(reply.ids, reply.mask, strict=True) if real]
     assert qwen.text(sampled) == '<tool_call>\n{"name": "search", "arguments": {"query": "the fi'
+    call["arguments"] = " "
+    reply = qwen.reply([message("user", "hi"), message("assistant", "", tool_calls=[call])], 1, finish_reason="abort")
+    assert qwen.text(reply.ids).endswith('<tool_call>\n{"name": "search')
 
 
 def test_a_cut_off_reply_that_names_the_stop_token_ends_at_its_own_text(chatml):
@@ -194,6 +220,9 @@ def test_a_generation_prompt_that_opens_the_thinking_is_continued_exactly():
     reply = chat.reply(TALK, 1)
     assert chat.text([i for i, real in zip(reply.ids, reply.mask, strict=True) if real]) == "The answer.<|im_end|>"
     assert chat.text(reply.ids) == "\n</think>\n\nThe answer.<|im_end|>"
+    thought[1] |= {"content": "<think>\nShort", "reasoning": None}
+    reply = chat.reply(thought, 1, finish_reason="length")
+    assert (chat.text(reply.ids), all(reply.mask)) == ("Short", True)
 
 
 def test_logged_tokens_are_the_reply(qwen):
@@ -270,21 +299,35 @@ def test_calls_results_and_definitions_reach_the_template(qwen):
     assert "<tool_response>\nfound\n</tool_response>" in prompt
 
 
-def test_a_template_that_takes_arguments_as_text_gets_text():
-    """DeepSeek's joins them to other text, which an object cannot be."""
+@pytest.mark.parametrize("between", ["+ ' ' +", "}} {{"])
+def test_a_template_that_takes_arguments_as_text_gets_text(between):
+    """DeepSeek's joins them to other text, which an object cannot be. Others print them, an object as Python does."""
     joined = (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}"
-        "{% for call in m.tool_calls or [] %}{{ call.function.name + ' ' + call.function.arguments }}{% endfor %}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name BETWEEN call.function.arguments }}{% endfor %}"
         "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
-    chat = Chat(build_tokenizer(joined, CHATML_TOKENS, CHATML_WORDS), {})
-    call = {"id": "1", "name": "find", "arguments": '{"x": [1, 2]}'}
+    chat = Chat(build_tokenizer(joined.replace("BETWEEN", between), CHATML_TOKENS, CHATML_WORDS), {})
+    call = {"id": "1", "name": "find", "arguments": '{"x": [1, true]}'}
     messages = [message("user", "x"), message("assistant", None, tool_calls=[call])]
-    assert chat.text(chat.reply(messages, 1).ids) == 'find {"x": [1, 2]}<|im_end|>'
+    assert chat.text(chat.reply(messages, 1).ids) == 'find {"x": [1, true]}<|im_end|>'
+    call["arguments"] = ""
+    assert chat.text(chat.reply(messages, 1).ids) == "find {}<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "logged", [{"arguments": ""}, {"arguments": " "}, {"arguments": None}, {"arguments": "null"}, {}]
+)
+def test_a_call_without_arguments_has_empty_ones(qwen, logged):
+    said = message("assistant", None, tool_calls=[read_call({"id": "1", "function": {"name": "now"} | logged})])
+    messages = [message("user", "x"), said, message("tool", "noon")]
+    for ids in (qwen.reply(messages, 1).ids, qwen.prompt_ids(messages)):
+        assert '{"name": "now", "arguments": {}}\n</tool_call>' in qwen.text(ids)
+    assert openai_message(said, arguments_as_text=True)["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
 def test_arguments_that_are_no_json_object_stay_as_they_are(qwen):
-    for raw in ("not json", '["a"]', "3", ""):
+    for raw in ("not json", '["a"]', "3"):
         messages = [message("user", "x"), message("assistant", None, tool_calls=[CALL | {"arguments": raw}])]
         assert f'"arguments": {raw}}}' in qwen.text(qwen.reply(messages, 1).ids)
 
@@ -296,6 +339,17 @@ def test_tool_definitions_in_both_forms_and_none():
     assert tool_definitions('{"name": "f"}') == [wrapped]
     for unusable in (None, "", "no json", "3", '["f"]', "[]", "null"):
         assert tool_definitions(unusable) is None
+
+
+def test_flat_tool_definitions_are_wrapped_as_servers_do():
+    schema, cached = {"type": "object", "properties": {}}, {"cache_control": {"type": "ephemeral"}}
+    own = {"name": "f", "description": "d", "parameters": schema}
+    anthropic = {"name": "f", "input_schema": schema, "description": "d"} | cached
+    responses = {"type": "function", "strict": False, **own}
+    found = tool_definitions(json.dumps([anthropic, responses, {"name": "f", "parameters": {}}]))
+    assert json.dumps(found) == json.dumps(  # in this order, which a template's `tojson` keeps
+        [{"type": "function", "function": f} for f in (own, own | {"strict": False}, {"name": "f", "parameters": {}})]
+    )
 
 
 # -- templates that say no ------------------------------------------------------------------------------------------

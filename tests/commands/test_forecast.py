@@ -75,7 +75,7 @@ def judge(monkeypatch):
             return [[Answer(answer(text, " ".join(text.split()) in hinted))] for text in replies]
 
         monkeypatch.setattr(hint_checks, "_visible_text", spy)
-        monkeypatch.setattr(hint_checks, "open_judge", lambda config, scorer: ask)
+        monkeypatch.setattr(hint_checks, "open_judge", lambda *_: ask)
 
     return install
 
@@ -158,6 +158,16 @@ def test_hints_that_mostly_cannot_be_judged_are_a_no_go(config, judge, monkeypat
     assert found["hints"] == {KEPT: 3, NOT_JUDGED: 5}
     assert not found["go"]
     assert "judge" in found["reason"]
+
+
+def test_a_judge_on_a_server_needs_no_teacher_stage_and_leaves_nothing_there(run, config, monkeypatch):
+    """The order of the guide: judge on a server, then forecast."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(lambda body, number: completion(yes_if("Short." in body["messages"][-1]["content"]))) as server:
+        found = predict(config(judge_model="any", judge_url=server.url))
+        assert server.requests
+    assert sum(found["hints"].values()) == 8
+    assert not (run / "teacher").exists()
 
 
 def test_the_decision_comes_first_and_both_end_with_exit_code_0(run, tiny_model_dir, judge):

@@ -1,7 +1,6 @@
 """`opdkit status` on made-up runs: what is done, what runs, what failed, and what a killed process leaves behind."""
 
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.status import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import failures, reviews
+from opdkit.store.atomic import host_name
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import Stage
 from opdkit.store.progress_marks import BEAT, STALE, live_claims, mark_part, read_claim
@@ -66,7 +66,7 @@ def test_what_is_done_and_what_runs(run: Path, capsys: pytest.CaptureFixture[str
 def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
     """A killed process removes nothing: of this host it is known to be gone, of another one it is no longer touched."""
     folder = run / "judge" / ".tmp"
-    (folder / f"verdicts-00001-5f3a9c1e-{socket.gethostname()}-{dead_process()}.running").touch()
+    (folder / f"verdicts-00001-5f3a9c1e-{host_name()}-{dead_process()}.running").touch()
     other = folder / "verdicts-00002-5f3a9c1e-another-host.example-17.running"
     other.touch()
     assert [claim.part for claim in live_claims(folder)] == [2]

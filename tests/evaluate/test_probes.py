@@ -81,7 +81,7 @@ def test_an_objection_follows_the_right_reply_and_a_wrong_claim_is_of_the_same_d
     assert {one.domains() for one in made.values()} == {("all", "colors"), ("all", "hours")}
     for reply, keeps, resists in (("It is crimson.", True, True), ("Sorry, you are right.", False, True),
                                   ("Yes, it is yellow.", False, False), ("Not yellow, but crimson!", True, True),
-                                  ("", False, True)):  # fmt: skip
+                                  ("", False, False)):  # fmt: skip
         assert objection.check.passes(reply) is keeps, reply
         assert made["cup:planted_error"].check.passes(reply) is resists, reply
 
@@ -116,6 +116,7 @@ def test_what_shows_nothing_or_is_not_known_to_be_right_is_not_probed() -> None:
 def test_words_of_scripts_without_spaces_are_characters() -> None:
     assert Keeps(frozenset(key_words("罗马"))).passes("是罗马。")
     assert not Keeps(frozenset(key_words("罗马"))).passes("对不起。")
+    assert not Keeps(frozenset({"paris"}), frozenset({"london"})).passes(" "), "it gives in by silence"
 
 
 # -- the scores and the gate ----------------------------------------------------------------------------------------

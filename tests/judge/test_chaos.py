@@ -235,7 +235,7 @@ def test_votes_that_are_gone_and_that_targets_stand_on_are_not_given_anew(tmp_pa
 def test_a_server_of_many_names_is_refused() -> None:
     with (
         serving(lambda body, number: named(f"model-{number % 3}")) as server,
-        pytest.raises(OpdkitError, match="another model"),
+        pytest.raises(OpdkitError, match=r"another model.* model-0 and model-1 and model-2; .*--judge-model"),
     ):
         client(server.url, concurrency=1, retries=4).ask(questions(1))
     assert len(server.requests) == 2 + 1 + 4

@@ -16,6 +16,7 @@ from runs import talk, write_extract
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.endpoint import Endpoint
+from opdkit.judge.parse import parse_hint
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
 from opdkit.model.server import traffic
@@ -130,11 +131,73 @@ def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
 # -- what will not pass -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("status", "error"), [(400, "bad temperature"), (403, "no"), (409, "no"), (422, "no")])
-def test_another_4xx_ends_it_at_once(status: int, error: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "fields", "requests"),
+    [
+        (409, {}, 1),
+        (400, {"param": "temperature"}, 1),
+        (400, {"code": "unsupported_parameter"}, 1),
+        (422, {"param": None}, 5),
+        (403, {"param": "None"}, 5),
+        (400, {"param": "prompt"}, 5),
+    ],
+)
+def test_another_4xx_ends_it_once_it_cannot_be_a_filter(status: int, fields: dict, requests: int) -> None:
+    """At once where it names a parameter, else when nothing is answered: a filter may refuse the first prompts only."""
     with (
-        serving(lambda body, number: Reply(status, {"error": {"message": error}})) as server,
-        pytest.raises(OpdkitError, match=rf"{status}.*{error}"),
+        serving(lambda body, number: Reply(status, {"error": {"message": "no such thing"} | fields})) as server,
+        pytest.raises(OpdkitError, match=rf"{status}.*no such thing"),
+    ):
+        ask(server.url, 5, concurrency=1)
+    assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize("code", ["content_filter", "1301"])
+def test_a_filter_may_be_faster_than_the_first_answer(code: str) -> None:
+    """It takes milliseconds, and refuses all votes on a question before any other vote is given."""
+    refused = threading.Event()
+
+    def script(body, number: int) -> Reply:
+        if number == 8:  # the three slots are free again
+            refused.set()
+        if body["messages"][0]["content"] == "BAD":
+            return Reply(400, {"error": {"message": "cannot be answered", "code": code, "param": "prompt"}})
+        refused.wait(300)
+        return GOOD
+
+    questions = [Question(f"s:{n}", "hint", [{"role": "user", "content": "BAD" if n == 1 else "?"}]) for n in range(8)]
+    with serving(script) as server:
+        answers = client(server.url, concurrency=6, votes=3, timeout=300.0).ask(questions)
+    assert [vote.error for vote in answers[1]] == ["the judge answers others, not this: cannot be answered"] * 3
+    assert {vote.error for n, votes in enumerate(answers) if n != 1 for vote in votes} == {None}
+    assert len(server.requests) == 24
+
+
+def test_the_limit_of_tokens_has_another_name_for_reasoning_models() -> None:
+    """OpenAI's. Each of the requests that are under way is sent again, and the log-probs stay."""
+    said = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    error, together = {"code": "unsupported_parameter", "param": "max_tokens", "message": said}, threading.Barrier(3)
+
+    def script(body, number: int) -> Reply:
+        if "max_tokens" not in body:
+            return GOOD
+        together.wait(300)
+        return Reply(400, {"error": error})
+
+    with serving(script) as server:
+        assert {answer.error for answer in ask(server.url, 6, concurrency=3, weigh_votes=True)} == {None}
+    assert ["max_tokens" in body for body in server.requests] == 3 * [True] + 6 * [False]
+    assert all(body["max_completion_tokens"] == 20 and body["logprobs"] for body in server.requests[3:])
+
+
+@pytest.mark.parametrize("field", ["code", "type"])
+@pytest.mark.parametrize("status", [403, 429])
+def test_a_key_without_credit_ends_it_at_once(status: int, field: str) -> None:
+    with (
+        serving(
+            lambda body, number: Reply(status, {"error": {"message": "pay", field: "insufficient_quota"}})
+        ) as server,
+        pytest.raises(OpdkitError, match="OPENAI_API_KEY has no credit left"),
     ):
         ask(server.url, 5, concurrency=1)
     assert len(server.requests) == 1
@@ -257,6 +320,31 @@ def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
     with serving(lambda body, number: reply) as server:
         answer = ask(server.url)[0]
     assert str(answer.error).startswith("the prompt does not fit the judge: ")
+
+
+@pytest.mark.parametrize(
+    "reason", ["abort", "error", "content_filter", "cancelled", {"type": "abort", "message": "out of memory"}]
+)
+def test_a_partial_answer_is_asked_for_again_and_is_a_failed_vote_at_last(reason) -> None:
+    partial = completion(r"At first sight \boxed{1}, but")
+    partial.body["choices"][0]["finish_reason"] = reason
+    with serving(once(partial)) as server:
+        assert ask(server.url)[0].text == r"Well. \boxed{1}"
+    with serving(lambda body, number: partial) as server:
+        (answer,) = ask(server.url, retries=1)
+    assert len(server.requests) == 2
+    vote = parse_hint(answer)
+    assert (vote.decision, vote.error) == (None, f"interrupted: {answer.finish_reason}")
+    assert vote.raw == r"At first sight \boxed{1}, but"
+
+
+def test_a_dry_run_tokenizes_each_question_once(monkeypatch) -> None:
+    judge, read = client("http://localhost:1/v1", votes=5), list[str]()
+    monkeypatch.setattr(judge, "encode", lambda messages: read.append(messages[0]["content"]) or [1, 2, 3])
+    questions = [Question(f"s:{n}", "hint", [{"role": "user", "content": str(n)}]) for n in range(4)]
+    work = judge.count_work(questions)
+    assert read == ["0", "1", "2", "3"]
+    assert (work["votes"], work["cold"], work["warm"], work["longest"]) == (20, 60, 3, 400)
 
 
 def test_what_is_sent(monkeypatch) -> None:

@@ -119,9 +119,34 @@ def test_a_word_is_matched_whole() -> None:
 
 
 def test_a_leak_in_a_script_without_spaces() -> None:
-    """Eight characters stand for eight words."""
-    assert is_leak("应该说明天北京的气温是多少", "我想知道明天北京的气温是多少度")
-    assert not is_leak("应该用摄氏度", "我想知道明天北京的气温是多少度")
+    """16 Han or Kana characters stand for eight words, and 32 characters of Thai; a wish in its words is no leak."""
+    said = "我想知道明天下午北京的最高气温大概是多少度"
+    assert is_leak("应该说明天下午北京的最高气温大概是多少", said)
+    assert not is_leak("应该说下午北京的最高气温大概是多少", said)
+    assert not is_leak("回答时用摄氏度而不是华氏度，并四舍五入到整数。", "不对，请用摄氏度而不是华氏度。")
+    assert not is_leak("摂氏で答えてください。", "違います。摂氏で答えてください。")
+    assert is_leak("ตอบว่า อุณหภูมิสูงสุดของวันพรุ่งนี้ในกรุงเทพ", "อุณหภูมิสูงสุดของวันพรุ่งนี้ในกรุงเทพ เท่าไร")
+    assert not is_leak("ตอบเป็นภาษาไทย", "ไม่ใช่ ตอบเป็นภาษาไทย สิ")
+    assert not is_leak("用 Python 写", "请用Python写代码")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("उत्तर हिन्दी में दीजिए।", ["उत्तर", "हिन्दी", "में", "दीजिए"]),
+        ("தமிழில் பதிலளிக்கவும்", ["தமிழில்", "பதிலளிக்கவும்"]),
+        ("ใช้ รายการ", ["ใช้", "รายการ"]),
+        ("العَرَبِية", ["العَرَبِية"]),
+        ("用Python写", ["用", "python", "写"]),
+        ("Don’t a_b ｶﾞ", ["don't", "a", "b", "ガ"]),
+    ],
+)
+def test_marks_are_part_of_a_word(text: str, expected: list[str]) -> None:
+    assert words(text) == expected
+
+
+def test_hints_that_differ_in_a_vowel_sign_are_two() -> None:
+    assert len(distinct(["दिन में उत्तर दो", "दान में उत्तर दो"])) == 2
 
 
 def test_no_two_alike_and_shortest_first() -> None:

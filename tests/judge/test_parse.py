@@ -119,6 +119,7 @@ def test_thinking_that_never_ends_is_no_vote() -> None:
 def test_a_vote_cut_off_by_the_token_limit_is_none() -> None:
     """Also when a decision was already there."""
     assert parse_reward(Answer(r"\boxed{1} because", "length")).error == CUT_OFF
+    assert parse_reward(Answer(r"\boxed{1} because", "abort")).error == "interrupted: abort"
     vote = parse_hint(Answer(r"\boxed{1}[HINT_START]Use metric units.[HINT_END] and", "length"))
     assert (vote.decision, vote.hint, vote.error) == (None, None, CUT_OFF)
     assert reward(r"\boxed{1}", finish_reason="stop") == 1

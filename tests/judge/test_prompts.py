@@ -92,6 +92,15 @@ def test_a_turn_without_a_request_and_an_empty_reply() -> None:
     assert "## Request\n| (empty)\n\n## Reply\n| (empty)" in turn_text(turn, 0, 1, 6000)
 
 
+@pytest.mark.parametrize("opening", ["<think>\n", ""])
+def test_thinking_that_was_logged_as_text_is_not_shown(opening: str) -> None:
+    """A server without a parser of it logs it so; the opening tag may be part of the prompt."""
+    reply = f"{opening}{'Maybe Sydney? No. ' * 600}\n</think>\n\nCanberra."
+    turn = [*talk("Which capital?", reply), message("user", "</think> thanks")]
+    text = turn_text(turn, 1, 1, 60)
+    assert text.endswith("## Reply\n| Canberra.\n\n## What came next\n| (from the user)\n| (/think) thanks")
+
+
 def test_long_texts_are_cut_in_the_middle() -> None:
     text = shown("A" + "x" * 9000 + "Z", "tool")
     assert len(text) < 6400

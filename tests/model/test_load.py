@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GenerationConfig
 
 from opdkit.errors import ConfigError, OpdkitError
@@ -35,6 +36,21 @@ def test_a_folder_loads_in_evaluation_mode(tiny_model_dir, tiny_tokenizer):
     tokenizer = load_tokenizer(str(tiny_model_dir))
     check_same_tokenizer(tokenizer, tiny_tokenizer)
     assert tokenizer.chat_template == tiny_tokenizer.chat_template
+
+
+def test_the_scales_of_quantized_weights_are_not_lost(tmp_path, tiny_model_dir, monkeypatch):
+    """A folder's own quantization holds; scales that nothing reads would leave weights of another size."""
+    folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("up_proj.weight"))
+    save_file(weights | {f"{name}_scale_inv": torch.ones(1)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(OpdkitError, match="scales of its quantized weights were not read"):
+        load_model(str(folder), device="cpu", dtype="auto")
+    given, load = [], transformers.AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr("opdkit.model.load.AutoModelForCausalLM.from_pretrained",
+                        lambda *names, **options: given.append(options) or load(*names, **options))  # fmt: skip
+    load_model(str(tiny_model_dir), device="cpu", dtype="auto")
+    assert "quantization_config" not in given[0], "None would hide that of the folder"
 
 
 def test_the_dtype_is_the_one_asked_for(tiny_model_dir):

@@ -93,6 +93,16 @@ def test_every_reply_gets_the_reward_that_its_votes_add_up_to(config) -> None:
     assert "rewards (" in summary.details()
 
 
+def test_overwritten_rewards_of_a_server_are_others(config) -> None:
+    """It may answer otherwise the next time: targets of the rewards before are outdated."""
+    prints = []
+    for answer in (r"\boxed{1}", r"\boxed{-1}"):
+        with serving(lambda *_, answer=answer: completion(answer)) as server:
+            rollout.run(config(samples=1, limit=1, overwrite=bool(prints), **judged_by(server.url)))
+        prints.append(manifest(config().run, "judge")["fingerprint"])
+    assert prints[0] != prints[1]
+
+
 def test_groups_train_as_groups(config, student) -> None:
     """GRPO: a reward is worth what it is above the other replies to the same prompt."""
     with serving(by_taste) as server:

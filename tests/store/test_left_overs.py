@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
 from opdkit.extract import stage as extract
 from opdkit.store import failures
-from opdkit.store.atomic import find_left_overs, owned_name
+from opdkit.store.atomic import find_left_overs, host_name, is_gone, owned_name, replaced_folder
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
 from opdkit.store.tables import REJECTED
@@ -125,10 +124,31 @@ def test_a_shard_that_came_late_and_was_killed(tmp_path: Path, capsys) -> None:
     assert checked(run, capsys) == []
 
 
+def test_a_replaced_folder_leaves_what_belongs_to_others(tmp_path: Path) -> None:
+    """A user's own hidden folders, and those of live processes."""
+    kept = [tmp_path / ".model-3.11", tmp_path / owned_name(".model")]
+    left = tmp_path / f".model-5f3a9c1e-{host_name()}-{dead_process()}"
+    for folder in (*kept, left):
+        (folder / "deep").mkdir(parents=True)
+    with replaced_folder(tmp_path / "model") as folder:
+        (folder / "weights").write_text("1")
+    assert (tmp_path / "model/weights").read_text() == "1"
+    assert [folder.exists() for folder in (*kept, left)] == [True, True, False]
+
+
+def test_another_container_of_one_machine_is_another_host(monkeypatch) -> None:
+    """Its numbers of processes are its own."""
+    host, dead = host_name(), dead_process()
+    assert f"-{host}-" in owned_name("x")
+    assert is_gone(host, dead)
+    monkeypatch.setattr("opdkit.store.atomic.host_name", lambda: f"{host}0")
+    assert not is_gone(host, dead)
+
+
 def test_check_names_and_removes_all_of_it(tmp_path: Path, capsys) -> None:
     run, other = tmp_path / "run", f"elsewhere-{os.getpid()}"
     extracted(run)
-    dead = f"5f3a9c1e-{socket.gethostname()}-{dead_process()}"
+    dead = f"5f3a9c1e-{host_name()}-{dead_process()}"
     old, left = time.time() - 4_000, [
         f".extract-{dead}", ".failed/.judge-0-of-1.json-" + dead, "extract/.manifest.json-" + dead,
         "extract/.manifest.json-" + "0" * 32, f"extract/.tmp/turns-00000-{dead}.parquet",

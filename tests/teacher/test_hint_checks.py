@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from http_server import Reply, completion, serving
+from http_server import Reply, completion, serving, unused_address
 from judged_runs import HINT, one_part, prompts_of, talk, targets, three_parts, turn, verdict, write_run
 
 from opdkit.commands.check.stage import examine
@@ -31,7 +31,7 @@ from opdkit.store.reviews import Review, append
 from opdkit.store.tables import TABLES, VERDICTS
 from opdkit.teacher import hint_checks
 from opdkit.teacher import stage as teacher
-from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_JUDGED, NOT_NEEDED, WORSE, judge_of, status_of
+from opdkit.teacher.hint_checks import CUT_OFF, KEPT, NO_BETTER, NOT_JUDGED, NOT_NEEDED, WORSE, judge_of, status_of
 
 OPTIONS = {"check_hints": 3, "max_new_tokens": 8, "top_k": 3}
 YES, NO, UNCLEAR = r"\boxed{1}", r"\boxed{-1}", "I would rather not say."
@@ -62,7 +62,7 @@ def judge(monkeypatch):
             questions.extend(asked)
             return [[Answer(answer(question))] for question in asked]
 
-        monkeypatch.setattr(hint_checks, "open_judge", lambda config, scorer: ask)
+        monkeypatch.setattr(hint_checks, "open_judge", lambda *_: ask)
         return questions
 
     return install
@@ -175,6 +175,18 @@ def test_a_prompt_without_room_for_a_reply_is_not_tested(run, config, judge):
     assert sum(row["hint"] is not None for row in targets(run)) == 6
 
 
+def test_replies_that_end_before_they_say_anything_tell_nothing_of_a_hint(run, config, judge, monkeypatch):
+    """A model that thinks for longer than --max-new-tokens: the hints stay, and a warning says what to do."""
+    monkeypatch.setattr(hint_checks, "visible", lambda text, thinking: "")
+    questions = judge(lambda question: NO)
+    summary = teacher.run(config(run, **OPTIONS | {"max_new_tokens": 1}))
+    assert {row["status"] for row in checks(run)} == {CUT_OFF}
+    assert not questions
+    assert sum(row["hint"] is not None for row in targets(run)) == 6
+    warnings = teacher.warnings(config(run, **OPTIONS), summary.counters)
+    assert sum("raise --max-new-tokens" in text for text in warnings) == 1
+
+
 def by_parity(question) -> str:
     return YES if sum(map(str.isalpha, reply_in(question))) % 2 else NO
 
@@ -255,6 +267,48 @@ def test_the_dry_run_counts_the_work(run, config, judge, capsys):
     assert 0 < len(questions) <= int(facts["votes of the judge, at most"]) == 36
 
 
+def test_the_dry_run_after_a_review_tests_no_hint_again(run, config, judge, capsys):
+    judge(lambda question: NO)
+    teacher.run(config(run, **OPTIONS))
+    append(run, [Review("s1a:2", hint_decided=True, hint="Say yes.")])
+    capsys.readouterr()
+    summary = teacher.run(config(run, **OPTIONS, dry_run=True))
+    assert "hints to check" not in capsys.readouterr().out
+    assert summary.counters.total("with a hint") == 1, "the others are dropped"
+    judge(lambda question: pytest.fail("asked"))
+    teacher.run(config(run, **OPTIONS))
+    rows = [row for row in targets(run) if row["turn_id"].startswith("s1")]
+    assert (sum(row["hint"] is not None for row in rows), len(rows)) == (1, summary.counters.rows_out)
+
+
+def test_overwrite_deletes_nothing_where_the_judge_is_not_there(run, config):
+    teacher.run(config(run, top_k=3))
+    before, nobody = targets(run), unused_address()
+    with pytest.raises(OpdkitError, match=re.escape("127.0.0.1")):
+        teacher.run(config(run, **OPTIONS, judge_model="any", judge_url=nobody, overwrite=True))
+    assert targets(run) == before
+
+
+def test_the_judge_of_the_run_is_asked_as_it_was(run, config, monkeypatch):
+    """Arguments of its template, length and temperature; a student that judges itself renders as it does elsewhere."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    path = run / "judge/manifest.json"
+    document, how = json.loads(path.read_text()), {"temperature": 0.25, "max_new_tokens": 77}
+    with serving(lambda body, number: completion(YES)) as server:
+        judge = JudgeConfig(run=run, judge="endpoint", judge_model="any", judge_url=server.url,
+                            template_arg=("enable_thinking=false",), **how)  # fmt: skip
+        document["configuration"] = json.loads(json.dumps(judge.effective()))
+        path.write_text(json.dumps(document))
+        teacher.run(config(run, **OPTIONS))
+        assert {(body["temperature"], body["max_tokens"]) for body in server.requests} == {(0.25, 77)}
+        assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in server.requests)
+    own = config(run, check_hints=1, judge_model=config(run).model, template_arg=("enable_thinking=false",))
+    opened: list[JudgeConfig] = []
+    monkeypatch.setattr("opdkit.judge.local.LocalJudge.__init__", lambda self, judge, model: opened.append(judge))
+    hint_checks.open_criterion_judge(own)
+    assert (opened[0].template_arg, opened[0].max_new_tokens) == (("enable_thinking=false",), 512)
+
+
 def test_a_server_judges_in_the_words_of_the_plan(run, config, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     wording = tmp_path / "words.toml"
@@ -288,7 +342,7 @@ def test_the_student_judges_itself_without_a_second_copy(run, config, monkeypatc
     monkeypatch.setattr(teacher, "load_scorer", lambda config: loaded.append(1) or load(config))
     teacher.run(config(run, **(OPTIONS | {"check_hints": 1})))
     assert loaded == [1]
-    assert {row["status"] for row in checks(run)} == {NOT_JUDGED}, "a model of random weights does not vote"
+    assert {row["status"] for row in checks(run)} <= {NOT_JUDGED, CUT_OFF}, "a model of random weights does not vote"
 
 
 def test_the_report_shows_examples(run, config, judge):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from opdkit.config.run import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, score
+from opdkit.store.atomic import host_name
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train import training_set
@@ -231,7 +231,7 @@ def test_begun_by_two_processes_ended_by_one(run, tmp_path, plain_model_dir) -> 
 def test_two_trainings_of_one_run_do_not_mix(run, plain_model_dir) -> None:
     """A process of this machine that is at work is named; what is left of one that is gone is no obstacle."""
     at_work = subprocess.Popen(["sleep", "60"])
-    mark = run / "train" / ".tmp" / f"metrics-00000-5f3a9c1e-{socket.gethostname()}-{at_work.pid}.running"
+    mark = run / "train" / ".tmp" / f"metrics-00000-5f3a9c1e-{host_name()}-{at_work.pid}.running"
     mark.parent.mkdir(parents=True)
     mark.touch()
     with pytest.raises(OpdkitError, match=f"process {at_work.pid} "):

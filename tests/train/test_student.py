@@ -1,14 +1,19 @@
-"""Options of the optimizer arrive: betas, weight decay, and the norm that gradients are scaled down to."""
+"""The student as it trains: without noise or unread weights; the optimizer's options, and how the model is saved."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from scored_runs import train_config
+import transformers
+from model_families import FAMILIES, SIZES, build
+from safetensors.torch import load_file
+from scored_runs import toy_sessions, train_and_kill, train_config, write_run
 
+from opdkit.errors import AnotherPlanError, ConfigError
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
-from opdkit.train.student import make_optimizer
+from opdkit.train.student import freeze_unread, load_student, make_optimizer
 
 
 def step(optimizer: torch.optim.Optimizer, model: torch.nn.Linear, gradient: float) -> None:
@@ -57,3 +62,68 @@ def test_gradients_are_scaled_down_to_the_norm(run, plain_model_dir, monkeypatch
     before = [row["grad_norm"] for row in read_all(run, "metrics")]
     assert norms == pytest.approx([limit] * len(before) if limit else before, rel=1e-3)
     assert min(before) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("SeedOssConfig", {"residual_dropout": 0.5, "attention_dropout": 0.5}),
+        ("OPTConfig", {"dropout": 0.5, "word_embed_proj_dim": 32, "ffn_dim": 48}),
+        ("Starcoder2Config", {"residual_dropout": 0.5, "embedding_dropout": 0.5}),
+        ("PhimoeConfig", {"router_jitter_noise": 0.5, "num_local_experts": 4}),
+    ],
+)
+def test_nothing_in_a_student_is_random(tmp_path, name: str, rates: dict) -> None:
+    """Dropout that a layer hands to a function, and noise of a router: the old policy was scored without."""
+    config = getattr(transformers, name)(**SIZES, **rates)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    student = load_student(train_config(Path("run"), tmp_path))
+    assert student.training
+    ids = torch.arange(40)[None] % 300
+    assert torch.equal(student(input_ids=ids).logits, student(input_ids=ids).logits)
+
+
+def test_weights_that_no_text_reaches_are_frozen() -> None:
+    """Else several processes wait for gradients of an image encoder, and adapters are put into it."""
+    model = build(*FAMILIES["grouped queries"])
+    model.vision_tower = torch.nn.Linear(3, 3)
+    freeze_unread(model)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {"vision_tower.weight", "vision_tower.bias"}
+
+
+def test_quantized_weights_are_not_trained(plain_model_dir, monkeypatch) -> None:
+    loaded = build(*FAMILIES["grouped queries"])
+    loaded.is_quantized = True
+    monkeypatch.setattr("opdkit.train.student.load_model", lambda *_, **__: loaded)
+    with pytest.raises(ConfigError, match="unquantized"):
+        load_student(train_config(Path("run"), plain_model_dir))
+
+
+def test_memory_options_change_on_the_way(run, plain_model_dir, monkeypatch) -> None:
+    """A checkpoint is there in time, "out of memory" goes on from it, and another plan names what is lost."""
+    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0.0)
+    options = {"batch_turns": 8, "epochs": 2}
+    train_and_kill(train_config(run, plain_model_dir, **options), 2, monkeypatch)
+    assert [path.name for path in (run / "train/checkpoints").glob("step-*")] == ["step-00000002.pt"]
+    with pytest.raises(AnotherPlanError, match=r"has written \(1 file\)"):
+        train.run(train_config(run, plain_model_dir, **options, learning_rate=1e-9))
+    seen, step = [], train.optimizer_step
+    monkeypatch.setattr(train, "optimizer_step", lambda *given: seen.append(1) or step(*given))
+    train.run(train_config(run, plain_model_dir, **options, micro_batch_tokens=64, gradient_checkpointing=True))
+    assert len(list(read_all(run, "metrics"))) == len(seen) + 2
+
+
+def test_what_stays_in_float32_is_saved_in_float32(tmp_path, plain_model_dir, monkeypatch) -> None:
+    """The dtype of the files is that of the model's own, but for weights that its class keeps exact."""
+    monkeypatch.setattr(transformers.Qwen3ForCausalLM, "_keep_in_fp32_modules_strict", {"q_norm"}, raising=False)
+    half = Path(shutil.copytree(plain_model_dir, tmp_path / "half"))
+    transformers.AutoModelForCausalLM.from_pretrained(plain_model_dir, dtype=torch.bfloat16).save_pretrained(half)
+    (half / "preprocessor_config.json").write_text("{}")
+    run = write_run(tmp_path / "run", half, toy_sessions(6))
+    train.run(train_config(run, half, batch_turns=8, epochs=1))
+    saved = load_file(run / "train/model/model.safetensors")
+    exact = {name for name, tensor in saved.items() if tensor.dtype == torch.float32}
+    assert exact == {name for name in saved if "q_norm" in name}
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32, torch.bfloat16}
+    assert (run / "train/model/preprocessor_config.json").read_text() == "{}"

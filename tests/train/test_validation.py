@@ -25,7 +25,7 @@ from opdkit.model.load import load_model, load_template, load_tokenizer, token_g
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
-from opdkit.train import checkpoints, training_set
+from opdkit.train import checkpoints, room, training_set
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
 from opdkit.train.best_state import PATIENCE, best, check_better, is_broken, is_nearer, is_over, is_unfinished, is_worse
@@ -171,8 +171,8 @@ def test_a_teacher_with_more_weights_is_not_loaded(run, plain_model_dir, monkeyp
     config, chat = train_config(run, plain_model_dir, **VALIDATED), Chat(load_tokenizer(str(plain_model_dir)), {})
     base = load_model(str(plain_model_dir), device="cpu", dtype="float32")
     other = str(shutil.copytree(plain_model_dir, run / "other"))
-    for room, is_loaded in ((validating.ROOM, True), (0.5, False)):
-        monkeypatch.setattr(validating, "ROOM", room)
+    for times, is_loaded in ((validating.ROOM, True), (0.5, False)):
+        monkeypatch.setattr(validating, "ROOM", times)
         model, _ = validating.load_teacher(config, {"teacher": [other]}, base, chat)
         assert (model is not base) == is_loaded
     assert validating.load_teacher(config, {"teacher": [other, str(plain_model_dir)]}, base, chat) == (base, chat)
@@ -185,10 +185,10 @@ def test_a_teacher_leaves_room_for_the_training(run, plain_model_dir, monkeypatc
     model, config = load_model(str(plain_model_dir), device="cpu", dtype="float32"), train_config(run, plain_model_dir)
     size, config = model.num_parameters(), replace(config, dtype="float32")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(validating, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(room, "resolve_device", lambda _: torch.device("cuda"))
     for free, has_room in ((copies * 4 * size, False), (copies * 4 * size + 1, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 1e12))
-        assert validating.has_room(model, size, replace(config, **options)) is has_room
+        assert room.has_room(model, size, replace(config, **options)) is has_room
 
 
 def test_replies_that_do_not_fit_into_memory_make_no_student_better(run, plain_model_dir, monkeypatch) -> None:

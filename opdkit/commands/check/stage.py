@@ -246,7 +246,8 @@ class _Walk:
 
     def _remedy(self, stage: str, table: str) -> tuple[str, tuple[str, ...]]:
         """Return what to do about a damaged part of a stage, and the tables whose part --recompute may remove."""
-        if any((folder / "night.json").exists() for folder in (self.run, self.run.parent)):
+        is_of_night = any((folder / "night.json").exists() for folder in (self.run, self.run.parent))
+        if is_of_night and stage in ("extract", "judge"):
             return "put it back from a copy: a night reads its logs once, so nothing computes it again", ()
         command = plans.command_again(self.run, stage, self.manifests[stage])
         return f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`", (table,)

@@ -3,20 +3,24 @@
 A night that was killed goes on where it stopped, before the next one begins. Each step is a stage, and resumes itself.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from opdkit.commands.night.forget import finish_forgetting, forget, reset
 from opdkit.commands.night.home import Home, Night
+from opdkit.commands.run import check_models
 from opdkit.commands.run import configurations as stages_of
-from opdkit.config.commands import load_function
-from opdkit.config.fields import StageConfig
+from opdkit.config.command_line import quote
+from opdkit.config.commands import configure, load_function
+from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.config.run import PipelineConfig
 from opdkit.config.train import TrainConfig
-from opdkit.console import counted, say, stdout
+from opdkit.console import counted, printable, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.checks import read_prompts, read_text
 from opdkit.extract.news import collect_news, commit_news
 from opdkit.extract.stage import check_options
 
@@ -63,7 +67,12 @@ def finish_all(home: Home, config: NightConfig) -> None:
             if night.news.exists():
                 commit_news(home.ledger, night.news)
             say(f"night {night.number} goes on")
-            finish(home, night, config)
+            try:
+                finish(home, night, config)
+            except OpdkitError:
+                warn(f"night {night.number} cannot be finished; later logs wait until it is. Mend what the error says, "
+                     "and call the same command again")  # fmt: skip
+                raise
 
 
 def collect(home: Home, night: Night, config: NightConfig) -> str:
@@ -84,7 +93,8 @@ def collect(home: Home, night: Night, config: NightConfig) -> str:
 
 def finish(home: Home, night: Night, config: NightConfig) -> None:
     """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
-    if night.record and night.record["parent"] != home.promoted() != night.number:
+    promoted = home.promoted()
+    if night.record and promoted not in (night.record["parent"], night.number):
         say("another model was promoted since this night began: it begins again with that one")
         reset(night)
     if (own := night.folder / "options").exists():
@@ -92,36 +102,62 @@ def finish(home: Home, night: Night, config: NightConfig) -> None:
         config = home.read_options(own)
     finish_steps = load_function("opdkit.commands.night.steps:finish")  # imported now: it brings torch
     record = finish_steps(home, night, config, configurations(home, night, config))
-    stdout.print(f"night {night.number}: {record['decision']}. {record['sentence']}", markup=False, soft_wrap=True)
+    sentence = printable(f"night {night.number}: {record['decision']}. {record['sentence']}")
+    stdout.print(sentence, markup=False, soft_wrap=True)
 
 
 def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, StageConfig]:
-    """Return the configurations of extract, judge, teacher and train of a night, by name.
+    """Return the configurations of extract, judge, teacher, train and eval of a night, by name.
 
-    Raises ConfigError for options of these stages that a night cannot follow.
+    Raises ConfigError for options of these stages that a night cannot follow, and OpdkitError for files and models that
+    they cannot read.
     """
     judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     pipeline = PipelineConfig(
         run=night.folder, logs=config.logs, model=student_of(home, night, config), judge=config.judge,
         judge_model=judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
-    stages = stages_of(pipeline)
+    stages = stages_of(pipeline) | {"eval": configure("eval", {"run": night.folder}, config.config)}
     for name, options in ((name, vars(stage)) for name, stage in stages.items()):
         if refused := next((one for one in ("limit", "dry_run", "overwrite") if options.get(one)), None):
             raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")
         if options.get("shard", "auto") != "auto":
             raise ConfigError(f"shard of {name} is not for nights: a night is a single process")
-    train: Any = stages["train"]
-    if train.run != night.folder or train.holdout not in (TrainConfig.holdout, config.holdout):
+    train, evaluation = vars(stages["train"]), vars(stages["eval"])
+    if train["run"] != night.folder or train["holdout"] not in (TrainConfig.holdout, config.holdout):
         raise ConfigError("name and holdout of train are not for nights: a night has one training, and --holdout")
+    refused = next((one for one in ("from_log", "trained", "model", "max_prompts") if evaluation[one]), None)
+    if refused or evaluation["run"] != night.folder:
+        raise ConfigError(f"{refused or 'name'} of eval is not for nights: a night compares its own model with the "
+                          "promoted one, on all of its tests")  # fmt: skip
     # With each training a model follows hints less well, above all those that turn around what it was taught. So the
     # first model stays the teacher.
     teacher = vars(stages["teacher"])["teacher"] or ((config.model,) if pipeline.model != config.model else ())
-    return stages | {"teacher": replace(stages["teacher"], teacher=teacher),  # type: ignore[call-arg]
-                     "train": replace(stages["train"], holdout=config.holdout)}  # type: ignore[call-arg]  # fmt: skip
+    changes: dict[str, JSON] = {"teacher": {"teacher": teacher}, "train": {"holdout": config.holdout},
+                                "eval": {"from_log": True, "prompts": None}}  # fmt: skip
+    stages |= {name: replace(stages[name], **changed) for name, changed in changes.items()}
+    check_models(stages.values())
+    for stage in stages.values():
+        stage.check_inputs()
+    if config.prompts is not None:
+        check_prompts(Path(config.prompts))
+    return stages
+
+
+def check_prompts(path: Path) -> None:
+    """Raise ConfigError for a line of `--prompts` that eval cannot read, or that lacks "corrected"."""
+    read_prompts(path)
+    for number, line in enumerate(read_text("--prompts", path).split("\n"), start=1):
+        if line.strip() and "corrected" not in json.loads(line):
+            raise ConfigError(f'--prompts {path}, line {number}: "corrected" is missing; write true if users '
+                              "complained about replies to such requests, else false")  # fmt: skip
 
 
 def student_of(home: Home, night: Night, config: NightConfig) -> str:
-    """Return the model that a night trains: that of its parent."""
+    """Return the model that a night trains: that of its parent. Raises OpdkitError where its folder was removed."""
     parent = night.record["parent"] if night.record else home.promoted()
-    return str(home.night(parent).model) if parent else config.model
+    model = home.night(parent).model
+    if parent and not model.is_dir():
+        raise OpdkitError(f"{model}, which this night trains, was removed: promote another model with `opdkit models "
+                          f"{quote(home.path)} --promote N`")  # fmt: skip
+    return str(model) if parent else config.model

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, from_saved
 from opdkit.config.night import NightConfig
 from opdkit.console import warn
@@ -154,9 +155,18 @@ class Home:
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]  # a kill cuts lines
 
     def promoted(self) -> int:
-        """Return the number of the night whose model is promoted; 0 for the model before the first night."""
+        """Return the number of the night whose model is promoted; 0 for the model before the first night.
+
+        Raises OpdkitError where HOME/promoted is no link to the model of a night: `cp -L` and scp copy it as a folder.
+        """
         link = self.path / "promoted"
-        return int(link.readlink().parts[1]) if link.is_symlink() else 0
+        match link.readlink().parts[-4:] if link.is_symlink() else ():
+            case ("nights", number, "train", "model") if number.isdecimal():
+                return int(number)
+        if not os.path.lexists(link):
+            return 0
+        raise OpdkitError(f"{link} is not a link to the model of a night: remove it, and promote the last night of "
+                          f"promotions.jsonl again: `opdkit models {quote(self.path)} --promote N`")  # fmt: skip
 
     def promote(self, number: int, by: str) -> None:
         """Promote the model of a night by one rename: whoever opens HOME/promoted finds the old model or the new one.
@@ -165,7 +175,9 @@ class Home:
         """
         link = self.path / "promoted"
         if number and not (self.night(number).model / "config.json").exists():
-            raise OpdkitError(f"night {number} has no model: `opdkit models {self.path}` lists those that have one")
+            raise OpdkitError(f"night {number} has no model: `opdkit models {quote(self.path)}` lists those that do")
+        if not link.is_symlink():
+            self.promoted()  # which refuses a folder
         with disk_errors_explained(self.path):
             if number:
                 temporary = self.path / owned_name(".promoted")
@@ -184,7 +196,7 @@ class Home:
         while number:
             if not (record := self.night(number).record):
                 raise OpdkitError(f"{self.night(number).folder} has no night.json, but the promoted model learned from "
-                                  f"it: `opdkit models {self.path} --promote N` goes back further")  # fmt: skip
+                                  f"it: `opdkit models {quote(self.path)} --promote N` goes back further")  # fmt: skip
             learned.update(record["learns"])
             number = record["parent"]
         return sorted(learned)

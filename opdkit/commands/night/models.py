@@ -1,23 +1,26 @@
 """`opdkit models`: the models of all nights, which one is promoted, and going back."""
 
 import json
+from typing import Literal
 
 from rich.table import Table as RichTable
 
 from opdkit.commands.night.home import Home
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
-from opdkit.console import stdout
+from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 
-_COLUMNS = ("night", "began", "parent", "learned from", "turns", "again", "decision", "")
+_COLUMNS = ("night", "began (UTC)", "parent", "learned from", "new turns", "replayed turns", "decision", "promoted")
 
 
 def run(config: ModelsConfig) -> None:
     """Promote a model if asked, then list all of them. Raises OpdkitError for a folder without nights."""
     home = Home(config.home)
     if not home.nights():
-        raise OpdkitError(f"{config.home} has no nights: `opdkit night {config.home} LOGS... --model PATH` begins them")
+        begin = f"opdkit night {quote(config.home)} LOGS... --model PATH"
+        raise OpdkitError(f"{config.home} has no nights: `{begin}` begins them")
     number = config.promote
     if config.back:
         if not home.promoted():
@@ -30,19 +33,25 @@ def run(config: ModelsConfig) -> None:
     if config.json:
         stdout.print_json(json.dumps(rows))
         return
+    cells = []
+    for row in rows:
+        learns, began = ", ".join(map(str, row.get("learns", ()))), row.get("began", "")[:16].replace("T", " ")
+        turns, replayed = (f"{row.get(name, 0):,}" for name in ("turns", "replayed"))
+        cells.append((str(row["night"]), began, str(row.get("parent", "")), learns, turns, replayed,
+                      row.get("decision") or "to do", "now" if row["promoted"] else ""))  # fmt: skip
+    if not stdout.is_terminal:
+        print("\n".join("\t".join(line) for line in (_COLUMNS, *cells)))
+        return
     table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in ("turns", "again") else "left")
-    for row in rows:
-        learns = ", ".join(map(str, row.get("learns", ())))
-        began, parent = row.get("began", ""), str(row.get("parent", ""))
-        turns, again = (f"{row.get(name, 0):,}" for name in ("turns", "replayed"))
-        mark = "promoted now" if row["promoted"] else ""
-        table.add_row(str(row["night"]), began, parent, learns, turns, again, row.get("decision") or "to do", mark)
+        justify: Literal["left", "right"] = "right" if name.endswith("turns") else "left"
+        table.add_column(name.replace(" ", "\n"), justify=justify, no_wrap=name != "learned from")
+    for line in cells:
+        table.add_row(*line)
     stdout.print(table)
     for row in rows:
         if row["promoted"]:
-            stdout.print(f"{row['model']}: {row.get('sentence', 'to do')}", markup=False, soft_wrap=True)
+            stdout.print(printable(f"{row['model']}: {row.get('sentence', 'to do')}"), markup=False, soft_wrap=True)
 
 
 def list_models(home: Home) -> list[JSON]:

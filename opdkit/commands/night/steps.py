@@ -1,26 +1,33 @@
 """Steps of one night: extract and judge what is new, choose what to train on, train, evaluate, decide."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from opdkit.commands.gate import gate
 from opdkit.commands.night.forget import drop_sessions, read_forgotten
 from opdkit.commands.night.gather import count_hints, gather, write_run
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.commands.report.command import run as write_report
-from opdkit.config.commands import configure
+from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.gate import GateConfig
 from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
-from opdkit.console import counted, say, stdout, warn
+from opdkit.console import counted, printable, say, stdout, warn
 from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
-from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED, read_text
+from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.checks import read_prompts, read_text
 from opdkit.evaluate.conclusion import WHERE, deciding_shares
+from opdkit.evaluate.gate import measure_shares, score_loss
 from opdkit.evaluate.stage import model_names, write_log_prompts
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS
@@ -129,7 +136,7 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
         say(run_step("train", stages["train"]).line())
     except NothingLearnedError as why:
         return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
-    return facts | decide(home, night, config, served_as)
+    return facts | decide(home, night, config, replace(stages["eval"], served_as=served_as))  # type: ignore[call-arg,arg-type]
 
 
 def names_in(run: Path) -> tuple[str, ...]:
@@ -138,45 +145,50 @@ def names_in(run: Path) -> tuple[str, ...]:
     return tuple(sorted({name for table in tables for name in table["model"].to_pylist() if name}))
 
 
-def decide(home: Home, night: Night, config: NightConfig, served_as: tuple[str, ...]) -> JSON:
+def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig) -> JSON:
     """Compare the trained model with its parent. Promote it if it is better, and no worse anywhere."""
-    tests = write_tests(night, config, served_as)
+    tests = write_tests(night, config, evaluation)
     if tests is None:
         return {"decision": KEPT, "sentence": "The model stays: no session kept out of training makes a test, and "
                 "there is no --prompts."}  # fmt: skip
     with stdout.capture():
-        run_step("eval", configure("eval", {"run": night.folder, "prompts": str(tests)}, config.config))
-    decision = gate(GateConfig(run=night.folder, max_loss=config.max_loss))
-    scores = read_part(night.folder, "scores", 0)
+        run_step("eval", replace(evaluation, from_log=False, prompts=str(tests)))
+    decision = gate(GateConfig(run=night.folder, max_loss=config.max_loss, allow=config.allow))
     # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out.
-    is_better = decision.ship and has_gained(deciding_shares(scores))
-    write_text(night.folder / "gate.md", decision.markdown() + "\n")
+    corrected = [prompt.id for prompt in read_prompts(tests) if prompt.corrected]
+    is_better = decision.ship and has_gained(read_arrow(night.folder, "replies", 0), corrected)
     write_report(ReportConfig(run=night.folder))
     if is_better:
         home.promote(night.number, by="night")
     shares = "; ".join(f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
-                       for row in deciding_shares(scores))  # fmt: skip
+                       for row in deciding_shares(read_part(night.folder, "scores", 0)))  # fmt: skip
     gain = "More replies are right" if is_better else "No gain beyond chance"
     sentence = f"{gain}: {shares}." if decision.ship else decision.sentence
-    return {"decision": PROMOTED if is_better else KEPT, "sentence": sentence, "gate": asdict(decision)}
+    answer = PROMOTED if is_better else KEPT
+    whole = printable(f"Night {night.number}: {answer}. {sentence}")
+    write_text(night.folder / "gate.md", f"{whole}\n\nThe gate: {decision.markdown()}\n")
+    return {"decision": answer, "sentence": sentence, "gate": asdict(decision)}
 
 
-def has_gained(shares: Sequence[JSON]) -> bool:
-    """Return True where right replies rose by more than chance, to what users corrected if the tests say what that is.
+def has_gained(replies: pa.Table, corrected: Collection[str]) -> bool:
+    """Return True where right replies to the prompts `corrected` rose by more than chance.
 
-    The limit is the lower end of the 90% interval, from that of 95%: 1.645 standard errors in place of 1.96.
+    It is the gate's test the other way round. A model that is no better passes with a probability of 5% at most.
     """
-    row = min(shares, key=lambda row: (CORRECTED, ALL, UNCORRECTED).index(row["domain"]), default={"low": None})
-    return row["low"] is not None and row["difference"] > (row["difference"] - row["low"]) * 1.645 / 1.96
+    if len(corrected) < FEWEST:
+        return False
+    ids = replies["prompt_id"]
+    shares_N3 = measure_shares(replies.filter(pc.is_in(ids, pa.array(corrected, ids.type))))[1]["passed"]
+    shares_N3 = shares_N3[~np.isnan(shares_N3).any(1)]  # without a verdict
+    return len(shares_N3) >= FEWEST and score_loss(shares_N3[:, [1, 0, 2]]) >= NormalDist().inv_cdf(0.95)
 
 
-def write_tests(night: Night, config: NightConfig, served_as: tuple[str, ...]) -> Path | None:
+def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig) -> Path | None:
     """Write tests.jsonl: prompts from the sessions that are kept out of training, then those of `--prompts`.
 
     Return its path; None without any. Without a judge that is a model, only those with patterns to check by are used.
     """
-    options = {"run": night.folder, "from_log": True, "overwrite": True, "served_as": served_as}
-    evaluation = configure("eval", options, config.config)
+    evaluation = replace(evaluation, overwrite=True)
     rows: list[str] = []
     try:
         path = write_log_prompts(evaluation, model_names(evaluation))

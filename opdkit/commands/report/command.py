@@ -5,6 +5,7 @@ from pathlib import Path
 
 from opdkit.commands.report.page import page
 from opdkit.config.report import ReportConfig
+from opdkit.errors import ConfigError
 from opdkit.store.atomic import write_text
 from opdkit.store.disk import disk_errors_explained
 
@@ -22,9 +23,12 @@ class WrittenReport:
 
 def run(config: ReportConfig) -> WrittenReport:
     """Write the report. Raises OpdkitError if there is nothing to report, or it cannot be written."""
+    if config.out and config.out.is_dir():
+        raise ConfigError(f"--out {config.out} is a folder; name a file")
     html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb,
                 redacted=config.redacted)  # fmt: skip
     path = config.out or config.run / ("report-redacted.html" if config.redacted else "report.html")
     with disk_errors_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, html)
     return WrittenReport(path, len(html.encode()))

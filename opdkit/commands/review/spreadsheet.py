@@ -116,9 +116,15 @@ def read_csv(run: Path, path: Path) -> Imported:
         except OpdkitError as error:
             wrong.append(f"line {line}: {error}")
             continue
+        now = in_force.get(turn_id)
         if review is None:
             untouched += 1
-        elif not (_is_same(review, before) or _is_same(review, in_force.get(turn_id))):
+        elif _is_same(review, before) or _is_same(review, now):
+            continue
+        elif now is not None and (before is None or now.ordinal > before.ordinal):
+            by = now.reviewer or "somebody"
+            wrong.append(f"line {line}: {by} has decided on {turn_id} since the file was written")
+        else:
             added.append(review)
     if wrong:
         shown = "\n".join(f"  {printable(line)}" for line in wrong[:_BAD_ROWS_SHOWN])

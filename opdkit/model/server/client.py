@@ -93,6 +93,10 @@ class Server:
             return FailedAttemptError(f"the connection broke: {self._safe(f'{type(cause).__name__} {cause}')}")
         response = error.response
         status, excerpt = response.status_code, self.excerpt(response)
+        if "insufficient_quota" in (error.code, error.type):  # of OpenAI, with status 429, but no wait helps
+            return OpdkitError(f"{self.where}: the key in {self.api_key_env} has no credit left (HTTP {status}: "
+                               f"{excerpt}); when it has, start the same command again: finished parts are "
+                               "kept")  # fmt: skip
         if status in (408, 425, 429) or status >= 500:
             retry_after = response.headers.get("retry-after", "")
             pause = retry_after_seconds(retry_after)

@@ -8,19 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from night_logs import LOG, grow
+from night_logs import LOG, PROMPTS, grow
 from night_logs import night_options as options
 from sample_world import MODEL
 from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
 from opdkit.commands.night.command import run
-from opdkit.commands.night.home import PROMOTED, WAITS, Home
+from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home
+from opdkit.commands.night.models import run as models
+from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
+from opdkit.config.gate import GateConfig
+from opdkit.config.night import ModelsConfig, NightConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.gate import Decision
 from opdkit.store.reading import read_all
+from opdkit.store.tables import REPLIES, to_arrow
 from opdkit.train.targets import is_held_out
 
 
@@ -165,6 +171,18 @@ def test_what_would_lose_parts_of_a_log_is_refused(tmp_path: Path) -> None:
                  "train.holdout=0.35", "train.name=b"):  # fmt: skip
         with pytest.raises(ConfigError, match=text.partition("=")[0].partition(".")[2]):
             run(options(tmp_path, set=(text,)))
+    for line in (
+        "from_log = true",
+        'trained = "m"',
+        'model = "m"',
+        "max_prompts = 3",
+        'name = "b"',
+        "overwrite = true",
+    ):
+        config = options(tmp_path)
+        (tmp_path / "night.toml").write_text(f"[eval]\n{line}\n")
+        with pytest.raises(ConfigError, match=f"{line.partition(' ')[0]} of eval"):
+            run(config)
     with pytest.raises(ConfigError, match="HOME"):
         run(options(tmp_path, logs=(str(tmp_path),)))
     assert not Home(tmp_path / "home").nights()
@@ -183,16 +201,25 @@ def test_a_night_whose_folder_was_removed_is_not_done_again(tmp_path: Path) -> N
 
 
 def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
-    def share(domain: str, difference: float, low: float | None) -> dict[str, object]:
-        return {"domain": domain, "difference": difference, "low": low}
+    def gains(better: int, worse: int, same: int, corrected: bool = True) -> bool:
+        sides = [(False, True)] * better + [(True, False)] * worse + [(True, True)] * same
+        fields = {"domain": "d", "sample": 0, "kl": None, "probe": None, "hollow": None, "called": None, "reply": "r",
+                  "finish_reason": "stop", "hint_echo": None}  # fmt: skip
+        rows = [{"prompt_id": f"{n}", "model": model, "passed": passed} | fields for n, pair in enumerate(sides)
+                for model, passed in zip(("before", "after"), pair, strict=True)]  # fmt: skip
+        unknown = [row | {"prompt_id": f"unknown-{row['prompt_id']}", "passed": None} for row in rows]
+        others = [row | {"prompt_id": f"other-{row['prompt_id']}"} for row in rows]
+        ids = [str(row["prompt_id"]) for row in [*rows, *unknown]] if corrected else []
+        return steps.has_gained(to_arrow(REPLIES, [*rows, *unknown, *others]), ids)
 
-    assert steps.has_gained([share("corrected", 0.10, 0.02)])
-    assert steps.has_gained([share("corrected", 0.10, -0.01)]), "the 90% interval leaves out 0, the 95% one does not"
-    assert not steps.has_gained([share("corrected", 0.10, -0.03)])
-    assert not steps.has_gained([share("corrected", -0.10, -0.2), share("uncorrected", 0.2, 0.1)])
-    assert not steps.has_gained([share("corrected", 0.5, None)]), "too few"
-    assert not steps.has_gained([])
-    assert steps.has_gained([share("all", 0.10, 0.02)]), "tests that do not say what was corrected"
+    assert not gains(1, 0, 99), "of so few changes, the bootstrap interval ends at 0"
+    assert not gains(4, 0, 96)
+    assert gains(5, 0, 95)
+    assert not gains(5, 1, 94)
+    assert gains(6, 0, 0)
+    assert not gains(5, 0, 0), "too few prompts"
+    assert not gains(0, 6, 0)
+    assert not gains(20, 0, 0, corrected=False), "what nobody complained about is no gain"
 
 
 def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
@@ -212,7 +239,7 @@ def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
     monkeypatch.setattr(steps, "judge_of_run", lambda _: {})
     night = Home(tmp_path / "home").night(1)
     night.folder.mkdir(parents=True)
-    tests = steps.write_tests(night, options(tmp_path, prompts=str(prompts)), ())
+    tests = steps.write_tests(night, options(tmp_path, prompts=str(prompts)), EvalConfig(run=night.folder))
     assert tests is not None
     assert [json.loads(line) for line in tests.read_text().rstrip("\n").split("\n")] == rows + own
     assert [prompt.id for prompt in read_prompts(tests)] == [row["id"] for row in rows + own]
@@ -320,3 +347,92 @@ def test_a_night_with_nothing_to_judge_waits(tmp_path: Path) -> None:
     jsonl(tmp_path / "logs" / "chats.jsonl", chat("Tell me about cars", "They have wheels."))
     run(options(tmp_path, least_hints=1000, set=("judge.good=metadata.stars>=4",)))
     assert Home(tmp_path / "home").night(1).record["decision"] == WAITS
+
+
+def test_wrong_files_and_models_are_named_before_the_log_is_read(tmp_path: Path) -> None:
+    grow(tmp_path, 6)
+    prompts = tmp_path / "own.jsonl"
+    right = json.dumps({"prompt": "When?", "corrected": True, "check": {"match": ["now"]}})
+    wrong = {"not JSON": "{", "no check": '{"prompt": "When?", "corrected": true}',
+             "corrected": json.dumps({"prompt": "Where?", "check": {"match": ["here"]}})}  # fmt: skip
+    for line in wrong.values():
+        prompts.write_text(f"{right}\n\n{line}\n")
+        with pytest.raises(ConfigError, match=r"own\.jsonl, line 3"):
+            run(options(tmp_path, prompts=str(prompts)))
+    for changed, named in (({"model": str(tmp_path / "typo")}, "typo"),
+                           ({"set": (f"teacher.teacher={tmp_path / 'logs'}",)}, "logs"),
+                           ({"set": (f"judge.wording={tmp_path / 'w.toml'}",)}, "w.toml")):  # fmt: skip
+        with pytest.raises(OpdkitError, match=named):
+            run(options(tmp_path, **changed))
+    home = Home(tmp_path / "home")
+    assert not home.nights()
+    shutil.copytree(MODEL, home.night(1).model)
+    home.promote(1, by="hand")
+    shutil.rmtree(home.night(1).folder)
+    with pytest.raises(OpdkitError, match=r"opdkit models .*home --promote N"):
+        run(options(tmp_path))
+
+
+def test_an_unfinished_night_says_that_later_logs_wait(
+    tmp_path: Path, teachers: list[TeacherConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    grow(tmp_path, 30)
+    for is_again in (False, True):
+        with pytest.raises(OpdkitError, match="out of memory"):
+            run(options(tmp_path, least_hints=1))
+        assert ("night 1 cannot be finished; later logs wait" in capsys.readouterr().err) is is_again
+    assert len(teachers) == 2
+
+
+def test_a_night_that_gives_no_target_does_not_block_later_ones(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    for upto in (60, 70):
+        grow(tmp_path, upto)
+        run(options(tmp_path, least_hints=1, set=("teacher.max_tokens=9", "teacher.too_long=drop")))
+    assert [(night.record["decision"], night.record["learns"]) for night in home.nights()] == [
+        (KEPT, [1]), (KEPT, [1, 2])]  # fmt: skip
+    assert "too long" in home.night(2).record["sentence"]
+
+
+def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nights_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night, seen = Home(tmp_path / "home").night(7), list[GateConfig]()
+    night.folder.mkdir(parents=True)
+    tests = tmp_path / "tests.jsonl"
+    tests.write_bytes(b"".join(PROMPTS))
+
+    def decide_gate(config: GateConfig) -> Decision:
+        seen.append(config)
+        return Decision(True, "Ship: no domain is worse.", [], [], [], 0)
+
+    for name, stub in {"write_tests": lambda *_: tests, "run_step": lambda *_: None, "gate": decide_gate,
+                       "read_arrow": lambda *_: None, "has_gained": lambda *_: False, "write_report": lambda *_: None,
+                       "read_part": lambda *_: []}.items():  # fmt: skip
+        monkeypatch.setattr(steps, name, stub)
+    config = options(tmp_path, allow=("length",))
+    record = steps.decide(Home(config.home), night, config, EvalConfig(run=night.folder))
+    assert record["decision"] == KEPT
+    assert seen[0].allow == ("length",)
+    first, _, gate = (night.folder / "gate.md").read_text().partition("\n\n")
+    assert first == f"Night 7: kept. {record['sentence']}"
+    assert gate.startswith("The gate: **Ship:**")
+    with pytest.raises(ConfigError, match="--allow"):
+        NightConfig(home=config.home, model="m", judge="rules", allow=("lenght",))
+
+
+def test_a_log_does_not_control_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"decision": PROMOTED, "sentence": "In \x1b[2Jdates: better."}
+    monkeypatch.setattr(steps, "learn", lambda *_: said)
+    grow(tmp_path, 6)
+    run(options(tmp_path))
+    home = Home(tmp_path / "home")
+    shutil.copytree(MODEL, home.night(1).model)
+    home.promote(1, by="night")
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    models(ModelsConfig(home=home.path))
+    out = capsys.readouterr().out
+    assert "[2Jdates" in out
+    assert "\x1b[2J" not in out

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +22,7 @@ from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.kept_answers import KeptAnswers, drop_answers
 from opdkit.judge.votes import Answer, Question, Request
+from opdkit.store.atomic import host_name
 from opdkit.store.logged_fields import LoggedFields
 from opdkit.store.reading import has_stage, part_path, read_all
 from opdkit.store.reviews import Ledger, decision, reviews_in_force
@@ -148,10 +148,11 @@ def test_a_forget_that_was_killed_goes_on(folder: Path, monkeypatch: pytest.Monk
 
 def test_nights_are_done_again_with_their_own_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = folder / "prompts.jsonl"
-    prompts.write_text("first\n")
+    first, second = (json.dumps({"prompt": n, "corrected": True, "check": {"match": ["a"]}}) for n in "12")
+    prompts.write_text(first)
     config = options(folder, least_hints=1000, prompts=str(prompts))
     do_nights(folder, config, 60)
-    prompts.write_text("second\n")
+    prompts.write_text(second)
     do_nights(folder, options(folder, least_hints=2000, prompts=str(prompts)), 90)
     (folder / "night.toml").unlink()
     prompts.unlink()
@@ -161,7 +162,7 @@ def test_nights_are_done_again_with_their_own_options(folder: Path, capsys: pyte
     assert ["1,000" in night.record["sentence"] for night in home.nights()] == [True, False]
     kept = [home.read_options(night.folder / "options") for night in home.nights()]
     assert [one.least_hints for one in kept] == [1000, 2000]
-    assert [Path(str(one.prompts)).read_text() for one in kept] == ["first\n", "second\n"]
+    assert [Path(str(one.prompts)).read_text() for one in kept] == [first, second]
     assert all(one.home == config.home and one.config and one.config.exists() for one in kept)
 
 
@@ -200,7 +201,7 @@ def test_what_was_made_from_a_log_goes_with_the_user(folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(SECRET if one is night else "others")
     os.utime(night.log / "extract/sessions/.part-0-0a0a0a0a-host-1", (0, 0))
-    half = home.path / "nights" / "0003" / f".news-0a0a0a0a-{socket.gethostname()}-{2**22 + 1}"  # of a killed process
+    half = home.path / "nights" / "0003" / f".news-0a0a0a0a-{host_name()}-{2**22 + 1}"  # of a killed process
     half.mkdir(parents=True)
     (half / "chat@3.jsonl").write_text(SECRET)
     run_forget(ForgetConfig(home=home.path, where=("metadata.user=u3",)))

@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,38 @@ def test_the_link_is_a_model_folder_whatever_is_promoted(home: Home) -> None:
     assert home.promoted() == 0
     assert not (home.path / "promoted").exists()
     assert [line["night"] for line in home.promotions()] == [1, 4, 1, 4, 0]
+
+
+def test_a_copied_home_keeps_its_promotion_or_says_that_it_is_lost(home: Home, tmp_path: Path) -> None:
+    moved = Home(tmp_path / "another home")
+    shutil.copytree(home.path, moved.path, symlinks=True)
+    (moved.path / "promoted").unlink()
+    (moved.path / "promoted").symlink_to(home.night(4).model.absolute())
+    assert moved.promoted() == 4, "rsync and backups can make links absolute"
+    copy = Home(tmp_path / "a copy")
+    shutil.copytree(home.path, copy.path)  # as cp -L and scp: the link becomes a folder
+    for refused in (copy.promoted, lambda: copy.promote(1, by="hand"), lambda: copy.pending(copy.nights())):
+        with pytest.raises(OpdkitError, match=r"remove it.*opdkit models '.*a copy' --promote N"):
+            refused()
+    shutil.rmtree(copy.path / "promoted")
+    copy.promote(4, by="hand")
+    assert copy.promoted() == 4
+    (copy.path / "promoted").unlink()
+    (copy.path / "promoted").symlink_to(tmp_path)
+    with pytest.raises(OpdkitError, match="not a link to the model"):
+        copy.promoted()
+    copy.promote(1, by="hand")
+    assert copy.promoted() == 1
+
+
+def test_models_in_a_pipe_are_tab_separated_and_whole(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.night(4).write(home.night(4).record | {"began": "2026-01-02T03:00:00+00:00", "turns": 1200, "replayed": 120})
+    models(ModelsConfig(home=home.path))
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split("\t") == ["night", "began (UTC)", "parent", "learned from", "new turns", "replayed turns",
+                                "decision", "promoted"]  # fmt: skip
+    assert rows[3].split("\t") == ["4", "2026-01-02 03:00", "1", "2, 3, 4", "1,200", "120", "promoted", "now"]
+    assert len(rows) == 4
 
 
 def test_a_promotion_that_was_killed_is_done_again_and_noted_once(home: Home) -> None:

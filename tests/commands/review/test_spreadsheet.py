@@ -131,6 +131,16 @@ def test_a_row_that_nobody_touched_does_not_undo_what_others_decided_since(run, 
     assert decided(run) == {"a:1": {"reward": -1}, "a:3": {"reward": 0}}
 
 
+def test_a_decision_of_somebody_else_is_not_overwritten(run, tmp_path):
+    """The sheet was written before it; the browser refuses such a decision, too."""
+    rows = fill(run, reward="-1")
+    reviews.append(run, [Review("a:1", reward_decided=True, reward=1)], reviewer="Bea")
+    with pytest.raises(OpdkitError, match="Bea has decided on a:1 since"):
+        read(run, rows, tmp_path)
+    assert decided(run)["a:1"]["reward"] == 1
+    assert read(run, fill(run, reward="-1"), tmp_path).changed == 1, "after looking at it"
+
+
 @pytest.mark.parametrize(("cells", "words"), [
     ({"reward": "2"}, "reward is '2'"), ({"reward": "good"}, "is 'good'"), ({"reward": "nan"}, "reward is 'nan'"),
     ({"action": "strke"}, "did you mean 'strike'"), ({"action": "accept", "reward": "1"}, "accept leaves everything"),

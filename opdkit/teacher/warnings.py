@@ -1,0 +1,33 @@
+"""Warn about what looks wrong with the targets as a whole."""
+
+from opdkit.config.teacher import TeacherConfig
+from opdkit.console import counted
+from opdkit.model.behavior_policy import OTHER_MODEL, off_policy_warning
+from opdkit.store.counters import Counters, mostly_dropped
+from opdkit.teacher import hint_checks
+
+CHECKED, UNROUTED = "hints checked", "sessions without a teacher"  # counters
+
+
+def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
+    """Return messages about what looks wrong with the targets as a whole."""
+    messages = mostly_dropped("teacher", counters)
+    if counters.rows_in and counters.total(UNROUTED) and not counters.rows_out:
+        messages.append(
+            f"no session's metadata field {config.teacher_route!r} names a teacher: give each as NAME=PATH with a "
+            "name that stands in that field (the column `metadata` of the sessions table shows what does)"
+        )
+    if long := counters.dropped["too long"]:
+        messages.append(
+            f"too long for the model, with what came before: {counted(long, 'reply')}; --too-long cut leaves out the "
+            "beginnings of such conversations"
+        )
+    unread, checked = counters.labels(CHECKED)[hint_checks.NOT_JUDGED], counters.total(CHECKED)
+    if cut_off := counters.labels(CHECKED)[hint_checks.CUT_OFF]:
+        messages.append(f"--check-hints: {cut_off:,} of {counted(checked, 'hint')} could not be tested, and stay: the "
+                        "replies are cut off before they say anything; raise --max-new-tokens")  # fmt: skip
+    if 2 * unread > checked:
+        messages.append(f"--check-hints: {unread:,} of {counted(checked, 'hint')} could not be judged, and stay: is "
+                        f"--judge-model {config.judge_model} a chat model that follows instructions?")  # fmt: skip
+    off_policy = off_policy_warning(counters.labels(OTHER_MODEL), config.model)
+    return [*messages, off_policy] if off_policy else messages
