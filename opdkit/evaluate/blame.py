@@ -11,7 +11,7 @@ No gradient of a turn is computed. Along g, the derivative of l_i is
     g . grad l_i = (l_i(w + h g) - l_i(w - h g)) / 2h
 
 so two forwards over the training set give all of them. w are the weights of the last half of the layers: fewer numbers
-to hold. On the development seeds of tests/benchmarks/blame.py they ranked the culprit first wherever they were tried.
+to hold. In all 20 seeds of tests/benchmarks/blame.py they ranked the culprit first.
 
 Shapes: T turns, N response tokens.
 """
