@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.markup import split_thinking
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 
@@ -57,7 +58,7 @@ def flags(messages: Sequence[Message], index: int, next_count: int, finish_reaso
         "tool_error": any(m["role"] == "tool" and reports_failure(m["content"] or "") for m in following),
         "truncation": is_cut_off(finish_reason),
         "duplicate_call": repeats_call(messages, index),
-        "loop": loops(messages[index]["content"] or ""),
+        "loop": loops(split_thinking(messages[index]["content"] or "")[1]),
     }
     return [name for name, shown in signs.items() if shown]
 

@@ -211,6 +211,8 @@ def test_a_prompt_that_a_filter_refuses_is_a_failed_vote_and_many_in_a_row_end_i
     assert [bool(answer.text) for answer in answers].count(True) == 4
     with serving(lambda body, number: refusal if number else GOOD) as server, pytest.raises(OpdkitError, match="400"):
         ask(server.url, 60, concurrency=1)
+    with serving(lambda body, number: refusal) as server:  # it says that it is a filter: no answer has to prove it
+        assert {answer.error for answer in ask(server.url, 3)} == {"the judge answers others, not this: filtered"}
 
 
 def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:

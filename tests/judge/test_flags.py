@@ -139,6 +139,7 @@ def test_flags_of_a_turn() -> None:
     assert flags(turns, 3, 2, "length") == ["tool_error", "truncation", "duplicate_call", "loop"]
     assert flags(turns, 1, 1, "stop") == []
     assert flags(talk("hi", "hello", "Error: my screen says no"), 1, 1, None) == []
+    assert flags(talk("hi", f"<think>{'hm and hm ' * 20}</think>Hello.", "Thanks"), 1, 1, "stop") == []
 
 
 @pytest.mark.parametrize("unit", ["a", "ab ", "error ", "x: ", "{", "\n"])
