@@ -30,12 +30,16 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(config.seed)  # the initial adapters are random, and equal in all processes
-        lora = LoraConfig(
-            r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
+        modules = list(model.modules())
+        # Layers of Mamba read these weights past their adapters, and the router of Llama 4 returns two tensors.
+        is_mamba = any(hasattr(module, "A_log") and hasattr(module, "D") for module in modules)
+        excluded = ["out_proj", "dt_proj"] * is_mamba
+        excluded += ["router"] * any(type(module).__name__ == "Llama4Router" for module in modules)
+        lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear",
+                          exclude_modules=excluded or None, task_type="CAUSAL_LM")  # fmt: skip
         try:
             model = get_peft_model(model, lora)
-        except ValueError as error:  # such as layers of Mamba, which read their weights past the adapters
+        except ValueError as error:
             raise ConfigError(f"--lora-rank: peft cannot adapt {config.model}: {error}") from error
     if config.gradient_checkpointing:
         options = {"use_reentrant": False}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from model_families import FAMILIES, SIZES, build
+from model_families import FAMILIES, SIZES, STATES, build
 from safetensors.torch import load_file
 from scored_runs import toy_sessions, train_and_kill, train_config, write_run
 
@@ -127,3 +127,16 @@ def test_what_stays_in_float32_is_saved_in_float32(tmp_path, plain_model_dir, mo
     assert exact == {name for name in saved if "q_norm" in name}
     assert {tensor.dtype for tensor in saved.values()} == {torch.float32, torch.bfloat16}
     assert (run / "train/model/preprocessor_config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("family", ["Mamba-2", "Nemotron-H", "Falcon-H1", "Jamba", "Llama 4", "Qwen3-Next"])
+def test_adapters_go_where_they_are_read(tmp_path, family: str) -> None:
+    """A layer that reads a weight past its adapter has none there, and its other weights have one."""
+    build(*STATES[family]).save_pretrained(tmp_path)
+    student = load_student(train_config(Path("run"), tmp_path, lora_rank=2))
+    names = {name.split(".lora_A")[0].rpartition(".")[2] for name, _ in student.named_parameters() if "lora_A" in name}
+    assert names
+    assert ("out_proj" in names) == (family == "Qwen3-Next")
+    assert "router" not in names
+    student(input_ids=torch.arange(12)[None]).logits.sum().backward()
+    assert all(p.grad is not None for name, p in student.named_parameters() if "lora_B" in name)
