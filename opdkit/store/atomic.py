@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from opdkit.errors import ConfigError
@@ -23,6 +24,7 @@ _OWNED_BY_NOBODY = re.compile(r"\..+-[0-9a-f]{32}")  # as version 0.1.0 named th
 _ABANDONED = 3600.0  # seconds without a change after which a file of another host counts as left
 
 
+@cache
 def host_name() -> str:
     """Return a name for what shares the numbers of processes: a machine or, with one of its own, a container."""
     with contextlib.suppress(OSError):

@@ -178,7 +178,7 @@ def read_counters(path: Path) -> Counters:
 def _read_footer(path: Path) -> Mapping[bytes, bytes]:
     try:
         return pq.read_schema(path).metadata or {}
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
         raise OpdkitError(f"{path} cannot be read, `opdkit check RUN` says what to do: {error}") from error

@@ -43,12 +43,7 @@ from opdkit.train.targets import Prompts, check_student, load_prompts
 from opdkit.train.training import Training
 from opdkit.train.training_set import TrainingSet, batch_sessions, load_training_set
 from opdkit.train.trust_region import make_trust_region
-from opdkit.train.validation import (
-    Validation,
-    open_validation,
-    steps_to_check,
-    tokens_to_train,
-)
+from opdkit.train.validation import Validation, open_validation, steps_to_check, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
@@ -250,9 +245,9 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
     """Write a checkpoint after step `number` when one is due. Raises Stopped after it with `stop`."""
     config: TrainConfig = training.config
     accelerator = training.accelerator
+    every, seconds = config.checkpoint_every, time.monotonic() - training.saved
     # The main process looks at the clock, and all save together.
-    (is_late,) = broadcast_object_list([time.monotonic() - training.saved > CHECKPOINT_SECONDS])
-    if stop or (config.checkpoint_every and (number % config.checkpoint_every == 0 or is_late)):
+    if stop or (every and (number % every == 0 or broadcast_object_list([seconds > CHECKPOINT_SECONDS])[0])):
         training.saved = time.monotonic()
         more = {"validations": training.validation.rows if training.validation else [],
                 "factor": training.trust.factor}  # fmt: skip

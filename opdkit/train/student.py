@@ -49,7 +49,7 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     model.train()  # gradient checkpointing is off in evaluation mode
     for module in model.modules():  # a module may hand its own rate to a function
-        for name, value in [("p", 0.0)] * isinstance(module, nn.Dropout) + list(vars(module).items()):
+        for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or "drop" in name or "jitter" in name):
                 setattr(module, name, 0.0)
     freeze_unread(model)

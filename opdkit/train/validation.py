@@ -31,13 +31,7 @@ from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
 from opdkit.console import say
 from opdkit.errors import OpdkitError
-from opdkit.model.load import (
-    context_length,
-    load_model,
-    load_skeleton,
-    load_template,
-    token_generator,
-)
+from opdkit.model.load import context_length, load_model, load_skeleton, load_template, token_generator
 from opdkit.model.loops import ends_in_loop
 from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import Request, Sample, reply_room, sample
