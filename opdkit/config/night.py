@@ -35,7 +35,8 @@ class NightConfig(HomeConfig):
         None, "JSONL file of held-out prompts with checks; they decide beside those that the log gives"
     )
     least_hints: int = HOW.option(
-        20, "replies with a hint that are worth a training; with fewer new ones, the night waits for the next",
+        20, "replies with a hint that are worth a training; with fewer that no training has tried, the night waits "
+        "for the next",
         unit="replies", low=1,
     )  # fmt: skip
     replay: float = HOW.option(

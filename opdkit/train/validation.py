@@ -62,6 +62,7 @@ CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else
 LOST = 0.4  # of that cap: a reply to a prompt that nobody complained of is lost where its KL is above
 FEW = 5  # of so many prompts without a complaint, a single one that is lost counts as chance
 HINTS = 4  # of other turns: a reply that one of them explains is the wanted change, and not lost
+POOL = 8  # times the prompts without a complaint: so many turns are drawn, and the most different of them taken
 ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
 LONGEST = 512  # tokens of a sampled reply, at most
 
@@ -269,7 +270,8 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     tokens, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
     for n, (members, limit, room) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
         count, taken = min(limit, max(FEWEST, int(tokens / sum(mean_costs[n:])))), list[Turn]()
-        for turn in sorted(members, key=lambda t: stable_hash(f"validation:{conversation_id(t.session_id)}")):
+        drawn = sorted(members, key=lambda t: stable_hash(f"validation:{conversation_id(t.session_id)}"))
+        for turn in drawn if members is hinted else vary(drawn, POOL * count):
             apart = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
             leaves_hints = sum(hints[name] for name in apart) <= MOST_APART * len(hinted)
             if leaves_hints and sum(sizes[name] for name in apart) <= room:
@@ -281,6 +283,22 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
         elif members is hinted:
             return []
     return chosen
+
+
+def vary(turns: Sequence[Turn], pool: int) -> Iterator[Turn]:
+    """Yield the turns in another order: of the first `pool`, the one whose reply is least like those before is next.
+
+    Replies are alike by the share of their tokens that they have in common (Jaccard). A few turns then show more kinds
+    of replies than a plain draw: any of them can be forgotten, not only the frequent ones.
+    """
+    left = [(turn, frozenset(turn.response_ids.tolist())) for turn in turns[:pool]]
+    alike = [0.0] * len(left)
+    while left:
+        chosen = min(range(len(left)), key=alike.__getitem__)
+        (turn, tokens), _ = left.pop(chosen), alike.pop(chosen)
+        yield turn
+        alike = [max(old, len(own & tokens) / len(own | tokens)) for old, (_, own) in zip(alike, left, strict=True)]
+    yield from turns[pool:]
 
 
 def _cost(turn: Turn) -> int:

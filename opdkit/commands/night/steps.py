@@ -114,11 +114,15 @@ def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
 def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
     """Train on the nights that the promoted model has not learned from, and decide. Return what to write down."""
     pending = [home.night(number) for number in night.record["learns"]]
-    hints = count_hints(pending, config.holdout)
+    # What was tried in vain would most likely fail again, at the full cost of a training.
+    tried = [one.number for one in pending
+             if one.record.get("decision") == KEPT and one.record["parent"] == night.record["parent"]]  # fmt: skip
+    hints = count_hints([one for one in pending if one.number > max(tried, default=0)], config.holdout)
     if hints < config.least_hints:
+        since = f" since night {tried[-1]}, which trained in vain" if tried else ""
         return {"decision": WAITS,
-                "sentence": f"{counted(hints, 'new reply')} with a hint; a training begins at {config.least_hints:,} "
-                            "(--least-hints)."}  # fmt: skip
+                "sentence": f"{counted(hints, 'new reply')} with a hint{since}; a training begins at "
+                            f"{config.least_hints:,} (--least-hints)."}  # fmt: skip
     chosen = gather(home, night, config, vars(stages["train"])["seed"])
     write_run(home, night, chosen, stages["extract"], stages["judge"])  # type: ignore[arg-type]
     facts = {"turns": chosen.new, "replayed": chosen.replayed, "kept_out": chosen.kept_out, "turned": chosen.turned}

@@ -385,13 +385,15 @@ def test_an_unfinished_night_says_that_later_logs_wait(
 
 
 def test_a_night_that_gives_no_target_does_not_block_later_ones(tmp_path: Path) -> None:
+    """Nor does it train again at once: not before there are as many new hints as a first training needs."""
     home = Home(tmp_path / "home")
-    for upto in (60, 70):
+    for upto in (60, 62, 110):
         grow(tmp_path, upto)
-        run(options(tmp_path, least_hints=1, set=("teacher.max_tokens=9", "teacher.too_long=drop")))
+        run(options(tmp_path, least_hints=10, set=("teacher.max_tokens=9", "teacher.too_long=drop")))
     assert [(night.record["decision"], night.record["learns"]) for night in home.nights()] == [
-        (KEPT, [1]), (KEPT, [1, 2])]  # fmt: skip
-    assert "too long" in home.night(2).record["sentence"]
+        (KEPT, [1]), (WAITS, [1, 2]), (KEPT, [1, 2, 3])]  # fmt: skip
+    assert "since night 1, which trained in vain" in home.night(2).record["sentence"]
+    assert "too long" in home.night(3).record["sentence"]
 
 
 def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nights_answer(
