@@ -33,6 +33,7 @@ from opdkit.train.targets import is_held_out
 NIGHTS = 30  # earlier nights, the last ones, that sessions are drawn from: a night's cost does not grow with the home
 MOST_TESTS = 200  # sessions of earlier nights that are kept out of training, to decide with
 _COMPARED = 2_000  # turns that are compared, to find wishes that turned around
+_FEWEST_ALIKE = 3  # rejected replies among these; a single one may have been rejected for another reason
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
     read = [one for number in (*earlier, *sorted(learns)) for one in read_sessions(home.night(number), config.holdout)]
     turned, superseded = find_turned(read)
-    read = [one for one in read if superseded.isdisjoint((one.night, opinion.turn_id) for opinion in one.opinions)]
+    read = [replace(one, opinions=counting) for one in read
+            if (counting := tuple(o for o in one.opinions if (one.night, o.turn_id) not in superseded))]  # fmt: skip
     new = [one for one in read if one.night in learns]
     new_ids = {one.session_id for one in new}
     count = len({opinion.turn_id for one in new if not one.is_held_out for opinion in one.opinions})
@@ -129,43 +131,54 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
 def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[tuple[int, str]]]:
     """Return the hints that turned around what users wanted before, and the (night, turn) that no longer count.
 
-    A hint turns something around where users reject now what they praised before. Opinions about replies like the
-    rejected ones decide, night by night: from some night on there are more complaints than praise, FEWEST at least, and
-    before it there is more praise. Then such replies that users praised or accepted before that night no longer count,
-    nor the complaints that asked for what is rejected now, nor those about what users like now. A hint also turns
-    around older ones that it contradicts in words.
+    Users changed their minds about a kind of reply where opinions about such replies, night by night, show it: from
+    some night on there are more complaints than praise, FEWEST at least, and before it there is more praise. Then such
+    replies that users praised or accepted before that night no longer count, nor the complaints that asked for what is
+    rejected now, nor those about what users like now. The most frequent hint since then stands for the new wish. A hint
+    also turns around older ones that it contradicts in words.
     """
     said = [(one.night, opinion, one) for one in sessions for opinion in one.opinions]
     drawn = sample(said)
     hints = Counter(opinion.hint for _, opinion, _ in drawn if opinion.hint)
     group_of = {text: members[0][0] for members in group_alike(hints.items()) for text, _ in members}
     claims = {group: claims_of(group) for group in set(group_of.values())}
-    turned, superseded = list[str](), set[tuple[int, str]]()
-    for group in sorted(claims):
-        rejected = [(night, one) for night, one, _ in drawn if one.hint and group_of[one.hint] == group]
+    turned, superseded = set[str](), set[tuple[int, str]]()
+    for group in claims:
         asked_for = [(night, COMPLAINT) for night, one, _ in said if one.hint and group_of.get(one.hint) == group]
         contradicted = {hint for hint in group_of if contradicts(claims[group_of[hint]], claims[group])}
         others = [(night, one.turn_id) for night, one, _ in said if one.hint in contradicted]
-        # Here the older hints stand for the praise: both say what users wanted.
+        # The older hints stand for the praise: both say what users wanted.
         since = find_turn([*asked_for, *((night, PRAISE) for night, _ in others)])
-        opposed = [(night, turn_id) for night, turn_id in others if since and night < since]
-        replies = find_alike({one.reply for _, one, _ in said}, {one.reply for _, one in rejected})
-        alike = [(night, one, session) for night, one, session in said if one.reply in replies]
-        if start := find_turn([(night, one.kind) for night, one, _ in alike if one.kind != NEUTRAL]):
-            gone = [(one, session) for night, one, session in alike if night < start and one.kind != COMPLAINT]
-            asked = {group_of.get(str(one.hint)) for _, session in gone for one in session.opinions if one.hint}
-            known = {one.request for one in (*(one for _, one in rejected), *(one for one, _ in gone))}
-            requests = find_alike({one.request for _, one, _ in said}, known)
-            about = [(night, one) for night, one, _ in said if one.request in requests]
-            praised = {one.reply for night, one in about if night >= start and one.kind == PRAISE}
-            liked = find_alike({one.reply for _, one in about}, praised)
-            opposed += [(session.night, one.turn_id) for one, session in gone]
-            opposed += [(night, one.turn_id) for night, one in about if night < start and one.kind == COMPLAINT
-                        and (one.reply in liked or group_of.get(str(one.hint)) in asked - {group, None})]  # fmt: skip
-        if opposed:
-            turned.append(group)
+        if opposed := [(night, turn_id) for night, turn_id in others if since and night < since]:
+            turned.add(group)
             superseded.update(opposed)
-    return turned, superseded
+    for kind in find_kinds([one.reply for _, one, _ in drawn if one.kind == COMPLAINT]):
+        alike = [(night, one, session) for night, one, session in said if is_alike(one.reply, kind)]
+        if not (start := find_turn([(night, one.kind) for night, one, _ in alike if one.kind != NEUTRAL])):
+            continue
+        rejected = [one for night, one, _ in alike if night >= start and one.kind == COMPLAINT]
+        wanted = Counter(group_of.get(str(one.hint)) for one in rejected)
+        gone = [(one, session) for night, one, session in alike if night < start and one.kind != COMPLAINT]
+        asked = {group_of.get(str(one.hint)) for _, session in gone for one in session.opinions if one.hint}
+        requests = find_alike({one.request for _, one, _ in said},
+                              {one.request for one in (*rejected, *(one for one, _ in gone))})  # fmt: skip
+        about = [(night, one) for night, one, _ in said if one.request in requests]
+        praised = {one.reply for night, one in about if night >= start and one.kind == PRAISE}
+        liked = find_alike({one.reply for _, one in about}, praised)
+        superseded.update((session.night, one.turn_id) for one, session in gone)
+        superseded.update((night, one.turn_id) for night, one in about if night < start and one.kind == COMPLAINT
+                          and (one.reply in liked or group_of.get(str(one.hint)) in asked - wanted.keys()))  # fmt: skip
+        turned.update(group for group, _ in wanted.most_common(1) if group)
+    return sorted(turned), superseded
+
+
+def find_kinds(replies: Sequence[frozenset[str]]) -> list[frozenset[str]]:
+    """Return a reply for each kind that is there _FEWEST_ALIKE times, the most frequent one of its kind."""
+    kinds = dict[frozenset[str], int]()
+    for reply, count in Counter(replies).most_common():
+        kind = next((kind for kind in kinds if is_alike(reply, kind)), reply)
+        kinds[kind] = kinds.get(kind, 0) + count
+    return [kind for kind, count in kinds.items() if count >= _FEWEST_ALIKE]
 
 
 def find_alike(texts: Set[frozenset[str]], others: Set[frozenset[str]]) -> set[frozenset[str]]:

@@ -117,6 +117,29 @@ def test_praise_that_users_take_back_no_longer_counts() -> None:
     assert {(1, "1-3:1"), (1, "1-4:1")} <= superseded, "whatever was asked, and also what was only accepted"
 
 
+def test_a_wish_that_turns_takes_no_other_praise_with_it() -> None:
+    """Under one hint there may be replies that were rejected for other reasons: praise of their kinds stays."""
+    asking = ("a flight to Rome", "On which day shall I book it?", PRAISE, None)
+    wrong = ("a flight to Oslo", "On which day shall I book Rome?", COMPLAINT, "Use a table.")
+    turned, superseded = find_turned([*said(1, *[PRAISED_BEFORE] * 3, *[asking] * 4), *said(2, *[REJECTED] * 6, wrong)])
+    assert (turned, superseded) == (["Use a table."], {(1, f"1-{n}:1") for n in range(3)})
+
+
+def test_of_a_session_only_what_turned_no_longer_counts(home: Home) -> None:
+    first = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Thanks, perfect!", f"It has {n} wheels.",
+                  f"Thanks, perfect! Now my {thing}?", f"Yours is number {n}.", "Thanks, perfect!")
+             for n, thing in enumerate(THINGS[:8])]  # fmt: skip
+    again = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Please use English instead.", "It is.")
+             for thing in THINGS[8:20]]  # fmt: skip
+    judged_night(home, 3, *first, learns=[3])
+    chosen = gather(home, judged_night(home, 4, *again, learns=[3, 4]), options(home, replay=0.0), seed=0)
+    assert len(chosen.turned) == 1
+    left = [opinion for versions in chosen.sessions.values() for one in versions if one.night == 3
+            for opinion in one.opinions]  # fmt: skip
+    assert len(left) == 16
+    assert not any("oui" in opinion.reply for opinion in left)
+
+
 def test_a_turn_is_found_however_long_ago_it_was() -> None:
     nights = [*said(1, *[PRAISED_BEFORE] * 4), *said(3, *[REJECTED] * 3), *said(4, *[REJECTED] * 8), *said(6, LIKED)]
     assert find_turned(nights)[1] == {(1, f"1-{n}:1") for n in range(4)}, "complaints outnumber the praise by now"
