@@ -62,7 +62,7 @@ CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else
 LOST = 0.4  # of that cap: a reply to a prompt that nobody complained of is lost where its KL is above
 FEW = 5  # of so many prompts without a complaint, a single one that is lost counts as chance
 HINTS = 4  # of other turns: a reply that one of them explains is the wanted change, and not lost
-POOL = 8  # times the prompts without a complaint: so many turns are drawn, and the most different of them taken
+POOL = 8  # times the most prompts: so many turns without a hint are drawn, and the most different of them taken
 ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
 LONGEST = 512  # tokens of a sampled reply, at most
 
@@ -244,10 +244,10 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
 
     They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
     at most MOST_APART of all turns, and their hints of all hints: a session that is too large for that is passed over.
-    Turns without a hint are from sessions without a complaint, where there are enough: elsewhere the hints are likely
-    to ask for a change of replies that nobody complained of, too. A kind with too few turns is left out, and the list
-    is empty where that is the kind with hints. It is short enough that CHECKS measurements cost at most COST of the
-    training's tokens, but has at least FEWEST turns of each kind.
+    Turns without a hint are varied, and from sessions without a complaint, where there are enough: elsewhere the hints
+    are likely to ask for a change of replies that nobody complained of, too. A kind with too few turns is left out, and
+    the list is empty where that is the kind with hints. It is short enough that CHECKS measurements cost at most COST
+    of the training's tokens, but has at least FEWEST turns of each kind.
     """
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
@@ -270,13 +270,14 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     tokens, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
     for n, (members, limit, room) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
         count, taken = min(limit, max(FEWEST, int(tokens / sum(mean_costs[n:])))), list[Turn]()
+        most_tokens = tokens * mean_costs[n] / sum(mean_costs[n:])
         drawn = sorted(members, key=lambda t: stable_hash(f"validation:{conversation_id(t.session_id)}"))
-        for turn in drawn if members is hinted else vary(drawn, POOL * count):
+        for turn in drawn if members is hinted else vary(drawn, POOL * most):
             apart = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
             leaves_hints = sum(hints[name] for name in apart) <= MOST_APART * len(hinted)
             if leaves_hints and sum(sizes[name] for name in apart) <= room:
                 taken.append(turn)
-            if len(taken) == count:
+            if len(taken) == count or (len(taken) >= FEWEST and sum(map(_cost, taken)) >= most_tokens):
                 break
         if len(taken) >= FEWEST:
             tokens, chosen = tokens - sum(map(_cost, taken)), taken + chosen

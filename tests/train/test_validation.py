@@ -47,6 +47,7 @@ from opdkit.train.validation import (
     open_validation,
     steps_to_check,
     tokens_to_train,
+    vary,
 )
 
 VALIDATED = ALONE | {"validate": 8, "objective": "distill", "batch_turns": 8, "learning_rate": 3e-3}
@@ -338,6 +339,18 @@ def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
     assert len(of_any) == int(MOST_SHARE * 49)
     assert not {t.turn_id for t in of_any} <= {t.turn_id for t in calm}
     assert 9 * MOST_CALM < FEWEST < 40 * MOST_CALM
+
+
+def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -> None:
+    """Of 60 replies, 54 of one kind: few prompts have replies of the other kinds as well, and the order is fixed."""
+    kinds = [[1, 2, 3]] * 54 + [[4, 5, 6]] * 3 + [[7, 8, 9]] * 3
+    turns = [replace(toy_turn(f"log:{n}:1", reward=1), response_ids=np.array([*kind, 100 + n], np.int32))
+             for n, kind in enumerate(kinds)]  # fmt: skip
+    first = list(vary(turns, 60))[:3]
+    assert {tuple(turn.response_ids[:3]) for turn in first} == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
+    assert first[0] is turns[0]
+    assert list(vary(turns, 10))[10:] == turns[10:], "behind the pool the order stays"
+    assert sorted(t.turn_id for t in vary(turns, 60)) == sorted(t.turn_id for t in turns)
 
 
 def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, plain_model_dir, monkeypatch) -> None:
