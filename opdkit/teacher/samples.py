@@ -39,8 +39,8 @@ def sample_replies(
     """Sample `--teacher-samples` replies to each turn; return them as examples to score, with the teacher, per session.
 
     The random stream of sample g of a turn depends on (seed, turn, g). A reply may be somewhat longer than the longest
-    logged one, up to `--max-new-tokens`. A prompt that leaves no room for it, and a reply that the student cannot read,
-    are counted and left out.
+    logged one, up to `--max-new-tokens`. A prompt that leaves no room for it, a reply that the student cannot read, and
+    one that is the logged reply again are counted and left out.
     """
     samples: dict[int, list[Sample]] = {}
     max_new_tokens = reply_room(longest_reply, config.max_new_tokens)
@@ -74,6 +74,9 @@ def _make_examples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample]) 
             continue
         if not all(map(math.isfinite, reply.logprobs)) or max(reply.ids) >= scorer.vocabulary:
             turn.counters.count("not written", label="not readable")
+            continue
+        if list(reply.ids) == list(turn.example.reply.ids):
+            turn.counters.count("not written", label="the logged reply again: the hint changed nothing")
             continue
         turn.counters.count("written by the teacher")
         hinted = (PromptResponse(turn.prompt_ids, reply.ids),)

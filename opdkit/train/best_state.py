@@ -84,9 +84,13 @@ def distance_left(rows: Sequence[JSON], row: JSON) -> float:
 
 
 def is_unfinished(rows: Sequence[JSON], end: int) -> bool:
-    """Return True where a cycle of the schedule came to its last step, `end`, far from the hints and not broken."""
-    last = [row for row in rows if row["step"] == end]
-    return bool(last) and not is_broken(last[0], rows[0]) and distance_left(rows, last[0]) > LEFT
+    """Return True where a cycle of the schedule ended, after step `end`, in the best state so far, far from the hints.
+
+    Where an earlier state is the best, the steps since then were in vain, and more of them most likely are.
+    """
+    done = [row for row in rows if row["step"] <= end]
+    last = best(done, by_chance=True)
+    return last["step"] == end and distance_left(rows, last) > LEFT
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:

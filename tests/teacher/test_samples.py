@@ -1,6 +1,7 @@
 """opdkit/teacher/samples.py: replies that the hinted teacher samples, beside the logged ones."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,6 +97,16 @@ def test_no_room_for_a_reply_is_counted(run, config, monkeypatch):
     )
     assert summary.counters.labels("not written")["no room for a reply"] == 6
     assert summary.counters.rows_out == 9
+
+
+def test_the_logged_reply_again_is_left_out(run, config, monkeypatch):
+    """A hint that changed nothing has nothing to teach."""
+    make = samples._make_examples
+    monkeypatch.setattr(samples, "_make_examples", lambda scorer, turn, drawn: make(
+        scorer, turn, [replace(drawn[0], ids=turn.example.reply.ids), *drawn[1:]]))  # fmt: skip
+    summary = teacher.run(config(run, **OPTIONS))
+    assert summary.counters.labels("not written")["the logged reply again: the hint changed nothing"] == 6
+    assert [r["written"] for r in targets(run) if r["written"] is not None] == [1] * 6
 
 
 def _scored(run, config) -> list[dict]:
