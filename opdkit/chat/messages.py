@@ -26,6 +26,7 @@ _PLACEHOLDERS = {
 }
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
+PLACEHOLDERS = re.compile(rf"(\[{_WORD.pattern}(: {_MEDIA.pattern})?\]\s*)+")  # a text of nothing else
 _ARGUMENTS = ("arguments", "input", "args", "parameters")  # OpenAI, Anthropic, LangChain, Llama
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
 _NOTED = frozenset((*_TOKEN_IDS, "logprobs", "finish_reason", "turn_type", "decision"))

@@ -5,6 +5,7 @@ from typing import Any
 
 from opdkit.chat.conversation import JSON, NO_DECISION, Conversation, Note
 from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.messages import PLACEHOLDERS
 from opdkit.store.skip_reasons import DUPLICATE, EMPTY, NO_NEXT, NO_USER, RETRY, SIDE, TRUNCATED
 from opdkit.store.turn_ids import turn_id
 
@@ -66,13 +67,16 @@ def _skip_reason(
         return TRUNCATED
     if request is None:
         return NO_USER
+    decision = note.decision or NO_DECISION
+    is_decided = decision["rating"] is not None or any(map(decision.get, _REACTIONS))
     if reaction is None:
-        decision = note.decision or NO_DECISION
-        return NO_NEXT if decision["rating"] is None and not any(map(decision.get, _REACTIONS)) else None
+        return None if is_decided else NO_NEXT
     before = messages[index - 1]
     if before["role"] == "assistant" and before["content"] == content and before["tool_calls"] == reply["tool_calls"]:
         return DUPLICATE  # logged twice: the prompt ends with the very reply
-    if by_person and reaction["role"] == "user" and request["content"] and reaction["content"]:
-        same = request["content"].strip() == reaction["content"].strip()
-        return RETRY if same else None  # a client that sends the request again reads as a user who repeats it
+    # A client that sends the request again reads as a user who repeats it. In a tree, what it sends is a sibling.
+    may_be_retry = by_person and reaction["role"] == "user" and not is_decided and note.message_id is None
+    if may_be_retry and request["content"] and reaction["content"]:
+        text = request["content"].strip()
+        return RETRY if text == reaction["content"].strip() and not PLACEHOLDERS.fullmatch(text) else None
     return None

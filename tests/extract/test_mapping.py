@@ -121,7 +121,7 @@ def test_pairs_whose_prompts_repeat_the_conversation_are_linked(tmp_path):
 MESSAGES = 'session = "conv"\norder = "n"\nrole = "from"\ncontent = "text"\nmodel = "model"'
 
 
-def line(conv: str, n, who: str, text: str, **more) -> dict:
+def line(conv, n, who: str, text: str, **more) -> dict:
     return {"conv": conv, "n": n, "from": who, "text": text, **more}
 
 
@@ -135,6 +135,16 @@ def test_a_message_a_line_in_its_order_wherever_it_lies(tmp_path):
     assert [(s["session_id"], s["format"], s["model"]) for s in found] == [
         ("log:x", "mapped", "m"), ("log:y", "mapped", None)]  # fmt: skip
     assert [m["content"] for m in found[0]["messages"]] == ["u", "a", "v"]
+
+
+def test_sessions_may_be_named_by_numbers_that_pandas_made_floats(tmp_path):
+    rows = [line(7.0, 1, "user", "u"), line(7, 2, "gpt", "a"), line(8.0, 1, "user", "v"),
+            line(2.5, 1, "user", "?"), line(None, 1, "user", "?")]  # fmt: skip
+    log, fields = jsonl(tmp_path / "log.jsonl", *rows), mapping(tmp_path, MESSAGES)
+    run(tmp_path / "run", log, map=str(fields), part_mb=1e-6)
+    found = tables(tmp_path / "run")
+    assert [(s["session_id"], len(s["messages"])) for s in found["sessions"]] == [("log:7", 2), ("log:8", 1)]
+    assert [r["detail"] for r in found["rejected"]] == ["a float at conv", "nothing at conv"]
 
 
 def test_numbers_that_are_written_as_text_give_the_order(tmp_path):

@@ -44,6 +44,9 @@ def test_the_next_state_is_everything_up_to_the_next_reply():
     ("uatau", {"at0": "fix it", "at4": "fix it"}, [None, "retry"]),
     ("uauu", {"at0": "fix it", "at3": "fix it"}, [None]),
     ("uau", {"at0": None, "at2": None}, [None]),
+    ("uau", {"at0": "[image]", "at2": "[image]"}, [None]),
+    ("uau", {"at0": "[image: image/png]\n[file]", "at2": "[image: image/png]\n[file]"}, [None]),
+    ("uau", {"at0": "[image]\nfix it", "at2": "[image]\nfix it"}, ["retry"]),
     ("uat", {"at0": "7", "at2": "7"}, [None]),
 ])  # fmt: skip
 def test_skip_reasons(pattern, options, reasons):
@@ -84,6 +87,17 @@ def test_what_a_person_decided_is_a_reaction(fields, reason):
     note.add_decision(**fields)
     (row,) = told("ua", {1: note})
     assert (row["skip_reason"], row["trainable"], row["next_count"]) == (reason, reason is None, 0)
+
+
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"rating": -1}, None), ({"rating": 0}, None), ({"comment": "Too long."}, None), ({"edited": "Yes."}, None),
+    ({"kept": "No."}, None), ({"tags": ["odd"]}, "retry"),
+])  # fmt: skip
+def test_a_reply_that_somebody_decided_about_is_no_retry(fields, reason):
+    note = Note()
+    note.add_decision(**fields)
+    (row,) = told("uau", {1: note}, at0="fix it", at2="fix it")
+    assert row["skip_reason"] == reason
 
 
 def test_a_reply_of_calls_alone_is_not_empty():

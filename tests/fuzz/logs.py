@@ -70,8 +70,10 @@ LINKED = (
 )  # sessions are put together of records, which the metadata name
 SEVERAL = (
     "lmsys",
+    "chatgpt",
     "claude_ai",
     "librechat",
+    "open_webui",
 )  # a line holds several sessions, or pieces that are set aside by themselves
 LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
 _LINE_LIMIT = 64_000_000

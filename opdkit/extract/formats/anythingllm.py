@@ -2,8 +2,8 @@
 
 A record is a prompt with its response. The export names neither thread nor session: all that one user wrote in a
 workspace is a session, in the order of the ids; a chat of the interface (`API`) or of an embedded widget, whose users
-have no names, is a session of its own. Rows of the table have a thread. The thumb of a response is the decision about
-it. What retrieval put into the prompt is in neither.
+have no names, is a session of its own. Rows of the table have a thread, and say what the model still sees. The thumb
+of a response is the decision about it. What retrieval put into the prompt is in neither.
 
 The export as JSON lines is of the format `openai`, and has no ratings.
 """
@@ -38,7 +38,7 @@ def id_of(record: JSON) -> str | None:
 
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """Read the chats of one session as one conversation, in the order of their ids."""
+    """Read the chats of one session in the order of their ids: those that the model no longer sees, and the others."""
     chats: list[tuple[float, Line, JSON, list[JSON], dict[int, Note]]] = []  # without messages: could not be read
     at = 0.0
     for line in unit:
@@ -50,21 +50,23 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
             yield line.reject(problem)
             chats.append((at, line, {}, [], {}))
     chats.sort(key=lambda chat: chat[0])
-    whole = [chat for chat in chats if chat[3]]
-    if not whole:
-        return
-    _, line, first, _, _ = whole[0]
-    conversation = Conversation(line.source, line.number, [])
-    gaps: set[int] = set()
-    for _, _, _, messages, notes in chats:
-        if not messages:
-            gaps.add(len(conversation.messages))
-        conversation.notes |= {index + len(conversation.messages): note for index, note in notes.items()}
-        conversation.messages += messages
-    mark_gaps(conversation, gaps)
-    conversation.metadata = {key: first[key] for key in (*_OF_SESSION, "sent_at", "createdAt") if key in first}
-    conversation.metadata["chats"] = [record.get("id") for _, _, record, _, _ in whole]
-    yield conversation
+    for is_hidden in (True, False):  # `include` is false for what the model no longer sees
+        own = [chat for chat in chats if not chat[3] or (chat[2].get("include") in (False, 0)) == is_hidden]
+        whole = [chat for chat in own if chat[3]]
+        if not whole:
+            continue
+        _, line, first, _, _ = whole[0]
+        conversation = Conversation(line.source, line.number, [])
+        gaps: set[int] = set()
+        for _, _, _, messages, notes in own:
+            if not messages:
+                gaps.add(len(conversation.messages))
+            conversation.notes |= {index + len(conversation.messages): note for index, note in notes.items()}
+            conversation.messages += messages
+        mark_gaps(conversation, gaps)
+        conversation.metadata = {key: first[key] for key in (*_OF_SESSION, "sent_at", "createdAt") if key in first}
+        conversation.metadata["chats"] = [record.get("id") for _, _, record, _, _ in whole]
+        yield conversation
 
 
 def _read_chat(record: JSON) -> tuple[list[JSON], dict[int, Note]]:

@@ -38,10 +38,13 @@ def read_record(record: JSON) -> Tree:
     """Read a conversation, or the rating of a message."""
     mapping = record.get("mapping")
     if isinstance(mapping, dict):
-        nodes = [_read_node(name, node) for name, node in mapping.items()]
         metadata = without_empty({key: value for key, value in record.items() if key not in _LEFT_OUT})
         current, model = (first_text(record.get(key)) for key in ("current_node", "default_model_slug"))
-        return Tree(nodes, current, metadata, model, time=record.get("update_time"))
+        tree = Tree([], current, metadata, model, time=record.get("update_time"))
+        for name, node in mapping.items():
+            with tree.setting_aside(name, node):
+                tree.nodes.append(_read_node(name, node))
+        return tree
     name, rating = first_text(record.get("message_id"), record.get("id")), record.get("rating")
     if name is None or not isinstance(rating, str) or rating not in _RATINGS:
         raise Unreadable("no messages", "neither a conversation nor the rating of a message")
@@ -60,7 +63,7 @@ def read_record(record: JSON) -> Tree:
 def _read_node(name: str, node: Any) -> Node:
     """Return a node of the mapping. Raises Unreadable."""
     if not isinstance(node, dict):
-        raise Unreadable("message is no object", f"node {name} is a {type(node).__name__}")
+        raise Unreadable("message is no object", f"it is a {type(node).__name__}")
     result, logged = Node(name, read_parent(node.get("parent"))), node.get("message")
     if logged is None:
         return result
@@ -68,11 +71,11 @@ def _read_node(name: str, node: Any) -> Node:
         logged.get(key) or {} if isinstance(logged, dict) else None for key in ("author", "content", "metadata")
     )
     if not isinstance(author, dict) or not isinstance(content, dict) or not isinstance(metadata, dict):
-        raise Unreadable("message of unknown shape", f"node {name}: author, content or metadata are no objects")
+        raise Unreadable("message of unknown shape", "author, content or metadata are no objects")
     kind, logged_role = content.get("content_type"), author.get("role")
     role = ROLES.get(logged_role) if isinstance(logged_role, str) else None
     if role is None:
-        raise Unreadable("unknown role", f"node {name} has role {str(logged_role)[:100]!r}")
+        raise Unreadable("unknown role", f"it has role {str(logged_role)[:100]!r}")
     if kind in ("user_editable_context", "model_editable_context"):
         role = "system"
     hidden = metadata.get("is_visually_hidden_from_conversation") is True

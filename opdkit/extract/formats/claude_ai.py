@@ -5,12 +5,13 @@ tools stand among the blocks of a reply, which so becomes several messages. What
 text of its message, before what the user wrote.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, first_text, read_messages, require_messages
 from opdkit.extract.formats.sessions import split_blocks
-from opdkit.extract.formats.trees import Node, Tree, tree_reader
+from opdkit.extract.formats.trees import Node, Tree, object_at, tree_reader
 
 _ROLES = {"human": "user", "assistant": "assistant"}
 _ROOT = "00000000-0000-4000-8000-000000000000"  # the parent of the first message
@@ -27,33 +28,31 @@ def id_of(record: JSON) -> str | None:
 
 def read_record(record: JSON) -> Tree:
     """Read a conversation. Raises Unreadable."""
-    items = require_messages(record.get("chat_messages"), "chat_messages")
+    items = record.get("chat_messages")
+    items = [] if items == [] else require_messages(items, "chat_messages")
     is_tree = any(isinstance(item, dict) and item.get("parent_message_uuid") for item in items)
-    nodes: list[Node] = []
-    problems: list[Unreadable] = []
-    for number, item in enumerate(items):
-        try:
-            node = _read_node(item, f"#{number}")
-        except Unreadable as problem:
-            problems.append(problem)
-            continue
-        if not is_tree and nodes:
-            node.parent = nodes[-1].id
-        nodes.append(node)
-    current = first_text(record.get("current_leaf_message_uuid")) or (nodes[-1].id if nodes else None)
     metadata = {key: value for key, value in record.items() if key not in ("chat_messages", "model")}
-    model, time = first_text(record.get("model")), record.get("updated_at")
-    return Tree(nodes, current, metadata, model, time=time, problems=problems)
+    tree = Tree(metadata=metadata, model=first_text(record.get("model")), time=record.get("updated_at"))
+    above: str | None = None
+    for number, item in enumerate(items):
+        name = first_text(object_at(item).get("uuid")) or f"#{number}"
+        with tree.setting_aside(name, item):
+            node = _read_node(item, name)
+            tree.nodes.append(node if is_tree else replace(node, parent=above))
+        above = name
+    tree.current = first_text(record.get("current_leaf_message_uuid")) or (tree.nodes[-1].id if tree.nodes else None)
+    return tree
 
 
 def _read_node(item: Any, name: str) -> Node:
-    """Return a message with its place in the tree. `name` is its id where it has none."""
+    """Return the message with the id `name`, with its place in the tree. Raises Unreadable."""
     role = _ROLES.get(str(item.get("sender"))) if isinstance(item, dict) else None
     if role is None:
-        raise Unreadable("unknown role", f"message {name} is from {str(item)[:100]!r}")
+        raise Unreadable("unknown role", f"it is from {str(item)[:100]!r}")
     blocks = item.get("content")
-    # What is left of the context window is no part of the reply.
-    blocks = [b for b in as_list(blocks) if not (isinstance(b, dict) and b.get("type") == "token_budget")]
+    # What is left of the context window is no part of the reply; what was said aloud is text.
+    blocks = [block | {"type": "text"} if object_at(block).get("type") == "voice_note" else block
+              for block in as_list(blocks) if object_at(block).get("type") != "token_budget"]  # fmt: skip
     if not blocks:
         blocks = [{"type": "text", "text": first_text(item.get("text")) or ""}]
     if role == "assistant":
@@ -63,8 +62,8 @@ def _read_node(item: Any, name: str) -> Node:
         texts = [{"type": "text", "text": text} for text in attached if isinstance(text, str) and text]
         files = [{"type": "file"} for _ in as_list(item.get("files"))]
         messages, notes = read_messages([{"role": role, "content": [*texts, *files, *blocks]}])
-    parent, node_id = first_text(item.get("parent_message_uuid")), first_text(item.get("uuid")) or name
-    node = Node(node_id, None if parent == _ROOT else parent, messages, notes)
+    parent = first_text(item.get("parent_message_uuid"))
+    node = Node(name, None if parent == _ROOT else parent, messages, notes)
     note = node.last_note
     if note is not None:
         note.finish_reason = first_text(item.get("stop_reason"))

@@ -69,7 +69,8 @@ def read_call(record: JSON) -> Call | LeftOut:
         items = items[0]  # a batch of one prompt
     items = require_prompt(items, "nothing in inputs.messages")
     items = items if has_items(items) else [openai_message(item) for item in items]
-    prompt = read_prompt(items, first_text(value_at(inputs, ("instructions",))))
+    # OpenAI's Responses have `instructions`, Anthropic's interface has `system`.
+    prompt = read_prompt(items, value_at(inputs, ("instructions",)) or value_at(inputs, ("system",)))
     generation = value_at(outputs, ("generations", 0))
     generation = generation[0] if isinstance(generation, list) and generation else generation
     output = value_at(generation, ("message",)) or value_at(generation, ("text",)) or value_at(outputs, ("message",))
@@ -98,9 +99,10 @@ def openai_message(item: Any) -> JSON:
     if not isinstance(item, dict):
         raise Unreadable("message is no object", f"it is a {type(item).__name__}")
     fields = next((item[key] for key in ("kwargs", "data") if isinstance(item.get(key), dict)), item)
-    name = fields.get("type") or item.get("type")
-    path = item.get("id")
-    if item.get("lc") is not None and name is None and isinstance(path, list) and path:
+    name, path = fields.get("type"), item.get("id")
+    if item.get("lc") is None:
+        name = name or item.get("type")
+    elif name is None and isinstance(path, list) and path:  # the outer type says that it is serialised
         name = str(path[-1]).removesuffix("Chunk").removesuffix("Message").lower()
     if "role" in fields:
         return fields

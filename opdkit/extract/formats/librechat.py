@@ -12,7 +12,7 @@ from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, check_message_count, first_text, message, read_messages, require_messages
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.sessions import split_blocks
-from opdkit.extract.formats.trees import Node, Tree, tree_reader
+from opdkit.extract.formats.trees import Node, Tree, object_at, tree_reader
 from opdkit.extract.mapping import value_at
 
 _KEYS = ("messages", "messagesTree")
@@ -35,46 +35,49 @@ def id_of(record: JSON) -> str | None:
 def read_record(record: JSON) -> Tree:
     """Read a conversation. Raises Unreadable."""
     stack: list[tuple[Any, str | None]] = []
+    if not any(isinstance(record.get(key), list) for key in _KEYS):
+        raise Unreadable("no messages", f"no list at {' or '.join(_KEYS)}")
     for key in _KEYS:
         if record.get(key):
             stack += [(item, None) for item in reversed(require_messages(record[key], key))]
-    nodes: list[Node] = []
-    problems: list[Unreadable] = []
+    tree = Tree(model=first_text(value_at(record, ("options", "model"))))
+    nodes = tree.nodes
     times: list[str] = []
     while stack:
         item, above = stack.pop()
         check_message_count(nodes)
-        try:
-            nodes.append(_read_node(item, above, f"#{len(nodes)}"))
-        except Unreadable as problem:
-            problems.append(problem)
-            continue
-        times += filter(None, (first_text(item.get(key)) for key in ("createdAt", "updatedAt")))
-        stack += [(child, nodes[-1].id) for child in reversed(as_list(item.get("children")))]
+        fields = object_at(item)
+        name = first_text(fields.get("messageId")) or f"#{len(nodes) + len(tree.problems)}"
+        own = {key: value for key, value in fields.items() if key != "children"} if fields else item
+        with tree.setting_aside(name, own):
+            nodes.append(_read_node(own, above, name))
+        times += filter(None, (first_text(fields.get(key)) for key in ("createdAt", "updatedAt")))
+        stack += [(child, name) for child in reversed(as_list(fields.get("children")))]
     if system := first_text(value_at(record, ("options", "promptPrefix"))):
         known = {node.id for node in nodes}
         for node in (node for node in nodes if node.parent not in known):
             node.put_first(message("system", system))
-    metadata = {key: value for key, value in record.items() if key not in _KEYS}
+    tree.metadata = {key: value for key, value in record.items() if key not in _KEYS}
     if times:
-        metadata["created_at"] = min(times)  # the record has no time of its own
-    model = first_text(value_at(record, ("options", "model")))
-    current = nodes[-1].id if nodes else None  # `exportAt` is a time of day, so the latest message dates the export
-    return Tree(nodes, current, metadata, model, time=max(times, default=None), problems=problems)
+        tree.metadata["created_at"] = min(times)  # the record has no time of its own
+        tree.time = max(times)  # `exportAt` is a time of day, so the latest message dates the export
+    tree.current = nodes[-1].id if nodes else None
+    return tree
 
 
 def _read_node(item: Any, above: str | None, name: str) -> Node:
-    """Return a message with its place in the tree, below the message `above` that it is nested in."""
+    """Return the message with the id `name`, with its place in the tree, nested in `above`. Raises Unreadable."""
     if not isinstance(item, dict) or not isinstance(item.get("isCreatedByUser"), bool):
-        raise Unreadable("message without a role", f"message {name} has no isCreatedByUser")
+        raise Unreadable("message without a role", "it has no isCreatedByUser")
     parent = first_text(item.get("parentMessageId"), above)
-    node = Node(first_text(item.get("messageId")) or name, None if parent == _NO_PARENT else parent)
+    node = Node(name, None if parent == _NO_PARENT else parent)
     if item["isCreatedByUser"]:
         files = [{"type": "file"} for _ in as_list(item.get("files"))]
         node.messages, _ = read_messages([{"role": "user", "content": [*files, {"text": item.get("text") or ""}]}])
         return node
     node.model = first_text(item.get("model"))
-    parts = as_list(item.get("content")) or [{"type": "text", "text": item.get("text") or ""}]
+    content = [part for part in as_list(item.get("content")) if part is not None]  # the array may be sparse
+    parts = content or [{"type": "text", "text": item.get("text") or ""}]
     node.messages, node.notes = read_messages(split_blocks(block for part in parts for block in _blocks(part)))
     note, feedback = node.last_note, item.get("feedback")
     if note is not None:

@@ -32,14 +32,10 @@ def reader_of(fields: FieldMap) -> Reader:
 
 def _reader_of_shape(fields: FieldMap) -> Reader:
     if fields.messages is None and fields.prompt is None:
-        return Reader(NAME, "id", _recognises, partial(_read_session, fields), id_of=partial(_session_id, fields))
+        return Reader(NAME, "id", bool, partial(_read_session, fields), id_of=partial(_session_id, fields))
     if fields.link:
-        return call_reader(NAME, _recognises, partial(_read_call, fields))
-    return line_reader(NAME, _recognises, partial(_read_conversation, fields))
-
-
-def _recognises(record: JSON) -> bool:
-    return True
+        return call_reader(NAME, bool, partial(_read_call, fields))
+    return line_reader(NAME, bool, partial(_read_conversation, fields))
 
 
 def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:
@@ -97,10 +93,6 @@ def _read_rating(logged: Any) -> int | None:
     return 0 if logged == 0 and not isinstance(logged, bool) else rating_of(logged)  # false is a thumb down
 
 
-def _is_no_thumb(logged: Any) -> bool:
-    return logged not in (None, "") and _read_rating(logged) is None
-
-
 def _read_and_count(
     fields: FieldMap, reader: Reader, unit: Sequence[Line]
 ) -> Iterator[Conversation | Rejected | LeftOut]:
@@ -113,7 +105,8 @@ def _read_and_count(
         with contextlib.suppress(Unreadable):
             record = parse(line)
             holders = [record] if fields.messages is None else as_list(value_at(record, fields.messages))
-            yield from (LeftOut(NO_THUMB) for holder in holders if _is_no_thumb(value_at(holder, fields.rating)))
+            given = [logged for holder in holders if (logged := value_at(holder, fields.rating)) not in (None, "")]
+            yield from (LeftOut(NO_THUMB) for logged in given if _read_rating(logged) is None)
 
 
 def _path_text(steps: Sequence[str | int] | None) -> str:
@@ -156,6 +149,8 @@ def _make_conversation(
 
 def _session_id(fields: FieldMap, record: JSON) -> str | None:
     value = value_at(record, fields.session)
+    if isinstance(value, float) and value.is_integer():  # pandas stores integers so where one is missing
+        value = int(value)
     return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
 
 
@@ -222,7 +217,9 @@ def _read_session(fields: FieldMap, unit: Sequence[Line]) -> Iterator[Conversati
         try:
             record = parse(line)
             if _session_id(fields, record) is None:
-                raise Unreadable("no session", f"nothing at {_path_text(fields.session)}")
+                value = value_at(record, fields.session)
+                shape = "nothing" if value in (None, "") else f"a {type(value).__name__}"
+                raise Unreadable("no session", f"{shape} at {_path_text(fields.session)}")
             item.rank = _rank(fields, record)
             item.messages, item.notes = read_messages(_openai_messages(fields, [record], position))
             item.record = record

@@ -3,8 +3,9 @@
     {"id": ..., "title": ..., "chat": {"history": {"currentId": ..., "messages": {ID: {"parentId": ..., ...}}}}}
     {"type": "rating", "data": {"rating": 1}, "meta": {"chat_id": ..., "message_id": ...}, "snapshot": {"chat": {...}}}
 
-Fields as of Open WebUI 0.3 to 0.8: `annotation` holds a rating, `originalContent` a reply before somebody edited it,
-`output` what a reply consists of; older versions keep that in `content` alone, thinking and tool calls as <details>.
+Fields as of Open WebUI 0.3 to 0.8: `annotation` holds a rating, `originalContent` a reply before a person or a filter
+changed it, `output` what it consists of; older versions keep that in `content` alone, thinking and tool calls as
+<details>.
 """
 
 import html
@@ -16,7 +17,7 @@ from typing import Any
 import orjson
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
-from opdkit.chat.messages import NOT_ONLY_TEXT, as_list, content_text, first_text, message, read_messages
+from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, content_text, first_text, message, read_messages
 from opdkit.extract.formats.claude_code import ABORTED
 from opdkit.extract.formats.spans import without_empty
 from opdkit.extract.formats.trees import EDITED, Node, Tree, object_at, read_parent, tree_reader
@@ -35,7 +36,7 @@ def recognises(record: JSON) -> bool:
     """Return whether the record is a chat with its tree, or the rating of a message in one."""
     if record.get("type") == "rating":
         return isinstance(record.get("data"), dict) and isinstance(record.get("meta"), dict)
-    return bool(object_at(object_at(record, "chat") or record, "history", "messages"))
+    return isinstance(object_at(object_at(record, "chat") or record, "history").get("messages"), dict)
 
 
 def id_of(record: JSON) -> str | None:
@@ -47,6 +48,8 @@ def id_of(record: JSON) -> str | None:
 def read_record(record: JSON) -> Tree:
     """Read a chat, or a feedback."""
     if record.get("type") != "rating":
+        if not recognises(record):
+            raise Unreadable("no messages", "nothing in chat.history.messages")
         return _read_chat(record)
     name = first_text(object_at(record, "meta").get("message_id"))
     if name is None:
@@ -59,49 +62,60 @@ def _read_chat(record: JSON) -> Tree:
     body = object_at(record, "chat") or record
     logged = object_at(body, "history", "messages")
     parents = {item["parentId"] for item in logged.values() if isinstance(object_at(item).get("parentId"), str)}
-    nodes = [node for name, item in logged.items() for node in _read_message(name, item, logged, parents)]
-    edited = {node.id for node in nodes} - logged.keys()
+    tree = Tree(current=first_text(object_at(body, "history").get("currentId")), time=record.get("updated_at"))
+    for name, item in logged.items():
+        with tree.setting_aside(name, item):
+            tree.nodes += [*_read_message(name, item, logged, parents)]
+    edited = {node.id for node in tree.nodes} - logged.keys()
     system = first_text(object_at(body, "params").get("system"), body.get("system"))
-    for node in nodes:
+    for node in tree.nodes:
         if node.parent is not None and node.parent + _EDITED in edited:
             node.parent += _EDITED
         elif system and node.parent is None:
             node.put_first(message("system", system))
     metadata = {key: value for key, value in record.items() if key not in ("chat", "history", "messages")}
     metadata |= {key: body[key] for key in _OF_CHAT if key in body}
-    model = first_text(*body["models"]) if isinstance(body.get("models"), list) else None
-    current = first_text(object_at(body, "history").get("currentId"))
-    return Tree(nodes, current, without_empty(metadata), model, time=record.get("updated_at"))
+    tree.metadata, tree.model = without_empty(metadata), first_text(*as_list(body.get("models")))
+    return tree
 
 
 def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) -> Iterator[Node]:
     """Yield the node of a message; two where somebody edited the reply and went on, the second with the edited text."""
     if not isinstance(item, dict):
-        raise Unreadable("message is no object", f"message {name} is a {type(item).__name__}")
+        raise Unreadable("message is no object", f"it is a {type(item).__name__}")
     parent, content, original = read_parent(item.get("parentId")), item.get("content"), item.get("originalContent")
-    if item.get("role") != "assistant":
+    role = item.get("role")
+    if role not in list(ROLES):
+        raise Unreadable("unknown role", f"it has role {str(role)[:100]!r}")
+    if role != "assistant":
         files = as_list(item.get("files"))
         kinds = [first_text(file.get("type")) or "file" for file in files if isinstance(file, dict)]
         if kinds:
             content = [{"type": "text", "text": content or ""}, *({"type": kind} for kind in kinds)]
-        yield Node(name, parent, read_messages([{"role": item.get("role"), "content": content}])[0])
+        yield Node(name, parent, read_messages([{"role": role, "content": content}])[0])
         return
     asked = object_at(logged, parent or "").get("models")
     node = Node(name, parent, model=first_text(item.get("model")), parallel=isinstance(asked, list) and len(asked) > 1)
-    is_edited = isinstance(original, str) and bool(original) and original != content
-    pieces = item["output"] if isinstance(item.get("output"), list) and item["output"] and not is_edited else None
-    node.messages, only_text = _join_pieces(_split(original if is_edited else content) if pieces is None else pieces)
+    is_changed = isinstance(original, str) and bool(original) and original != content
+    pieces = item["output"] if isinstance(item.get("output"), list) and item["output"] and not is_changed else None
+    node.messages, only_text = _join_pieces(_split(original if is_changed else content) if pieces is None else pieces)
     skip = "error" if item.get("error") else ABORTED if item.get("done") is False else None
     node.notes = _note_replies(node.messages, skip or (None if only_text else NOT_ONLY_TEXT))
     note = node.notes[max(node.notes)]
     note.add_decision(**_read_rating(item.get("annotation") or {"rating": item.get("rating")}))
     yield node
-    if is_edited:
+    if is_changed and not _extends(content, original):
         messages, _ = _join_pieces(_split(content))
         notes = _note_replies(messages, EDITED)
         note.add_decision(edited=messages[max(notes)]["content"])
         if name in parents:
             yield replace(node, id=f"{name}{_EDITED}", messages=messages, notes=notes)
+
+
+def _extends(content: Any, original: Any) -> bool:
+    """Return whether text was only put before or behind the original, as filters do that add statistics."""
+    text, part = content.strip() if isinstance(content, str) else "", original.strip()
+    return bool(part) and (text.startswith(part) or text.endswith(part))
 
 
 def _note_replies(messages: Sequence[JSON], skip_reason: str | None) -> dict[int, Note]:
@@ -180,4 +194,4 @@ def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
     return messages, only_text
 
 
-READER = tree_reader("open_webui", recognises, id_of, read_record)
+READER = tree_reader("open_webui", recognises, id_of, read_record, closer_than=("openai",))

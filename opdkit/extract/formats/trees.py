@@ -10,6 +10,7 @@ Exports hold a conversation more than once: in two exports, or beside each ratin
 tree of all records with one id, wherever they are.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 
 REPEATED, NO_PARENT, CIRCLE = "repeated message", "parent is not there", "parents in a circle"
 TOO_MANY = "too many branches"
+EMPTY_CONVERSATION = f"{LEFT_OUT}empty conversation"
 NOT_THERE = f"{LEFT_OUT}rating of a message that is not there"  # people delete conversations that they have rated
 EDITED = "edited by a person"  # skip reason of a text that no model wrote
 # Of all branches of a tree: characters, and a thousand for each message. One tree must not fill the memory.
@@ -67,7 +69,16 @@ class Tree:
     ratings: dict[str, JSON] = field(default_factory=dict)  # id of a message -> fields of `decision` in tables.toml
     time: Any = None  # as logged
     is_copy: bool = False  # beside a rating: an export outranks it
-    problems: list[Unreadable] = field(default_factory=list)  # of messages that are set aside
+    problems: list[tuple[Unreadable, bytes]] = field(default_factory=list)  # of messages that are set aside, as JSON
+
+    @contextlib.contextmanager
+    def setting_aside(self, name: str, item: Any) -> Iterator[None]:
+        """Set aside the message `item`, whose id is `name`, where the block cannot read it."""
+        try:
+            yield
+        except Unreadable as why:
+            named = Unreadable(why.reason, f"message {name}: {why.detail}")
+            self.problems.append((named, dump(item).encode()))
 
 
 def tree_reader(
@@ -92,7 +103,7 @@ def _read_records(
     for line in unit:
         try:
             records.append((line, read_record(parse(line))))
-            yield from map(line.reject, records[-1][1].problems)
+            yield from (line._replace(data=data).reject(why) for why, data in records[-1][1].problems)
         except Unreadable as problem:
             yield line.reject(problem)
     records.reverse()  # of equally old records the last one is the latest
@@ -111,13 +122,17 @@ def _read_records(
             yield LeftOut(NOT_THERE)
             continue
         own = (note.decision or NO_DECISION)["rating"]
-        if len({own, fields["rating"]} - {None}) < 2 or not (rated and written and rated < written):
+        if len({own, fields.get("rating")} - {None}) < 2 or not (rated and written and rated < written):
             note.add_decision(**fields)  # else the message's record is later, and has another rating
-    for line, tree in [record for record in records if record[1].nodes or not record[1].ratings][:1]:
-        try:
-            yield from read_branches(line, nodes, tree.current, tree.metadata, tree.model)
-        except Unreadable as problem:
-            yield line.reject(problem)
+    chats = [record for record in records if record[1].nodes or not record[1].ratings]
+    for line, tree in chats[:1]:
+        if any(node.messages for node in nodes):
+            try:
+                yield from read_branches(line, nodes, tree.current, tree.metadata, tree.model)
+            except Unreadable as problem:
+                yield line.reject(problem)
+        elif not any(one.problems for _, one in records):
+            yield from (LeftOut(EMPTY_CONVERSATION) for _ in chats)
 
 
 def read_parent(value: Any) -> str | None:

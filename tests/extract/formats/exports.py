@@ -214,7 +214,7 @@ def claude_ai() -> list[JSON]:
              message("m2", "assistant", "m1", text("I do not know.")),
              message("m3", "assistant", "m1", {"type": "thinking", "thinking": "search"}, text("Let me look."), used,
                      result, text("At noon.")),
-             message("m4", "human", "m3", text("Thanks."))]},
+             message("m4", "human", "m3", {"type": "voice_note", "title": "Note", "text": "Thanks."})]},
         {"uuid": "c2", "name": "", "created_at": "2024-01-01T00:00:00Z", "chat_messages": [
             {"uuid": "o1", "text": "Hi", "sender": "human", "attachments": [], "files": []},
             {"uuid": "o2", "text": "Hello.", "sender": "assistant", "attachments": [], "files": []}]},
@@ -229,7 +229,7 @@ def librechat(nested: bool = True) -> list[JSON]:
                 "sender": "User" if by_user else "Agent", "text": text, "error": False} | more  # fmt: skip
 
     tool = {"id": "t1", "name": "clock", "args": '{"zone":"UTC"}', "type": "tool_call", "output": "12:00"}
-    parts = [{"type": "think", "think": "ask the clock"}, {"type": "text", "text": "One moment."},
+    parts = [None, {"type": "think", "think": "ask the clock"}, {"type": "text", "text": "One moment."},
              {"type": "tool_call", "tool_call": tool}, {"type": "text", "text": {"value": "It is noon."}}]  # fmt: skip
     down = {"rating": "thumbsDown", "tag": {"key": "inaccurate", "direction": "thumbsDown"}, "text": "It is one."}
     rows = [

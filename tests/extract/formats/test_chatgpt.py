@@ -6,14 +6,13 @@ OpenAI does not describe the format. Fields and kinds of content are those of th
 
 import json
 import zipfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from small_logs import run, tables
 
 from opdkit.errors import OpdkitError
-from opdkit.extract.formats.trees import CIRCLE, NO_PARENT, NOT_THERE
+from opdkit.extract.formats.trees import CIRCLE, EMPTY_CONVERSATION, NO_PARENT, NOT_THERE
 
 
 def node(ident: str, parent: str | None, role: str, content: dict | str, recipient: str = "all", **more) -> dict:
@@ -237,23 +236,40 @@ def hostile(**changes: object) -> dict:
         (hostile(u2__parent="b4"), {CIRCLE: 2}),
         (hostile(b8__parent="b8"), {CIRCLE: 1}),
         (hostile(root__parent="b8"), {CIRCLE: 14}),  # no root at all: every message
-        (hostile(u1__parent=7), {"parent of unknown shape": 1}),
-        (hostile(u1=[]), {"message is no object": 1}),
-        (hostile(u1__message="hi"), {"message of unknown shape": 1}),
-        (hostile(u1__message__author__role="bot"), {"unknown role": 1}),
-        (hostile(u1__message__author__role={}), {"unknown role": 1}),
-        (hostile(u1__message__content="hi"), {"message of unknown shape": 1}),
-        (hostile(u1__message__content={"content_type": "text", "parts": [1]}), {"content of unknown shape": 1}),
-        (conversation(current="root"), {"no messages": 1}),
-        (TRIP | {"mapping": {}}, {"no messages": 1}),
+        # Below u1: b1, t2, b2, b0, b00, u2, b4, u2b, b5, b6, b7, b8
+        (hostile(u1__parent=7), {"parent of unknown shape": 1, NO_PARENT: 12}),
+        (hostile(u1=[]), {"message is no object": 1, NO_PARENT: 12}),
+        (hostile(u1__message="hi"), {"message of unknown shape": 1, NO_PARENT: 12}),
+        (hostile(u1__message__author__role="bot"), {"unknown role": 1, NO_PARENT: 12}),
+        (hostile(u1__message__author__role={}), {"unknown role": 1, NO_PARENT: 12}),
+        (hostile(u1__message__content="hi"), {"message of unknown shape": 1, NO_PARENT: 12}),
+        (
+            hostile(u1__message__content={"content_type": "text", "parts": [1]}),
+            {"content of unknown shape": 1, NO_PARENT: 12},
+        ),
+        (hostile(b5__message__author__role="critic"), {"unknown role": 1}),
+        (conversation(current="root"), {EMPTY_CONVERSATION: 1}),
+        (TRIP | {"mapping": {}}, {EMPTY_CONVERSATION: 1}),
     ],
 )
 def test_damaged_trees_are_set_aside_and_counted(record: dict, reasons: dict[str, int], tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text(json.dumps([PLAIN, record]))
+    summary = run(tmp_path / "run", tmp_path / "log.json")
+    found = tables(tmp_path / "run")
+    assert summary.counters.dropped == reasons
+    assert len(found["rejected"]) == sum(n for why, n in reasons.items() if why != EMPTY_CONVERSATION)
+    assert "log:c2" in {s["session_id"] for s in found["sessions"]}
+
+
+def test_a_message_that_cannot_be_read_costs_its_branch_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps([hostile(b5__message__author__role="critic")]))
     run(tmp_path / "run", tmp_path / "log.json")
     found = tables(tmp_path / "run")
-    assert Counter(r["reason"] for r in found["rejected"]) == reasons
-    assert "log:c2" in {s["session_id"] for s in found["sessions"]}
+    expected = [texts for name, texts in BRANCHES.items() if "c1" in name and "About 700." not in texts]
+    assert [[m["content"] for m in s["messages"]] for s in found["sessions"]] == expected
+    (row,) = found["rejected"]
+    assert "b5" in row["detail"]
+    assert json.loads(row["raw"])["message"]["author"]["role"] == "critic"
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [], {}, {"parts": {}}, {"content_type": 3}, {"thoughts": 1}])

@@ -15,6 +15,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line
+from opdkit.extract.formats.trees import EMPTY_CONVERSATION
 from opdkit.extract.turns import turns
 from opdkit.store.counters import read_counters
 
@@ -334,6 +335,29 @@ def test_responses_of_openai_in_langsmith(tmp_path):
     assert {t["skip_reason"] for t in found["turns"]} <= {None, "no next state", "no record"}
 
 
+def test_messages_of_langchain_js(tmp_path):
+    """They name their class, and have no type of their own."""
+    lc, call = exports._lc, {"name": "f", "args": {}, "id": "c"}
+    prompt = [
+        lc("SystemMessage", content="Be brief."),
+        lc("HumanMessage", content="hi"),
+        lc("AIMessageChunk", content="", tool_calls=[call]),
+        lc("ToolMessage", content="7", tool_call_id="c"),
+    ]
+    answer = {"generations": [[{"text": "seven", "message": lc("AIMessage", content="seven")}]]}
+    (session,) = read_export(tmp_path, [exports._run(1, "llm", {"messages": [prompt]}, answer)])["sessions"]
+    assert roles(session) == "s u a t a"
+    assert session["messages"][2]["tool_calls"] == [{"id": "c", "name": "f", "arguments": "{}"}]
+
+
+@pytest.mark.parametrize("system", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
+def test_the_system_prompt_of_anthropic_in_langsmith(tmp_path, system):
+    inputs = {"messages": [{"role": "user", "content": "hi"}], "system": system}
+    output = {"role": "assistant", "content": [{"type": "text", "text": "hello"}], "stop_reason": "end_turn"}
+    (session,) = read_export(tmp_path, [exports._run(1, "llm", inputs, output)])["sessions"]
+    assert [m["content"] for m in session["messages"]] == ["Be brief.", "hi", "hello"]
+
+
 def test_rows_and_pages_of_phoenix(tmp_path):
     """A data frame as Parquet, and a page of the REST interface, are read as the trace is."""
     import pyarrow as pa
@@ -363,7 +387,26 @@ def test_branches_of_claude_ai(tmp_path):
     assert [roles(s) for s in found["sessions"]] == ["u a t a u", "u a", "u a"]
     assert kept["messages"][0]["content"] == "Our notes.\nWhen is high tide?"
     assert (kept["messages"][1]["reasoning"], kept["messages"][2]["content"]) == ("search", "High at noon.")
+    assert kept["messages"][-1]["content"] == "Thanks.", "said aloud"
     assert (kept["tree"], regenerated["tree"], old["tree"]) == ("export:c1", "export:c1", None)
+
+
+def test_what_follows_an_unreadable_message_of_an_old_export_of_claude_ai_is_set_aside(tmp_path):
+    """Else a reply would be trained on without its question."""
+    (*_, record) = exports.claude_ai()
+    question = {"uuid": "o3", "sender": "human", "content": [{"type": None}]}
+    record["chat_messages"] += [
+        question,
+        *({"uuid": name, "sender": sender, "text": name} for name, sender in (("o4", "assistant"), ("o5", "human"))),
+    ]
+    found = read_export(tmp_path, [record])
+    assert [m["content"] for s in found["sessions"] for m in s["messages"]] == ["Hi", "Hello."]
+    assert [(r["reason"], r["detail"].partition(":")[0]) for r in found["rejected"]] == [
+        ("content of unknown shape", "message o3"),
+        ("parent is not there", "message o4, parent o3"),
+        ("parent is not there", "message o5, parent o4"),
+    ]
+    assert json.loads(found["rejected"][0]["raw"]) == question
 
 
 def test_what_is_left_of_the_context_is_no_part_of_a_reply_of_claude_ai(tmp_path):
@@ -397,6 +440,33 @@ def test_branches_and_thumbs_of_librechat(tmp_path):
         down = found["turns"][-1]["decision"]
         assert (down["rating"], down["comment"], down["tags"]) == (-1, "It is one.", ["inaccurate"])
         assert next(t["decision"]["tags"] for t in found["turns"] if t["decision"]) == ["accurate_reliable"]
+
+
+def test_what_is_nested_in_an_unreadable_message_of_librechat_is_set_aside(tmp_path):
+    for ident in ("a2", None):
+        (record,) = exports.librechat()
+        reply = record["messages"][0]["children"][1]
+        del reply["isCreatedByUser"]
+        if ident is None:
+            del reply["messageId"], reply["children"][0]["parentMessageId"]
+        found = read_export(tmp_path / str(ident), [record])
+        assert [roles(s) for s in found["sessions"]] == ["u a"]
+        place = ident or "#2"
+        assert [(r["reason"], r["detail"].partition(":")[0]) for r in found["rejected"]] == [
+            ("message without a role", f"message {place}"),
+            ("parent is not there", f"message u2, parent {place}"),
+            ("parent is not there", "message a3, parent u2"),
+        ]
+        assert "u2" not in found["rejected"][0]["raw"]
+
+
+def test_conversations_without_a_message_are_left_out(tmp_path):
+    """Even if they are most of an export."""
+    *_, whole = exports.claude_ai()
+    empty = [{"uuid": name, "name": "", "chat_messages": []} for name in ("x", "y")]
+    summary = run(tmp_path / "run", jsonl(tmp_path / "log.jsonl", *empty, whole))
+    assert summary.counters.dropped == {EMPTY_CONVERSATION: 2}
+    assert [len(s["messages"]) for s in tables(tmp_path / "run")["sessions"]] == [2]
 
 
 @pytest.mark.parametrize("build", [
@@ -459,3 +529,13 @@ def test_chats_of_anythingllm_are_in_the_order_of_their_ids(tmp_path):
         ["a", "b", "c", "d"],
         ["other", "thread"],
     ]
+
+
+def test_chats_of_anythingllm_that_were_reset_are_not_in_the_prompt_of_the_next(tmp_path):
+    first, _, second = exports.anythingllm_table()
+    refused, third = ({"id": n, "prompt": f"p{n}", "response": f"r{n}"} for n in (4, 5))
+    rows = [first | {"include": False}, second, second | refused | {"include": 0}, second | third]
+    found = read_export(tmp_path, rows)
+    assert [[m["content"] for m in s["messages"]] for s in found["sessions"]] == [
+        ["a", "b", "p4", "r4"], ["c", "d", "p5", "r5"]]  # fmt: skip
+    assert len({s["session_id"].partition("#")[0] for s in found["sessions"]}) == 1

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from small_logs import run, tables
 
+from opdkit.chat.conversation import LEFT_OUT
 from opdkit.errors import OpdkitError
-from opdkit.extract.formats.trees import CIRCLE, NO_PARENT, NOT_THERE
+from opdkit.extract.formats.trees import CIRCLE, EMPTY_CONVERSATION, NO_PARENT, NOT_THERE
 
 
 def message(ident: str, parent: str | None, content: str, **more) -> dict:
@@ -248,23 +249,27 @@ def hostile(**changes: object) -> dict:
         (hostile(u3__parentId="a6"), {CIRCLE: 4}),
         (hostile(u1__parentId="a1"), {CIRCLE: 10}),  # with the edited text of a2
         (hostile(u1__parentId="a1", u9__parentId="a9"), {CIRCLE: 12}),  # no root
-        (hostile(u2__parentId=3), {"parent of unknown shape": 1}),
-        (hostile(u2=None), {"message is no object": 1}),
-        (hostile(u2__role="bot"), {"unknown role": 1}),
-        (hostile(u2__role=None), {"unknown role": 1}),
-        (hostile(u2__content={"a": 1}), {"content of unknown shape": 1}),
-        (chat(current="a"), {"no messages": 1}),
+        # Below u2: a3, u3, a4, a5, a6
+        (hostile(u2__parentId=3), {"parent of unknown shape": 1, NO_PARENT: 5}),
+        (hostile(u2=None), {"message is no object": 1, NO_PARENT: 5}),
+        (hostile(u2__role="bot"), {"unknown role": 1, NO_PARENT: 5}),
+        (hostile(u2__role=None), {"unknown role": 1, NO_PARENT: 5}),
+        (hostile(u2__content={"a": 1}), {"content of unknown shape": 1, NO_PARENT: 5}),
+        (hostile(x={"done": True, "content": "late"}), {"unknown role": 1}),
+        (chat(current="a"), {EMPTY_CONVERSATION: 1}),
+        (chat(current="a") | {"chat": {"history": {}}}, {"no messages": 1}),
         (feedback("gone", {"rating": 1}, LAKES), {NOT_THERE: 1}),
         (feedback("u1", {"rating": 1}, LAKES), {NOT_THERE: 1}),
         (feedback("a1", {"rating": 1}, None), {NOT_THERE: 1}),
         (feedback("a1", {}, None) | {"meta": {"chat_id": "c1"}}, {"no messages": 1}),
+        (feedback("a1", {}, LAKES) | {"data": 5}, {}),
     ],
 )
 def test_damaged_trees_are_set_aside_and_counted(record: dict, reasons: dict[str, int], tmp_path: Path) -> None:
     summary = run(tmp_path / "run", write(tmp_path / "log.json", ARENA, record))
     assert summary.counters.dropped == reasons
     found = tables(tmp_path / "run")
-    assert len(found["rejected"]) == sum(n for why, n in reasons.items() if why != NOT_THERE)
+    assert len(found["rejected"]) == sum(n for why, n in reasons.items() if not why.startswith(LEFT_OUT))
     assert "log:c2" in {s["session_id"] for s in found["sessions"]}
 
 
@@ -276,6 +281,43 @@ def test_damaged_trees_are_set_aside_and_counted(record: dict, reasons: dict[str
 def test_wrong_types_never_crash(field: str, value: object, tmp_path: Path) -> None:
     records = hostile(**{f"a5__{field}": value, f"u9__{field}": value}), feedback("a1", {}, {"chat": value}, 1, "c3")
     run(tmp_path / "run", write(tmp_path / "log.json", ARENA, PLAIN, *records, records[-1] | {"data": value}))
+
+
+def test_a_message_without_a_role_costs_its_branch_and_no_more(tmp_path: Path) -> None:
+    run(tmp_path / "run", write(tmp_path / "chats.json", hostile(x={"done": True, "content": "late"})))
+    found = tables(tmp_path / "run")
+    (row,) = found.pop("rejected")
+    check(found | {"rejected": []}, TURNS)
+    assert row["detail"].startswith("message x:")
+    assert json.loads(row["raw"]) == {"done": True, "content": "late"}
+
+
+@pytest.mark.parametrize("added", ["{}\n\n_12 tokens/s_", "> checked\n{}", " {} "])
+def test_what_a_filter_puts_around_a_reply_is_no_edit(added: str, tmp_path: Path) -> None:
+    a1, a2 = (
+        message(name, parent, added.format(text), originalContent=text, output=[{"type": "message", "content": "?"}])
+        for name, parent, text in (("a1", "u1", "hello"), ("a2", "u2", "ciao"))
+    )
+    nodes = message("u1", None, "hi"), a1, message("u2", "a1", "bye"), a2
+    run(tmp_path / "run", write(tmp_path / "chats.json", chat(*nodes, current="a2")))
+    found = tables(tmp_path / "run")
+    assert [[m["content"] for m in s["messages"]] for s in found["sessions"]] == [
+        ["Be brief.", "hi", "hello", "bye", "ciao"]
+    ]  # fmt: skip
+    assert [(t["skip_reason"], t["decision"]) for t in found["turns"]] == [(None, None), ("no next state", None)]
+
+
+def test_a_chat_of_an_older_export_has_its_tree_beside_a_list_of_its_messages(tmp_path: Path) -> None:
+    body = LAKES["chat"]
+    old = LAKES | body | {"id": "c1", "messages": list(body["history"]["messages"].values())}
+    del old["chat"]
+    run(tmp_path / "run", write(tmp_path / "chats.json", old))
+    check(tables(tmp_path / "run"), TURNS)
+
+
+def test_nothing_but_empty_chats_are_recognised(tmp_path: Path) -> None:
+    with pytest.raises(OpdkitError, match=EMPTY_CONVERSATION):
+        run(tmp_path / "run", write(tmp_path / "chats.json", chat(current="a")))
 
 
 def test_nothing_but_ratings_cannot_be_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_logs import jsonl, run, tables
+from small_logs import jsonl, run, tables, turn_rows
 
 from opdkit.chat.conversation import Conversation, Note, Unreadable
 from opdkit.chat.messages import message
@@ -108,6 +108,12 @@ def test_thinking_that_a_client_keeps_apart_belongs_to_the_reply_behind_it() -> 
     assert kept(conversations) == {"two": "four"}
     (alone,), _ = read(node("U1", None), node("A1", "U1", "", reasoning="hm"))
     assert [m["reasoning"] for m in alone.messages] == [None, "hm"]
+
+
+def test_who_asks_the_same_again_below_the_reply_means_it() -> None:
+    """What a client sends again is a sibling."""
+    (only,), _ = read(node("U1", None, "go on"), node("A1", "U1"), node("U2", "A1", "go on"))
+    assert [row["skip_reason"] for row in turn_rows("log:1", only)] == [None]
 
 
 def test_messages_that_no_root_leads_to_are_set_aside_one_by_one() -> None:
