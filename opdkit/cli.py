@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import inspect
+import io
 import os
 import select
 import sys
@@ -36,6 +37,8 @@ _METAVARS = {int: "N", float: "X", Path: "PATH", bool: ""}
 
 def main() -> None:
     """Run `opdkit`, or `python -m opdkit`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: not every terminal can encode every log
     try:
         app()
     finally:

@@ -174,6 +174,14 @@ def test_a_reader_that_has_read_enough_is_no_failure(args: list[str], tmp_path: 
     assert (done.returncode in (1, 141), done.stderr) == (True, "")
 
 
+def test_stdout_that_cannot_encode_a_log_shows_the_rest(tmp_path: Path) -> None:
+    run = write_extract(tmp_path / "run", {"s": talk("Hi", "Größe: 日本", "Thanks")})
+    command, encoding = [sys.executable, "-m", "opdkit", "show", str(run)], {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, encoding="latin-1", timeout=600, env=os.environ | encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"Größe: \u65e5\u672c" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("args", [["show", "RUN"], ["show", "RUN", "--json"]])
 def test_a_stdout_that_cannot_be_written_is_a_failure(args: list[str], tmp_path: Path) -> None:

@@ -314,20 +314,28 @@ def drop_reviews(run: Path, sessions: Collection[str]) -> None:
         move_into_place(temporary, path)
 
 
-MAX_HINT, MAX_NOTE = 4000, 10_000  # characters
+MAX_HINT, MAX_NOTE = 4000, 10_000  # characters that a person may type
+
+
+def check_typed_hint(review: Review, voted: str | None) -> None:
+    """Raise OpdkitError for a hint that is too long; the voted one, which may hold a whole reply, never is."""
+    if review.hint and len(review.hint) > MAX_HINT and review.hint.strip() != (voted or "").strip():
+        raise OpdkitError(f"hint must be text of at most {MAX_HINT:,} characters")
 
 
 def find_problem(review: Review) -> str | None:
-    """Return what is wrong with a decision; None if nothing is."""
+    """Return what is wrong with a decision, whatever the length of its hint; None if nothing is."""
     if review.action not in ("set", "strike"):
         return f"action is {review.action!r}; it must be set or strike"
     if type(review.reward) not in (int, type(None)) or review.reward not in (None, -1, 0, 1):
         return f"reward is {review.reward!r}; it must be -1, 0, 1 or null"
-    for name, text, most in (("hint", review.hint, MAX_HINT), ("note", review.note, MAX_NOTE)):
+    for name, text in (("hint", review.hint), ("note", review.note)):
         if text is None:
             continue
-        if not isinstance(text, str) or not text.strip() or len(text) > most:
-            return f"{name} must be text of 1 to {most:,} characters, or null"
+        if not isinstance(text, str) or not text.strip():
+            return f"{name} must be text, or null"
+        if name == "note" and len(text) > MAX_NOTE:
+            return f"note must be text of at most {MAX_NOTE:,} characters"
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             return f"{name} is not Unicode text: half of a surrogate pair"
     if (not review.reward_decided and review.reward is not None) or (not review.hint_decided and review.hint):

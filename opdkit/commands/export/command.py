@@ -22,7 +22,7 @@ from opdkit.judge.decisions import WANTED_REPLIES
 from opdkit.store.atomic import replaced_file, write_text
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_upstream, manifest, stage_dir
-from opdkit.store.reading import part_count
+from opdkit.store.reading import has_stage, part_count
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import logged_session_id
@@ -79,10 +79,9 @@ def run(config: ExportConfig) -> Summary | Imported:
 
 
 def chat_of_teacher(config: ExportConfig) -> "Chat | None":
-    """Return the template of the run's teacher, for targets with its replies; None for other targets."""
-    if config.to != "trl-dpo":
+    """Return the template of the run's teacher, for targets with its replies; None for others, or without a teacher."""
+    if config.to != "trl-dpo" or not has_stage(config.run, "teacher"):
         return None
-    part_count(config.run, "teacher")  # raises OpdkitError where nothing is scored
     check_upstream(config.run, ["teacher"])
     check_targets_current(config.run)
     from opdkit.model.load import load_template  # no other target needs a tokenizer

@@ -47,7 +47,7 @@ class JudgedTurn(JoinedTurn):
     verdict: JSON
     review: Review | None = None
     targets: Sequence[Any] = ()
-    wanted: Message | None = None  # the reply that should have been, where `read_judged_turns` had a `chat`
+    wanted: Message | None = None  # the reply that should have been
     hint_text: str = DEFAULTS["teacher"]["hint"]  # what the teacher reads, with {hint} in it
 
 
@@ -58,7 +58,8 @@ def read_judged_turns(
 
     Hints that `--check-hints` dropped are left out, and the decisions of people in force win over the votes. All turns
     are counted in `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as
-    "not judged". `chat` decodes the replies that the teacher wrote. Raises what `read_part` raises.
+    "not judged". `chat` decodes the replies that the teacher wrote; without it there are none. Raises what `read_part`
+    raises.
     """
     columns = CHECKED if chat is None else {**CHECKED, "targets": ("turn_id", "written", "response_ids")}
     hint_text, reviews, parts = recorded_hint_text(run), reviews_in_force(run), part_count(run, "judge")
@@ -70,18 +71,20 @@ def read_judged_turns(
             counters.rows_in += 1
             row, verdict = joined.turn, joined.decided
             if verdict is not None:
-                wanted = wanted_reply(joined, chat) if chat else None
+                wanted = wanted_reply(joined, chat)
                 judged.append(JudgedTurn(joined.session, row, verdict, hint_text=hint_text, wanted=wanted))
             else:
                 counters.drop("not judged" if row["trainable"] else row["skip_reason"] or "not trainable")
         yield judged
 
 
-def wanted_reply(turn: JoinedTurn, chat: "Chat") -> Message | None:
+def wanted_reply(turn: JoinedTurn, chat: "Chat | None") -> Message | None:
     """Return a person's edit, else the reply that was kept, else the first that the hinted teacher wrote and ended."""
     decision = turn.turn["decision"] or NO_DECISION
     if text := decision["edited"] or decision["kept"]:
         return message("assistant", text)
+    if chat is None:
+        return None
     written = (row["response_ids"].tolist() for row in turn.targets if row["written"] is not None)
     ids = next((ids for ids in written if ids[-1] in chat.stop_ids), None)
     if ids is None:

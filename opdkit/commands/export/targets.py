@@ -11,6 +11,7 @@ from itertools import count
 
 import pyarrow as pa
 
+from opdkit.chat.markup import split_thinking
 from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
 from opdkit.commands.export.messages import (
     JudgedTurn,
@@ -144,6 +145,10 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Row
     if not turns:
         return
     messages, error = link_tool_calls(turns[0].session["messages"])
+    for n, message in enumerate(messages):
+        if message["role"] == "assistant" and message["content"]:
+            thinking, answer = split_thinking(message["content"])
+            messages[n] = message | {"reasoning": thinking or message["reasoning"], "content": answer}
     weighted = set()
     for turn in turns:
         try:
@@ -151,6 +156,8 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Row
             check_not_cut_off(turn)
             if turn.index >= len(messages):
                 raise NotExportedError(error)
+            if not (messages[turn.index]["content"] or messages[turn.index]["tool_calls"]):
+                raise NotExportedError("nothing but thinking")
         except NotExportedError as not_exported:
             counters.drop(str(not_exported))
         else:

@@ -48,7 +48,7 @@ class Largest(Generic[T]):
 class Verdicts:
     """Votes, the rewards that they agreed on, and hints: their lengths, the commonest, and why turns have none."""
 
-    WIDTH = 20  # characters per bar of the lengths
+    WIDTH, LAST = 20, 31  # characters per bar of the lengths; the last bar holds all longer hints
 
     def __init__(self, topics: Topics | None = None, *, voted: bool = False) -> None:
         """Begin with no turn. With `voted` hints are those of the votes, whatever people decided."""
@@ -76,7 +76,7 @@ class Verdicts:
         self._hint_statuses[decided["hint_status"]] += 1
         if (hint := (said := verdict if self._voted else decided)["hint"]) is not None:
             self.groups.add(turn, said)
-            self._lengths[len(hint) // self.WIDTH] += 1
+            self._lengths[min(len(hint) // self.WIDTH, self.LAST)] += 1
 
     def votes(self) -> JSON:
         """Return the counts of votes and rewards, for the summary of the page."""

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 import numpy as np
@@ -57,9 +57,9 @@ def columns(
 ) -> JSON:
     """Return the list in the order of the log, column by column: that packs far better than row by row.
 
-    Texts are cut to `chars` characters. `groups` has the number of each hint's group: for reviewers, of the one that
-    was voted for. `checks` has the status of each turn's tested hint. Reviewers also get the place of each judged turn
-    in the order of the draw.
+    Texts are cut to `chars` characters. `groups` has the number of each hint's group, one group after the other: for
+    reviewers, of the one that was voted for. "says" counts the wordings of a group from 1. `checks` has the status of
+    each turn's tested hint. Reviewers also get the place of each judged turn in the order of the draw.
     """
     ordered = sorted(lines, key=lambda line: line.number)
     table: JSON = {"id": [line.turn_id for line in ordered]}
@@ -78,6 +78,8 @@ def columns(
     table["typical"] = [typical.get(line.turn_id) for line in ordered]
     grouped = [line.hint for line in ordered] if reviewing else hints
     table["asks"] = [None if hint is None else groups.get(hint) for hint in grouped]
+    says = {hint: place for _, hints in groupby(groups, groups.get) for place, hint in enumerate(hints, 1)}
+    table["says"] = [None if hint is None else says.get(hint) for hint in grouped]
     if reviewing:
         order = order_of_draw(line.turn_id for line in ordered if line.hint_status is not None)
         places = {turn_id: place for place, turn_id in enumerate(order)}

@@ -57,11 +57,13 @@ class Api:
         if type(seen) is not int or seen > self.decisions()["last"]:
             raise OpdkitError(f"seen is {seen!r}; no decision has that number: open the page again")
         decided = self._parse_group(document) if "group" in document else [parse_decision(document)]
-        voted = voted_rewards(self.run, [review.turn_id for review in decided])
-        for review in decided:
+        voted = votes_on(self.run, [review.turn_id for review in decided])
+        for n, review in enumerate(decided):
             if review.turn_id not in voted:
                 raise OpdkitError(f"turn {review.turn_id} has no verdict, so there is nothing to decide")
-        decided = [replace(review, voted_reward=voted[review.turn_id]) for review in decided]
+            reward, hint = voted[review.turn_id]
+            reviews.check_typed_hint(review, hint)
+            decided[n] = replace(review, voted_reward=reward)
         with self._lock:
             self._ledger.append(decided, reviewer=self.reviewer, seen=seen)
         return self.decisions(seen)
@@ -101,11 +103,12 @@ def parse_decision(document: JSON) -> Review:
     return review
 
 
-def voted_rewards(run: Path, turn_ids: list[str]) -> dict[str, int | None]:
-    """Return turn_id -> reward of the votes, for those of the turns that are judged."""
-    wanted, voted = set(turn_ids), dict[str, int | None]()
+def votes_on(run: Path, turn_ids: list[str]) -> dict[str, tuple[int | None, str | None]]:
+    """Return turn_id -> reward and hint of the votes, for those of the turns that are judged."""
+    wanted, voted = set(turn_ids), dict[str, tuple[int | None, str | None]]()
     for part in sorted(set(parts_of_turns(run, turn_ids).values())):
         if part_path(run, "verdicts", part).exists():
-            columns = read_arrow(run, "verdicts", part, ["turn_id", "reward"]).to_pydict()
-            voted |= {k: v for k, v in zip(columns["turn_id"], columns["reward"], strict=True) if k in wanted}
+            columns = read_arrow(run, "verdicts", part, ["turn_id", "reward", "hint"]).to_pydict()
+            rows = zip(*columns.values(), strict=True)
+            voted |= {name: (reward, hint) for name, reward, hint in rows if name in wanted}
     return voted

@@ -82,7 +82,7 @@ class ReviewServer(ThreadingHTTPServer):
     def __init__(self, api: Api, port: int = 0) -> None:
         """Bind the port. Raises OpdkitError if it is taken."""
         self.api, self.token = api, secrets.token_urlsafe(24)
-        self._making, self._page = threading.Lock(), (list[tuple[str, int]](), b"")
+        self._making, self._page = threading.Lock(), (list[tuple[str, int, int]](), b"")
         try:
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
@@ -90,10 +90,12 @@ class ReviewServer(ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_port}/?token={self.token}"
 
     def page(self) -> bytes:
-        """Return the page, made once until a stage writes: it fetches the decisions, whatever is in it."""
+        """Return the page, made once until a stage writes or somebody decides: its figures count decisions, too."""
         from opdkit.commands.report.page import page  # imported here: it brings most of what there is to import
 
-        run, written = self.api.run, sorted((str(path), path.stat().st_mtime_ns) for path in self.api.run.glob("*/*"))
+        run = self.api.run
+        files = (*run.glob("*/*"), *reviews.reviews_dir(run).glob("*"))
+        written = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
         with self._making:
             if written != self._page[0]:
                 self._page = written, page(run, {"token": self.token, "reviewer": self.api.reviewer}).encode()

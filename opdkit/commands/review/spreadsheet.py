@@ -10,16 +10,17 @@ The columns before `reward` show the turn; they may be cut, sorted, filtered or 
 `decision` is the number of the decision that was in force when the file was written. So a row that nobody has touched
 changes nothing, whatever others have decided since, and a row whose decision has been emptied withdraws it.
 
-Text that a spreadsheet would take for a formula is written behind an apostrophe, as is text that begins with one;
-reading removes it.
+Text that a spreadsheet would take for a formula or a time is written behind an apostrophe, as is text that begins with
+one; reading removes it.
 """
 
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opdkit.commands.review.api import voted_rewards
+from opdkit.commands.review.api import votes_on
 from opdkit.commands.turns.line import messages_text, shorten, turn_messages
 from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb, warn
@@ -34,6 +35,7 @@ FILLED_IN = ("reward", "hint", "note", "action")
 COLUMNS = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint", *FILLED_IN, "decision")
 NEEDED = ("turn_id", *FILLED_IN, "decision")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
+_TIME = re.compile(r"[\d./ -]*:[\d:./ -]*")  # such as the turn 1:1:1
 _NONE = "none"
 _CELL = 2000  # characters of a conversation that a cell shows; what is decided is never cut
 _BAD_ROWS_SHOWN = 10
@@ -47,11 +49,13 @@ class Imported:
     struck: int  # of these, the ones that withdraw a decision
     same: int  # rows whose decision nobody has touched, or that is in force already
     untouched: int  # rows without a decision
+    left_out: int  # rows with a decision on a turn that the run does not have
 
     def text(self) -> str:
-        total = self.changed + self.same + self.untouched
+        total = self.changed + self.same + self.untouched + self.left_out
         return (f"{counted(total, 'row')}: {counted(self.changed, 'decision')} added ({self.struck:,} of them struck), "
-                f"{self.same:,} as they were, {self.untouched:,} without a decision")  # fmt: skip
+                f"{self.same:,} as they were, {self.untouched:,} without a decision"
+                + f", {self.left_out:,} left out" * bool(self.left_out))  # fmt: skip
 
 
 def write_csv(run: Path, path: Path) -> int:
@@ -87,8 +91,9 @@ def _decision_cells(review: Review | None) -> tuple[str, ...]:
 
 
 def escape(text: str) -> str:
-    """Return `text` so that no spreadsheet takes it for a formula; `unescape` reverses it."""
-    return f"'{text}" if text.startswith(_FORMULA) and text not in ("-1", "+1") else text
+    """Return `text` so that no spreadsheet takes it for a formula or a time; `unescape` reverses it."""
+    is_formula = text.startswith(_FORMULA) and text not in ("-1", "+1")
+    return f"'{text}" if is_formula or _TIME.fullmatch(text) else text
 
 
 def unescape(text: str) -> str:
@@ -104,6 +109,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     """
     by_number = {(review.turn_id, str(review.ordinal)): review for review in Ledger(run).all_reviews()}
     in_force, rows = reviews_in_force(run), dict(_rows(path))
+    voted = votes_on(run, [unescape(row["turn_id"]) for row in rows.values()])
     wrong, added, untouched = list[str](), list[Review](), 0
     lines = dict[str, int]()  # turn_id -> its line
     for line, row in rows.items():
@@ -113,6 +119,8 @@ def read_csv(run: Path, path: Path) -> Imported:
             if lines.setdefault(turn_id, line) != line:
                 raise OpdkitError(f"the turn is in line {lines[turn_id]} already")
             review = _review(turn_id, row, before)
+            if review is not None and turn_id in voted:
+                reviews.check_typed_hint(review, (voted[turn_id][1] or "").replace("\r\n", "\n"))
         except OpdkitError as error:
             wrong.append(f"line {line}: {error}")
             continue
@@ -131,7 +139,6 @@ def read_csv(run: Path, path: Path) -> Imported:
         more = f"\n  and {len(wrong) - _BAD_ROWS_SHOWN:,} more" if len(wrong) > _BAD_ROWS_SHOWN else ""
         count = f"{counted(len(wrong), 'row')} {verb(len(wrong), 'is', 'are')}"
         raise OpdkitError(f"{path}: {count} wrong, and nothing of the file was taken:\n{shown}{more}")
-    voted = voted_rewards(run, list(lines))
     if lines and not voted:
         raise OpdkitError(f"{path}: {run} has none of its turns, such as {printable(next(iter(lines)))}")
     if unknown := [review.turn_id for review in added if review.turn_id not in voted]:
@@ -140,12 +147,13 @@ def read_csv(run: Path, path: Path) -> Imported:
         added = [review for review in added if review.turn_id in voted]
     for n, review in enumerate(added):
         vote = unescape(rows[lines[review.turn_id]]["voted_reward"]).strip()  # what the reviewer saw, of another judge
-        vote_now, before = voted[review.turn_id], in_force.get(review.turn_id)
+        vote_now, before = voted[review.turn_id][0], in_force.get(review.turn_id)
         added[n] = replace(review, voted_reward=int(vote) if vote in ("-1", "0", "1", "+1") else vote_now,
                            chosen=before.chosen if before else None)  # fmt: skip
     reviews.append(run, added)
     struck = sum(review.action == "strike" for review in added)
-    return Imported(len(added), struck, len(rows) - untouched - len(unknown) - len(added), untouched)
+    same = len(rows) - untouched - len(unknown) - len(added)
+    return Imported(len(added), struck, same, untouched, len(unknown))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

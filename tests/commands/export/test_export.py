@@ -17,6 +17,7 @@ from runs import HINT_HEADER
 from small_logs import chat, jsonl
 from small_logs import run as extract
 
+from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.calibrate.command import measure
 from opdkit.commands.export.command import run as export
@@ -96,6 +97,17 @@ def test_every_turn_is_counted_once(target: str, run: Path, tmp_path: Path) -> N
     counters = export(ExportConfig(run=run, to=target, out=None, overwrite=True)).counters
     assert counters.rows_in == counters.rows_out + counters.dropped.total() == 603
     assert counters.dropped["no next state"] == 37
+
+
+def test_edits_and_kept_replies_are_preferred_without_a_teacher(tmp_path: Path) -> None:
+    """They need no model; a turn with a hint alone waits for the teacher's reply."""
+    decided = {"a:1": {"edited": "It is 20 C."}, "b:1": {"kept": "It is 21 C."}, "c:1": None}
+    talks = [session(name[0], message("user", "hi"), message("assistant", "68 F")) for name in decided]
+    turns = [turn(name, decision=fields and NO_DECISION | fields) for name, fields in decided.items()]
+    written = write_run(tmp_path / "run", [(talks, turns, [verdict(name, "In Celsius.", -1) for name in decided])])
+    summary = export(ExportConfig(run=written, to="trl-dpo"))
+    assert [row["chosen"][0]["content"] for row in load(summary.where)] == ["It is 20 C.", "It is 21 C."]
+    assert summary.counters.dropped.total() == 1
 
 
 def test_pandas_reads_plain_conversations_as_they_are(tmp_path: Path) -> None:

@@ -91,9 +91,19 @@ def test_calls_without_ids_are_linked_in_their_order() -> None:
 
 
 def test_thinking_has_no_place_in_the_file_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    talk = session("a", message("user", "hi"), message("assistant", "ho", reasoning="Greet back."))
-    written = write_run(tmp_path / "run", [([talk], [turn("a:1")], [verdict("a:1", None, 1)])])
+    replies = [
+        message("assistant", "ho", reasoning="Greet back."),
+        message("assistant", "Greet back.</think>\n\nho"),
+        message("assistant", "<think>Greet back.</think>ho"),
+        message("assistant", "<think>Greet back."),
+    ]
+    said = [one for reply in replies for one in (message("user", "<think>hi</think>"), reply)]
+    ids = [f"a:{n}" for n in (1, 3, 5, 7)]
+    written = write_run(tmp_path / "run", [([session("a", *said)], [turn(i) for i in ids],
+                                            [verdict(i, None, 1) for i in ids])])  # fmt: skip
     summary = export(ExportConfig(run=written, to="openai"))
-    assert "1 reply without the thinking" in summary.text()
-    assert "Greet back." not in summary.where.read_text()
+    assert "3 replies without the thinking" in summary.text()
+    assert dict(summary.counters.dropped) == {"nothing but thinking": 1}
+    (line,) = lines(summary.where)
+    assert [m["content"] for m in line["messages"]] == ["<think>hi</think>", "ho"] * 3
     assert "10" in capsys.readouterr().err

@@ -212,6 +212,17 @@ def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) 
     assert columns(after.lines, 50, {}, {})["reviews"][turn_id]["hint"] == "Name the source of the figure."
 
 
+def test_the_last_bar_holds_all_longer_hints(run: Path, tmp_path: Path) -> None:
+    """A reply that a person edited is a hint of any length."""
+    shutil.copytree(run, tmp_path / "run")
+    names = [v["turn_id"] for v in read_all(run, "verdicts") if v["hint"]][:3]
+    reviews.append(tmp_path / "run", [Review(name, hint_decided=True, hint="x" * n)
+                                      for name, n in zip(names, (640, 700, 5_400), strict=True)])  # fmt: skip
+    lengths = collect(tmp_path / "run", 1_000).summary["hints"]["lengths"]
+    assert [start for start, _ in lengths] == [20 * n for n in range(32)]
+    assert lengths[-1] == [620, 3]
+
+
 def test_a_source_or_session_that_decides_alone_is_named() -> None:
     """One user's feedback, or that of a stranger, must not go unnoticed."""
     shares = {

@@ -109,6 +109,7 @@ def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: 
             Review(hinted[0], hint_decided=True, hint=None),
             Review(hinted[1], True, 1, True, "Answer in French, please."),
             Review(hinted[2]),
+            Review(hinted[3], hint_decided=True, hint="Write it in French:\n" + "Bonjour ! " * 500),
         ],
     )
     path = tmp_path / "reviewed.html"
@@ -124,7 +125,22 @@ def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: 
     assert watched.page.evaluate(_UNLINKED) == []
     kinds = {name for *_, address in followed for name in parse_qs(address.partition("?")[2])}
     assert kinds >= {"trainable", "judged", "rewarded", "hinted", "decided", "target", "voted", "vote", "agreement",
-                     "hint", "length", "asks", "tokens", "scored", "weighed", "source", "session", "skip"}  # fmt: skip
+                     "hint", "length", "asks", "says", "tokens", "scored", "weighed", "source", "session",
+                     "skip"}  # fmt: skip
+
+
+def test_a_link_to_one_of_many_sources_leads_to_it(report: Path, opened: Opening) -> None:
+    """The field has options for the commonest alone."""
+    watched = opened(report)
+    watched.page.evaluate("""() => {
+        list.turns = Array.from({length: 400}, (_, n) => ({...list.turns[0], n, id: `t:${n}`, source: `log-${n}`}));
+        byId("filters").replaceChildren();
+        makeFilters(false);
+    }""")
+    for n in (7, 390):
+        watched.page.evaluate(f"filterBy('#turns?source=log-{n}')")
+        assert shown(watched) == [f"t:{n}"]
+        assert watched.page.evaluate("String(held())") == f"source=log-{n}"
 
 
 def test_a_bar_leads_to_its_turns(report: Path, opened: Opening) -> None:

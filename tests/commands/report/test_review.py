@@ -147,6 +147,60 @@ def votes_agree(run: Path, turn_ids: Iterable[str]) -> list[float]:
     return [max((scores[name].count(one) for one in (-1, 0, 1)), default=0) / len(scores[name]) for name in turn_ids]
 
 
+def test_undo_leaves_what_was_decided_since(run: Path, server: ReviewServer, opened: Opening) -> None:
+    """By a colleague on the same turn, or here on all turns of its hint."""
+    watched = opened(server.address)
+    (turn_id,) = press(watched, "X")
+    settled(watched)
+    reviews.append(run, [reviews.Review(turn_id, hint_decided=True, hint="Theirs.")], reviewer="another")
+    watched.page.evaluate("lookAgain()")
+    press(watched, "u")
+    watched.says("#problem", "Nothing is undone")
+    settled(watched)
+    assert decided(run) == {turn_id: {"hint": "Theirs."}}
+    members = turns_of(watched, 0)
+    watched.page.evaluate(f"choose(list.shown.findIndex((turn) => turn.id === '{members[0]}'))")
+    press(watched, "x")
+    settled(watched)
+    watched.page.evaluate("decideGroup(0, {action: 'set', hint: 'All of them.'})")
+    settled(watched)
+    press(watched, "u")
+    watched.says("#problem", "Nothing to undo on this page.")
+    settled(watched)
+    assert {decided(run)[name]["hint"] for name in members} == {"All of them."}
+
+
+HELD_UP = "(() => !dispatchEvent(new Event('beforeunload', {cancelable: true})))()"
+
+
+def test_what_is_typed_stays_with_its_turn_and_holds_up_the_closing(
+    run: Path, server: ReviewServer, opened: Opening
+) -> None:
+    watched = opened(server.address)
+    (first,) = press(watched, "e")
+    assert not watched.page.evaluate(HELD_UP)
+    watched.page.fill("#panel textarea", "A long wording")
+    assert watched.page.evaluate(HELD_UP)
+    watched.page.evaluate("choose(list.at + 1)")
+    begin(watched)
+    assert watched.page.locator("#panel textarea").count() == 0
+    watched.page.evaluate("choose(list.at - 1)")
+    assert begin(watched) == first
+    assert watched.page.input_value("#panel textarea") == "A long wording"
+    assert watched.page.evaluate("document.activeElement.tagName") != "TEXTAREA"
+    watched.page.get_by_role("button", name="Save").click()
+    settled(watched)
+    assert decided(run) == {first: {"hint": "A long wording"}}
+    assert not watched.page.evaluate(HELD_UP)
+    watched.page.evaluate("choose(list.shown.findIndex((turn) => !list.decisions[turn.id]))")
+    begin(watched)
+    watched.page.fill("#note", "ask the team")
+    assert watched.page.evaluate(HELD_UP)
+    press(watched, "Escape", "a")
+    settled(watched)
+    assert not watched.page.evaluate(HELD_UP)
+
+
 def test_a_note_goes_with_the_decision_and_is_shown(run: Path, server: ReviewServer, opened: Opening) -> None:
     watched = opened(server.address)
     (turn_id,) = press(watched, "m")

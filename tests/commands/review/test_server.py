@@ -12,10 +12,12 @@ import threading
 
 import httpx
 import pytest
+from judged_runs import message, session, turn, verdict, write_run
 from runs import talk, write_extract
 
 from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import MAX_BODY, ReviewServer
+from opdkit.commands.review.spreadsheet import read_csv, write_csv
 from opdkit.commands.turns.view import turn_view
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
@@ -101,7 +103,7 @@ def test_the_page_is_the_report_with_this_server_s_token(client, server, judged)
     assert answer.text == page(judged, review={"token": server.token, "reviewer": "Ada"})
 
 
-def test_the_page_is_made_again_when_a_stage_has_written(client, server, judged, monkeypatch):
+def test_the_page_is_made_again_when_a_stage_has_written_or_somebody_decided(client, server, judged, monkeypatch):
     from opdkit.commands.report import page as module
 
     made = []
@@ -110,9 +112,9 @@ def test_the_page_is_made_again_when_a_stage_has_written(client, server, judged,
     client.post("/api/reviews", json=SET).raise_for_status()
     assert [client.get("/").text for _ in range(2)] == ["page 1", "page 1"]
     client.post("/api/reviews", json=SET | {"seen": 0}).raise_for_status()
-    assert client.get("/").text == "page 1", "decisions are fetched"
+    assert [client.get("/").text for _ in range(2)] == ["page 2", "page 2"], "its figures count decisions"
     (judged / "judge" / "verdicts").touch()
-    assert client.get("/").text == "page 2"
+    assert client.get("/").text == "page 3"
     server._page = ([], b"")
 
 
@@ -337,6 +339,25 @@ def test_a_group_of_hints_is_kept_reworded_struck_and_withdrawn_at_once(judged, 
     assert decided(action="strike") == {one: {"reward": 0}}
     assert client.post("/api/reviews", json=group | {"action": "set", "hint": None, "seen": 0}).status_code == 409
     assert len(reviews.reviews_in_force(judged)) == 1
+
+
+def test_a_voted_hint_may_be_longer_than_what_people_may_type(tmp_path):
+    """It holds the reply that a person edited or kept, of any length, in a page and in a sheet."""
+    text, name = "A better answer. " * 300, "a:1"
+    run = write_run(tmp_path / "run", [([session("a", message("user", "hi"), message("assistant", "ho"))],
+                                        [turn(name)], [verdict(name, text, -1)])])  # fmt: skip
+    api, group = Api(run, "Ada"), text[:600]
+    assert api.decide({"group": group, "action": "keep"})["reviews"][name]["hint"] == text
+    kept = {"turn_id": name, "action": "set", "reward": -1, "hint": text, "seen": 0}
+    assert api.decide(kept)["reviews"][name]["reward"] == -1
+    for typed in ({"group": group}, {"turn_id": name}):
+        with pytest.raises(OpdkitError, match="hint must be text of at most"):
+            api.decide(typed | {"action": "set", "hint": "Typed. " * 800, "seen": 1})
+    sheet = tmp_path / "sheet.csv"
+    write_csv(run, sheet)
+    assert read_csv(run, sheet).same == 1
+    sheet.write_text(sheet.read_text("utf-8-sig").replace("A better answer.,,,1", "A better answer.,Yes.,,1"))
+    assert read_csv(run, sheet).changed == 1
 
 
 def test_a_run_that_is_not_judged_has_nothing_to_review(tmp_path):

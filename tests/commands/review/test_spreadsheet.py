@@ -75,10 +75,16 @@ def test_no_cell_is_a_formula(run):
     assert written(run)[2]["request"] == f"'{EVIL}"
 
 
-@given(st.text(max_size=8) | st.sampled_from(["=1", "+1", "-1", "'", "''=", "@x", "\t", "-1+1"]))
+@given(st.text(max_size=8) | st.sampled_from(["=1", "+1", "-1", "'", "''=", "@x", "\t", "-1+1", "1:1"]))
 def test_what_is_escaped_comes_back(text):
     assert unescape(escape(text)) == text
     assert not escape(text).startswith(("=", "@", "\t", "\r", "\n"))
+
+
+@pytest.mark.parametrize("name", ["1:1", "1:1:1", "2026-01-05 10:3"])
+def test_no_turn_is_a_time(name):
+    assert escape(name) == f"'{name}"
+    assert [escape(text) for text in ("a:1", "-1", "1", "2026")] == ["a:1", "-1", "1", "2026"]
 
 
 def test_a_sheet_that_nobody_touched_changes_nothing(run, tmp_path):
@@ -167,6 +173,8 @@ def test_decisions_move_to_a_run_without_the_sessions_of_one_user(run, tmp_path,
     capsys.readouterr()
     done = read(without, rows, tmp_path)
     assert (done.changed, done.struck, done.same, done.untouched) == (1, 0, 0, 1)
+    assert done.text().startswith("4 rows: ")
+    assert done.text().endswith(", 2 left out")
     assert decided(without) == {"b:1": {"reward": 0}}
     warned = " ".join(capsys.readouterr().err.split())
     assert all(fact in warned for fact in ("2 decisions", "line 2: a:1")), warned

@@ -49,7 +49,7 @@ function showHints(hints) {
       hints.count
         ? histogram(
             "Length of the hints",
-            "turns, by length of their hint",
+            "turns, by length of their hint; the last bar holds all longer ones",
             "characters",
             hints.width,
             hints.lengths,
@@ -101,7 +101,7 @@ function drawGroups(hints) {
         "from",
       ],
       hints.groups.map((group, number) => [
-        texts([el("strong", {}, groupName(number)), el("div", {class: "small"}, wordings(group))]),
+        texts([el("strong", {}, groupName(number)), el("div", {class: "small"}, wordings(group, number))]),
         {number: linked(group.turns, {asks: number})},
         ...(reviewing() ? [texts(groupDecision(group, number))] : []),
         ...(scored
@@ -141,12 +141,12 @@ const resultOf = (row) =>
         row.low === null ? "" : ` (${signed(row.low)} to ${signed(row.high)})`,
       ];
 
-const wordings = (group) => [
+const wordings = (group, number) => [
   (data.summary.redacted ? [] : group.wordings.slice(0, 8)).map(([text, n], place) => [
     place ? " · " : "",
     quoted(text),
     " ",
-    linkTo(turnsThatSay(text), count(n)),
+    linked(n, {asks: number, says: place + 1}),
   ]),
   group.texts > 8 && !data.summary.redacted ? ` and ${count(group.texts - 8)} more` : "",
 ];

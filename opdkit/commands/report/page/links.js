@@ -19,15 +19,16 @@ const LINKED = {
   agreement: ["share of the valid votes", (turn) => turn.agreement],
   length: [
     "characters of the hint, from",
-    (turn) => (turn.hintLength === null ? null : barOf(turn.hintLength, data.summary.hints.width)),
+    (turn) => (turn.hintLength === null ? null : barOf(turn.hintLength, data.summary.hints)),
   ],
+  says: ["wording, of those of its group", (turn) => turn.says],
   tokens: ["tokens of the reply, from", (turn) => (turn.tokens ? 2 ** Math.floor(Math.log2(turn.tokens)) : null)],
   checked: ["tested hint", (turn) => turn.checked],
   session: ["session", (turn) => turn.session],
   rest: ["other sources", (turn) => yes(!data.summary.shares.sources.some((one) => one.source === turn.source))],
 };
 
-const barOf = (number, width) => Math.floor(number / width) * width;
+const barOf = (number, {width, lengths}) => Math.min(Math.floor(number / width) * width, lengths.at(-1)?.[0]);
 function isJudged(turn) {
   return yes(turn.hintStatus !== null);
 }

@@ -35,6 +35,7 @@ function readTurns(rows) {
       agreement: rows.agreement[n],
       certainty: rows.certainty[n],
       asks: rows.asks[n],
+      says: rows.says[n],
       drawn: rows.drawn?.[n] ?? null,
       typical: rows.typical[n],
       strength: rows.strength[n],
@@ -223,7 +224,7 @@ function filterBy(hash) {
   for (const [name, value] of wanted) {
     const select = byId(`filter-${name}`),
       place = select ? select.choices.findIndex((one) => String(one) === value) : -1;
-    if (place >= 0) select.value = String(place);
+    if (select?.querySelector(`[value="${place}"]`)) select.value = String(place);
     else if (valueOf(name)) list.linked.set(name, value);
   }
   refilter();

@@ -2,6 +2,7 @@
 // The reviewer's panel beside a turn: what is decided of it, by keys and buttons, and a note.
 
 const notes = new Map(); // turn id -> what is typed, of turns that are not decided
+const drafts = new Map(); // turn id -> the hint that is typed and not saved
 
 function placePanel(turn, view) {
   const panel = el("section", {id: "panel", "aria-label": "Your decision"});
@@ -22,7 +23,7 @@ function drawPanel(turn, view) {
       el("kbd", {}, key),
     );
   const kept = (id, made) => byId(id) ?? made(), // what is being typed stays
-    edit = kept("edit", () => el("div", {id: "edit"})),
+    edit = kept("edit", () => hintEditor(turn)),
     note = kept("note", () => noteField(turn)),
     typing = [edit, note].some((one) => one.contains(document.activeElement)) ? document.activeElement : null;
   if (note !== typing) note.value = notes.get(turn.id) ?? review?.note ?? "";
@@ -107,17 +108,25 @@ function textEditor(place, label, text, save, leave) {
   area.focus();
 }
 
-function editHint(typed) {
-  const place = byId("edit"),
-    review = list.decisions[whole.turn?.id];
+// The place of the editor. A draft is there again, without the focus: the place is not on the page yet.
+function hintEditor(turn) {
+  const place = el("div", {id: "edit", oninput: (event) => drafts.set(turn.id, event.target.value)});
+  if (drafts.has(turn.id)) editHint(place);
+  return place;
+}
+
+function editHint(place = byId("edit")) {
+  const {id} = whole.turn ?? {},
+    review = list.decisions[id];
   if (!place) return;
-  const text = typed ?? (review && "hint" in review ? review.hint : whole.view.verdict?.voted.hint) ?? "";
+  const text = drafts.get(id) ?? (review && "hint" in review ? review.hint : whole.view.verdict?.voted.hint) ?? "";
   textEditor(
     place,
     "The hint: what the reply should have done",
     text,
     (written) => decide({hint: written || null}),
     () => {
+      drafts.delete(id);
       place.replaceChildren();
       byId("panel").querySelector("button").focus();
     },
@@ -140,6 +149,7 @@ function save(turn, change) {
   const note = (notes.get(turn.id) ?? before.note ?? "").trim();
   if (note) decision.note = note;
   notes.delete(turn.id);
+  if ("hint" in change) drafts.delete(turn.id);
   put(turn.id, {...decision, ...change}, true);
 }
 
@@ -166,8 +176,10 @@ function withdraw() {
 function undo() {
   const last = before.pop();
   if (!last) return problem("Nothing to undo on this page.");
-  const [id, decision] = last,
+  const [id, decision, made] = last,
     place = list.shown.findIndex((turn) => turn.id === id);
+  if (contentOf(list.decisions[id]) !== contentOf(made))
+    return problem("Nothing is undone: that turn was decided on again since.");
   const names = ["reward", "hint", "note", "chosen"].filter((name) => decision && name in decision);
   put(id, decision && Object.fromEntries(names.map((name) => [name, decision[name]])), false);
   if (place >= 0 && whole.turn.id !== id) choose(place);

@@ -75,12 +75,6 @@ const wish = (group, number) =>
     group.texts > 1 ? [" in ", linkTo("hints", `${count(group.texts)} wordings`)] : "",
   );
 
-// The address of the turns that hold a text: the search reads the first characters, and a phrase has no quotation marks.
-function turnsThatSay(text) {
-  const [phrase] = text.slice(0, 200).split('"').sort((a, b) => b.length - a.length);
-  return "turns?" + new URLSearchParams({search: `"${phrase}"`});
-}
-
 const DRIFT = "drift from the model before training, on its replies (KL, nats per token)";
 
 const linkTo = (id, words) => el("a", {href: "#" + id}, words);

@@ -5,7 +5,7 @@
 
 const unsent = new Map(); // turn id, or "group N" -> {body, seen}: what the server does not have yet
 const conflicts = new Map(); // of the same: {body, newer}: what it did not take, and the decisions that it has
-const before = []; // [turn id, the decision before], for undo
+const before = []; // [turn id, the decision before, the one that this page made], for undo
 const RETRY = 3000; // milliseconds
 const LONGEST = 20_000; // characters of a decision; three bytes each still reach the server whole
 let sending = false;
@@ -63,12 +63,19 @@ const fetchView = async (id) => {
 
 // `decision` of a turn holds what is decided; null withdraws it.
 function put(id, decision, undoable) {
-  if (undoable) before.push([id, list.decisions[id] ?? null]);
+  const last = list.decisions[id] ?? null;
   const action = decision === null ? "strike" : "set";
   unsent.set(id, {body: {turn_id: id, action, ...decision}, seen: unsent.get(id)?.seen ?? seen});
   conflicts.delete(id);
   showLocally(id, decision);
+  if (undoable) before.push([id, last, list.decisions[id]]);
   send();
+}
+
+// What a decision says and who says it; the same of this page's decision and of the server's copy of it.
+function contentOf(decision) {
+  const {reviewer, reward, hint, note} = decision ?? {};
+  return JSON.stringify({reviewer, reward, hint, note: note || undefined});
 }
 
 // As the server will have it.
@@ -82,6 +89,7 @@ function showLocally(id, decision) {
 function decideGroup(number, decision) {
   const turns = list.groups[number].map((turn) => turn.id);
   unsent.set(`group ${number}`, {body: {group: wordingOf(number), ...decision}, seen, turns});
+  before.length = 0; // what was decided before is no longer the last of its turns
   drawGroups(data.summary.hints);
   send();
 }
@@ -172,7 +180,8 @@ async function refused(key, entry, words) {
     /* the next answer will tell */
   }
   redecided(id === undefined ? [] : [id]);
-  if (whole.turn?.id === id && typeof hint === "string") editHint(hint); // what was typed stays
+  if (id !== undefined && typeof hint === "string") drafts.set(id, hint); // what was typed stays
+  if (drafts.has(id) && whole.turn?.id === id) editHint();
   problem(`Not saved: ${words}`);
   byId("unsent").replaceChildren("A decision on ", quoted(id ?? entry.body.group), " was not saved: ", quoted(words));
   byId("unsent").hidden = false;
@@ -235,7 +244,8 @@ function showConflicts() {
 }
 
 addEventListener("beforeunload", (event) => {
-  if (unsent.size || conflicts.size) event.preventDefault();
+  const isTyped = [...notes.values(), ...drafts.values()].some((text) => text.trim());
+  if (unsent.size || conflicts.size || isTyped || byId("groups")?.querySelector("textarea")) event.preventDefault();
 });
 
 const readDecisions = async () => receive(await ask("GET", "/api/reviews"));
