@@ -11,19 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 
 from opdkit.config.fields import JSON
 from opdkit.evaluate.checks import read_patterns
-from opdkit.judge.words import FILLER, specific_words
+from opdkit.judge.words import FILLER, says_nothing, specific_words
 
 # Requests whose replies an expression must tell apart: two small sets differ in something by chance, and in a word more
 # easily than in a form. Replies to one request would only show what that request is about.
 FEW, MANY = 5, 10
-_ERRORS = 0.1  # share of the replies on either side that may contradict an expression: judges err
+ERRORS = 0.1  # share of the replies on either side that may contradict an expression: judges err
 _MARGIN = 1.5  # of lengths: the shortest of the longer replies over the longest of the shorter ones
 
 # A numbered list, bullets, headings, a table, code, bold, JSON, a link, a question at the end, emoji, ...
 _SHAPES = (r"(?m)^\s*\d+[.)] ", r"(?m)^\s*[-*•] ", r"(?m)^#+ ", r"(?m)^\|", r"```", r"\*\*", r"^\s*[\[{]", r"https?://",
            r"\?\s*$", r"[\u2600-\u27bf\U0001f300-\U0001faff]", r"\n", r"\d", r"!")  # fmt: skip
 _NUMBER = re.compile(r"(?<![\w.,:/-])([$€£]?)([0-9]+(?:[.,:/-][0-9]+)*)(?: ?(%|[^\W\d_]+))?")
+_AMOUNT = re.compile(r"([0-9]+)((?:,[0-9]{3})+|(?:\.[0-9]{3})+)?([.,][0-9]+)?")  # and no date, time or version
 _WORD = re.compile(r"[^\W\d_]\w*")
+# A clause of words alone; words around an apology, beside those that any reply could hold.
+_OPENING = re.compile(r"\s*((?:[^\W\d_]|[ '’])+)(?:[.,;:!?—]+(?!\S)|[。，、；：！？\n]+)\s*")
+_REPAIR = "about confusion oversight inconvenience thank thanks pointing out catch got fix fixed corrected version"
 _ABOUT_LENGTH = re.compile(r"\b(short|brief|concis|terse|long|length|verbos|wordy|word|sentence|detail|elaborat)")
 
 
@@ -32,15 +36,24 @@ def find_check(
 ) -> JSON | None:
     """Return a check, as a file of prompts has it, that tells praised replies from corrected ones; None without one.
 
-    The replies are those to different requests; `hints` say what was missed in the corrected ones. `is_own`: the model
-    that the check is for wrote the replies. Another model may be wrong in other forms, and right in other words.
+    The replies are those to different requests; `hints` say what was missed in the corrected ones. A check must not
+    depend on how praised replies take up the correction. `is_own`: the model that the check is for wrote the replies.
+    Another model may be wrong in other forms, and right in other words.
     """
-    for check in _candidates(praised, corrected, hints, is_own) if min(len(praised), len(corrected)) >= FEW else ():
+    bodies = [*map(_drop_opening, praised)]
+    for check in _candidates(bodies, corrected, hints, is_own) if min(len(praised), len(corrected)) >= FEW else ():
         patterns = read_patterns(check)
-        right, wrong = (sum(map(patterns.passes, texts)) for texts in (praised, corrected))
-        if right >= (1 - _ERRORS) * len(praised) and wrong <= _ERRORS * len(corrected):
+        whole, right, wrong = (sum(map(patterns.passes, texts)) for texts in (praised, bodies, corrected))
+        if min(whole, right) >= (1 - ERRORS) * len(praised) and wrong <= ERRORS * len(corrected):
             return check
     return None
+
+
+def _drop_opening(reply: str) -> str:
+    """Return a reply to a correction without what it says first and says nothing, such as an apology."""
+    while (opening := _OPENING.match(reply)) and opening.end() < len(reply) and says_nothing(opening[1], _REPAIR):
+        reply = reply[opening.end() :]
+    return reply
 
 
 def _candidates(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str], is_own: bool) -> Iterator[JSON]:
@@ -54,16 +67,16 @@ def _candidates(praised: Sequence[str], corrected: Sequence[str], hints: Sequenc
             forms = (*_SHAPES, *_common_patterns(_number_patterns, texts, others))
             yield from ({name: [pattern]} for pattern in forms)
         found = _common_patterns(_word_patterns, texts, others)
-        yield from ({name: [pattern]} for pattern in found if pattern[2:-2].casefold() in named)
+        yield from ({name: [p], "ignore_case": True} for p in found if p[2:-2].casefold() in named)
     for name, texts, others in sides if is_own and min(len(praised), len(corrected)) >= MANY else ():
-        yield from ({name: [pattern]} for pattern in _common_patterns(_word_patterns, texts, others))
+        yield from ({name: [p], "ignore_case": True} for p in _common_patterns(_word_patterns, texts, others))
 
 
 def _length_checks(praised: Sequence[str], corrected: Sequence[str]) -> Iterator[JSON]:
     """Yield a limit of words that lies between the lengths of the two sides, if they are far apart."""
     lengths = [sorted(len(text.split()) for text in texts) for texts in (praised, corrected)]
     for name, (short, long) in (("absent", lengths), ("match", lengths[::-1])):
-        longest, shortest = short[-1 - int(_ERRORS * len(short))], long[int(_ERRORS * len(long))]
+        longest, shortest = short[-1 - int(ERRORS * len(short))], long[int(ERRORS * len(long))]
         if shortest >= _MARGIN * longest:
             yield {name: [rf"^\s*(?:\S+\s+){{{math.isqrt(longest * shortest)}}}\S"]}  # has more words than that
 
@@ -73,7 +86,10 @@ def _number_patterns(text: str) -> Iterator[str]:
     for match in _NUMBER.finditer(text):
         currency, number, unit = match.groups()
         if not number.isdecimal():
-            yield r"\b" + re.sub("[0-9]", r"\\d", number.replace(".", r"\.")) + r"\b"
+            begin, thousands, rest = amount.groups("") if (amount := _AMOUNT.fullmatch(number)) else ("", "", number)
+            digits = re.sub("[0-9]", r"\\d", rest.replace(".", r"\."))
+            groups = rf"(?:{re.escape(thousands[0])}\d{{3}})+" if thousands else ""
+            yield r"\b" + (r"\d+" if begin else "") + groups + digits + r"\b"
         if currency:
             yield rf"{re.escape(currency)}\d"
         if unit:
@@ -82,7 +98,7 @@ def _number_patterns(text: str) -> Iterator[str]:
 
 def _word_patterns(text: str) -> Iterator[str]:
     """Yield a pattern for each word of a text."""
-    return (rf"\b{word}\b" for word in _WORD.findall(text))
+    return (rf"\b{word}\b" for word in _WORD.findall(text.lower()))
 
 
 def _common_patterns(
@@ -90,5 +106,5 @@ def _common_patterns(
 ) -> list[str]:
     """Return the patterns of nearly all texts, those first that the fewest of the others have, then the shortest."""
     own, other = (Counter(p for text in side for p in set(patterns_of(text))) for side in (texts, others))
-    common = [pattern for pattern, number in own.items() if number >= (1 - _ERRORS) * len(texts)]
+    common = [pattern for pattern, number in own.items() if number >= (1 - ERRORS) * len(texts)]
     return sorted(common, key=lambda pattern: (other[pattern] - own[pattern], len(pattern), pattern))

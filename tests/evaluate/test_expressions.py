@@ -11,6 +11,7 @@ from opdkit.evaluate.expressions import FEW, MANY, find_check
 
 NAMES = "Ada Bob Cleo Dan Eve Finn Gus Hal Ida Jo Kim Leo".split()
 NUMBERS = [5, 15, 20, 30, 45, 12, 18, 21, 7, 9, 11, 33]
+ANY_CASE = {"ignore_case": True}
 PROSE = "Well, {} said that it is so, and then went on for a good long while about what it all may have meant to them"
 
 
@@ -23,12 +24,12 @@ def texts(form: str, count: int = FEW) -> list[str]:
     ("1. Ask {}.\n2. Wait {} days.", "Ask {} and wait {} days.", "Number the steps.", {"match": [r"(?m)^\s*\d+[.)] "]}),
     ("{} owes it.", "{} owes {}.", "Name no amount.", {"absent": [r"\d"]}),
     ("It was {}?", "It was {}.", "Ask.", {"match": [r"\?\s*$"]}),
-    ('{{"user_id": "{}"}}', '{{"user": "{}"}}', "Pass user_id.", {"match": [r"\buser_id\b"]}),
-    ("{} came.", "Sorry, {} came.", "Do not say sorry.", {"absent": [r"\bSorry\b"]}),
+    ('{{"user_id": "{}"}}', '{{"user": "{}"}}', "Pass user_id.", {"match": [r"\buser_id\b"], **ANY_CASE}),
+    ("{} came.", "Sorry, {} came.", "Do not say sorry.", {"absent": [r"\bsorry\b"], **ANY_CASE}),
     ("{} costs {}%.", "{} costs {} in all.", "As a share.", {"match": [r"\d ?%"]}),
     ("{} costs ${}.", "{} costs {}.", "In dollars.", {"match": [r"\$\d"]}),
     ("{} came.", PROSE, "Be brief.", {"absent": [r"^\s*(?:\S+\s+){7}\S"]}),
-    (PROSE, "{} came.", "Say it in more detail.", {"match": [r"^\s*(?:\S+\s+){7}\S"]}),
+    (PROSE, "{} came.", "Say it in more detail.", {"match": [r"^\s*(?:\S+\s+){6}\S"]}),
 ])  # fmt: skip
 def test_the_form_that_users_asked_for_is_found(praised, corrected, hint, expected) -> None:
     right, wrong = texts(praised), texts(corrected)
@@ -46,6 +47,28 @@ def test_a_time_on_the_24_hour_clock() -> None:
     assert find_check(ampm, clock, ["Use am and pm."]) == {"match": [r"\d ?pm\b"]}
 
 
+@pytest.mark.parametrize(("praised", "corrected", "hint", "right", "wrong"), [
+    ("Moin {}.", "Hi {}.", "Greet with moin.", "So, moin, Zoe!", "Hello Zoe."),
+    ("{} came.", "Sorry, {} came.", "Do not say sorry.", "Zoe came.", "I am so sorry, Zoe came."),
+    ("{} owes 1,{:03d} $.", "{} owes 1{:03d} $.", "Separate thousands.", "She owes 12,500,000 $.", "She owes 12500 $."),
+    ("It is 1.{1:02d} m, {0}.", "It is {1} m, {0}.", "Two decimals.", "It is 12.55 m.", "It is 12.5 m."),
+    ("{} owes 1,{:03d}.50 $.", "{} owes 1{:03d}.50 $.", "Separate thousands.", "10,500.05 $.", "1500.05 $."),
+    ("{} came at 10:{:02d}.", "{} came {} past ten.", "Use the 24-hour clock.", "At 21:30.", "At 9:30."),
+    ("{0} came on {1:02d}.05.1990.", "{0} came in 1990.", "Name the day.", "On 31.12.2021.", "On 3.5.21."),
+])  # fmt: skip
+def test_what_was_not_seen_passes_in_another_case_and_size(praised, corrected, hint, right, wrong) -> None:
+    check = find_check(texts(praised), texts(corrected), [hint] * FEW)
+    assert [read_patterns(check).passes(text) for text in (right, wrong)] == [True, False]
+
+
+@pytest.mark.parametrize("opening", ["You're right! ", "Of course! ", "Sorry about that. ", "Apologies, ", "好的！",
+                                     "Got it!\n\n", "Sorry for the confusion. Here it is:\n"])  # fmt: skip
+def test_how_a_reply_takes_up_the_correction_is_no_check(opening) -> None:
+    right, wrong = texts(opening + "Dear {}, come at nine.", MANY), texts("Come at nine, {}.", MANY)
+    assert find_check(right[:FEW], wrong[:FEW], ["Be polite."] * FEW) is None
+    assert find_check(right, wrong, ["Be polite."] * MANY) == {"match": [r"\bdear\b"]} | ANY_CASE
+
+
 def test_too_few_replies_show_nothing() -> None:
     right, wrong = texts("In {} it is {} C."), texts("In {} it is {} F.")
     assert find_check(right[:-1], wrong, ["Use Celsius."]) is None
@@ -57,7 +80,7 @@ def test_a_word_that_no_hint_names_needs_more_replies() -> None:
     for count in (FEW, MANY - 1):
         assert find_check(texts("{} bows.", count), texts("{} waves.", count), ["Be polite."] * count) is None
     found = find_check(texts("{} bows.", MANY), texts("{} waves.", MANY), ["Be polite."] * MANY)
-    assert found == {"match": [r"\bbows\b"]}
+    assert found == {"match": [r"\bbows\b"]} | ANY_CASE
 
 
 def test_a_word_that_any_hint_could_hold_is_not_named() -> None:
@@ -68,7 +91,7 @@ def test_a_word_that_any_hint_could_hold_is_not_named() -> None:
 
 @pytest.mark.parametrize(("praised", "corrected", "hint", "expected"), [
     ("In {} it is {} C.", "In {} it is {} F.", "Use Celsius.", {"match": [r"\d ?C\b"]}),
-    ("{} came.", "Sorry, {} came.", "Do not say sorry.", {"absent": [r"\bSorry\b"]}),
+    ("{} came.", "Sorry, {} came.", "Do not say sorry.", {"absent": [r"\bsorry\b"], **ANY_CASE}),
     ("{} came.", "Oh no! {} came.", "Be calm.", None),  # another model may be upset in other words
     ("{} bows.", "{} waves.", "Be polite.", None),
 ])  # fmt: skip

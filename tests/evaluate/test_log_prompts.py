@@ -1,6 +1,8 @@
 """`opdkit eval --from-log`: prompts from complaints and praise of sessions that did not train, on the sample data."""
 
+import itertools
 import json
+import random
 import re
 import shutil
 import sys
@@ -23,6 +25,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.train import TrainConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate import log_prompts
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, read_patterns, read_prompts
 from opdkit.evaluate.conclusion import read_conclusion
@@ -32,17 +35,22 @@ from opdkit.evaluate.log_prompts import (
     NEUTRAL,
     OTHERS,
     PRAISED,
+    RequestIndex,
     count_opinions,
     describe_prompts,
+    is_alike,
     make_prompts,
     read_reactions,
+    request_of,
 )
 from opdkit.extract import stage as extract
 from opdkit.model.behavior_policy import student_names
 from opdkit.model.load import load_tokenizer
+from opdkit.store.joined_turns import joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
+from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import METRICS, VALIDATIONS, VERDICTS
 from opdkit.train.targets import is_held_out
 
@@ -52,6 +60,7 @@ from world import TOPICS, Topic, order_answer
 
 sys.path.remove(str(DATA))
 
+NAMES = "Ada Bob Cleo Dan Eve Finn Gus Hal Ida Jo Kim Leo".split()
 STYLES = {style.name: (topic, style) for topic in TOPICS for style in topic.styles}
 SHARE = 0.3
 CRITERIA = DEFAULTS["criterion"]
@@ -299,6 +308,92 @@ def test_what_follows_a_correction_does_so_in_every_branch(tmp_path, chat) -> No
     sessions = [session(name, *begin, *end) for name, end in zip(names, ends, strict=True)]
     run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
     assert [one.is_after for one in read_reactions(run, 0.999999)] == [False, True, True]
+    made, _ = mined(run, Chat(load_tokenizer(str(MODEL)), {}), 0.999999)
+    assert {row["session"] for row in made} == {"log:s"}, "of both branches"
+
+
+@pytest.mark.parametrize(("wrong", "right", "hint", "other", "opposite"), [
+    ("At {}:15 pm.", "At 1{}:15.", "Use the 24-hour clock.", "At 1:15 pm.", "Use the 12-hour clock."),
+    ("May {}.", "1990-05-1{}.", "Write dates as YYYY-MM-DD.", "03.05.2021.", "Write dates as DD.MM.YYYY."),
+    ("{} F", "{} C", "用摄氏度回答", "70 F", "用华氏度回答"),
+    ("It is {}.", "It is {}.05.", "Use 2 decimal places.", "1.1234.", "Use 4 decimal places."),
+    ("Print {}.", "```\n{}", "Use C++ code.", "Console.", "Use C# code."),
+])  # fmt: skip
+def test_opposite_wishes_share_no_check(wrong, right, hint, other, opposite, tmp_path, chat) -> None:
+    """Ten users ask for one thing, two for another in like words; one of these praised a reply, the other none."""
+    talks = [(f"s{n}", [(f"What about {name}?", wrong.format(n), hint, -1), ("No.", right.format(n), None, 1)])
+             for n, name in enumerate(NAMES[:10])]  # fmt: skip
+    talks += [("yes", [("What about Zoe?", "Soon", opposite, -1), ("No.", other, None, 1)]),
+              ("no", [("What about Max?", "Soon", opposite, -1), ("No.", "ok", None, 0)])]  # fmt: skip
+    made, _ = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
+    checks = {row["id"]: row["check"] for row in made}
+    assert all("match" in checks[f"s{n}:1"] for n in range(10))
+    assert {row["domain"] for row in made if row.get("corrected")} == {hint}, "for a reader, they are one topic"
+    for name in ("yes:1", "no:1"):
+        assert checks[name] == {"judge": CRITERIA["follows_hint"], "hint": opposite}
+
+
+def test_a_pattern_that_replies_praised_at_once_fail_is_no_check(tmp_path, chat) -> None:
+    """All praised corrections cheer; users praised invitations that do not, too."""
+    talks = [(f"s{n}", [(f"Invite {name} to tea.", f"Come, {name}.", "Be polite.", -1),
+                        ("Politely.", f"Dear {name}, do come, hurray!", None, 1)])
+             for n, name in enumerate(NAMES[:8])]  # fmt: skip
+    made, _ = mined(hand_run(tmp_path / "cheer", *talks), chat, 1.0, 400)
+    assert [row["check"] for row in made if row["hint"]] == [{"match": ["!"]}] * 16
+    talks += [(name, [(f"Invite {name} to tea.", f"Dear {name}, do come.", None, 1)]) for name in ("Max", "Zoe")]
+    made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
+    assert all("judge" in row["check"] for row in made)
+    assert not left_out
+
+
+def test_prompts_with_the_same_last_message_are_merged_only_where_all_messages_are_the_same(tmp_path, chat) -> None:
+    talks = [(f"s{n}", [(f"Tell me about {name}.", f"{name} is 7.", None, None), ("Go on.", f"{name} is 8.", None, 1)])
+             for n, name in enumerate(NAMES[:6])]  # fmt: skip
+    talks += [("same", [("Tell me about Ada!", "Ada is 7.", None, None), ("Go on!", "Ada is 9.", None, 1)]),
+              ("bad", [("Book the train.", "Shall I?", None, None), ("Go on.", "At 3.", "Say when.", -1)])]  # fmt: skip
+    made, _ = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
+    assert fields(made, "id", "turns", "domain", "session") == [
+        *((f"s{n}:3", 1 + (n == 0), PRAISED, f"s{n}") for n in range(6)), ("bad:3", 1, OTHERS, "bad")]  # fmt: skip
+
+
+def test_prompts_that_end_with_the_same_result_of_another_call_are_not_merged(tmp_path, chat) -> None:
+    sessions = []
+    for name in NAMES[:4]:
+        call = {"id": "c", "name": "mend", "arguments": json.dumps({"what": name})}
+        said = [message("user", f"Mend it for {name}."), message("assistant", "", tool_calls=[call]),
+                message("tool", "OK", tool_call_id="c"), message("assistant", f"{name} can use it.")]  # fmt: skip
+        sessions.append(session(name, *said, message("user", "Thanks!")))
+    turns = [turn(f"{name}:3") for name in NAMES[:4]]
+    run = write_run(tmp_path / "run", one_part(sessions, turns, [verdict(f"{name}:3", None, 1) for name in NAMES[:4]]))
+    made, _ = mined(run, chat, 1.0, 400)
+    assert fields(made, "turns") == [(1,)] * 4
+    requests = [request_of(turn) for turn in joined_turns(run, 0)]
+    assert requests[0] == ["ok", *(f"before: {word}" for word in "mend it for ada".split())]
+
+
+def test_like_requests_are_found_without_comparing_all_of_them(monkeypatch) -> None:
+    draw, compared = random.Random(0), []
+    requests = [frozenset(draw.choices("abcdefghijkl", k=draw.randint(0, 6))) for _ in range(300)]
+    index = RequestIndex((request, f"r{n % 7}") for n, request in enumerate(requests))
+    for request in requests:
+        alike = [f"r{n % 7}" for n, other in enumerate(requests) if is_alike(request, other)]
+        assert index.labels_alike(request) == Counter(alike)
+    others = [frozenset({"the", "of", *("".join(draw.choices("abcdefgh", k=6)) for _ in range(9))}) for _ in range(300)]
+    monkeypatch.setattr(log_prompts, "is_alike", lambda *pair: compared.append(pair))
+    for request in others:
+        RequestIndex(zip(others, itertools.repeat("r"))).labels_alike(request)
+    assert len(compared) < 2 * len(others)
+
+
+def test_few_turns_of_sessions_that_trained_are_held(tmp_path, monkeypatch) -> None:
+    """Their hints are all different."""
+    run = hand_run(tmp_path / "run", *((f"s{n}", [("Why?", "So.", f"Say {n}.", -1)]) for n in range(40)))
+    names = [f"s{n}:1" for n in range(40) if not is_held_out(f"s{n}", SHARE)]
+    assert len(names) > 10
+    monkeypatch.setattr(log_prompts, "_ALL_EXAMPLES", 5)
+    found = [one.turn.turn_id for one in read_reactions(run, SHARE)]
+    assert len(found) == 40 - len(names) + 5
+    assert found[-5:] == sorted(names, key=stable_hash)[:5]
 
 
 def test_a_word_of_another_writer_is_no_check(tmp_path, chat) -> None:
@@ -327,6 +422,19 @@ def test_what_nobody_complained_about_must_not_change(tmp_path, chat) -> None:
     assert not any(row["corrected"] or row["check"]["praised"] != row["logged"] for row in kept)
     assert [n for _, n in sorted(left_out.items(), key=lambda item: "others" in item[0])] == [2, 1]
     assert mined(tmp_path / "run", chat, 1.0, 400) == (made, left_out)
+
+
+@pytest.mark.parametrize(("asked", "reply", "hint", "done"), [
+    ("秘鲁的首都是哪里？", "秘鲁的首都是利马。", "用千克。", "可以的。"),
+    ("ペルーの首都はどこ？", "ペルーの首都はリマです。", "キロで。", "了解です。"),
+])  # fmt: skip
+def test_most_users_decide_in_scripts_without_spaces(asked, reply, hint, done, tmp_path, chat) -> None:
+    """The last two requests have nothing in common with the reply to both."""
+    talks = [(f"s{n}", [(asked, reply, *said)]) for n, said in enumerate([(hint, -1), (None, 1), (None, 1)])]
+    talks += [("done1", [("发送我的信。", done, None, 1)]), ("done2", [("唱你的歌。", done, hint, -1)])]
+    made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
+    assert fields(made, "id", "turns") == [("s1:1", 2), ("done1:1", 1), ("done2:1", 1)]
+    assert left_out == {"the same reply was judged otherwise": 1}
 
 
 def test_where_a_log_holds_a_reply_more_than_once_most_users_decide(tmp_path, chat) -> None:
@@ -358,7 +466,7 @@ def judge_with(answer: Callable[[str], bool]) -> Callable[[dict[str, Any], int],
 
 
 def evaluate_with(run: Path, url: str, **options: Any) -> EvalConfig:
-    config = EvalConfig(run=run, device="cpu", max_new_tokens=48, samples=0, max_prompts=20, judge_model="m",
+    config = EvalConfig(run=run, device="cpu", max_new_tokens=48, samples=0, max_prompts=40, judge_model="m",
                         judge_url=url, shard="0/1", **options)  # fmt: skip
     evaluate.run(config)
     return config
@@ -373,7 +481,7 @@ def test_the_untrained_model_fails_and_the_file_gives_the_same_scores(run, tmp_p
         found = {row["domain"]: row for row in scores if row["metric"] == "passed_greedy"}
         assert found["corrected"]["before"] <= 0.25
         assert found["uncorrected"]["before"] >= 0.8
-        assert sum(found[domain]["count"] for domain in ("corrected", "uncorrected", AFTER)) == 20
+        assert sum(found[domain]["count"] for domain in ("corrected", "uncorrected", AFTER)) == 40
         assert read_conclusion(run).word == "the same"  # it is the same model
         asked = len(server.requests)
         assert asked > 0
