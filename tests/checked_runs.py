@@ -93,14 +93,14 @@ def _validation(step: int, hint_kl: float, kept_kl: float) -> Row:
 
 
 def _reply(prompt: str, model: str, sample: int) -> Row:
-    return {"prompt_id": prompt, "probe": None, "domain": "all", "model": model, "sample": sample, "reply": "Yes.",
-            "finish_reason": "stop", "passed": True, "hollow": None, "called": None, "hint_echo": None,
+    return {"prompt_id": prompt, "probe": None, "domain": "all", "session": None, "model": model, "sample": sample,
+            "reply": "Yes.", "finish_reason": "stop", "passed": True, "hollow": None, "called": None, "hint_echo": None,
             "kl": None if sample == 0 or model == "after" else 0.5}  # fmt: skip
 
 
 def _score(metric: str, before: float, after: float) -> Row:
     return {"metric": metric, "domain": "all", "before": before, "after": after, "difference": after - before,
-            "low": -1.0, "high": 1.0, "count": 2}  # fmt: skip
+            "low": -1.0, "high": 1.0, "chance": 0.5, "count": 2}  # fmt: skip
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------

@@ -200,8 +200,9 @@ def _hostile_results(run: Path, turn_ids: Sequence[str], bad: Callable[[], str])
         for prompt in (bad(), bad()):
             out.rows("replies", [{"prompt_id": prompt, "domain": bad(), "model": model, "sample": 0, "reply": bad(),
                                   "finish_reason": bad(), "passed": model == "after", "hint_echo": bad(),
-                                  "hollow": bad(), "called": None, "probe": None,
+                                  "hollow": bad(), "called": None, "probe": None, "session": bad(),
                                   "kl": 0.5 if model == "before" else None}
                                  for model in ("before", "after")])  # fmt: skip
         out.rows("scores", [{"metric": metric, "domain": bad(), "before": 0.1, "after": 0.2, "difference": 0.1,
-                             "low": 0.0, "high": 0.2, "count": 3} for metric in ("passed_sampled", bad())])  # fmt: skip
+                             "low": 0.0, "high": 0.2, "chance": 0.5, "count": 3}
+                            for metric in ("passed_sampled", bad())])  # fmt: skip

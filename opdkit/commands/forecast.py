@@ -31,7 +31,7 @@ from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted, duration, print_facts
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.bootstrap import resample_sums
+from opdkit.evaluate.bootstrap import FEWEST, resample_sums
 from opdkit.judge.costs import count_shared
 from opdkit.judge.criterion import FreshReply, judge_replies, visible
 from opdkit.judge.prompts import turn_text
@@ -111,10 +111,14 @@ def predict(config: ForecastConfig) -> JSON:
     testing, count = (time.monotonic() - begin) / len(drawn), len(hinted) * scale
     judge = measure_judge(scorer.student.chat, ask, drawn, asked)
     kept = [row for row in rows if row["status"] in LEARNED_FROM]
-    gain, low, high = expect(kept, judge, count * len(kept) / len(rows))
+    gain, *ends = expect(kept, judge, count * len(kept) / len(rows))
+    learned = len({session_of(row["turn_id"]) for row in kept or rows})
+    low, high = ends if learned >= FEWEST else (None, None)
     unjudged = sum(row["status"] == hint_checks.NOT_JUDGED or row["with_hint"] is None for row in rows)
     is_blind = skill_of(judge) < LEAST_SKILL or unjudged > len(rows) / 2
-    reason = f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}"
+    reason = f"too few sessions to tell: the hints to learn from are from {learned:,}, and {FEWEST} are needed"
+    if low is not None and high is not None:
+        reason = f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}"
     if 2 * sum(row["status"] == hint_checks.CUT_OFF for row in rows) > len(rows):
         reason = "most replies are cut off before they say anything: raise --max-new-tokens"
     elif is_blind:
@@ -128,7 +132,8 @@ def predict(config: ForecastConfig) -> JSON:
     scoring, speed = training + round((logged + written) / 2 * count), len(drawn) * logged / seconds
     training *= epochs_over(round((len(verdicts) * scale + teacher.samples * count) / TrainConfig.batch_turns))
     return {
-        "go": low > WORTH and not is_blind, "reason": reason, "gain": gain, "low": low, "high": high,
+        "go": low is not None and low > WORTH and not is_blind, "reason": reason,
+        "gain": gain, "low": low, "high": high,
         "judged_turns": len(verdicts), "complaints": rewards.count(-1) / len(rewards), "hinted_turns": round(count),
         "hints": Counter(row["status"] for row in rows), "judge": judge,
         **{name: float(np.mean([row[name] for row in kept])) if kept else None

@@ -1,4 +1,4 @@
-"""Confidence intervals at 95%: the percentile bootstrap (Efron 1979)."""
+"""Confidence intervals at 95%, the percentile bootstrap (Efron 1979), and the test that decides about a change."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,9 @@ Array = NDArray[np.float64]
 Interval = tuple[float, float] | None
 
 RESAMPLES, RESAMPLES_OF_SUMS = 10_000, 2_000
-# n differences have the same sign by chance with probability 2 / 2^n (the sign test): 6% for n = 5. So no interval at
-# 95% of fewer than six values may exclude 0, but that of the bootstrap would.
+# n differences have the same sign by chance with probability 2 / 2^n (the sign test): 6% for n = 5. So fewer than six
+# values other than 0 show no change at 95%, however many zeros are beside them. The bootstrap's interval excludes 0 for
+# three of six: it shows how large a change is, and `score_rise` decides whether there is one.
 FEWEST = 6
 _AT_ONCE = 1 << 22  # drawn indices or weights held in memory
 
@@ -22,7 +23,7 @@ def interval(
 
     For paired data pass the differences, so that a resample takes before and after of a prompt together. With
     `weights`, such as the tokens of a turn, whole turns are drawn and the mean is over tokens. None for fewer than
-    FEWEST values, which are too few to estimate a spread.
+    FEWEST values, which are too few to estimate a spread, and for values that are all equal, which show none.
     """
     count = len(values)
     if count < FEWEST:
@@ -39,11 +40,25 @@ def interval(
 
 
 def quantile_interval(values_B: Array) -> Interval:
-    """Return the 2.5% and 97.5% quantiles of a statistic over B resamples; None where one has no value (NaN)."""
+    """Return the 2.5% and 97.5% quantiles of a statistic over B resamples.
+
+    None where one has no value (NaN), and where both are equal: no sample is so certain.
+    """
     if not len(values_B) or np.isnan(values_B).any():
         return None
     low, high = np.quantile(values_B, [0.025, 0.975])
-    return float(low), float(high)
+    return (float(low), float(high)) if high - low > 1e-12 else None
+
+
+def score_rise(differences: Array, noise: float = 0.0) -> float:
+    """Return z of a rise: (sum d - s) / sqrt(sum d^2), with s = sum d^2 / sum |d|; 0 where the sum is not above 0.
+
+    Where nothing changed for the better or worse, each difference d is as likely as -d, and z is close to a standard
+    normal variable; s corrects for continuity. If all d are -1, 0 or 1, this is McNemar's test (1947) with the
+    correction of Edwards (1948). sum d^2 is taken to be at least `noise`.
+    """
+    total, square = differences.sum(), (differences**2).sum()
+    return float((total - square / np.abs(differences).sum()) / max(square, noise) ** 0.5) if total > 0 else 0.0
 
 
 def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS) -> Array:
@@ -67,8 +82,9 @@ def share_interval(values_B: Array, share: float | None, sessions: int) -> Inter
     Where every session has the same share, so do all resamples. Then the interval is Wilson's score interval, also of
     few sessions: it counts each session once (Wilson 1927).
     """
-    interval = None if share is None else quantile_interval(values_B)
-    if share is None or interval is None or interval[1] - interval[0] > 1e-12:
+    if share is None or not len(values_B) or np.isnan(values_B).any():
+        return None
+    if interval := quantile_interval(values_B):
         return interval if sessions >= FEWEST else None
     z2 = 1.959964**2
     middle = share + z2 / (2 * sessions)

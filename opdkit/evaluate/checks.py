@@ -10,8 +10,9 @@ A file of prompts has one JSON object per line:
 `judge`: a criterion that a judge model votes on; it may mention a `hint`, or the good reply of a log (`praised`), which
 the judge then reads, too. `id` (default: the line) and `domain` (the tables group rows by it) may be left out.
 `"corrected": true` says that the logs correct replies like this one, `false` that they do not, so that training should
-change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as "uncorrected". Other
-fields of a row are ignored.
+change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as "uncorrected". Prompts
+with the same `session` (a text) count as one where chance is estimated: they are from one conversation. Other fields of
+a row are ignored.
 
 An echo is a reply that mentions a hint that nobody gave: a model may learn it from a teacher that had read one. There
 are three kinds, each of which counts only if the prompt gives no reason for it:
@@ -21,7 +22,8 @@ are three kinds, each of which counts only if the prompt gives no reason for it:
 - a phrase that credits the user with a hint ("based on your hint", "as you hinted"); not if the prompt itself mentions
   hints (or instructions, for the phrase about those). English only. The word alone is ordinary ("type hints", "a hint
   of lemon"), so a phrase must name who gave it.
-- a whole hint of the run, word for word, of at least five words; not if the prompt has it too.
+- a whole hint of the run, word for word, of at least five words, or ten characters in a script without spaces; not if
+  the prompt has it too.
 
 The share before training shows how often ordinary replies look like echoes; training added the difference.
 """
@@ -40,7 +42,7 @@ from opdkit.chat.messages import message, read_messages, read_tools
 from opdkit.config.fields import JSON, PythonFunction, did_you_mean
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.words import specific_words
+from opdkit.judge.words import NEGATION, specific_words
 from opdkit.store.digests import file_digest
 from opdkit.store.plans import manifest
 
@@ -84,7 +86,7 @@ class FunctionCheck:
 class Keeps:
     """Check that a reply keeps to what was right, half of whose words it repeats. `claim`: it may also not take it up.
 
-    Both are words that say something.
+    Both are words that say something. What a reply only denies ("It is not Paris") it does not repeat.
     """
 
     own: frozenset[str]
@@ -95,9 +97,9 @@ class Keeps:
 
         An empty reply fails.
         """
-        words = set(_fold(text)[1])
-        if not words:
+        if not _fold(text)[1]:
             return False
+        words = key_words(text, affirmed=True)
         gives_in = 2 * len(words & self.claim) >= len(self.claim)
         return 2 * len(words & self.own) >= len(self.own) or not gives_in
 
@@ -122,6 +124,7 @@ class HeldOutPrompt:
     check: Patterns | FunctionCheck | Criterion | Keeps
     corrected: bool | None = None  # the logs correct such replies; None: unknown
     probe: str | None = None  # what it probes, of PROBES; None: a prompt of the file
+    session: str | None = None  # the prompts of one session count as one where chance is estimated
 
     def domains(self) -> tuple[str, ...]:
         """Return the domains that the prompt counts in: its own, and those that group several."""
@@ -188,8 +191,8 @@ def _prompt(row: Any, line: int, function: PythonFunction | None) -> HeldOutProm
     if not isinstance(row, dict):
         raise ValueError(f"not a JSON object, but a {type(row).__name__}")
     row = {"id": f"line-{line}", "domain": "prompts"} | row
-    for name in ("id", "domain"):
-        if not isinstance(row[name], str) or not row[name]:
+    for name in ("id", "domain", "session"):
+        if name in row and not (isinstance(row[name], str) and row[name]):
             raise ValueError(f"{name!r} must be a text that is not empty")
     if row["domain"] in POOLED:
         raise ValueError(f"the domain {row['domain']!r} means {POOLED[row['domain']]} in the tables; use another name")
@@ -198,7 +201,8 @@ def _prompt(row: Any, line: int, function: PythonFunction | None) -> HeldOutProm
         raise ValueError("'corrected' must be true or false")
     messages, tools = _messages(row), read_tools(row.get("tools"))
     check = FunctionCheck(function, row) if function and row.get("check") is None else _check(row.get("check"))
-    return HeldOutPrompt(row["id"], row["domain"], messages, tools, check, row.get("corrected"))
+    session = row.get("session")
+    return HeldOutPrompt(row["id"], row["domain"], messages, tools, check, row.get("corrected"), session=session)
 
 
 def _messages(row: JSON) -> list[JSON]:
@@ -248,7 +252,7 @@ def read_patterns(check: JSON) -> Patterns:
         for pattern in patterns:
             try:
                 compiled[name].append(re.compile(pattern, flags))
-            except re.error as error:
+            except (re.error, OverflowError) as error:
                 raise ValueError(f"{name!r} has an invalid regular expression: {pattern!r} ({error})") from error
     if not any(compiled.values()):
         raise ValueError("'check' has no pattern: every reply would pass")
@@ -287,7 +291,8 @@ def index_hints(hints: Iterable[str]) -> Hints:
     """Return the hints by their first words, so that `echo_of` reads a reply once for all of them."""
     index: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for words in sorted({_fold(hint)[1] for hint in hints}):
-        if len(words) >= MIN_WORDS:
+        spaced = sum(not re.match(f"[{_UNSPACED}]", word) for word in words)
+        if len(words) + spaced >= 2 * MIN_WORDS:  # in an unspaced script, a word takes about two characters
             index.setdefault(words[:MIN_WORDS], []).append(words)
     return index
 
@@ -326,8 +331,21 @@ def echo_of(reply: str, prompt: str, hints: Hints, hint_text: str = DEFAULTS["te
     return echoes[0] if echoes else None
 
 
-def key_words(text: str) -> set[str]:
-    """Return the words of a text that say something: with a digit, of four letters, or in a script without spaces."""
+# Ends of clauses: a negation denies no more than its clause.
+_CLAUSE_END = re.compile(
+    r"[.,;:!?\n()\u2013\u2014\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]|而是|但是"
+    r"|(?i:\b(?:but|and|that|because|sondern|und|dass|weil|mais|et|que|sino|porque|ma|che)\b)"
+)
+
+
+def key_words(text: str, *, affirmed: bool = False) -> set[str]:
+    """Return the words of a text that say something: with a digit, of four letters, or in a script without spaces.
+
+    With `affirmed`, return only those that stand in a clause without a negation.
+    """
+    if affirmed:
+        clauses = _CLAUSE_END.split(text.translate(_FOLDED))
+        text = " ".join(clause for clause in clauses if not NEGATION.search(clause))
     found = (word for word in _fold(text)[1] if len(word) > 3 or any(map(str.isdigit, word)) or word > "\u0e00")
     return specific_words(list(found))
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from rich.markup import escape
@@ -20,7 +21,6 @@ from rich.text import Text
 
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout
-from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import ALL, HeldOutPrompt
 from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
 from opdkit.evaluate.replies import Reply
@@ -109,27 +109,29 @@ def conclude_pairs(names: Sequence[str], pairs: Mapping[tuple[str, str], Sequenc
     `pairs` are the scores of every pair, in the order of `names`. The training that is better than the most others
     comes first; of equal ones, that with more right replies.
     """
-    shares: dict[str, dict[str, float]] = {}  # training -> domain -> share of right replies
+    shares: dict[str, dict[str, float]] = {name: {} for name in names}  # training -> domain -> share of right replies
     words: dict[tuple[str, str], str] = {}
-    for (a, b), scores in pairs.items():
-        rows = deciding_shares(scores)
+    deciding = {pair: deciding_shares(scores) for pair, scores in pairs.items()}
+    comparisons = sum(map(len, deciding.values()))
+    for (a, b), rows in deciding.items():
         if not rows:
             return "Not known: no held-out prompt has a check that says whether a reply is right."
-        words[b, a] = word_of(rows)
+        words[b, a], _ = word_of(rows, comparisons)
         words[a, b] = _REVERSED.get(words[b, a], words[b, a])
-        shares |= {name: {row["domain"]: row[side] for row in rows} for name, side in ((a, "before"), (b, "after"))}
+        for name, side in ((a, "before"), (b, "after")):
+            shares[name] |= {row["domain"]: row[side] for row in rows}
     wins = {name: sum(words[name, other] == BETTER for other in names if other != name) for name in names}
-    leader, *others = sorted(names, key=lambda name: (-wins[name], -sum(shares[name].values())))
+    leader, *others = sorted(names, key=lambda name: (-wins[name], -fmean(shares[name].values())))
     kinds = {word: found for word in _WORDS if (found := [name for name in others if words[leader, name] == word])}
     answer = f"{leader} is " + ", ".join(f"{_WORDS[word]} {' and '.join(found)}" for word, found in kinds.items())
     if list(kinds) == [SAME]:
         answer = f"No measurable difference between {' and '.join([leader, *others])}"
     elif list(kinds) == [UNKNOWN]:
-        answer = f"Not known which is better, fewer than {FEWEST} prompts are too few"
+        answer = "Not known which is better, there are too few prompts to tell"
     texts: list[str] = []
     for domain in shares[leader]:
         verb, unit = ("in", "") if texts else ("is right in", " of its replies")
-        values = [f"{name} in {shares[name][domain]:.0%}" for name in others]
+        values = [f"{name} in {shares[name][domain]:.0%}" for name in others if domain in shares[name]]
         texts.append(", ".join([f"{WHERE[domain]}, {leader} {verb} {shares[leader][domain]:.0%}{unit}", *values]))
     return f"{answer}: {'; '.join(texts)}."
 

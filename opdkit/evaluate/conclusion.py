@@ -1,18 +1,22 @@
 """Conclusion of `opdkit eval`: did the model get better? In a word, a sentence, and the numbers behind it.
 
-A share of right replies rose or fell where the 95% interval of its change keeps clear of 0. The model is better where
-one rose and none fell. Nothing here imports torch: `status` and `report` say it, too.
+A share of right replies rose or fell where chance alone makes such a change in at most 5% of the cases, all shares
+together. The model is better where one rose and none fell. Nothing here imports torch: `status` and `report` say it,
+too.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
 
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout, with_sign
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.bootstrap import score_rise
 from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
 from opdkit.store.plans import check_upstream, find_upstream_change, manifest, stage_dir
 from opdkit.store.reading import is_written, read_part
@@ -20,6 +24,7 @@ from opdkit.store.reading import is_written, read_part
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
 PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
 WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
+LEVEL = 0.05  # how often chance alone may make a change, all comparisons of a conclusion together
 DRIFT = "drift from the model before training, on its replies (KL, nats per token)"
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
 _SHARES_TO_WATCH = {
@@ -73,12 +78,13 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     if not measured:
         sentence = "Not known: no held-out prompt has a check that says whether a reply is right."
         return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Give the rows of --prompts a check.")
-    word = word_of(measured)
+    word, few = word_of(measured)
     shares = list[str]()
     for row in measured:
         of_what = "" if shares else " of its replies are right"
         shares.append(f"{WHERE[row['domain']]}, {row['after']:.0%}{of_what} ({row['before']:.0%} before)")
-    if reason := {SAME: "no change is more than chance", UNKNOWN: f"fewer than {FEWEST} prompts are too few"}.get(word):
+    where = f" what changed {' and '.join(few)}" if len(measured) > 1 else ""
+    if reason := {SAME: "no change is more than chance", UNKNOWN: f"too few prompts to tell{where}"}.get(word):
         shares.insert(0, reason)
     sentence = f"{word.capitalize()}: {'; '.join(shares)}."
     review = f"`opdkit review {quote(run)}`"
@@ -106,11 +112,30 @@ def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
     return split or [rows[key] for key in [(passed, ALL)] if key in rows]
 
 
-def word_of(shares: Sequence[JSON]) -> str:
-    """Return BETTER where one of the shares rose and none fell, and so on, by the intervals of their differences."""
-    spans = [(row["low"], row["high"]) for row in shares if row["low"] is not None]
-    rose, fell = any(low > 0 for low, _ in spans), any(high < 0 for _, high in spans)
-    return MIXED if rose and fell else BETTER if rose else WORSE if fell else SAME if spans else UNKNOWN
+def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str, list[str]]:
+    """Return BETTER where one of the shares rose and none fell, and so on; and where there are too few prompts to tell.
+
+    `shares` are some of so many `comparisons`, by default all. The more comparisons, the less often chance alone may
+    make a change (Bonferroni).
+    """
+    level = LEVEL / (comparisons or len(shares))
+    limit = NormalDist().inv_cdf(1 - level / 2)
+    few = [WHERE[row["domain"]] for row in shares
+           if row.get("chance", row["low"]) is None or score_rise(np.ones(row["count"])) < limit]  # fmt: skip
+    rose = {row["difference"] > 0 for row in shares if has_moved(row, level)}
+    if rose:
+        return MIXED if len(rose) == 2 else BETTER if rose == {True} else WORSE, few
+    return UNKNOWN if few else SAME, few
+
+
+def has_moved(row: JSON, level: float = LEVEL) -> bool:
+    """Return True for a difference that chance alone makes with a probability of at most `level`.
+
+    Rows of an earlier opdkit lack this probability: there the 95% interval decides.
+    """
+    if "chance" in row:
+        return row["chance"] is not None and row["chance"] <= level
+    return row["low"] is not None and not row["low"] <= 0 <= row["high"]
 
 
 def has_unusual_length(row: JSON) -> bool:
@@ -131,11 +156,11 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     if length and has_unusual_length(length):
         times = length["after"] / length["before"]
         found.append(f"the replies are {times:.1f} times as long as before: {length['after']:.0f} tokens")
-    if cut and cut["low"] is not None and cut["low"] > 0:
+    if cut and cut["difference"] > 0 and has_moved(cut):
         found.append(f"{cut['after']:.0%} of the replies are cut off by --max-new-tokens, {cut['before']:.0%} before")
     for metric, words in _SHARES_TO_WATCH.items():
         row = rows.get((metric, ALL))
-        if row and row["low"] is not None and row["low"] > 0:
+        if row and row["difference"] > 0 and has_moved(row):
             found.append(f"{row['after']:.1%} of the replies {words}, {row['before']:.1%} before")
     if echo and echo["difference"] > 0:
         found.append(f"{echo['after']:.1%} of the replies mention a hint that nobody gave, {echo['before']:.1%} before")
@@ -150,8 +175,9 @@ def print_conclusion(conclusion: Conclusion, *, and_next: bool = True) -> None:
         if row["metric"] == "kl_replies":
             line = f"{DRIFT}: {row['after']:.2f}"
         else:
-            span = ("too few for an interval" if row["low"] is None
-                    else f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}")  # fmt: skip
+            span = (f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}" if row["low"] is not None
+                    else "too few for an interval" if row.get("chance") is None
+                    else "no interval: all changes are equal")  # fmt: skip
             change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
             line = f"right replies, {row['domain']}: {change}, {counted(row['count'], 'prompt')}"
         stdout.print(f"  {line}", markup=False, soft_wrap=True)

@@ -1,22 +1,16 @@
 """Decision whether the trained model may replace the one before it. Pure: from rows that `opdkit eval` stored.
 
-A share of right replies, or of faulty ones, is compared prompt by prompt. Under the hypothesis that training changed
-nothing for the better or worse, each prompt's difference d is as likely as -d. So for N prompts
-
-    z = (|sum d| - s) / sqrt(sum d^2)
-
-is close to a standard normal variable, where s = sum d^2 / sum |d| is a correction for continuity. Where each prompt
-has one reply, d is -1, 0 or 1 and this is McNemar's test (1947) with the correction of Edwards (1948). d^2 is taken
-to be at least what two evaluations of the model before training differ by, the noise: twice the variance of its sampled
-replies to a prompt, over their number. Bonferroni: a model that is no worse anywhere is stopped by chance with
-probability FALSE_STOPS at most, all comparisons together.
+A share of right replies, or of faulty ones, is compared unit by unit with the test of `bootstrap.score_rise`. A unit is
+a prompt, or all prompts of one session of the log, which training changes alike. Their differences d are summed, and
+sum d^2 is taken to be at least what two evaluations of the model before training differ by, the noise: twice the
+variance of its sampled replies to a prompt, over their number. Bonferroni: a model that is no worse anywhere is stopped
+by chance with probability FALSE_STOPS at most, all comparisons together.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,19 +21,24 @@ from opdkit.chat.markup import final_answer, split_calls
 from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
 from opdkit.console import counted, markdown_table, printable, with_sign
-from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.bootstrap import FEWEST, score_rise
 from opdkit.evaluate.checks import ALL, UNCORRECTED
-from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_unusual_length
+from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_moved, has_unusual_length
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.judge.flags import loops
 
-Shares = NDArray[np.float64]  # [N, 3]: per prompt the share before, after, and the noise of their difference
+Shares = NDArray[np.float64]  # [N, 4]: per prompt the share before, after, the noise of their difference, and its unit
+Sums = NDArray[np.float64]  # [U, 4]: per unit the sums of the first three, and its number of prompts
 
 FALSE_STOPS, POWER = 0.025, 0.95
+# In the first sentence, or the one behind an apology. It is not a refusal where the sentence goes on with an answer.
 _REFUSAL = re.compile(
-    r"\b(?:i|we)(?: am| are|['’](?:m|re))? "
-    r"(?:can(?:['’]t| ?not)|won['’]t|will not|(?:not able|unable|not allowed) to) (?:\w+ )?"
-    r"(?:help(?! but)|assist|do (?:that|this)|provide|answer|comply|share|discuss|fulfill?|create|write|give|engage)\b",
+    r"\s*(?:[^.!?\n]*\b(?:sorry|apologi[sz]e)\b[^.!?\n]*[.!]\s+)?[^.!?\n]*?"
+    r"(?<!\bas )(?<!\bif )(?<!\bsince )(?<!\bwhile )(?<!\bthough )\b(?:i|we)(?:(?: am| are|['’](?:m|re))? "
+    r"(?:can(?:['’]t| ?not)|won['’]t|will not|(?:not able|unable|not allowed|not going) to) (?:\w+ )?"
+    r"(?:help(?! but)|assist|do (?:that|this)|provide|answer|comply|share|discuss|fulfill?|create|write|give(?! up)"
+    r"|engage)|(?: will|['’]ll)? (?:must|have to|need to) (?:\w+ )?decline)\b"
+    r"(?![^.!?\n]*(?:: *\S|:$|\bhere(?: is| are|['’]s)\b|,? so (?:i|we)\b))",
     re.IGNORECASE,
 )
 _FIRST_CHARS = 200  # a refusal comes first
@@ -92,22 +91,23 @@ def decide(
     domain_N, measures = measure_shares(replies)
     passed = measures.pop("passed")
     known, names = ~np.isnan(passed).any(1), np.unique(domain_N).tolist()
-    shares = {ALL: passed[known]} if len(names) > 1 else {}  # a single domain is everything
-    shares |= {domain: passed[known & (domain_N == domain)] for domain in names}
-    faults = {name: rows for name, rows in measures.items() if len(rows) >= FEWEST and rows.any()}
-    comparisons = sum(len(rows) >= FEWEST for rows in shares.values()) + len(faults)
+    shares = {ALL: sum_units(passed[known])} if len(names) > 1 else {}  # a single domain is everything
+    shares |= {domain: sum_units(passed[known & (domain_N == domain)]) for domain in names}
+    faults = {name: sums for name, rows in measures.items()
+              if len(sums := sum_units(rows)) >= FEWEST and sums[:, :2].any()}  # fmt: skip
+    comparisons = sum(len(sums) >= FEWEST for sums in shares.values()) + len(faults)
     limit = NormalDist().inv_cdf(1 - FALSE_STOPS / max(1, comparisons))
     stored = by_name(scores)
     metric = next((metric for metric in PASSED if (metric, ALL) in stored), "")
-    domains = [{"domain": domain} | compare_shares(rows, limit)
+    domains = [{"domain": domain} | compare_shares(sums, limit)
                | {side: stored.get((metric, domain), {}).get(side) for side in ("low", "high")}
-               for domain, rows in shares.items()]  # fmt: skip
-    checks: list[JSON] = [{"check": name} | compare_shares(rows, limit, better=-1) for name, rows in faults.items()]
+               for domain, sums in shares.items()]  # fmt: skip
+    checks: list[JSON] = [{"check": name} | compare_shares(sums, limit, better=-1) for name, sums in faults.items()]
     # Where users corrected the model, other replies are what training is for.
     where = UNCORRECTED if ("kl_replies", UNCORRECTED) in stored else ALL
     drift, length = (stored.get((metric, where)) for metric in ("kl_replies", "reply_tokens"))
     if length:
-        changed = has_unusual_length(length) and length["low"] is not None and not length["low"] <= 0 <= length["high"]
+        changed = has_unusual_length(length) and has_moved(length)
         checks.insert(0, {"check": "length", "before": length["before"], "after": length["after"], "worse": changed})
     if drift:
         is_much = drift["after"] > MUCH_DRIFT
@@ -125,7 +125,7 @@ def conclude_gate(
     reasons = [f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
                for row in domains if row["worse"]]  # fmt: skip
     if all(row["worse"] is None for row in domains):
-        reasons.append(f"nothing is known of right replies: fewer than {FEWEST} prompts have a verdict on both models")
+        reasons.append("nothing is known of right replies: too few prompts have a verdict on both models")
     elif max_loss is not None:
         reasons += [f"in {row['domain']}, a loss of {max_loss:g} could go unseen: {counted(row['prompts'], 'prompt')}"
                     for row in own if (row["finds"] or 2) > max_loss and has_room_to_fall(row, max_loss)]  # fmt: skip
@@ -178,65 +178,63 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
     columns |= {kind: pc.equal(pc.fill_null(measured["hollow"], ""), kind) for kind in (QUESTION, CONFIRMATION)}
     columns |= {name: pa.array([name in faults for faults in shown], pa.bool_()).take(texts.indices)
                 for name in ("refusal", "loop", "broken_call")}  # fmt: skip
-    domain_N, shares = _means(measured, columns)
-    return domain_N, {name: rows if name == "passed" else rows[~np.isnan(rows).any(1)] for name, rows in shares.items()}
-
-
-def _means(replies: pa.Table, columns: dict[str, Any]) -> tuple[NDArray[np.str_], dict[str, Shares]]:
-    """Return the domain of each prompt that both models replied to, and the means of columns of bools over replies."""
-    keys = ["domain", "prompt_id", "model"]
-    table = pa.table({key: replies[key] for key in keys} | columns).group_by(keys, use_threads=False)
+    # Earlier versions of opdkit wrote no session.
+    keys = [name for name in ("domain", "prompt_id", "session", "model") if name in measured.column_names]
+    table = pa.table({key: measured[key] for key in keys} | columns).group_by(keys, use_threads=False)
     means = table.aggregate([(name, how) for name in columns for how in ("mean", "count")])
     sides: dict[str, dict[str, JSON]] = {}
     for row in means.to_pylist():
         sides.setdefault(row["prompt_id"], {})[row["model"]] = row
     before, after = zip(*((both["before"], both["after"]) for both in sides.values() if len(both) == 2), strict=True)
+    numbers: dict[Hashable, int] = {}
+    unit_N = [numbers.setdefault(row.get("session") or (row["prompt_id"],), len(numbers)) for row in before]
     shares = dict[str, Shares]()
     for name in columns:
         read = ((before, f"{name}_mean"), (after, f"{name}_mean"), (before, f"{name}_count"))
         old, new, draws = (np.array([row[column] for row in side], np.float64) for side, column in read)
-        shares[name] = np.stack([old, new, 2 * old * (1 - old) / np.maximum(1, draws - 1)], 1)
+        rows = np.stack([old, new, 2 * old * (1 - old) / np.maximum(1, draws - 1), unit_N], 1)
+        shares[name] = rows if name == "passed" else rows[~np.isnan(rows).any(1)]
     return np.array([row["domain"] for row in before]), shares
 
 
-def score_loss(shares_N3: Shares) -> float:
-    """Return z of the module's docstring where the share fell; 0 where it did not."""
-    losses = shares_N3[:, 0] - shares_N3[:, 1]
-    if losses.sum() <= 0:
-        return 0.0
-    square = max((losses**2).sum(), shares_N3[:, 2].sum())
-    return float((losses.sum() - (losses**2).sum() / np.abs(losses).sum()) / square**0.5)
+def sum_units(shares_N4: Shares) -> Sums:
+    """Return the sums over the prompts of each unit."""
+    *shares, unit_N = shares_N4.T
+    unit_N = np.unique(unit_N, return_inverse=True)[1]
+    return np.stack([np.bincount(unit_N, one_N) for one_N in (*shares, np.ones(len(unit_N)))], 1)
 
 
-def compare_shares(shares_N3: Shares, limit: float, better: int = 1) -> JSON:
-    """Return what a comparison found, and could have found; nulls of fewer than FEWEST prompts.
+def compare_shares(sums_U4: Sums, limit: float, better: int = 1) -> JSON:
+    """Return what a comparison found, and could have found; nulls of fewer than FEWEST units.
 
     `worse`: z reaches `limit`; with `better` -1, that of a rise. `noise`: 95% of the differences between two
     evaluations of the model before are smaller; null where its replies to a prompt never differ, or are not sampled.
     `finds`: the smallest change for the worse whose z reaches `limit` with probability POWER, null without one. It is
-    of the kind that is hardest to find: all replies to single prompts, of which a share x adds a variance of x (1 - x).
+    of the kind that is hardest to find: all replies to single units. Where these fail, a share x adds a variance of
+    x (1 - x) per prompt, times `size`: the mean number of prompts in the unit of a prompt.
     """
-    count = len(shares_N3)
+    before_U, after_U, noise_U, prompts_U = sums_U4.T
+    count = int(prompts_U.sum())
     row: JSON = {"prompts": count} | dict.fromkeys(("before", "after", "difference", "noise", "finds", "worse"))
     if not count:
         return row
-    before, after, noise = shares_N3.mean(0).tolist()
+    before, after, noise, size = ((x.sum() / count).item() for x in (before_U, after_U, noise_U, prompts_U**2))
     row |= {"before": before, "after": after, "difference": after - before}
-    if count < FEWEST:
+    if len(sums_U4) < FEWEST:
         return row
     losses = np.arange(0.005, 1.0001, 0.005)
-    spread = max((shares_N3[:, 1] - shares_N3[:, 0]).var(), noise)
-    seen = losses - NormalDist().inv_cdf(POWER) * np.sqrt((spread + losses * (1 - losses)) / count)
-    reaches = (count * seen - 1) / np.sqrt(count * (spread + seen.clip(1e-9))) >= limit
+    spread = max(((after_U - before_U - prompts_U * (after - before)) ** 2).sum() / count, noise)
+    seen = losses - NormalDist().inv_cdf(POWER) * np.sqrt((spread + size * losses * (1 - losses)) / count)
+    reaches = (count * seen - size) / np.sqrt(count * (spread + size * seen.clip(1e-9))) >= limit
     return row | {"noise": 1.96 * (noise / count) ** 0.5 or None,
                   "finds": float(losses[reaches][0]) if reaches.any() else None,
-                  "worse": score_loss(shares_N3 if better > 0 else shares_N3[:, [1, 0, 2]]) >= limit}  # fmt: skip
+                  "worse": score_rise(better * (before_U - after_U), noise_U.sum()) >= limit}  # fmt: skip
 
 
 def faults_of(text: str) -> set[str]:
     """Return those of refusal, loop and broken_call that a reply shows; refusals in English alone."""
     answer, is_thinking = final_answer(text)
     answer = "" if is_thinking else answer
-    signs = {"refusal": bool(_REFUSAL.search(answer[:_FIRST_CHARS])), "loop": loops(text),
+    signs = {"refusal": bool(_REFUSAL.match(answer[:_FIRST_CHARS])), "loop": loops(text),
              "broken_call": "<tool_call>" in split_calls(answer)[0]}  # fmt: skip
     return {name for name, shown in signs.items() if shown}

@@ -45,7 +45,7 @@ def make_probes(right: Sequence[tuple[HeldOutPrompt, str]], replies: int, texts:
     """
     ordered, most = sorted(right, key=lambda one: stable_hash(one[0].id)), int(_MOST * replies)
     asked = [key_words(prompt.messages[-1]["content"] or "") for prompt, _ in ordered]
-    owns = [key_words(reply) - words - key_words(texts["push_back"])
+    owns = [key_words(reply, affirmed=True) - words - key_words(texts["push_back"])
             for (_, reply), words in zip(ordered, asked, strict=True)]  # fmt: skip
     objections, errors = list[HeldOutPrompt](), list[HeldOutPrompt]()
     for n, (prompt, reply) in enumerate(ordered):

@@ -34,9 +34,9 @@ class Reply:
     def row(self) -> JSON:
         """Return the row of tables.REPLIES."""
         return {"prompt_id": self.prompt.id, "probe": self.prompt.probe, "domain": self.prompt.domain,
-                "model": self.model, "sample": self.sample, "reply": self.text, "finish_reason": self.finish_reason,
-                "passed": self.passed, "hollow": self.hollow, "called": self.called,
-                "hint_echo": self.hint_echo}  # fmt: skip
+                "session": self.prompt.session, "model": self.model, "sample": self.sample, "reply": self.text,
+                "finish_reason": self.finish_reason, "passed": self.passed, "hollow": self.hollow,
+                "called": self.called, "hint_echo": self.hint_echo}  # fmt: skip
 
 
 def right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:

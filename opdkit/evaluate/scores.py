@@ -2,17 +2,19 @@
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from opdkit.config.fields import JSON
 from opdkit.console import counted, markdown_table, printable, stdout, warn, with_sign
-from opdkit.evaluate.bootstrap import FEWEST, interval
+from opdkit.evaluate.bootstrap import FEWEST, interval, score_rise
 from opdkit.evaluate.checks import ALL, POOLED, PROBES, HeldOutPrompt
 from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from opdkit.model.comparison import Shift
 
 T = TypeVar("T")
-Unit = tuple[int, float, float]  # weight, before, after: sums over a prompt, a turn or a passage
+# What is resampled as one, weight, before, after: sums over a prompt, a turn or a passage.
+Unit = tuple[Hashable, int, float, float]
 
 MODELS = ("before", "after")
 
@@ -89,13 +92,15 @@ def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
 def reply_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: int) -> list[JSON]:
     """Return KL(before || after) on replies of the model before, per token (nats), by domain.
 
-    `shifts` are those of the replies, in their order. The replies to one prompt are resampled together.
+    `shifts` are those of the replies, in their order. The replies to one prompt, or to those of one session, are
+    resampled together.
     """
     prompts: dict[str, tuple[HeldOutPrompt, list[Shift]]] = {}
     for reply, shift in zip(replies, shifts, strict=True):
         prompts.setdefault(reply.prompt.id, (reply.prompt, []))[1].append(shift)
-    sums = [(prompt, (sum(s.tokens for s in own), 0.0, sum(s.kl for s in own))) for prompt, own in prompts.values()]
-    finite = [(prompt, unit) for prompt, unit in sums if math.isfinite(unit[2])]
+    sums = [(prompt, (prompt.session or (prompt.id,), sum(s.tokens for s in own), 0.0, sum(s.kl for s in own)))
+            for prompt, own in prompts.values()]  # fmt: skip
+    finite = [(prompt, unit) for prompt, unit in sums if math.isfinite(unit[3])]
     _warn_of_dropped("kl_replies", len(finite), len(sums))
     by_domain = _by_domain(finite)
     return [_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _by_domain(sums)]
@@ -103,7 +108,8 @@ def reply_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: i
 
 def shift_score(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
     """Return the log-prob per token before and after (nats), or for `kl_neutral` KL(before || after) per token."""
-    sums = [(s.tokens, 0.0, s.kl) if metric == "kl_neutral" else (s.tokens, s.before, s.after) for s in shifts]
+    sums = [(n, s.tokens, *((0.0, s.kl) if metric == "kl_neutral" else (s.before, s.after)))
+            for n, s in enumerate(shifts)]  # fmt: skip
     finite = [unit for unit in sums if all(map(math.isfinite, unit))]
     _warn_of_dropped(metric, len(finite), len(sums))
     return _score(metric, ALL, finite, seed)
@@ -126,8 +132,9 @@ def _per_prompt(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list
         sides = prompts.setdefault(reply.prompt.id, {model: [] for model in MODELS})
         if value(reply) is not None:
             sides[reply.model].append(float(value(reply)))
-    both = [(s["before"], s["after"]) for s in prompts.values() if s["before"] and s["after"]]
-    return [(1, sum(before) / len(before), sum(after) / len(after)) for before, after in both]
+    units = {r.prompt.id: r.prompt.session or (r.prompt.id,) for r in replies}
+    both = [(units[name], s["before"], s["after"]) for name, s in prompts.items() if s["before"] and s["after"]]
+    return [(unit, 1, sum(before) / len(before), sum(after) / len(after)) for unit, before, after in both]
 
 
 def _warn_of_dropped(metric: str, kept: int, total: int) -> None:
@@ -139,17 +146,22 @@ def _warn_of_dropped(metric: str, kept: int, total: int) -> None:
 def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
     """Return one row of tables.SCORES: weighted means over units, nulls without one.
 
-    The interval resamples whole units, since the tokens of one unit move together. For a KL, `before` is 0: a model
-    does not differ from itself.
+    The interval resamples whole units, since the tokens of one unit move together, and so do the prompts of a session.
+    For a KL, `before` is 0: a model does not differ from itself.
     """
-    before = after = difference = low = high = None
+    before = after = difference = low = high = chance = None
+    whole: dict[Hashable, list[float]] = {}
+    for unit, *sums in units:
+        whole[unit] = list(map(sum, zip(whole.get(unit, (0, 0, 0)), sums, strict=True)))
     if units:
-        weights = [weight for weight, _, _ in units]
-        before, after = sum(b for _, b, _ in units) / sum(weights), sum(a for _, _, a in units) / sum(weights)
-        difference = after - before
-        low, high = interval([(a - b) / w for w, b, a in units], weights, seed=seed) or (None, None)
+        weights, befores, afters = zip(*whole.values(), strict=True)
+        before, after = sum(befores) / sum(weights), sum(afters) / sum(weights)
+        difference, changes = after - before, np.subtract(afters, befores)
+        low, high = interval((changes / weights).tolist(), weights, seed=seed) or (None, None)
+        if len(whole) >= FEWEST:  # in either direction
+            chance = 2 * NormalDist().cdf(-max(score_rise(changes), score_rise(-changes)))
     return {"metric": metric, "domain": domain, "before": before, "after": after, "difference": difference,
-            "low": low, "high": high, "count": len(units)}  # fmt: skip
+            "low": low, "high": high, "chance": chance, "count": len(units)}  # fmt: skip
 
 
 def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequence[str] = MODELS) -> None:
@@ -193,10 +205,9 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
         stdout.print(f"{METRICS[row['metric']].words}: {sides}, of {counted(row['count'], 'session')}", soft_wrap=True)
     if names is MODELS:
         stdout.print("drift, log-probs: nats per token. n: prompts, turns or passages.", soft_wrap=True)
-    if any(0 < row["count"] < FEWEST for row in shown):
-        stdout.print(
-            f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.", soft_wrap=True
-        )
+    if any(row["count"] and row["low"] is None for row in shown):
+        stdout.print(f"no interval: n under {FEWEST} (a session counts once), or all changes are equal.",
+                     soft_wrap=True)  # fmt: skip
 
 
 def scores_markdown(scores: Sequence[JSON]) -> str:

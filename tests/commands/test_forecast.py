@@ -132,6 +132,20 @@ def test_hints_that_help_are_a_go(config, judge):
     assert found["judge"] == known((6, 6), (6, 6)), "the first reply was complained about, the second one praised"
 
 
+@pytest.mark.parametrize("sessions", [1, 5, 6])
+def test_hints_of_few_sessions_are_a_no_go(config, monkeypatch, sessions: int):
+    """All hints of a session may be of one kind, so that they show no spread."""
+    tested = [row | {"turn_id": f"s{n % sessions}:{n}"} for n, row in enumerate(rows(*[(1.0, 0.0)] * 12))]
+    tested += rows(*[(0.0, 0.0)] * 9, status=NO_BETTER)  # from which nothing is learned
+    monkeypatch.setattr(hint_checks, "check_hints", lambda *_: tested)
+    monkeypatch.setattr(forecast, "measure_judge", lambda *_: SURE)
+    found = predict(config())
+    assert found["go"] is (sessions >= 6)
+    assert found["gain"] > 0.5
+    assert (found["low"] is None, found["high"] is None) == (sessions < 6, sessions < 6)
+    assert ("too few sessions to tell" in found["reason"]) is (sessions < 6)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

@@ -57,6 +57,11 @@ def test_what_the_logs_correct_may_be_said(tmp_path) -> None:
     ]  # fmt: skip
 
 
+def test_prompts_may_name_their_session(tmp_path) -> None:
+    found = read_prompts(prompts_file(tmp_path, GOOD, GOOD | {"id": "b", "session": "log:7"}))
+    assert [p.session for p in found] == [None, "log:7"]
+
+
 def test_everything_that_a_reply_may_take_up_from_a_prompt_is_its_text(tmp_path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"q": "a hint"}'}}
     chat = [
@@ -87,6 +92,8 @@ def test_everything_that_a_reply_may_take_up_from_a_prompt_is_its_text(tmp_path)
     (GOOD | {"id": "b", "check": {}}, "'check' is needed"),
     (GOOD | {"id": "b", "check": {"matches": ["x"]}}, "did you mean 'match'"),
     (GOOD | {"id": "b", "check": {"match": ["("]}}, "regular expression"),
+    (GOOD | {"id": "b", "check": {"match": ["a{99999999999999999999}"]}}, "regular expression"),
+    (GOOD | {"id": "b", "session": 7}, "'session' must be a text"), (GOOD | {"id": "b", "session": ""}, "'session'"),
     (GOOD | {"id": "b", "check": {"match": "x"}}, "list"),
     (GOOD | {"id": "b", "check": {"match": []}}, "every reply would pass"),
     (GOOD | {"id": "b", "check": {"judge": "x", "match": ["y"]}}, "one criterion"),

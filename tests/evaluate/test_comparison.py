@@ -69,6 +69,27 @@ def test_what_may_be_chance_does_not_outweigh_what_is_not() -> None:
     assert sentence({"a": (0.2, 5 / 6), "b": (0.5, 3 / 6)}, others=6).startswith("b is better than a:")
 
 
+def test_the_more_trainings_the_less_of_a_difference_may_be_chance() -> None:
+    """Seven of forty prompts became right. Of two trainings this is no chance; of three there are three comparisons."""
+    two = {"a": (0.5, 0.9), "b": (27 / 40, 0.9)}
+    assert sentence(two).startswith("b is better than a:")
+    assert sentence(two | {"c": (0.5, 0.9)}).startswith("No measurable difference between")
+    assert sentence(two | {"b": (0.8, 0.9), "c": (0.5, 0.9)}).startswith("b is better than a and c:")
+
+
+@pytest.mark.parametrize(("names", "others"), [("abc", "ac"), ("cab", "ca")])
+def test_a_pair_may_lack_a_share(names: str, others: str) -> None:
+    """The judge gave c no verdict where nobody complained."""
+    sides = [side(name, {f"{kind}{n}": [None, None if (name, kind) == ("c", "u") else n < right]
+                         for kind in "cu" for n in range(20)}, {f"{kind}{n}": kind == "c" for kind in "cu"
+                         for n in range(20)}) for name in names for right in [18 if name == "b" else 2]]  # fmt: skip
+    pairs = {(a.name, b.name): paired_scores(a, b, 0) for a, b in combinations(sides, 2)}
+    assert conclude_pairs(list(names), pairs) == (
+        f"b is better than {' and '.join(others)}: where users corrected the model, b is right in 90% of its replies, "
+        f"{', '.join(f'{name} in 10%' for name in others)}; where nobody complained, b in 90%, a in 10%."
+    )
+
+
 def test_too_few_prompts_and_no_check_are_said() -> None:
     assert sentence({"a": (0.2, 0.8), "b": (0.8, 0.8)}, count=5, others=5).startswith("Not known")
     unknown = [side(name, {f"p{n}": [None] for n in range(9)}) for name in "ab"]
@@ -81,7 +102,7 @@ def test_the_interval_is_that_of_the_differences_prompt_by_prompt(replies: list)
     found = {(row["metric"], row["domain"]): row for row in paired_scores(*sides, seed=3)}["passed_sampled", "all"]
     differences = [(sum(b) - sum(a)) / 2 for a, b in replies]
     assert found["difference"] == pytest.approx(sum(differences) / len(differences))
-    assert (found["low"], found["high"]) == pytest.approx(interval(differences, seed=3))
+    assert (found["low"], found["high"]) == pytest.approx(interval(differences, seed=3) or (None, None))
 
 
 def test_a_length_that_is_not_stored_is_not_invented_and_what_never_happens_is_left_out() -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from checked_runs import whole_run
 
+from opdkit.chat.messages import message
 from opdkit.commands.status import run as status
 from opdkit.config.status import StatusConfig
 from opdkit.console import stdout
 from opdkit.evaluate import conclusion as concluding
+from opdkit.evaluate.checks import HeldOutPrompt, Patterns
 from opdkit.evaluate.conclusion import (
     BETTER,
     MIXED,
@@ -23,7 +25,9 @@ from opdkit.evaluate.conclusion import (
     print_conclusion,
     read_conclusion,
 )
-from opdkit.evaluate.scores import Scores
+from opdkit.evaluate.replies import Reply
+from opdkit.evaluate.scores import Scores, reply_scores
+from opdkit.model.scoring import PromptResponse
 
 RUN = Path("runs/mine")
 UP, DOWN, FLAT = (0.1, 0.3), (-0.3, -0.1), (-0.1, 0.1)
@@ -52,7 +56,7 @@ def passed(corrected: tuple[float, float] | None, uncorrected: tuple[float, floa
 @pytest.mark.parametrize(("corrected", "uncorrected", "word"), [
     (UP, FLAT, BETTER), (UP, UP, BETTER), (FLAT, UP, BETTER), (UP, DOWN, MIXED), (DOWN, UP, MIXED),
     (FLAT, DOWN, WORSE), (DOWN, FLAT, WORSE), (DOWN, DOWN, WORSE), (FLAT, FLAT, SAME), ((0.0, 0.2), FLAT, SAME),
-    (None, None, UNKNOWN), (UP, None, BETTER), (None, DOWN, WORSE),
+    (None, None, UNKNOWN), (UP, None, BETTER), (None, DOWN, WORSE), (None, FLAT, UNKNOWN), (FLAT, None, UNKNOWN),
 ])  # fmt: skip
 def test_the_word(corrected, uncorrected, word: str) -> None:
     found = conclude(passed(corrected, uncorrected), RUN)
@@ -61,6 +65,42 @@ def test_the_word(corrected, uncorrected, word: str) -> None:
     assert "where users corrected the model" in found.sentence
     assert [number["domain"] for number in found.numbers] == ["corrected", "uncorrected"]
     assert found.next
+
+
+@pytest.mark.parametrize("count", [5, 6])
+def test_a_share_of_too_few_prompts_is_not_the_same(count: int) -> None:
+    """All replies to so few prompts became right. Each of two shares needs seven prompts, so that 5% hold for both."""
+    prompts = [prompt(f"{n}", n < count, (0, n < count)) for n in range(count + 20)]
+    found = conclude(reply_scores([reply for both in prompts for reply in both], 0), RUN)
+    assert found.sentence == (
+        "Not known: too few prompts to tell what changed where users corrected the model; where users corrected the "
+        "model, 100% of its replies are right (0% before); where nobody complained, 0% (0% before)."
+    )
+
+
+@pytest.mark.parametrize(("rose", "fell", "word"), [
+    (3, 0, SAME), (5, 0, SAME), (6, 0, BETTER), (6, 1, SAME), (0, 6, WORSE), (12, 0, BETTER),
+])  # fmt: skip
+def test_at_least_six_prompts_change_where_one_share_rose_or_fell(rose: int, fell: int, word: str) -> None:
+    """The interval of the bootstrap excludes 0 for three of twelve prompts, too."""
+    prompts = [prompt(f"{n}", None, (fell > n - rose >= 0, n < rose)) for n in range(12)]
+    found = conclude(reply_scores([reply for both in prompts for reply in both], 0), RUN)
+    assert found.word == word
+    assert (found.numbers[0]["low"] is None) is (rose == 12), "all changes are equal"
+
+
+def prompt(name: str, corrected: bool | None, passed: tuple[bool, bool], session: str | None = None) -> list[Reply]:
+    """A held-out prompt with a reply of either model."""
+    asked = HeldOutPrompt(name, "d", [message("user", "Hi")], None, Patterns((), ()), corrected, session=session)
+    return [Reply(asked, model, 1, "x", "x", PromptResponse([1], [2]), "stop", bool(right))
+            for model, right in zip(("before", "after"), passed, strict=True)]  # fmt: skip
+
+
+def test_the_prompts_of_a_session_rise_together() -> None:
+    for width, word in ((1, BETTER), (2, BETTER), (3, SAME), (8, UNKNOWN)):
+        prompts = [prompt(f"{n}", None, (n >= 12, True), f"log:{n // width}") for n in range(40)]
+        found = conclude(reply_scores([reply for both in prompts for reply in both], 0), RUN)
+        assert (found.word, found.numbers[0]["count"]) == (word, 40)
 
 
 def test_the_sentence_has_the_shares() -> None:
@@ -88,6 +128,8 @@ def test_without_the_field_corrected_all_prompts_conclude() -> None:
     found = conclude([row("passed_sampled", span=UP)], RUN)
     assert found.word == BETTER
     assert "on all prompts, 70% of its replies are right (50% before)" in found.sentence
+    few = conclude([row("passed_sampled", span=None, count=3)], RUN)
+    assert few.sentence.startswith("Not known: too few prompts to tell; on all prompts, 70% of its replies are right")
 
 
 def test_greedy_replies_conclude_where_none_was_sampled() -> None:
@@ -122,11 +164,14 @@ def test_what_is_unusual_is_named(scored: dict, said: str | None) -> None:
 def test_a_number_is_a_line() -> None:
     measured = row("passed_sampled", "corrected", (0.88, 0.95), before=0.06, after=0.98, difference=0.92)
     with stdout.capture() as printed:
-        print_conclusion(Conclusion(BETTER, "Better: a.", [measured, measured | {"low": None}], ["b"], "c"))
+        alike = measured | {"low": None, "chance": 0.01}
+        print_conclusion(Conclusion(BETTER, "Better: a.", [measured, measured | {"low": None}, alike], ["b"], "c"))
         print_conclusion(Conclusion(SAME, "The same: a.", [row("kl_replies", after=0.3)], [], "c"))
     assert printed.get().splitlines() == [
         "Better: a.", "  right replies, corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), 30 prompts",
-        "  right replies, corrected: 0.06 -> 0.98, +0.92 (too few for an interval), 30 prompts", "  look: b", "c",
+        "  right replies, corrected: 0.06 -> 0.98, +0.92 (too few for an interval), 30 prompts",
+        "  right replies, corrected: 0.06 -> 0.98, +0.92 (no interval: all changes are equal), 30 prompts",
+        "  look: b", "c",
         "The same: a.", "  drift from the model before training, on its replies (KL, nats per token): 0.30", "c",
     ]  # fmt: skip
 

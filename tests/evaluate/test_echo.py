@@ -112,6 +112,9 @@ def test_hints_in_scripts_without_spaces_are_found_too() -> None:
     assert echo_of("好的，请用摄氏度报告24小时的气温", ASKED, hints)
     assert echo_of("ฉันจะใช้องศาเซลเซียส", ASKED, hints)
     assert echo_of("珀斯今天12摄氏度。", ASKED, hints) is None
+    short = index_hints(["使用摄氏度", "摄氏度 use Celsius"])
+    assert echo_of("好的，已改为使用摄氏度。摄氏度 use Celsius", ASKED, short) is None, "as short as 'Use Celsius.'"
+    assert echo_of("Please use 摄氏 in reports.", ASKED, index_hints(["Please use 摄氏 in reports"]))
 
 
 def test_what_is_echoed_is_named() -> None:

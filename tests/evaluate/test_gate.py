@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
-from opdkit.evaluate.gate import FALSE_STOPS, POWER, Decision, compare_shares, decide, faults_of, score_loss
+from opdkit.evaluate.bootstrap import score_rise
+from opdkit.evaluate.gate import FALSE_STOPS, POWER, Decision, compare_shares, decide, faults_of, sum_units
 from opdkit.store.tables import REPLIES, to_arrow
 
 Rates = NDArray[np.float64]  # per prompt: probability of a right reply
@@ -24,8 +25,8 @@ CALM = [
 
 def row(prompt: str, model: str, passed: bool | None, sample: int = 0, **more: str | None) -> JSON:
     return {"prompt_id": prompt, "domain": prompt.partition("-")[0], "model": model, "sample": sample, "kl": None,
-            "probe": None, "hollow": None, "called": None, "reply": f"{passed}", "finish_reason": "stop",
-            "passed": passed, "hint_echo": None} | more  # fmt: skip
+            "session": None, "probe": None, "hollow": None, "called": None, "reply": f"{passed}",
+            "finish_reason": "stop", "passed": passed, "hint_echo": None} | more  # fmt: skip
 
 
 def answer(domain: str, fell: int, rose: int, same: int, **after: str | None) -> list[JSON]:
@@ -43,65 +44,106 @@ def find(decision: Decision, domain: str) -> JSON:
     return {row["domain"]: row for row in decision.domains}[domain]
 
 
-def pairs(differences: list[float]) -> NDArray[np.float64]:
-    """Shares before and after with these differences, without noise."""
-    d = np.array(differences)
-    return np.stack([(-d).clip(0), d.clip(0), 0 * d], 1)
+def falls(fell: int, rose: int = 0, same: int = 0, size: float = 1.0) -> NDArray[np.float64]:
+    """Shares before minus those after."""
+    return np.array([size] * fell + [-size] * rose + [0.0] * same)
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 
 def test_of_greedy_replies_it_is_mcnemars_test() -> None:
-    assert score_loss(pairs([-1] * 10 + [1] * 2 + [0] * 20)) == pytest.approx((10 - 2 - 1) / 12**0.5)
-    assert score_loss(pairs([1] * 10 + [0] * 20)) == 0, "a rise is no loss"
-    assert score_loss(pairs([0] * 20)) == 0
+    assert score_rise(falls(10, 2, 20)) == pytest.approx((10 - 2 - 1) / 12**0.5)
+    assert score_rise(falls(0, 10, 20)) == 0, "a rise is no loss"
+    assert score_rise(falls(0, 0, 20)) == 0
 
 
 @given(st.lists(st.integers(-4, 1), min_size=6, max_size=12), st.sampled_from([0.025, 0.005, 0.0025]))
 @example([1, -3, -4, -4, -4, -4], 0.025)  # its exact p is 2/64
 def test_no_loss_is_found_that_chance_makes_more_often_than_asked(quarters: list[int], level: float) -> None:
     """The oracle: all signs of the differences are equally likely where training changed nothing."""
-    if score_loss(pairs([q / 4 for q in quarters])) >= NormalDist().inv_cdf(1 - level):
+    if score_rise(-np.array(quarters) / 4) >= NormalDist().inv_cdf(1 - level):
         sizes = [abs(q) for q in quarters if q]
         sums = np.array([sum(map(int.__mul__, sizes, signs)) for signs in product((-1, 1), repeat=len(sizes))])
         assert (sums <= sum(quarters)).mean() <= level
 
 
 def test_a_small_rise_beside_them_does_not_make_losses_larger() -> None:
-    assert score_loss(pairs([-1] * 6 + [1 / 16])) < score_loss(pairs([-1] * 6))
+    assert score_rise(np.array([1.0] * 6 + [-1 / 16])) < score_rise(falls(6))
 
 
 def test_a_change_within_the_noise_of_the_model_before_is_no_loss() -> None:
-    shares = pairs([-0.25] * 16 + [0] * 16)
-    assert score_loss(shares) > LIMIT
-    shares[:, 2] = 0.25  # as of replies that are right in every second sample
-    assert score_loss(shares) == pytest.approx((4 - 0.25) / 8**0.5)
-    assert compare_shares(shares, LIMIT)["noise"] == pytest.approx(1.96 * (0.25 / 32) ** 0.5)
+    fell = falls(16, same=16, size=0.25)
+    assert score_rise(fell) > LIMIT
+    noise = np.full(32, 0.25)  # as of replies that are right in every second sample
+    assert score_rise(fell, noise.sum()) == pytest.approx((4 - 0.25) / 8**0.5)
+    found = compare_shares(np.stack([fell, 0 * fell, noise, np.ones(32)], 1), LIMIT)
+    assert (found["worse"], found["noise"]) == (False, pytest.approx(1.96 * (0.25 / 32) ** 0.5))
 
 
-@pytest.mark.parametrize("count", [30, 120, 600])
-def test_the_loss_that_would_be_found_is_found_as_often_as_it_says(count: int) -> None:
-    """Every prompt fails by chance, at the rate that `finds` names; a third less is found less often."""
-    rng, shares = np.random.default_rng(count), np.repeat([[1.0, 1.0, 0.0]], count, 0)
-    size = compare_shares(shares, LIMIT)["finds"]
-    found = []
-    for loss in (size, size * 2 / 3):
-        nights = [np.stack([shares[:, 0], rng.random(count) >= loss, shares[:, 2]], 1) for _ in range(400)]
-        found.append(np.mean([score_loss(night) >= LIMIT for night in nights]))
+@pytest.mark.parametrize(("count", "prompts"), [(30, 1), (120, 1), (600, 1), (60, 4)])
+def test_the_loss_that_would_be_found_is_found_as_often_as_it_says(count: int, prompts: int) -> None:
+    """Every prompt, or session of four, fails by chance at the rate that `finds` names; a third less is found less."""
+    rng = np.random.default_rng(count)
+    size = compare_shares(np.repeat([[prompts, prompts, 0.0, prompts]], count, 0), LIMIT)["finds"]
+    found = [np.mean([score_rise(prompts * (rng.random(count) < loss)) >= LIMIT for _ in range(400)])
+             for loss in (size, size * 2 / 3)]  # fmt: skip
     assert found[0] >= POWER - 0.02
     assert found[1] < POWER - 0.1
 
 
 def test_more_prompts_and_more_samples_find_smaller_losses() -> None:
     def finds(count: int, noise: float = 0.0) -> float | None:
-        return compare_shares(np.repeat([[0.5, 0.5, noise]], count, 0), LIMIT)["finds"]
+        return compare_shares(np.repeat([[0.5, 0.5, noise, 1.0]], count, 0), LIMIT)["finds"]
 
     sizes = [finds(count) for count in (12, 30, 120, 600)]
     assert sizes == sorted(sizes, reverse=True)
     assert finds(120, 0.1) > finds(120)
     assert finds(6) is None, "six prompts show no loss, however large"
-    assert compare_shares(np.zeros((5, 3)), LIMIT)["worse"] is None
+    assert compare_shares(np.repeat([[0.5, 0.5, 0.0, 1.0]], 5, 0), LIMIT)["worse"] is None
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_prompts_of_a_session_are_summed() -> None:
+    shares_N4 = np.array([[1.0, 0.0, 0.25, 7], [0.5, 1.0, 0.0, 2], [1.0, 1.0, 0.5, 7]])
+    assert sorted(sum_units(shares_N4).tolist()) == [[0.5, 1.0, 0.0, 1.0], [2.0, 1.0, 0.75, 2.0]]
+    assert sum_units(shares_N4[:0]).shape == (0, 4)
+
+
+def test_a_session_is_one_case_however_many_prompts_it_makes() -> None:
+    """Seven prompts fell; in one session they are one loss, and so they are in two of forty."""
+    rows = answer("a", 7, 0, 33)
+    assert not decide_on(rows).ship
+    for width in (7, 4):
+        together = [reply | {"session": f"log:{int(reply['prompt_id'][2:]) // width}"} for reply in rows]
+        found = find(decide_on(together), "a")
+        assert (found["worse"], found["prompts"]) == (False, 40)
+        assert (found["before"], found["after"]) == (1.0, 33 / 40)
+    alone = [reply | {"session": f"log:{reply['prompt_id']}"} for reply in rows]
+    assert decide_on(alone) == decide_on(rows), "a session of one prompt is a prompt"
+    few = [reply | {"session": f"log:{int(reply['prompt_id'][2:]) % 5}"} for reply in rows]
+    assert find(decide_on(few), "a")["worse"] is None, "five sessions are too few"
+
+
+def test_replies_of_an_opdkit_without_sessions_are_compared() -> None:
+    rows = answer("a", 14, 1, 30)
+    table = to_arrow(REPLIES, rows)
+    assert decide(table.drop_columns(["session"]), CALM) == decide(table, CALM)
+
+
+def test_chance_stops_as_rarely_where_training_changes_whole_sessions() -> None:
+    """Eight prompts of a session change together, as often for the better as for the worse."""
+    rng, stops = np.random.default_rng(5), []
+    for _ in range(2000):
+        changes = np.repeat(rng.choice([-0.5, 0.0, 0.5], 10), 8) + rng.choice([-0.25, 0.0, 0.25], 80)
+        before = rng.uniform(0.75, 1, 80)
+        rows = np.stack([before, before + changes, 0 * before], 1)
+        stops.append([compare_shares(sum_units(np.c_[rows, unit_N]), 1.96)["worse"]
+                      for unit_N in (np.arange(80) // 8, np.arange(80))])  # fmt: skip
+    together, each = np.mean(stops, 0)
+    assert together <= FALSE_STOPS < 2 * FALSE_STOPS < each
 
 
 # -- the decision ------------------------------------------------------------------------------------------------------
@@ -195,6 +237,11 @@ def test_drift_and_length_have_the_ranges_of_eval(check: str, metric: str, chang
 @pytest.mark.parametrize(("text", "faults"), [
     ("I cannot help with that.", {"refusal"}), ("I’m not able to provide this.", {"refusal"}),
     ("Unfortunately we can't do that here.", {"refusal"}), ("I can't help but smile.", set()),
+    ("I am not going to help with that.", {"refusal"}), ("We must decline.", {"refusal"}),
+    ("I'm sorry. I can’t share this.", {"refusal"}), ("I can't help with that; it is illegal.", {"refusal"}),
+    ("I won't give up! Here is the answer: 4", set()), ("Sure. As I can't share files here, I paste it.", set()),
+    ("As I can't share files here, I paste the table.", set()), ("I cannot give all digits: 3.14", set()),
+    ("We will not share your data; here is the summary.", set()), ("It is 4. I can't give more digits.", set()),
     ("I can help with that.", set()), ("The shop cannot provide spare parts.", set()), ("", set()),
     ("<think>I can't help with that, or can I?</think>Here it is.", set()), (LOOP, {"loop"}),
     ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', set()), ("<tool_call>f(", {"broken_call"}),

@@ -2,10 +2,12 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from opdkit.chat.messages import message
+from opdkit.evaluate.bootstrap import interval
 from opdkit.evaluate.checks import HeldOutPrompt, Patterns
 from opdkit.evaluate.replies import Reply, mark_echoes
 from opdkit.evaluate.scores import (
@@ -24,9 +26,10 @@ def test_every_metric_has_a_unit() -> None:
 
 def reply(
     prompt_id: str, model: str, sample: int, passed: bool | None = True, domain: str = "d",
-    corrected: bool | None = None, text: str = "x", tokens: int | None = None,
+    corrected: bool | None = None, text: str = "x", tokens: int | None = None, session: str | None = None,
 ) -> Reply:  # fmt: skip
-    prompt = HeldOutPrompt(prompt_id, domain, [message("user", "say x")], None, Patterns((), ()), corrected)
+    check = Patterns((), ())
+    prompt = HeldOutPrompt(prompt_id, domain, [message("user", "say x")], None, check, corrected, session=session)
     sequence = PromptResponse([1], [2] * (tokens or (10 if model == "after" else 5)))
     return Reply(prompt, model, sample, text, text, sequence, "stop", passed)
 
@@ -50,6 +53,33 @@ def test_shares_are_means_over_prompts_worked_by_hand() -> None:
     assert rows["passed_sampled", "e"]["low"] is None  # three prompts say too little about the spread
     assert rows["reply_tokens", "all"]["difference"] == 5
     assert ("passed_greedy", "all") not in rows
+
+
+def test_the_prompts_of_a_session_are_resampled_together() -> None:
+    """As a unit whose weight is the number of its prompts; for the drift, their tokens."""
+    rng, replies, shifts = random.Random(0), list[Reply](), list[Shift]()
+    for n in range(40):
+        for model in ("before", "after"):
+            replies.append(reply(f"p{n}", model, 1, rng.random() < 0.5, session=f"log:{min(n // 3, 9)}"))
+        shifts.append(Shift(rng.randint(1, 50), -1.0, -1.0, rng.random() * 9))
+    before = replies[::2]
+    found = by_key([*reply_scores(replies, seed=3), *reply_kl_scores(before, shifts, seed=3)])
+    row, drift = found["passed_sampled", "all"], found["kl_replies", "all"]
+    groups = [[n for n in range(40) if min(n // 3, 9) == session] for session in range(10)]
+    changes = [replies[2 * n + 1].passed - replies[2 * n].passed for n in range(40)]
+    means = [sum(changes[n] for n in group) / len(group) for group in groups]
+    assert (row["low"], row["high"]) == pytest.approx(interval(means, list(map(len, groups)), seed=3))
+    tokens = [sum(shifts[n].tokens for n in group) for group in groups]
+    kls = [sum(shifts[n].kl for n in group) / total for group, total in zip(groups, tokens, strict=True)]
+    assert (drift["low"], drift["high"]) == pytest.approx(interval(kls, tokens, seed=3))
+    assert (row["count"], drift["count"]) == (40, 40)
+    assert replies[0].row()["session"] == "log:0"
+    few = [replace(r, prompt=replace(r.prompt, session=str(n % 5))) for r, n in zip(replies, range(80), strict=True)]
+    alone = [replace(r, prompt=replace(r.prompt, session=None)) for r in replies]
+    single = [replace(r, prompt=replace(r.prompt, session=r.prompt.id)) for r in replies]
+    row = by_key(reply_scores(few, 3))["passed_sampled", "all"]
+    assert (row["low"], row["chance"], row["count"]) == (None, None, 40)
+    assert reply_scores(single, 3) == reply_scores(alone, 3)
 
 
 def test_what_the_logs_correct_is_put_together() -> None:

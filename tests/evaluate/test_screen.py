@@ -78,11 +78,8 @@ def test_what_never_happens_is_one_line(monkeypatch) -> None:
 
 def test_too_few_for_an_interval_is_said(monkeypatch) -> None:
     few = rows(("all",), hint_echo=0.0)[0] | {"low": None, "high": None, "count": 5}
-    assert (
-        shown(monkeypatch, [few])[-1]
-        == "n under 6: too few for an interval, and for a difference to be more than chance."
-    )
-    assert not any("too few" in line for line in shown(monkeypatch, [few | {"count": 6}]))
+    assert shown(monkeypatch, [few])[-1] == "no interval: n under 6 (a session counts once), or all changes are equal."
+    assert not any("no interval" in line for line in shown(monkeypatch, [few | {"low": 0.0, "high": 0.5}]))
 
 
 def test_nothing_to_compare_is_a_dash(monkeypatch) -> None:

@@ -109,19 +109,20 @@ def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int,
     """Return accuracy and kappa (of these `weights`) with their intervals, by resampling sessions.
 
     `confusions_S` are the confusion matrices of the sessions, flat [S, 9], and `plain_S` those of the plain majority.
+    A session without a reward says nothing, and does not count as one.
     """
     matrix = confusions_S.sum(0).reshape(3, 3)
     resampled_B, plain_B = (resample_sums(x, seed).reshape(-1, 3, 3) for x in (confusions_S, plain_S))
-    is_enough = len(confusions_S) >= FEWEST
+    sessions = int(confusions_S.any(1).sum())
     share, beyond_chance = (None if np.isnan(x) else float(x) for x in (accuracy(matrix), kappa(matrix, weights)))
     return MajorityScore(
         majority,
         int(matrix.sum()),
         share,
-        share_interval(accuracy(resampled_B), share, len(confusions_S)),
+        share_interval(accuracy(resampled_B), share, sessions),
         beyond_chance,
-        quantile_interval(kappa(resampled_B, weights)) if is_enough else None,
-        quantile_interval(accuracy(resampled_B) - accuracy(plain_B)) if is_enough else None,
+        quantile_interval(kappa(resampled_B, weights)) if sessions >= FEWEST else None,
+        quantile_interval(accuracy(resampled_B) - accuracy(plain_B)) if sessions >= FEWEST else None,
     )
 
 

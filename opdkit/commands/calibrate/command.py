@@ -181,7 +181,7 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
         accuracy = float(right / answered) if answered else None
         right_B, answered_B = resampled_B[:, i].T
         shares_B = np.divide(right_B, answered_B, out=np.full(len(right_B), np.nan), where=answered_B > 0)
-        interval = share_interval(shares_B, accuracy, len(sums_S))
+        interval = share_interval(shares_B, accuracy, int((sums_S[:, i, 1] > 0).sum()))
         points.append(Point(k, accuracy, interval, float(answered / len(full)), independent_accuracy(full, k)))
     if all(len(case.turns) == 1 for case in full):
         beyond = (k for k in voting.sizes(EXTRAPOLATED) if k > most and k % 2)

@@ -214,11 +214,12 @@ def _label(row: JSON | str, line: int) -> Label:
     kind = next((key for key in KEYS if fields.get(key)), None)
     if kind is None or not isinstance(fields[kind], str):
         raise _UnusableError("no turn_id or session_id")
-    key = next((key for key in VALUES if key in fields), None)
-    if key is None:
+    cells = ["" if fields[key] is None else str(fields[key]).strip().lower() for key in VALUES if key in fields]
+    if not cells:
         raise _UnusableError("no reward", f"the row has {', '.join(map(str, fields))[:100]}")
-    word = "" if fields[key] is None else str(fields[key]).strip().lower()
-    if word in ("", "none", "null"):  # "none" in a sheet of `opdkit export --to review-csv`
+    # "none" in a sheet of `opdkit export --to review-csv`
+    word = next((cell for cell in cells if cell not in ("", "none", "null")), None)
+    if word is None:
         raise _UnusableError(_UNLABELLED)
     if word not in WORDS:
         raise _UnusableError("no such label", f"{word[:40]!r}; -1, 0, 1, good, neutral, bad, true or false")

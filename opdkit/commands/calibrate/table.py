@@ -36,7 +36,7 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     elif measured.kappa is None:
         reason = " (labels and judge all say the same one thing: nothing to disagree about)"
     elif measured.kappa_interval is None:
-        reason = " (no interval: few labels, or nearly all alike, so that in some resamples all say the same one thing)"
+        reason = " (no interval: few labels, no errors, or labels so alike that in some resamples all are the same)"
     else:
         reason = ""
     weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"

@@ -5,7 +5,7 @@ nights that judged them. So teacher, training and evaluation need not know of ni
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -28,6 +28,7 @@ from opdkit.store.reading import has_stage, is_complete, part_count
 from opdkit.store.skip_reasons import READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+from opdkit.store.turn_ids import conversation_id
 from opdkit.train.targets import is_held_out
 
 NIGHTS = 30  # earlier nights, the last ones, that sessions are drawn from: a night's cost does not grow with the home
@@ -72,6 +73,11 @@ class Gathered:
     def parts(self) -> list[tuple[int, int]]:
         """(night, part) of each part: where its sessions lie."""
         return sorted({(versions[0].night, versions[0].part) for versions in self.sessions.values()})
+
+    def conversations(self, nights: Collection[int]) -> set[str]:
+        """Return the ids of the conversations that one of these nights saw."""
+        return {conversation_id(name) for name, versions in self.sessions.items()
+                if any(one.night in nights for one in versions)}  # fmt: skip
 
 
 def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered:

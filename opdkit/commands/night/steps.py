@@ -1,7 +1,7 @@
 """Steps of one night: extract and judge what is new, choose what to train on, train, evaluate, decide."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +24,10 @@ from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.console import counted, printable, say, stdout, warn
 from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
-from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.bootstrap import FEWEST, score_rise
 from opdkit.evaluate.checks import read_prompts, read_text
 from opdkit.evaluate.conclusion import WHERE, deciding_shares
-from opdkit.evaluate.gate import measure_shares, score_loss
+from opdkit.evaluate.gate import measure_shares, sum_units
 from opdkit.evaluate.stage import model_names, write_log_prompts
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS
@@ -140,7 +140,8 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
         say(run_step("train", stages["train"]).line())
     except NothingLearnedError as why:
         return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
-    return facts | decide(home, night, config, replace(stages["eval"], served_as=served_as))  # type: ignore[call-arg,arg-type]
+    evaluation = replace(stages["eval"], served_as=served_as)  # type: ignore[call-arg]
+    return facts | decide(home, night, config, evaluation, chosen.conversations(night.record["learns"]))  # type: ignore[arg-type]
 
 
 def names_in(run: Path) -> tuple[str, ...]:
@@ -149,8 +150,11 @@ def names_in(run: Path) -> tuple[str, ...]:
     return tuple(sorted({name for table in tables for name in table["model"].to_pylist() if name}))
 
 
-def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig) -> JSON:
-    """Compare the trained model with its parent. Promote it if it is better, and no worse anywhere."""
+def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig, learned: Set[str]) -> JSON:
+    """Compare the trained model with its parent. Promote it if it is better, and no worse anywhere.
+
+    `learned`: ids of the conversations of the nights that it learned from. Their complaints show whether it is better.
+    """
     tests = write_tests(night, config, evaluation)
     if tests is None:
         return {"decision": KEPT, "sentence": "The model stays: no session kept out of training makes a test, and "
@@ -158,9 +162,13 @@ def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig
     with stdout.capture():
         run_step("eval", replace(evaluation, from_log=False, prompts=str(tests)))
     decision = gate(GateConfig(run=night.folder, max_loss=config.max_loss, allow=config.allow))
-    # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out.
-    corrected = [prompt.id for prompt in read_prompts(tests) if prompt.corrected]
-    is_better = decision.ship and has_gained(read_arrow(night.folder, "replies", 0), corrected)
+    # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out. What
+    # users complained of before, the parent has learned: it only adds noise, where there are enough new complaints.
+    corrected = [prompt for prompt in read_prompts(tests) if prompt.corrected]
+    new = [prompt for prompt in corrected if prompt.session is None or prompt.session in learned]
+    is_enough = len({prompt.session or prompt.id for prompt in new}) >= FEWEST
+    asked = [prompt.id for prompt in (new if is_enough else corrected)]
+    is_better = decision.ship and has_gained(read_arrow(night.folder, "replies", 0), asked)
     write_report(ReportConfig(run=night.folder))
     if is_better:
         home.promote(night.number, by="night")
@@ -182,9 +190,10 @@ def has_gained(replies: pa.Table, corrected: Collection[str]) -> bool:
     if len(corrected) < FEWEST:
         return False
     ids = replies["prompt_id"]
-    shares_N3 = measure_shares(replies.filter(pc.is_in(ids, pa.array(corrected, ids.type))))[1]["passed"]
-    shares_N3 = shares_N3[~np.isnan(shares_N3).any(1)]  # without a verdict
-    return len(shares_N3) >= FEWEST and score_loss(shares_N3[:, [1, 0, 2]]) >= NormalDist().inv_cdf(0.95)
+    shares_N4 = measure_shares(replies.filter(pc.is_in(ids, pa.array(corrected, ids.type))))[1]["passed"]
+    shares_N4 = shares_N4[~np.isnan(shares_N4).any(1)]  # without a verdict
+    before_U, after_U, noise_U, _ = sum_units(shares_N4).T
+    return len(before_U) >= FEWEST and score_rise(after_U - before_U, noise_U.sum()) >= NormalDist().inv_cdf(0.95)
 
 
 def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig) -> Path | None:

@@ -91,8 +91,10 @@ def test_hints_where_something_was_wanted() -> None:
 @pytest.mark.parametrize(("sessions", "has_interval"), [(1, False), (5, False), (6, True)])
 def test_few_sessions_give_the_gain_no_interval(sessions: int, has_interval: bool) -> None:
     """The same gain in each session has the same sign by chance: one time in 16 for five of them."""
-    plain_S, weighed_S = (np.tile(confusion([1], [reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
-    assert majority_score("weighed", weighed_S, "none", 0, plain_S).gain == ((1.0, 1.0) if has_interval else None)
+    plain_S, weighed_S = (np.tile(confusion([1, 1], [-1, reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
+    weighed_S[0] = confusion([1, 1], [1, 1]).ravel()
+    gain = majority_score("weighed", weighed_S, "none", 0, plain_S).gain
+    assert (gain is not None and gain[0] == 0.5) if has_interval else gain is None
 
 
 @pytest.mark.parametrize(("right", "has_interval"), [([1, 3], False), ([1, 2, 3, 3, 2], False), ([1, 3] * 3, True)])
@@ -105,3 +107,20 @@ def test_few_sessions_that_differ_give_no_figure_an_interval(right: list[int], h
     assert (found.accuracy_interval is not None, found.kappa_interval is not None) == (has_interval, has_interval)
     alike = majority_score("stored", each_S[[0] * len(right)], "none", 0, each_S)
     assert alike.accuracy_interval is not None, "Wilson's counts each session once"
+
+
+def test_a_judge_without_an_error_has_a_kappa_without_an_interval() -> None:
+    """All resamples have the kappa 1, and yet ten sessions do not make it certain."""
+    each_S = np.tile(confusion([1, -1], [1, -1]).ravel(), (10, 1))
+    found = majority_score("stored", each_S, "none", 0, each_S)
+    assert (found.kappa, found.kappa_interval, found.gain) == (1.0, None, None)
+    assert found.accuracy_interval == pytest.approx((0.7225, 1.0), abs=1e-4)
+
+
+def test_sessions_without_a_reward_narrow_no_interval() -> None:
+    each_S = np.tile(confusion([1, -1], [1, -1]).ravel(), (10, 1))
+    more_S = np.concatenate([each_S, np.zeros((20, 9))])
+    assert majority_score("stored", more_S, "none", 0, more_S) == majority_score("stored", each_S, "none", 0, each_S)
+    mixed_S = np.stack([*each_S[:4], confusion([1, -1], [1, 1]).ravel(), *np.zeros((20, 9))])
+    found = majority_score("stored", mixed_S, "none", 0, mixed_S)
+    assert (found.accuracy_interval, found.kappa_interval) == (None, None), "five sessions are too few"

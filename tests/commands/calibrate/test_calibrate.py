@@ -254,6 +254,12 @@ def test_perfect_and_few_is_not_certain(tmp_path: Path) -> None:
     assert found.accuracy == 1.0
     assert found.accuracy_interval == pytest.approx((0.7225, 1.0), abs=1e-4), "Wilson's, 10 of 10"
     assert (found.kappa, found.kappa_interval) == (None, None), "nothing to disagree about"
+    assert found.curve[0].interval == found.accuracy_interval
+    votes = {f"s{n}:1": [1, 1] if n < 10 else [None, None] for n in range(30)}
+    (tmp_path / "more").mkdir()
+    unanswered = calibrated(tmp_path / "more", votes, {f"s{n}:1": 1 for n in range(30)})
+    assert unanswered.accuracy_interval == found.accuracy_interval, "sessions without a reward say nothing"
+    assert [point.interval for point in unanswered.curve[:2]] == [found.accuracy_interval] * 2
 
 
 def test_the_labels_of_sample_data(tmp_path: Path) -> None:

@@ -40,6 +40,13 @@ def test_csv_as_spreadsheets_write_it(separator: str, tmp_path: Path) -> None:
     assert (found.rows, found.examples) == (3, [])
 
 
+def test_the_first_column_that_is_filled_is_the_label(tmp_path: Path) -> None:
+    path = write(tmp_path / "labels.csv", "turn_id,reward,label", "a:1,,good", "a:3,-1,1", "a:5,none,0", "a:7,,")
+    found = read_labels(path)
+    assert [(label.id, label.value) for label in found.labels] == [("a:1", 1), ("a:3", -1), ("a:5", 0)]
+    assert found.set_aside == {"no label yet": 1}
+
+
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [({}, None), ({"wanted": None}, False), ({"wanted": "celsius"}, True), ({"wanted": "none"}, False),

@@ -201,11 +201,12 @@ def test_a_night_whose_folder_was_removed_is_not_done_again(tmp_path: Path) -> N
 
 
 def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
-    def gains(better: int, worse: int, same: int, corrected: bool = True) -> bool:
+    def gains(better: int, worse: int, same: int, corrected: bool = True, per_session: int = 0) -> bool:
         sides = [(False, True)] * better + [(True, False)] * worse + [(True, True)] * same
         fields = {"domain": "d", "sample": 0, "kl": None, "probe": None, "hollow": None, "called": None, "reply": "r",
                   "finish_reason": "stop", "hint_echo": None}  # fmt: skip
-        rows = [{"prompt_id": f"{n}", "model": model, "passed": passed} | fields for n, pair in enumerate(sides)
+        rows = [{"prompt_id": f"{n}", "session": f"log:{n // per_session}" if per_session else None, "model": model,
+                 "passed": passed} | fields for n, pair in enumerate(sides)
                 for model, passed in zip(("before", "after"), pair, strict=True)]  # fmt: skip
         unknown = [row | {"prompt_id": f"unknown-{row['prompt_id']}", "passed": None} for row in rows]
         others = [row | {"prompt_id": f"other-{row['prompt_id']}"} for row in rows]
@@ -220,6 +221,9 @@ def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
     assert not gains(5, 0, 0), "too few prompts"
     assert not gains(0, 6, 0)
     assert not gains(20, 0, 0, corrected=False), "what nobody complained about is no gain"
+    assert gains(20, 0, 80, per_session=2)
+    assert not gains(20, 0, 80, per_session=5), "four sessions are better: one gain each, not twenty"
+    assert not gains(20, 0, 0, per_session=4), "too few sessions"
 
 
 def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
@@ -413,7 +417,7 @@ def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nig
                        "read_part": lambda *_: []}.items():  # fmt: skip
         monkeypatch.setattr(steps, name, stub)
     config = options(tmp_path, allow=("length",))
-    record = steps.decide(Home(config.home), night, config, EvalConfig(run=night.folder))
+    record = steps.decide(Home(config.home), night, config, EvalConfig(run=night.folder), set())
     assert record["decision"] == KEPT
     assert seen[0].allow == ("length",)
     first, _, gate = (night.folder / "gate.md").read_text().partition("\n\n")
@@ -421,6 +425,28 @@ def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nig
     assert gate.startswith("The gate: **Ship:**")
     with pytest.raises(ConfigError, match="--allow"):
         NightConfig(home=config.home, model="m", judge="rules", allow=("lenght",))
+
+
+@pytest.mark.parametrize("new", [6, 5])
+def test_whether_a_model_is_better_is_shown_by_new_complaints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: int
+) -> None:
+    """Where there are enough of them, and by the user's own prompts; else by all complaints."""
+    night, asked, tests = Home(tmp_path / "home").night(7), list[list[str]](), tmp_path / "tests.jsonl"
+    night.folder.mkdir(parents=True)
+    row = {"messages": [{"role": "user", "content": "hi"}], "check": {"match": ["x"]}}
+    rows = [{"id": f"new-{n}", "session": f"log:{n}", "corrected": True} for n in range(new - 1)]
+    rows += [{"id": f"old-{n}", "session": f"log:{50 + n}", "corrected": True} for n in range(4)]
+    rows += [{"id": "own", "corrected": True}, {"id": "calm", "session": "log:1", "corrected": False}]
+    jsonl(tests, *(row | one for one in rows))
+    stubs = {"write_tests": lambda *_: tests, "gate": lambda _: Decision(True, "Ship: well.", [], [], [], 0),
+             "has_gained": lambda _, ids: bool(asked.append(ids)), "read_part": lambda *_: [],
+             "run_step": lambda *_: None, "read_arrow": lambda *_: None, "write_report": lambda *_: None}  # fmt: skip
+    for name, stub in stubs.items():
+        monkeypatch.setattr(steps, name, stub)
+    steps.decide(Home(tmp_path / "home"), night, options(tmp_path), EvalConfig(run=night.folder),
+                 {f"log:{n}" for n in range(50)})  # fmt: skip
+    assert asked == [[one["id"] for one in rows if one["corrected"] and (new < 6 or not one["id"].startswith("old"))]]
 
 
 def test_a_log_does_not_control_the_terminal(

@@ -82,7 +82,8 @@ const linkTo = (id, words) => el("a", {href: "#" + id}, words);
 function scoreOf(row) {
   const isDrift = row.metric === "kl_replies",
     value = isDrift ? fixed(row.after) : `${fixed(row.before)} → ${fixed(row.after)}`,
-    span = row.low === null ? "too few for an interval" : `95% interval ${signed(row.low)} to ${signed(row.high)}`,
+    none = (row.chance ?? null) === null ? "too few for an interval" : "no interval: all changes are equal",
+    span = row.low === null ? none : `95% interval ${signed(row.low)} to ${signed(row.high)}`,
     what = isDrift
       ? `${DRIFT}; 0 is no change`
       : `right replies, ${row.domain}: ${signed(row.difference)} (${span}), ${plural(row.count, "prompt")}`;
@@ -166,8 +167,8 @@ function showEvaluation(found) {
       "p",
       {},
       `Replies of the model before training and of the model after it to the same ${plural(found.prompts, "prompt")}, which training has not seen. ` +
-        "Each change has a 95% interval; if 0 lies outside of it, the change is more than chance. " +
-        `Fewer than ${found.fewest} prompts are too few for an interval.`,
+        "Each change has a 95% interval. A mark (▲ or ▼) says that chance alone makes such a change in at most 5% of the cases. " +
+        `Fewer than ${found.fewest} prompts are too few for either.`,
     ),
     el(
       "p",
@@ -301,7 +302,9 @@ const scales = (widest) =>
   });
 
 const rightness = (value) => (value === null ? "? no verdict" : value ? "✓ right" : "✗ wrong");
-const clear = (row) => row.low !== null && (row.low > 0 || row.high < 0);
+// Tables of an earlier opdkit have no `chance`.
+const clear = (row) =>
+  row.chance === undefined ? row.low !== null && (row.low > 0 || row.high < 0) : row.chance !== null && row.chance <= 0.05;
 const change = (row, digits) =>
   row.difference === null
     ? MISSING
