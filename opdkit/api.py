@@ -12,6 +12,7 @@ notebooks have them from `_name_options`. Nothing heavy is imported before somet
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,6 +21,7 @@ from opdkit.config.commands import COMMANDS, STAGES, configure, load_function
 from opdkit.config.fields import JSON, WHERE, Field, PythonFunction, convert, fields_of, find_option
 from opdkit.config.shared import TRAINING
 from opdkit.console import stdout
+from opdkit.errors import ConfigError
 
 if TYPE_CHECKING:
     import opdkit.options as typed
@@ -60,8 +62,14 @@ class Run:
     it fails.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: "typed.Text") -> None:
+        if path == "":
+            raise ConfigError("RUN is an empty text; name a folder, existing or new")
         self.path = Path(path)
+
+    def __fspath__(self) -> str:
+        """Return the run directory: a run is taken wherever a path is."""
+        return str(self.path)
 
     def extract(self, logs: "typed.Texts | None" = None, **options: "Unpack[typed.ExtractOptions]") -> "Summary":
         """Read conversation logs into sessions and turns; `format` may be a function that reads a record."""
@@ -152,6 +160,8 @@ class Run:
 
     def show(self, turn_id: str) -> "Turn":
         """Return one turn whole. Printed, it is what `opdkit show` prints; a notebook shows its tokens in colours."""
+        if turn_id is None:  # would be the default: all turns
+            raise ConfigError("turn_id is None; name a turn, or choose some with `run.turns`")
         turns: Turns = self._run("show", {"turn_id": turn_id})
         return turns[0]
 
@@ -213,14 +223,14 @@ class Run:
 
 
 def _convert(field: Field, value: Any) -> Any:
-    """Return a Python value as the field's type: a path may be text and the reverse, NAME=VALUE options a dict."""
+    """Return a Python value as the field's type: a path may be text or a run, NAME=VALUE options a dict."""
     if field.function and callable(value):
         return PythonFunction(value)
     if field.is_list and isinstance(value, Mapping):
         value = [f"{name}={v if isinstance(v, str | Path) else json.dumps(v)}" for name, v in value.items()]
     if field.is_list and isinstance(value, list | tuple):
-        value = [str(item) if isinstance(item, Path) else item for item in value]
-    return convert(field, str(value) if isinstance(value, Path) else value, field.name)
+        value = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in value]
+    return convert(field, os.fspath(value) if isinstance(value, os.PathLike) else value, field.name)
 
 
 def _name_options(method: Callable[..., Any], command: str) -> None:

@@ -8,6 +8,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
@@ -156,6 +157,13 @@ def _help_row(field: Field) -> tuple[str, str]:
     return f"{field.flag} {metavar}".strip(), field.help + (f" ({'; '.join(notes)})" if notes else "")
 
 
+def _read_place(kind: type, text: str) -> Any:
+    """Return the value of a positional argument. Raises BadParameter where it is empty, as an unset variable is."""
+    if not text:
+        raise typer.BadParameter("it is empty; is a variable not set?")
+    return kind(text)
+
+
 def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
     """Return the typer parameter of one field. Flags default to None, so that TOML can tell what was given.
 
@@ -163,7 +171,7 @@ def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
     """
     kind = list[str] if field.is_list else field.type
     if field.positional:
-        argument = typer.Argument(metavar=field.flag, show_default=False)
+        argument = typer.Argument(metavar=field.flag, show_default=False, parser=partial(_read_place, field.type))
         required = field.required and not (has_file and field.name not in ("run", "home"))
         default = inspect.Parameter.empty if required else None
         annotation: Any = Annotated[kind if required else Optional[kind], argument]  # noqa: UP045

@@ -4,11 +4,11 @@ Written by docs/generate.py from opdkit/config: edit that, not this file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from os import PathLike
 from typing import Any, Literal, TypedDict
 
 JSON = dict[str, Any]
-Text = str | Path
+Text = str | PathLike[str]  # a path, or a run
 Texts = Text | Sequence[Text] | Mapping[str, object]  # one, several, or NAME=VALUE as a dict
 
 # (prompt, reply, next state) -> reward (1, 0, -1; None: cannot tell) and hint. Messages are dicts

@@ -3,16 +3,20 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
+from opdkit.errors import OpdkitError
+from opdkit.judge import stage as judge
 from opdkit.judge.votes import reward_of
 from opdkit.model.load import load_tokenizer
+from opdkit.store.counters import Summary
 from opdkit.store.part_writer import Stage
-from opdkit.store.reading import read_all
+from opdkit.store.reading import read_all, summary_of
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 
 HINT = "Answer in one short sentence."
@@ -55,6 +59,13 @@ def write_run(run: Path, parts: list[tuple[list[dict], list[dict], list[dict]]])
         with judge.writing(part) as out:
             out.rows("verdicts", verdicts)
     return run
+
+
+def judge_in_vain(config: JudgeConfig) -> Summary:
+    """Have a judge vote whose votes all fail, such as a model of random weights. They are written all the same."""
+    with pytest.raises(OpdkitError, match=r"all \d+ votes failed"):
+        judge.run(config)
+    return summary_of(config.run, "judge")
 
 
 def judged_run(

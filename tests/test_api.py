@@ -116,6 +116,13 @@ def test_wrong_options_are_the_errors_of_the_command_line(options: dict, words: 
     assert not any(tmp_path.iterdir())
 
 
+def test_a_run_and_a_turn_have_a_name(scored: Run) -> None:
+    with pytest.raises(opdkit.ConfigError, match="RUN is an empty text"):
+        Run("")
+    with pytest.raises(opdkit.ConfigError, match="turn_id"):
+        scored.show(None)  # type: ignore[arg-type]
+
+
 def test_what_was_not_done_before_is_an_error_of_the_run(tmp_path: Path) -> None:
     with pytest.raises(opdkit.OpdkitError, match="opdkit extract"):
         Run(tmp_path / "run").judge(judge="rules")
@@ -126,7 +133,7 @@ def test_what_was_not_done_before_is_an_error_of_the_run(tmp_path: Path) -> None
 
 
 def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths for text, one for several, whole numbers for numbers, a dict for NAME=VALUE, a TOML file underneath."""
+    """Paths and runs for text, one for several, whole numbers for numbers, a dict for NAME=VALUE, a file underneath."""
     seen = []
     monkeypatch.setattr("opdkit.store.run_stage.run_stage", lambda name, config: seen.append(config))
     monkeypatch.setattr("opdkit.api.load_function", lambda target: seen.append)
@@ -138,7 +145,10 @@ def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.Monkey
     made.judge(judge="local", judge_model=tmp_path, temperature=1, template_arg=arguments, seed=5,
                config=tmp_path / "opdkit.toml")  # fmt: skip
     made.pipeline("logs", model=tmp_path, set=["judge.votes=7"], config=tmp_path / "opdkit.toml")
-    one, several, judge, every = seen
+    made.rollout(from_run=Run(tmp_path / "other"), model="m")
+    made.compare(Run("b"), tmp_path)
+    one, several, judge, every, fresh, compared = seen
+    assert (fresh.from_run, compared.others) == (tmp_path / "other", ("b", str(tmp_path)))
     assert (every.logs, every.set, every.config) == (("logs",), ("judge.votes=7",), tmp_path / "opdkit.toml")
     assert (one.logs, one.part_mb, type(one.part_mb)) == ((str(tmp_path / "logs"),), 2.0, float)
     assert several.logs == ("a", str(tmp_path / "b"))

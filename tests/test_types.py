@@ -36,6 +36,7 @@ scores = run.evaluate(prompts="p.jsonl", samples=None, check=lambda reply, row: 
 print(scores.find("passed_sampled")["after"])
 print(run.train(model="m", name="b").where, run.training("b").compare("a", prompts=Path("p.jsonl")).sentence)
 print(run.turns(worst=3)[0]["turn_id"], run.show("x")["verdict"], len(run.scores()))
+print(run.rollout(from_run=run, model="m").parts, run.compare(run, Path("other")).sentence)
 print(run.calibrate("labels.jsonl").accuracy, run.check(deep=True), run.table("turns").pandas())
 """
 WRONG = """

@@ -121,6 +121,8 @@ class JudgeConfig(WordedOptions):
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
         if self.judge_url and self.judge not in ("endpoint", "batch"):
             raise ConfigError(f"--judge-url is for --judge endpoint, and --judge is {self.judge}")
+        if self.judge_model and self.judge not in MODELS:
+            raise ConfigError(f"--judge-model is for a model as the judge, and --judge is {self.judge}")
         if self.weigh_votes and (self.judge in WARNINGS or isinstance(self.judge, PythonFunction)):
             raise ConfigError(f"--weigh-votes needs a model as the judge: --judge {self.judge} has no probabilities")
         if self.criterion and self.judge not in MODELS:

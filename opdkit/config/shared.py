@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,13 @@ def check_servers(urls: tuple[str, ...], flag: str) -> None:
     """Raise ConfigError unless each of `urls` is a plain http(s) address."""
     for url in urls:
         check_server(url, flag)
+
+
+def check_launcher() -> None:
+    """Raise ConfigError in one of several processes if no launcher says where they meet."""
+    if (size := os.environ.get("WORLD_SIZE", "1")) != "1" and not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(f"WORLD_SIZE is {size}, but MASTER_ADDR is not set: start the processes with torchrun or "
+                          "`accelerate launch`; for a single process unset WORLD_SIZE and RANK")  # fmt: skip
 
 
 def parse_price(text: str, flag: str = "--price") -> tuple[float, float]:

@@ -22,7 +22,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import PythonFunction
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import ConfigError, NothingLearnedError, OpdkitError
 from opdkit.extract.formats.detect import NO_LINES, problem_text
 from opdkit.extract.formats.function import reader_of_function
 from opdkit.extract.formats.mapped import reader_of
@@ -367,7 +367,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
 
 
 def check_results(counters: Counters) -> None:
-    """Raise OpdkitError when most of the log was lost, or none of it can be trained on."""
+    """Raise OpdkitError when most of the log was lost, NothingLearnedError when none of it can be trained on."""
     reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
     unread = counters.total(_UNREAD)
     if 2 * unread > counters.rows_in:
@@ -386,6 +386,6 @@ def check_results(counters: Counters) -> None:
         )
         return
     side = " Every turn is marked as side; --side trains on such turns, too." if set(skipped) == {SIDE} else ""
-    raise OpdkitError(
+    raise NothingLearnedError(
         f"nothing can be trained on: none of {counted(counters.total(_TURNS), 'turn')}.{side} Reasons: {why}."
     )

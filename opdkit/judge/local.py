@@ -19,6 +19,7 @@ from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import TOO_LONG, Answer, Question, Usage, confidence_of
+from opdkit.judge.warnings import UNBUILT
 from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
@@ -115,7 +116,7 @@ class LocalJudge:
         try:
             ids = self.chat.prompt_ids(messages)
         except ChatError as error:
-            return f"the prompt cannot be built: {error}"
+            return f"{UNBUILT}: {error}"
         if len(ids) >= self.context:
             return f"{TOO_LONG}: {len(ids):,} tokens, of {self.context:,} it was built for; lower --max-section-chars"
         return ids

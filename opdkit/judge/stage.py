@@ -39,14 +39,14 @@ from opdkit.judge.votes import (
     confidences_of,
     reward_of,
 )
-from opdkit.judge.warnings import NO_REWARD, warnings
+from opdkit.judge.warnings import NO_REWARD, remedy_for, warnings
 from opdkit.model.folder import pin_model
 from opdkit.store.counters import Counters, Summary, check_rows_left
 from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import find_outdated_upstream, record_usage, stage_dir
-from opdkit.store.reading import part_count, part_path
+from opdkit.store.reading import part_count, part_path, read_all
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import ESCALATED, VERDICTS
@@ -137,6 +137,7 @@ def run(config: JudgeConfig) -> Summary:
                   for who in (FIRST, SECOND)}  # fmt: skip
     if usage:
         record_usage(config.run, "judge", usage)
+    check_votes(config, summary)
     warn(*warnings(config, summary.counters))
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     summary.next = judge.next if config.judge == "batch" else ""
@@ -334,6 +335,19 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
         "hint": choice.hint,
         "hint_status": choice.status,
     }
+
+
+def check_votes(config: JudgeConfig, summary: Summary) -> None:
+    """Raise OpdkitError with the first reason if a stage is done, and all votes failed but for what the log says."""
+    counters = summary.counters
+    votes, is_done = counters.total("votes"), summary.parts_done == summary.parts
+    if is_done and 0 < votes == counters.total("failed votes") and not counters.total("rewards"):
+        verdicts = read_all(config.run, "verdicts")
+        reason = next(vote["error"] for row in verdicts for vote in [*row["hint_votes"], *row["reward_votes"]])
+        remedy = "" if ":" in reason else f" {remedy_for(reason)}"  # details are clearer than any advice
+        raise OpdkitError(f"all {counted(votes, 'vote')} failed, the first one with: {reason}.{remedy} `opdkit show "
+                          f"{quote(config.run)} --status failed --whole` shows the answers; judge again with "
+                          "--overwrite")  # fmt: skip
 
 
 def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], reward: Reward) -> None:

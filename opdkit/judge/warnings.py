@@ -7,15 +7,21 @@ from opdkit.judge.parse import CUT_OFF
 from opdkit.judge.votes import TOO_LONG
 from opdkit.store.counters import Counters, mostly_dropped
 
-NO_REWARD = "the function gave no reward"
+NO_REWARD, UNBUILT = "the function gave no reward", "the prompt cannot be built"
 _REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars.",
-             NO_REWARD: "None is for turns that it cannot judge."}  # fmt: skip
+             NO_REWARD: "None is for turns that it cannot judge.",
+             UNBUILT: "`opdkit show RUN --status failed --whole` says why."}  # fmt: skip
 _FLAGGED = {
     "tool_error": "after which a tool failed",
     "truncation": "that were cut off",
     "duplicate_call": "that repeat a tool call",
     "loop": "that end in a loop",
 }
+
+
+def remedy_for(kind: str) -> str:
+    """Return what to do about votes that failed in this way, most or all of them."""
+    return _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")
 
 
 def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
@@ -25,7 +31,7 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
     messages = mostly_dropped("judge", counters) + ([WARNINGS["reaction"]] if config.judge == "reaction" else [])
     votes, failed = counters.total("votes"), counters.total("failed votes")
     kind = next((kind for kind, _ in counters.labels("failed votes").most_common(1)), "")
-    remedy = _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")
+    remedy = remedy_for(kind)
     if 2 * failed > votes:
         share = "all" if failed == votes else f"{failed:,} of"
         messages.append(f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {remedy}")

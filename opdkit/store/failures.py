@@ -14,18 +14,30 @@ from pathlib import Path
 
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
-from opdkit.errors import OpdkitError
-from opdkit.store.atomic import write_text
+from opdkit.errors import NothingLearnedError, OpdkitError
+from opdkit.store.atomic import remove_folder, write_text
+from opdkit.store.plans import stage_dir
 
 
 @contextlib.contextmanager
 def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
-    """Record the error with which the block ends, or remove the record of the one before."""
+    """Record the error with which the block ends, or remove the record of the one before.
+
+    A stage that begins in the block leaves no plan behind if it has written nothing, or extracted nothing to train on:
+    the corrected command needs no --overwrite. The plan of several shards stays, for the others.
+    """
     index, count = parse_shard(config.shard)
     path = config.run / ".failed" / f"{stage}-{index}-of-{count}.json"
+    home = stage_dir(config.run, stage)
+    is_new = count == 1 and not (home / "manifest.json").exists()
     try:
         yield
     except Exception as error:
+        is_useless = stage == "extract" and isinstance(error, NothingLearnedError)
+        with contextlib.suppress(OSError):
+            files = [path.name for path in home.rglob("*") if path.is_file()]
+            if is_new and (is_useless or files == ["manifest.json"]):
+                remove_folder(home)
         # Whoever typed a wrong command (exit code 2) reads the message; in a batch job nobody does.
         shown = getattr(error, "exit_code", 1) != 1 and "SLURM_JOB_ID" not in os.environ
         if not shown and config.run.is_dir():  # a command with a wrong path leaves nothing behind
@@ -38,13 +50,15 @@ def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
                 path.parent.mkdir(exist_ok=True)
                 write_text(path, json.dumps(record, indent=2) + "\n")
         raise
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not there, or the disk is read-only
+        path.unlink()
 
 
 def forget_failures(run: Path, stage: str) -> None:
     """Remove the errors of a stage that is done, however many shards it had when they happened."""
     for path in (run / ".failed").glob(f"{stage}-*-of-*.json"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def read_failures(run: Path) -> list[JSON]:

@@ -223,13 +223,13 @@ def is_same_path(one: str, other: str) -> bool:
 
 
 def check_model_path(model: str) -> None:
-    """Raise OpdkitError for no folder and no name on the hub: ORG/NAME is none where ORG is a folder here."""
+    """Raise ConfigError for no folder and no name on the hub: ORG/NAME is none where ORG is a folder here."""
     path = Path(model)
     is_beside = path.parent.name and path.parent.is_dir()
     if not path.is_dir() and (is_beside or model.startswith((".", "/", "~")) or model.count("/") > 1):
         folders = ", ".join(sorted(one.name for one in path.parent.glob("*/"))[:5]) if is_beside else ""
         beside = f" (in {path.parent}: {folders or 'no folder'})" if is_beside else ""
-        raise OpdkitError(f"{model} is not there: no folder {path.absolute()}{beside}; a model is a folder in Hugging "
+        raise ConfigError(f"{model} is not there: no folder {path.absolute()}{beside}; a model is a folder in Hugging "
                           "Face format or a name on the hub")  # fmt: skip
 
 

@@ -3,6 +3,9 @@
 SIGUSR1: finish the part under way, then stop. SIGTERM: drop the part under way and stop now. A dropped part leaves
 nothing at its final path; finished parts stay. Training works in steps: both signals let it finish the optimizer step
 under way, in which other processes take part, and write a checkpoint. A command listens only while it runs a stage.
+
+SIGINT (Ctrl-C) interrupts as ever. A library may swallow the exception of a signal, as pyarrow does while it imports
+pandas: it is raised again before the next part or step, at the latest when the stage ends.
 """
 
 import contextlib
@@ -30,6 +33,7 @@ class _Watch:
 
     owner: int = 0
     requested: bool = False
+    raised: type[KeyboardInterrupt] | None = None  # by a signal
     finished: int = 0  # parts, or steps that a checkpoint holds
     in_steps: bool = False
 
@@ -38,13 +42,15 @@ _watch = _Watch()
 
 
 def is_requested() -> bool:
-    """Return True once the process was asked to stop after what it is doing."""
+    """Return True once the process was asked to stop after what it is doing. Raises what a signal raised before."""
+    if _watch.raised is not None:
+        raise _watch.raised
     return _watch.requested
 
 
 def raise_if_requested() -> None:
-    """Raise Stopped if the process was asked to stop: no further part is begun."""
-    if _watch.requested:
+    """Raise Stopped or KeyboardInterrupt if the process was asked to stop: no further part is begun."""
+    if is_requested():
         raise Stopped
 
 
@@ -63,18 +69,22 @@ def stop_after_step() -> Iterator[None]:
 
 @contextlib.contextmanager
 def listen_for_signals() -> Iterator[None]:
-    """Handle both signals in the block, if this is the main thread: Python delivers them to no other.
+    """Handle the signals in the block, if this is the main thread: Python delivers them to no other.
 
-    Raises Stopped. Raises OpdkitError if the process was asked to stop and had not finished one part (or step): the
-    same command would get no further the next time, and a scheduler would start it again for ever.
+    Raises Stopped and KeyboardInterrupt. Raises OpdkitError if the process was asked to stop and had not finished one
+    part (or step): the same command would get no further the next time, and a scheduler would start it again for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     _watch.owner, _watch.requested, _watch.finished, _watch.in_steps = os.getpid(), False, 0, False
-    before = {number: signal.signal(number, _on_signal) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    numbers = [signal.SIGUSR1, signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored (nohup), or handled
+        numbers.append(signal.SIGINT)
+    before = {number: signal.signal(number, _on_signal) for number in numbers}
     try:
         yield
+        is_requested()  # raises what was swallowed since the last part
     except Stopped:
         if _watch.requested and not _watch.finished:
             unit, smaller = ("step", "--batch-turns") if _watch.in_steps else ("part", "`opdkit extract --part-mb`")
@@ -86,10 +96,13 @@ def listen_for_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _watch.requested = False
+        _watch.requested, _watch.raised = False, None
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGINT:
+        _watch.raised = KeyboardInterrupt
+        raise KeyboardInterrupt
     if os.getpid() != _watch.owner:  # a forked worker: its parent decides
         if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_DFL)
@@ -98,4 +111,5 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         _watch.requested = True
     else:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+        _watch.raised = Stopped
         raise Stopped

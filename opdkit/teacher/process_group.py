@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from opdkit.config.shard import read_array_task
+from opdkit.config.shared import check_launcher
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.model.load import resolve_device
@@ -68,7 +69,7 @@ class ProcessGroup:
 def join(config: TeacherConfig) -> tuple[ProcessGroup, TeacherConfig]:
     """Return the group of this process, and the options: with --tensor-parallel all processes score the same parts.
 
-    Raises ConfigError for --tensor-parallel with a single process.
+    Raises ConfigError for --tensor-parallel with a single process, or without a launcher.
     """
     if not config.tensor_parallel:
         return ProcessGroup(), config
@@ -78,6 +79,7 @@ def join(config: TeacherConfig) -> tuple[ProcessGroup, TeacherConfig]:
             "--tensor-parallel needs several processes: torchrun --nproc-per-node N -m opdkit teacher ..."
         )
     if not distributed.is_initialized():
+        check_launcher()
         on_cpu = (device := resolve_device(config.device)).type == "cpu"
         if device.type == "cuda":  # objects are sent from the current device, which is the first one in all processes
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from opdkit.config.fields import JSON, fields_of
+from opdkit.config.shared import check_launcher
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import resolve_device
@@ -28,6 +29,7 @@ from opdkit.store.tables import METRICS, VALIDATIONS
 def check_launch(config: TrainConfig) -> None:
     """Raise ConfigError or OpdkitError for a training that cannot run here, before a model is loaded."""
     config.check_inputs()
+    check_launcher()
     check_upstream(config.run, ["teacher"])
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "

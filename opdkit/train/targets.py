@@ -170,7 +170,8 @@ def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
         )
     raise ConfigError(
         f"--model {model} is not the student that the teacher stage scored ({plan['config']['model']}{differences}): "
-        f"pass that one, or run `opdkit teacher {quote(run)} --model {model}` in another run directory"
+        "pass that one, or extract and judge the log into another run directory, and run "
+        f"`opdkit teacher OTHER_RUN --model {quote(model)}`"
     )
 
 

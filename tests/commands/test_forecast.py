@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from http_server import completion, serving
-from judged_runs import message, one_part, session, turn, verdict, write_run
+from judged_runs import judge_in_vain, message, one_part, session, turn, verdict, write_run
 from typer.testing import CliRunner
 
 from opdkit.api import Run
@@ -232,7 +232,7 @@ def test_the_tokens_of_a_local_judge_are_those_of_its_dry_run(run, config, judge
     options = {"judge": "local", "judge_model": str(tiny_model_dir), "device": "cpu", "votes": 3, "max_new_tokens": 5}
     judging.run(JudgeConfig(run=run, **options, overwrite=True, dry_run=True))
     facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    judging.run(JudgeConfig(run=run, **options, overwrite=True))
+    judge_in_vain(JudgeConfig(run=run, **options, overwrite=True))
     append(run, [Review("s0:1", hint_decided=True, hint=HINT)])  # random weights give no hint
     judge(lambda text, hinted: yes_if(hinted))
     found = predict(config(hints=50))["tokens"]["judging"]

@@ -88,7 +88,7 @@ def test_a_model_that_is_missing_or_mistyped_stops_the_first_stage(
     done = CliRunner().invoke(app, command)
     assert (done.exit_code, done.stderr.startswith("error: --model is missing")) == (2, True)
     done = CliRunner().invoke(app, [*command, "--model", "models/qwem"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     for tried in (f"{tmp_path}/models/qwem", "in models: qwen"):
         assert tried in done.stderr
     assert not (tmp_path / "run").exists()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from chaos_server import text_of
 from http_server import Reply, completion, serving, unused_address
+from judged_runs import judge_in_vain
 from runs import snapshot, talk, write_extract
 
 from opdkit.chat.template import Chat
@@ -118,7 +119,7 @@ def test_a_local_judge_is_measured(extracted, plain_model_dir, capsys) -> None:
     options = {"run": extracted, "judge": "local", "judge_model": str(plain_model_dir), "votes": 2, "device": "cpu",
                "all_votes": True, "max_new_tokens": 8, "shard": "0/1"}  # fmt: skip
     judge.run(JudgeConfig(**options, dry_run=True, measure=3, price="10,1000"))
-    shown, counters = facts(capsys.readouterr().out), judge.run(JudgeConfig(**options)).counters
+    shown, counters = facts(capsys.readouterr().out), judge_in_vain(JudgeConfig(**options)).counters
     read = counters.total("prompt tokens") - counters.total("cached prompt tokens")
     written = counters.total("completion tokens")
     assert number(shown["tokens to read"]) == pytest.approx(read, rel=0.01)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from judged_runs import judge_in_vain
 from runs import snapshot, talk, write_extract
 
 from opdkit.chat.template import Chat
@@ -65,7 +66,7 @@ def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, mon
     assert snapshot(extracted) == before
     shown = facts(capsys.readouterr().out)
     with counted_reading() as fed:
-        found = judge.run(config(extracted, plain_model_dir)).counters
+        found = judge_in_vain(config(extracted, plain_model_dir)).counters
     assert (expected.rows_in, expected.rows_out, expected.dropped) == (found.rows_in, found.rows_out, found.dropped)
     assert int(shown["turns to judge"]) == found.rows_out == 12
     assert int(shown["votes"]) == found.total("votes") == 12 * 2 * 3
@@ -123,7 +124,7 @@ def test_outcomes_of_the_log_cost_no_reward_votes(extracted, plain_model_dir, ca
 
 
 def test_parts_that_are_done_are_left_out(extracted, plain_model_dir, capsys) -> None:
-    judge.run(config(extracted, plain_model_dir))
+    judge_in_vain(config(extracted, plain_model_dir))
     (extracted / "judge/verdicts/part-00002.parquet").unlink()
     before = snapshot(extracted)
     judge.run(config(extracted, plain_model_dir, dry_run=True))
@@ -143,7 +144,7 @@ def test_prompts_that_do_not_fit_are_counted(extracted, plain_model_dir, monkeyp
 
 @pytest.mark.parametrize("options", [{"votes": 4}, {"judge_model": "/nowhere/model"}, {"device": "cuda:99"}], ids=str)
 def test_what_stops_the_run_stops_the_dry_run(options, extracted, plain_model_dir) -> None:
-    judge.run(config(extracted, plain_model_dir))
+    judge_in_vain(config(extracted, plain_model_dir))
     (extracted / "judge/verdicts/part-00001.parquet").unlink()
     before, errors = snapshot(extracted), []
     for dry_run in (True, False):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from judged_runs import judge_in_vain
 from runs import message, talk, write_extract
 
 from opdkit.chat.template import Chat
@@ -38,7 +39,7 @@ def extracted(tmp_path: Path) -> Path:
 
 
 def test_every_vote_is_written_and_seeded(extracted: Path, plain_model_dir: Path) -> None:
-    summary = judge.run(config(extracted, plain_model_dir))
+    summary = judge_in_vain(config(extracted, plain_model_dir))
     rows = verdicts(extracted)
     assert len(rows) == 12
     assert summary.counters.total("votes") == 12 * 2 * 2
@@ -51,12 +52,13 @@ def test_shards_and_resume_give_what_one_process_gives(extracted: Path, plain_mo
     """The same votes, whatever the number of shards or what was done before."""
     other = tmp_path / "other"
     shutil.copytree(extracted, other)
-    judge.run(config(extracted, plain_model_dir))
-    for shard in ("1/3", "0/3", "2/3"):
+    judge_in_vain(config(extracted, plain_model_dir))
+    for shard in ("1/3", "0/3"):
         judge.run(config(other, plain_model_dir, shard=shard))
+    judge_in_vain(config(other, plain_model_dir, shard="2/3"))
     assert verdicts(other) == verdicts(extracted)
     (other / "judge" / "verdicts" / "part-00001.parquet").unlink()
-    judge.run(config(other, plain_model_dir))
+    judge_in_vain(config(other, plain_model_dir))
     assert verdicts(other) == verdicts(extracted)
 
 
@@ -73,15 +75,15 @@ def test_the_bar_counts_every_vote(extracted: Path, plain_model_dir: Path, monke
         yield advance
 
     monkeypatch.setattr(local, "tally", tally)
-    judge.run(config(extracted, plain_model_dir))
+    judge_in_vain(config(extracted, plain_model_dir))
     assert counted
     assert all(done == total > 0 for done, total in counted)
 
 
 def test_another_seed_gives_other_votes(extracted: Path, plain_model_dir: Path) -> None:
-    judge.run(config(extracted, plain_model_dir))
+    judge_in_vain(config(extracted, plain_model_dir))
     first = verdicts(extracted)
-    judge.run(config(extracted, plain_model_dir, seed=1, overwrite=True))
+    judge_in_vain(config(extracted, plain_model_dir, seed=1, overwrite=True))
     assert verdicts(extracted) != first
 
 
@@ -95,7 +97,7 @@ def test_the_first_votes_do_not_depend_on_how_many_there_are(extracted: Path, pl
 def test_a_prompt_that_does_not_fit_is_set_aside(tmp_path: Path, plain_model_dir: Path, capsys) -> None:
     sessions = {"long": talk("Hi", "x y z " * 900, "thanks"), "short": talk("Hi", "Hello", "thanks")}
     run = write_extract(tmp_path / "run", sessions)
-    summary = judge.run(config(run, plain_model_dir))
+    summary = judge_in_vain(config(run, plain_model_dir))
     long, short = verdicts(run)
     for vote in long["hint_votes"] + long["reward_votes"]:
         assert vote["error"].startswith("the prompt does not fit the judge: ")
@@ -196,6 +198,18 @@ def test_a_template_without_a_system_role(extracted: Path, plain_model_dir: Path
     tokenizer.save_pretrained(folder)
     answers = LocalJudge(config(extracted, folder)).ask([Question("s:1", "reward", judge_messages("| x", "reward"))])
     assert all(a.error is None for a in answers[0])
+
+
+def test_what_the_template_says_is_in_the_error(extracted: Path, plain_model_dir: Path, tmp_path: Path) -> None:
+    """And no question whether it is the right model."""
+    folder = tmp_path / "refuses"
+    shutil.copytree(plain_model_dir, folder)
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = "{{ raise_exception('only pictures') }}"
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(OpdkitError, match=r"all 48 votes failed.*only pictures") as raised:
+        judge.run(config(extracted, folder))
+    assert "right model" not in str(raised.value)
 
 
 def test_text_that_cannot_be_encoded_is_set_aside(extracted: Path, plain_model_dir: Path) -> None:

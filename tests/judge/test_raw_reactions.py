@@ -74,11 +74,13 @@ def test_outcomes_in_the_log_are_rewards_all_the_same(run: Path) -> None:
     assert rewards["more:3"] == (-1, None)  # the last reply: an outcome, and no reaction to it
 
 
-def test_nothing_can_be_weighed(run: Path) -> None:
+def test_options_of_models_are_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match="--weigh-votes"):
         config(run, weigh_votes=True)
     with pytest.raises(ConfigError, match="--judge-url"):
         config(run, judge_url="http://127.0.0.1:1/v1")
+    with pytest.raises(ConfigError, match="--judge-model"):
+        config(run, judge_model="model")
 
 
 def test_a_dry_run_asks_nobody(run: Path, capsys) -> None:

@@ -1,10 +1,12 @@
 """What a scheduler's signals do to a command: a real process, real signals."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from runs import talk, write_extract
@@ -16,11 +18,14 @@ from opdkit.store.part_writer import Stage
 from opdkit.store.tables import VERDICTS
 
 WORKER = """
+import signal
 import sys
 import typer
 from opdkit.store import stopping
 from opdkit.cli import errors_as_exit_codes
 from opdkit.store.stopping import raise_if_requested, count_finished, listen_for_signals
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 
 def work():
     with listen_for_signals():
@@ -72,6 +77,14 @@ def test_usr1_ends_after_the_part_under_way() -> None:
     out, errors = worker.end()
     assert (out, worker.process.returncode) == ("", stopping.TRY_AGAIN), errors
     assert "finished parts are kept" in errors
+
+
+def test_ctrl_c_drops_the_part_under_way_with_its_own_exit_code() -> None:
+    worker = Worker()
+    worker.reads("begin 0")
+    worker.process.send_signal(signal.SIGINT)
+    out, errors = worker.end()
+    assert (out, worker.process.returncode) == ("", 130), errors
 
 
 def test_term_drops_the_part_under_way() -> None:
@@ -134,6 +147,43 @@ def test_a_part_that_others_write_too_is_begun_all_the_same(tmp_path) -> None:
         assert stage.is_done(0)
         with pytest.raises(stopping.Stopped), stage.writing(0):
             pytest.fail("it was asked to stop")
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Handle Ctrl-C as Python does; whoever runs the tests may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, stopping.Stopped)])
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_swallowed_signal_is_raised_again(number: int, kind: type[BaseException], is_last: bool) -> None:
+    """As pyarrow swallows it while it imports pandas."""
+
+    def work() -> None:
+        with stopping.listen_for_signals():
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+            if not is_last:
+                stopping.is_requested()
+                pytest.fail("it was asked to stop")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        work()
+    assert raised.type is kind
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not stopping.is_requested()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    """As nohup wants it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stopping.listen_for_signals():
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_the_handlers_are_put_back() -> None:

@@ -131,7 +131,7 @@ def test_they_are_tried_on_the_server_that_samples(run, config, monkeypatch, cap
     ("options", "error"),
     [
         ({"device": "cuda:99"}, ConfigError),
-        ({"model": "/nowhere/model"}, OpdkitError),
+        ({"model": "/nowhere/model"}, ConfigError),
         ({"top_k": 900}, ConfigError),
         ({"max_tokens": 10**6}, ConfigError),
         ({"limit": 1}, AnotherPlanError),  # another plan than that of the targets

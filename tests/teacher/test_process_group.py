@@ -58,7 +58,7 @@ def same(ours: list[dict[str, list[float]]], theirs: list[dict[str, list[float]]
 
 def test_each_process_sends_objects_from_its_own_gpu(monkeypatch, tmp_path):
     done = []
-    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(process_group, "resolve_device", lambda _: torch.device("cuda:1"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(("device", index)))

@@ -435,6 +435,14 @@ def test_wrong_options_are_refused(run, plain_model_dir, options, message) -> No
     assert not (run / "train").exists()
 
 
+def test_processes_without_a_launcher_are_refused(run, plain_model_dir, monkeypatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 2, but MASTER_ADDR"):
+        train.run(train_config(run, plain_model_dir))
+
+
 def test_a_missing_tracker_is_refused(run, plain_model_dir, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install wandb"):
@@ -443,8 +451,8 @@ def test_a_missing_tracker_is_refused(run, plain_model_dir, monkeypatch) -> None
 
 def test_another_student_is_refused(run, tmp_path, plain_tokenizer) -> None:
     """The old policy is the model that was scored, by its files and not by its path."""
-    with pytest.raises(ConfigError, match="--model"):
-        train.run(train_config(run, save_tiny_model(tmp_path / "another", plain_tokenizer, seed=1)))
+    with pytest.raises(ConfigError, match=r"opdkit teacher OTHER_RUN --model '.*an other'"):
+        train.run(train_config(run, save_tiny_model(tmp_path / "an other", plain_tokenizer, seed=1)))
     train.run(train_config(run, save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)))
 
 
