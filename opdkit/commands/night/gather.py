@@ -17,7 +17,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
 from opdkit.evaluate.bootstrap import FEWEST
-from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE, is_alike, request_of
+from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE, RequestIndex, is_alike, request_of
 from opdkit.extract.known_turns import digests_of
 from opdkit.judge.claims import claims_of, group_alike
 from opdkit.judge.hints import words
@@ -189,7 +189,8 @@ def find_kinds(replies: Sequence[frozenset[str]]) -> list[frozenset[str]]:
 
 def find_alike(texts: Set[frozenset[str]], others: Set[frozenset[str]]) -> set[frozenset[str]]:
     """Return those of `texts`, each a set of words, that are like one of `others`."""
-    return {text for text in texts if any(is_alike(text, other) for other in others)}
+    index = RequestIndex((other, "") for other in others)
+    return {text for text in texts if index.labels_alike(text)}
 
 
 def find_turn(opinions: Sequence[tuple[int, str]]) -> int | None:
