@@ -14,7 +14,7 @@ PATIENCE = 3  # measurements in a row without a better score, after which a trai
 FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
 LEFT = 0.1  # of the distance from the hints before training: with more, there is more to learn
 MUCH_LEFT = 1 / 3  # of that distance: with more, the hints were not learned
-CLEAR = 0.1  # of that distance: a state that gained less is nearer to the hints only where chance gains less
+CLEAR = 0.1  # of that distance, or of a score: less can be chance
 WORSE = 1.5  # times the distance from the hints before training: such a state is broken; less can be chance
 _NAMED = 8  # turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
@@ -84,13 +84,14 @@ def distance_left(rows: Sequence[JSON], row: JSON) -> float:
 
 
 def is_unfinished(rows: Sequence[JSON], end: int) -> bool:
-    """Return True where a cycle of the schedule ended, after step `end`, in the best state so far, far from the hints.
+    """Return True where a cycle of the schedule ended, after step `end`, near its best state, and far from the hints.
 
-    Where an earlier state is the best, the steps since then were in vain, and more of them most likely are.
+    Where the score was clearly better before, the steps since then were in vain, and more of them most likely are.
     """
     done = [row for row in rows if row["step"] <= end]
-    last = best(done, by_chance=True)
-    return last["step"] == end and distance_left(rows, last) > LEFT
+    last, found = done[-1], best(done, by_chance=True)
+    is_near = not has_forgotten(last) and last["score"] <= (1 + CLEAR) * found["score"]
+    return bool(last["step"] == end and is_near and distance_left(rows, found) > LEFT)
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:

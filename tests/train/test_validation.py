@@ -514,7 +514,7 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
     assert not is_over(slow, 0), "but it still improves"
 
 
-def test_a_cycle_is_unfinished_where_its_last_state_is_the_best_and_far_from_the_hints() -> None:
+def test_a_cycle_is_unfinished_where_it_ends_near_its_best_state_and_far_from_the_hints() -> None:
     """Far: more than a tenth of the distance before training is left."""
 
     def cycle(*distances: float | None) -> bool:
@@ -522,6 +522,9 @@ def test_a_cycle_is_unfinished_where_its_last_state_is_the_best_and_far_from_the
 
     assert cycle(3.0, 2.0, 1.5)
     assert not cycle(3.0, 1.5, 2.0), "the steps since the best state were in vain"
+    assert cycle(3.0, 1.5, 1.6), "so little may be chance"
+    assert cycle(3.0, 3.1, 3.1), "nothing is learned yet, and nothing lost"
+    assert not cycle(3.0, 0.2, 0.21), "there is little more to learn"
     assert not cycle(3.0, 2.0, 0.29)
     assert cycle(3.0, 1.5, 1.5), "the same distance can be left by other turns of the next cycle"
     assert not cycle(3.0, 2.0, 4.6), "broken"
