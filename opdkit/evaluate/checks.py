@@ -30,7 +30,7 @@ The share before training shows how often ordinary replies look like echoes; tra
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -126,6 +126,11 @@ class HeldOutPrompt:
     probe: str | None = None  # what it probes, of PROBES; None: a prompt of the file
     session: str | None = None  # the prompts of one session count as one where chance is estimated
 
+    @property
+    def unit(self) -> Hashable:
+        """Return what the prompt counts as where chance is estimated."""
+        return unit_of(self.id, self.session)
+
     def domains(self) -> tuple[str, ...]:
         """Return the domains that the prompt counts in: its own, and those that group several."""
         pooled = () if self.corrected is None else (CORRECTED if self.corrected else UNCORRECTED,)
@@ -135,6 +140,11 @@ class HeldOutPrompt:
         """Return all text that a reply may repeat: messages, calls, thinking, and the tool definitions."""
         texts = [(m["content"], m["reasoning"], *(c["arguments"] for c in m["tool_calls"])) for m in self.messages]
         return "\n".join(text for text in (*chain.from_iterable(texts), self.tools) if text)
+
+
+def unit_of(prompt_id: str, session: str | None) -> Hashable:
+    """Return what a prompt counts as where chance is estimated: its session, which is no prompt's id, or itself."""
+    return session or (prompt_id,)
 
 
 def read_text(flag: str, path: Path) -> str:

@@ -22,7 +22,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
 from opdkit.console import counted, markdown_table, printable, with_sign
 from opdkit.evaluate.bootstrap import FEWEST, score_rise
-from opdkit.evaluate.checks import ALL, UNCORRECTED
+from opdkit.evaluate.checks import ALL, UNCORRECTED, unit_of
 from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_moved, has_unusual_length
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.judge.flags import loops
@@ -187,7 +187,7 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
         sides.setdefault(row["prompt_id"], {})[row["model"]] = row
     before, after = zip(*((both["before"], both["after"]) for both in sides.values() if len(both) == 2), strict=True)
     numbers: dict[Hashable, int] = {}
-    unit_N = [numbers.setdefault(row.get("session") or (row["prompt_id"],), len(numbers)) for row in before]
+    unit_N = [numbers.setdefault(unit_of(row["prompt_id"], row.get("session")), len(numbers)) for row in before]
     shares = dict[str, Shares]()
     for name in columns:
         read = ((before, f"{name}_mean"), (after, f"{name}_mean"), (before, f"{name}_count"))

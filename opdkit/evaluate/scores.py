@@ -98,7 +98,7 @@ def reply_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: i
     prompts: dict[str, tuple[HeldOutPrompt, list[Shift]]] = {}
     for reply, shift in zip(replies, shifts, strict=True):
         prompts.setdefault(reply.prompt.id, (reply.prompt, []))[1].append(shift)
-    sums = [(prompt, (prompt.session or (prompt.id,), sum(s.tokens for s in own), 0.0, sum(s.kl for s in own)))
+    sums = [(prompt, (prompt.unit, sum(s.tokens for s in own), 0.0, sum(s.kl for s in own)))
             for prompt, own in prompts.values()]  # fmt: skip
     finite = [(prompt, unit) for prompt, unit in sums if math.isfinite(unit[3])]
     _warn_of_dropped("kl_replies", len(finite), len(sums))
@@ -132,7 +132,7 @@ def _per_prompt(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list
         sides = prompts.setdefault(reply.prompt.id, {model: [] for model in MODELS})
         if value(reply) is not None:
             sides[reply.model].append(float(value(reply)))
-    units = {r.prompt.id: r.prompt.session or (r.prompt.id,) for r in replies}
+    units = {r.prompt.id: r.prompt.unit for r in replies}
     both = [(units[name], s["before"], s["after"]) for name, s in prompts.items() if s["before"] and s["after"]]
     return [(unit, 1, sum(before) / len(before), sum(after) / len(after)) for unit, before, after in both]
 

@@ -269,15 +269,15 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     mean_costs = [sum(map(_cost, members)) / len(members) for members, _, _ in kinds]
     tokens, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
     for n, (members, limit, room) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
-        count, taken = min(limit, max(FEWEST, int(tokens / sum(mean_costs[n:])))), list[Turn]()
-        most_tokens = tokens * mean_costs[n] / sum(mean_costs[n:])
+        paid = tokens / sum(mean_costs[n:])  # turns of each kind
+        count, taken = min(limit, max(FEWEST, int(paid))), list[Turn]()
         drawn = sorted(members, key=lambda t: stable_hash(f"validation:{conversation_id(t.session_id)}"))
         for turn in drawn if members is hinted else vary(drawn, POOL * most):
             apart = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
             leaves_hints = sum(hints[name] for name in apart) <= MOST_APART * len(hinted)
             if leaves_hints and sum(sizes[name] for name in apart) <= room:
                 taken.append(turn)
-            if len(taken) == count or (len(taken) >= FEWEST and sum(map(_cost, taken)) >= most_tokens):
+            if len(taken) == count or (len(taken) >= FEWEST and sum(map(_cost, taken)) >= paid * mean_costs[n]):
                 break
         if len(taken) >= FEWEST:
             tokens, chosen = tokens - sum(map(_cost, taken)), taken + chosen

@@ -115,11 +115,12 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
     """Train on the nights that the promoted model has not learned from, and decide. Return what to write down."""
     pending = [home.night(number) for number in night.record["learns"]]
     # What was tried in vain would most likely fail again, at the full cost of a training.
-    tried = [one.number for one in pending
-             if one.record.get("decision") == KEPT and one.record["parent"] == night.record["parent"]]  # fmt: skip
-    hints = count_hints([one for one in pending if one.number > max(tried, default=0)], config.holdout)
+    parent = night.record["parent"]
+    vain = (one for one in pending if one.record.get("decision") == KEPT and one.record["parent"] == parent)
+    tried = max((one.number for one in vain), default=0)
+    hints = count_hints([one for one in pending if one.number > tried], config.holdout)
     if hints < config.least_hints:
-        since = f" since night {tried[-1]}, which trained in vain" if tried else ""
+        since = f" since night {tried}, which trained in vain" if tried else ""
         return {"decision": WAITS,
                 "sentence": f"{counted(hints, 'new reply')} with a hint{since}; a training begins at "
                             f"{config.least_hints:,} (--least-hints)."}  # fmt: skip
@@ -166,7 +167,7 @@ def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig
     # users complained of before, the parent has learned: it only adds noise, where there are enough new complaints.
     corrected = [prompt for prompt in read_prompts(tests) if prompt.corrected]
     new = [prompt for prompt in corrected if prompt.session is None or prompt.session in learned]
-    is_enough = len({prompt.session or prompt.id for prompt in new}) >= FEWEST
+    is_enough = len({prompt.unit for prompt in new}) >= FEWEST
     asked = [prompt.id for prompt in (new if is_enough else corrected)]
     is_better = decision.ship and has_gained(read_arrow(night.folder, "replies", 0), asked)
     write_report(ReportConfig(run=night.folder))
