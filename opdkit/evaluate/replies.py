@@ -8,6 +8,7 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.console import counted, warn
+from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of, index_hints
 from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge
 
@@ -68,12 +69,19 @@ def mark_echoes(
 
 
 def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
-    """Return the replies with `passed`: by patterns, or by a judge's votes. The judge reads equal replies once."""
+    """Return the replies with `passed`: by patterns, or by a judge's votes. The judge reads equal replies once.
+
+    Raises OpdkitError where the votes on more than half of what the judge read failed: that decides nothing.
+    """
     texts = read_wording(config.wording)["criterion"]
     asked = [FreshReply(r.prompt.id, r.prompt.messages, r.seen, check.text, check.hint, check.praised)
              for r in replies if isinstance(check := r.prompt.check, Criterion)]  # fmt: skip
     judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), asked, texts)
     verdicts = [reward.is_met for _, reward in judged]
+    failed = [next(vote.error for vote in votes if vote.error) for votes, reward in judged if reward.reward is None]
+    if 2 * len(failed) > len(judged):
+        raise OpdkitError(f"the votes on {len(failed):,} of {counted(len(judged), 'reply')} failed, the first one with "
+                          f"{failed[0]}: once the judge answers, call the same command again")  # fmt: skip
     if unknown := verdicts.count(None):
         warn(f"the judge gave no verdict on {unknown} of {counted(len(verdicts), 'reply')}; they count neither way")
     checked, left = [], iter(verdicts)

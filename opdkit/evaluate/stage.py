@@ -242,13 +242,14 @@ def load_chat(config: EvalConfig, names: dict[str, str]) -> tuple[Chat, float]:
     return chat, min(context_length(load_skeleton(name)) for name in names.values())
 
 
-def write_log_prompts(config: EvalConfig, names: dict[str, str]) -> Path:
-    """Write RUN/from-log.jsonl for `--from-log`, and return its path.
+def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | None = None) -> Path:
+    """Write RUN/from-log.jsonl for `--from-log`, and return its path. `share`: the held-out one; None: the training's.
 
     Raises OpdkitError where no held-out session makes a prompt; ConfigError where the file is there and says something
     else, unless `--overwrite`.
     """
-    path, share, rows = config.run / "from-log.jsonl", held_out_share(config.run), list[JSON]()
+    path, rows = config.run / "from-log.jsonl", list[JSON]()
+    share = held_out_share(config.run) if share is None else share
     if share:
         chat, longest = load_chat(config, names)
         reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]

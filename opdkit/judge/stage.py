@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import nsmallest
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from opdkit.chat.conversation import NO_DECISION
@@ -339,15 +340,22 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
 
 def check_votes(config: JudgeConfig, summary: Summary) -> None:
     """Raise OpdkitError with the first reason if a stage is done, and all votes failed but for what the log says."""
-    counters = summary.counters
-    votes, is_done = counters.total("votes"), summary.parts_done == summary.parts
-    if is_done and 0 < votes == counters.total("failed votes") and not counters.total("rewards"):
-        verdicts = read_all(config.run, "verdicts")
-        reason = next(vote["error"] for row in verdicts for vote in [*row["hint_votes"], *row["reward_votes"]])
-        remedy = "" if ":" in reason else f" {remedy_for(reason)}"  # details are clearer than any advice
-        raise OpdkitError(f"all {counted(votes, 'vote')} failed, the first one with: {reason}.{remedy} `opdkit show "
-                          f"{quote(config.run)} --status failed --whole` shows the answers; judge again with "
-                          "--overwrite")  # fmt: skip
+    if summary.parts_done == summary.parts and (failure := describe_failure(config.run, summary.counters)):
+        raise OpdkitError(f"{failure}; judge again with --overwrite")
+
+
+def describe_failure(run: Path, counters: Counters) -> str:
+    """Return that all votes of a run failed, and why the first one did; "" where that is not so, or the log rewards."""
+    votes = counters.total("votes")
+    if not 0 < votes == counters.total("failed votes") or counters.total("rewards"):
+        return ""
+    votes_of = ([*row["hint_votes"], *row["reward_votes"]] for row in read_all(run, "verdicts"))
+    reason = next((vote["error"] for row in votes_of for vote in row), None)
+    if reason is None:  # `opdkit forget` removed all of them
+        return ""
+    remedy = "" if ":" in reason else f" {remedy_for(reason)}"  # details are clearer than any advice
+    return (f"all {counted(votes, 'vote')} failed, the first one with: {reason}.{remedy} `opdkit show {quote(run)} "
+            "--status failed --whole` shows the answers")  # fmt: skip
 
 
 def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], reward: Reward) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.config.run import RunConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS, read_wording
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of
 from opdkit.evaluate.replies import Reply, check_replies
@@ -341,7 +342,10 @@ def test_eval_takes_no_vote_from_who_repeats_its_question(own: Path, tmp_path: P
     reply = Reply(prompt, "after", 0, "Hello", "Hello", PromptResponse([1], [2]), "stop")
     with serving(lambda *_: completion(rules)) as server:
         config = EvalConfig(run=tmp_path, prompts="unused", judge_model="m", judge_url=server.url, wording=own)
-        assert [reply.passed for reply in check_replies([reply], config)] == [None]
+        with pytest.raises(OpdkitError, match=r"1 of 1 reply failed.*repeats the rules"):
+            check_replies([reply], config)
+        known = replace(reply, prompt=replace(prompt, id="q"), seen="")  # what shows nothing is judged without a vote
+        assert [one.passed for one in check_replies([reply, known], config)] == [None, False]
 
 
 def test_a_rollout_hands_the_words_of_the_teacher_on(

@@ -237,14 +237,15 @@ def test_a_server_judges_criteria(run, tmp_path, server) -> None:
     assert passed["tone-1"] is False
 
 
-def test_a_judge_that_makes_no_sense_gives_no_verdict(run, tmp_path, plain_model_dir, capsys) -> None:
-    """A failed vote is null, and counts neither way."""
+def test_a_judge_that_makes_no_sense_is_an_error_and_another_one_can_be_asked(
+    run, tmp_path, plain_model_dir, server
+) -> None:
     prompts = prompts_file(tmp_path, tone={"judge": "It is polite."})
-    evaluate.run(config(run, prompts, judge_model=str(plain_model_dir), samples=0))
-    assert {r["passed"] for r in read_all(run, "replies") if r["reply"].strip()} == {None}
-    row = scores(run)["passed_greedy", "all"]
-    assert (row["before"], row["after"], row["count"]) == (None, None, 0)
-    assert "no verdict" in capsys.readouterr().err
+    with pytest.raises(OpdkitError, match="the votes on 20 of 20 replies failed"):
+        evaluate.run(config(run, prompts, judge_model=str(plain_model_dir), samples=0))
+    assert not [*(run / "eval").rglob("part-*")]
+    evaluate.run(config(run, prompts, judge_model="any", judge_url=server, samples=0, overwrite=True))
+    assert scores(run)["passed_greedy", "all"]["count"] > 0
 
 
 # -- what it refuses ------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 A night that was killed goes on where it stopped, before the next one begins. Each step is a stage, and resumes itself.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from opdkit.config.run import PipelineConfig
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, printable, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import read_prompts, read_text
+from opdkit.evaluate.checks import read_prompts
 from opdkit.extract.news import collect_news, commit_news
 from opdkit.extract.stage import check_options
 
@@ -146,11 +145,9 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
 
 def check_prompts(path: Path) -> None:
     """Raise ConfigError for a line of `--prompts` that eval cannot read, or that lacks "corrected"."""
-    read_prompts(path)
-    for number, line in enumerate(read_text("--prompts", path).split("\n"), start=1):
-        if line.strip() and "corrected" not in json.loads(line):
-            raise ConfigError(f'--prompts {path}, line {number}: "corrected" is missing; write true if users '
-                              "complained about replies to such requests, else false")  # fmt: skip
+    if missing := next((prompt.id for prompt in read_prompts(path) if prompt.corrected is None), None):
+        raise ConfigError(f'--prompts {path}, {missing}: "corrected" is missing; write true if users complained about '
+                          "replies to such requests, else false")  # fmt: skip
 
 
 def student_of(home: Home, night: Night, config: NightConfig) -> str:

@@ -4,22 +4,20 @@ The chosen sessions become a run like any other: the stages `extract` and `judge
 nights that judged them. So teacher, training and evaluation need not know of nights.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
-from opdkit.commands.export.rules import contradicts
 from opdkit.commands.night.home import Home, Night
+from opdkit.commands.night.turned import Change, NightSession, Opinion, find_turned
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
-from opdkit.evaluate.bootstrap import FEWEST
-from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE, RequestIndex, is_alike, request_of
+from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE, request_of
 from opdkit.extract.known_turns import digests_of
-from opdkit.judge.claims import claims_of, group_alike
 from opdkit.judge.hints import words
 from opdkit.store.joined_turns import JUDGED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import Stage
@@ -33,30 +31,7 @@ from opdkit.train.targets import is_held_out
 
 NIGHTS = 30  # earlier nights, the last ones, that sessions are drawn from: a night's cost does not grow with the home
 MOST_TESTS = 200  # sessions of earlier nights that are kept out of training, to decide with
-_COMPARED = 2_000  # turns that are compared, to find wishes that turned around
-_FEWEST_ALIKE = 3  # rejected replies among these; a single one may have been rejected for another reason
-
-
-@dataclass(frozen=True)
-class Opinion:
-    """Reaction of a user to one reply: content, or not."""
-
-    turn_id: str
-    kind: str  # COMPLAINT, PRAISE or NEUTRAL
-    hint: str | None
-    request: frozenset[str]  # words
-    reply: frozenset[str]  # words that are not of the request
-
-
-@dataclass(frozen=True)
-class NightSession:
-    """Session as one night saw it, with the turns that were judged that night."""
-
-    night: int
-    part: int
-    session_id: str
-    is_held_out: bool
-    opinions: tuple[Opinion, ...]
+_CALM_TESTS = 4  # at least one in so many of these is without a complaint, if there are such: the gate needs them
 
 
 @dataclass(frozen=True)
@@ -67,7 +42,8 @@ class Gathered:
     new: int  # turns that train for the first time, or that the promoted model has not learned from
     replayed: int  # turns of earlier nights that train again
     kept_out: int  # sessions to decide with
-    turned: list[str]  # hints that turned around what users wanted before
+    changes: list[Change]  # of what users want: all that hold
+    new_changes: list[Change]  # those that no earlier night found
 
     @cached_property
     def parts(self) -> list[tuple[int, int]]:
@@ -89,7 +65,8 @@ def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered
     learns = set(night.record["learns"])
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
     read = [one for number in (*earlier, *sorted(learns)) for one in read_sessions(home.night(number), config.holdout)]
-    turned, superseded = find_turned(read)
+    known = read_changes(home, night)
+    changes, superseded = find_turned(read, learns, known)
     read = [replace(one, opinions=counting) for one in read
             if (counting := tuple(o for o in one.opinions if (one.night, o.turn_id) not in superseded))]  # fmt: skip
     new = [one for one in read if one.night in learns]
@@ -103,12 +80,33 @@ def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered
         is_calm = not one.is_held_out and one.session_id not in blamed
         if is_calm and sum(len(each.opinions) for each in replay) < wanted:
             replay.append(one)
-    tests = sorted((one for one in old if one.is_held_out), key=lambda one: -one.night)[:MOST_TESTS]
+    tests = choose_tests([one for one in old if one.is_held_out], blamed)
     sessions: dict[str, list[NightSession]] = defaultdict(list)
     for one in sorted([*new, *replay, *tests], key=lambda one: -one.night):
         sessions[one.session_id].append(one)
     kept_out = sum(versions[0].is_held_out for versions in sessions.values())
-    return Gathered(dict(sessions), count, sum(len(one.opinions) for one in replay), kept_out, turned)
+    return Gathered(dict(sessions), count, sum(len(one.opinions) for one in replay), kept_out, changes,
+                    [one for one in changes if one not in known])  # fmt: skip
+
+
+def read_changes(home: Home, night: Night) -> list[Change]:
+    """Return the changes of what users want that the last night before this one wrote down."""
+    records = (home.night(number).record for number in sorted(night.record["earlier"], reverse=True)
+               if number < night.number)  # fmt: skip
+    return [Change.from_json(row) for row in next((one["changes"] for one in records if "changes" in one), ())]
+
+
+def choose_tests(held_out: Sequence[NightSession], blamed: Collection[str]) -> list[NightSession]:
+    """Return at most MOST_TESTS of the sessions that are kept out of training, the newest of their kind.
+
+    Those with a complaint (`blamed`) come first, then those with praise. A share of _CALM_TESTS is without a complaint.
+    """
+    newest = sorted(held_out, key=lambda one: -one.night)
+    calm = sorted((one for one in newest if one.session_id not in blamed),
+                  key=lambda one: all(opinion.kind != PRAISE for opinion in one.opinions))  # fmt: skip
+    least = min(len(calm), MOST_TESTS // _CALM_TESTS)
+    chosen = [one for one in newest if one.session_id in blamed][: MOST_TESTS - least]
+    return [*chosen, *calm[: MOST_TESTS - len(chosen)]]
 
 
 def read_sessions(night: Night, holdout: float) -> list[NightSession]:
@@ -134,96 +132,16 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
     return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request)
 
 
-def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[tuple[int, str]]]:
-    """Return the hints that turned around what users wanted before, and the (night, turn) that no longer count.
-
-    Users changed their minds about a kind of reply where opinions about such replies, night by night, show it: from
-    some night on there are more complaints than praise, FEWEST at least, and before it there is more praise. Then such
-    replies that users praised or accepted before that night no longer count, nor the complaints that asked for what is
-    rejected now, nor those about what users like now. The most frequent hint since then stands for the new wish. A hint
-    also turns around older ones that it contradicts in words.
-    """
-    said = [(one.night, opinion, one) for one in sessions for opinion in one.opinions]
-    drawn = sample(said)
-    hints = Counter(opinion.hint for _, opinion, _ in drawn if opinion.hint)
-    group_of = {text: members[0][0] for members in group_alike(hints.items()) for text, _ in members}
-    claims = {group: claims_of(group) for group in set(group_of.values())}
-    turned, superseded = set[str](), set[tuple[int, str]]()
-    for group in claims:
-        asked_for = [(night, COMPLAINT) for night, one, _ in said if one.hint and group_of.get(one.hint) == group]
-        contradicted = {hint for hint in group_of if contradicts(claims[group_of[hint]], claims[group])}
-        others = [(night, one.turn_id) for night, one, _ in said if one.hint in contradicted]
-        # The older hints stand for the praise: both say what users wanted.
-        since = find_turn([*asked_for, *((night, PRAISE) for night, _ in others)])
-        if opposed := [(night, turn_id) for night, turn_id in others if since and night < since]:
-            turned.add(group)
-            superseded.update(opposed)
-    for kind in find_kinds([one.reply for _, one, _ in drawn if one.kind == COMPLAINT]):
-        alike = [(night, one, session) for night, one, session in said if is_alike(one.reply, kind)]
-        if not (start := find_turn([(night, one.kind) for night, one, _ in alike if one.kind != NEUTRAL])):
-            continue
-        rejected = [one for night, one, _ in alike if night >= start and one.kind == COMPLAINT]
-        wanted = Counter(group_of.get(str(one.hint)) for one in rejected)
-        gone = [(one, session) for night, one, session in alike if night < start and one.kind != COMPLAINT]
-        asked = {group_of.get(str(one.hint)) for _, session in gone for one in session.opinions if one.hint}
-        requests = find_alike({one.request for _, one, _ in said},
-                              {one.request for one in (*rejected, *(one for one, _ in gone))})  # fmt: skip
-        about = [(night, one) for night, one, _ in said if one.request in requests]
-        praised = {one.reply for night, one in about if night >= start and one.kind == PRAISE}
-        liked = find_alike({one.reply for _, one in about}, praised)
-        superseded.update((session.night, one.turn_id) for one, session in gone)
-        superseded.update((night, one.turn_id) for night, one in about if night < start and one.kind == COMPLAINT
-                          and (one.reply in liked or group_of.get(str(one.hint)) in asked - wanted.keys()))  # fmt: skip
-        turned.update(group for group, _ in wanted.most_common(1) if group)
-    return sorted(turned), superseded
-
-
-def find_kinds(replies: Sequence[frozenset[str]]) -> list[frozenset[str]]:
-    """Return a reply for each kind that is there _FEWEST_ALIKE times, the most frequent one of its kind."""
-    kinds = dict[frozenset[str], int]()
-    for reply, count in Counter(replies).most_common():
-        kind = next((kind for kind in kinds if is_alike(reply, kind)), reply)
-        kinds[kind] = kinds.get(kind, 0) + count
-    return [kind for kind, count in kinds.items() if count >= _FEWEST_ALIKE]
-
-
-def find_alike(texts: Set[frozenset[str]], others: Set[frozenset[str]]) -> set[frozenset[str]]:
-    """Return those of `texts`, each a set of words, that are like one of `others`."""
-    index = RequestIndex((other, "") for other in others)
-    return {text for text in texts if index.labels_alike(text)}
-
-
-def find_turn(opinions: Sequence[tuple[int, str]]) -> int | None:
-    """Return the night from which on there are more complaints than praise, if there was more praise before; else None.
-
-    `opinions`: (night, kind). Nights without any say nothing.
-    """
-    start = None
-    for night in sorted({night for night, _ in opinions}, reverse=True):
-        kinds = Counter(kind for other, kind in opinions if other == night)
-        if kinds[COMPLAINT] <= kinds[PRAISE]:
-            break
-        start = night
-    before, after = (Counter(kind for night, kind in opinions if (night < (start or 0)) == side)
-                     for side in (True, False))  # fmt: skip
-    is_turn = before[PRAISE] > before[COMPLAINT] and after[COMPLAINT] >= FEWEST
-    return start if is_turn else None
-
-
-def sample(said: Iterable[tuple[int, Opinion, NightSession]]) -> list[tuple[int, Opinion, NightSession]]:
-    """Return at most _COMPARED of these opinions, drawn by a hash of their turns."""
-    return sorted(said, key=lambda one: stable_hash(one[1].turn_id))[:_COMPARED]
-
-
 def write_run(home: Home, night: Night, gathered: Gathered, extract: ExtractConfig, judge: JudgeConfig) -> None:
-    """Write the stages `extract` and `judge` of the night's run. What is there and complete stays."""
-    if all(is_complete(night.folder, stage) for stage in ("extract", "judge")):
-        return
+    """Write the stages `extract` and `judge` of the night's run. What is there stays if it has the same sessions."""
     used = {one.night for versions in gathered.sessions.values() for one in versions}
     inputs: JSON = {
         "nights": {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in sorted(used)},
         "sessions": fingerprint({name: [one.night for one in some] for name, some in gathered.sessions.items()}),
     }
+    if all(is_complete(night.folder, stage) and manifest(night.folder, stage)["plan"]["inputs"] == inputs
+           for stage in ("extract", "judge")):  # fmt: skip
+        return
     for config, tables, upstream in (
         (extract, [SESSIONS, TURNS, REJECTED], []),
         (judge, [VERDICTS], ["extract"]),

@@ -116,12 +116,9 @@ class Home:
             write_text(temporary / "options.json", json.dumps(options, indent=2) + "\n")
 
     def read_options(self, folder: Path) -> NightConfig:
-        """Return the options that `keep_options` wrote to a folder; without one, those that an older version kept.
-
-        Raises OpdkitError where there are none.
-        """
-        path = next((path for path in (folder / "options.json", self.path / "options.json") if path.exists()), None)
-        if path is None:
+        """Return the options that `keep_options` wrote to a folder. Raises OpdkitError where there are none."""
+        path = folder / "options.json"
+        if not path.exists():
             raise OpdkitError(f"{folder} has no options: call `opdkit night` once more as every night, then this again")
         options = json.loads(path.read_text(encoding="utf-8"))
         options |= {name: str(folder / copy) for name, copy in _COPIES.items() if (folder / copy).exists()}
@@ -204,14 +201,22 @@ class Home:
     def pending(self, nights: Sequence[Night]) -> list[int]:
         """Return those of `nights` that the promoted model has not learned from.
 
-        Of those that were trained on in vain, they are the last MOST_PENDING, and all that waited since the first of
-        these.
+        Of those that were trained on in vain, or whose model was taken back, they are the last MOST_PENDING, and all
+        that waited since the first of these. What was older than that when the promoted model was trained stays out.
         """
-        learned = self.lineage(self.promoted())
-        unknown = [night for night in nights if night.number not in learned]
-        tried = [night.number for night in unknown if night.record.get("decision") == KEPT]
+        promoted = self.promoted()
+        learned = self.lineage(promoted)
+        oldest = min(self.night(promoted).record["learns"], default=0) if promoted else 0
+        unknown = [night for night in nights if night.number not in learned and night.number >= oldest]
+        tried = [night.number for night in unknown if night.record.get("decision") in (KEPT, PROMOTED)]
         first = tried[-MOST_PENDING] if len(tried) >= MOST_PENDING else 0
         return [night.number for night in unknown if night.number >= first]
+
+    def is_taken_back(self, night: Night) -> bool:
+        """Return True for a night that promoted its model before it was killed, if another model is promoted now."""
+        promotions = [line for line in self.promotions() if (line["night"], line["by"]) == (night.number, "night")
+                      and line["time"] >= night.record["began"]]  # fmt: skip
+        return bool(promotions) and self.promoted() != night.number
 
     def go_back(self, night: Night) -> None:
         """Promote what was promoted when a night began, and remove what promotions.jsonl says of it and later ones."""

@@ -1,6 +1,7 @@
 """Steps of one night: extract and judge what is new, choose what to train on, train, evaluate, decide."""
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -22,21 +23,24 @@ from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.gate import GateConfig
 from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
-from opdkit.console import counted, printable, say, stdout, warn
+from opdkit.console import counted, printable, say, stdout, verb, warn
 from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, score_rise
 from opdkit.evaluate.checks import read_prompts, read_text
 from opdkit.evaluate.conclusion import WHERE, deciding_shares
-from opdkit.evaluate.gate import measure_shares, sum_units
-from opdkit.evaluate.stage import model_names, write_log_prompts
+from opdkit.evaluate.gate import Sums, measure_shares, sum_units
+from opdkit.evaluate.stage import write_log_prompts
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS
 from opdkit.judge.criterion import judge_of_run
+from opdkit.judge.stage import describe_failure
 from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
 from opdkit.store.counters import Summary
 from opdkit.store.reading import is_complete, part_count, read_arrow, read_part, summary_of
 from opdkit.store.run_stage import run_stage
 from opdkit.store.skip_reasons import FORGOTTEN
+
+TESTS = "tests.jsonl"  # of a night: the prompts that decide
 
 
 def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
@@ -45,6 +49,11 @@ def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, S
     if shares - {config.holdout}:
         raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep it: what "
                           "has trained would become a test")  # fmt: skip
+    trained = [one.record for one in home.nights() if one.record.get("decision") in (KEPT, PROMOTED)]
+    first = next((one["model"] for one in trained if one.get("model", config.model) != config.model), None)
+    if first:
+        raise ConfigError(f"--model is {config.model}, but {first} in the nights before: keep it, with a link if its "
+                          "folder has moved; another model begins its own nights, in another HOME")  # fmt: skip
     remove_entries(find_left_overs(night.folder, ".*"))  # of a night that was killed: news among them
     if not night.record:
         nights = [one for one in home.nights() if one.number <= night.number]
@@ -57,7 +66,14 @@ def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, S
     if counters.rows_out == 0 and 0 < counters.dropped[FORGOTTEN] == counters.dropped.total():
         remove_folder(night.folder)
         return {"decision": "removed", "sentence": "All that it read is forgotten."}
-    record = night.record | learn(home, night, config, stages) | {"ended": now()}
+    record = night.record | (
+        {"decision": KEPT, "sentence": "The model stays: somebody took this night's promotion back."}
+        if home.is_taken_back(night) else learn(home, night, config, stages)
+    )  # fmt: skip
+    judged, unknown = count_unknown(night.log)
+    if unknown:
+        record["sentence"] += f" {unknown:,} of {counted(judged, 'reply')} {verb(unknown, 'has', 'have')} no verdict."
+    record |= {"model": config.model, "judged": judged, "without_verdict": unknown, "ended": now()}
     if not (night.folder / "options").exists():  # else they are those that it is done again with
         home.keep_options(night.folder / "options", config)
     night.write(record)
@@ -82,14 +98,27 @@ def read_log(home: Home, night: Night, stages: Mapping[str, StageConfig]) -> Non
     record_turns(home.ledger, night.log)
     if night.news.exists():
         remove_folder(night.news)
-    if not is_complete(night.log, "judge"):
-        judge = replace(stages["judge"], run=night.log)
+    is_judged = is_complete(night.log, "judge")
+    if not is_judged or describe_failure(night.log, summary_of(night.log, "judge").counters):
+        judge = replace(stages["judge"], run=night.log, overwrite=is_judged)
         try:
             say(run_step("judge", judge).line())
         except OpdkitError as why:
-            if has_trainable(night.log) or not is_complete(night.log, "judge"):
+            if not is_complete(night.log, "judge"):
+                raise
+            if failure := describe_failure(night.log, summary_of(night.log, "judge").counters):
+                raise OpdkitError(f"{failure}; once the judge answers, call the same command again: the night judges "
+                                  "again") from why  # fmt: skip
+            if has_trainable(night.log):
                 raise
             warn(str(why))  # there is nothing to judge
+
+
+def count_unknown(run: Path) -> tuple[int, int]:
+    """Return how many replies of a run were judged, and on how many of them too many votes failed for a verdict."""
+    tables = (read_arrow(run, "verdicts", part, ["reward_status"]) for part in range(part_count(run, "judge")))
+    found = Counter(status for table in tables for status in table["reward_status"].to_pylist())
+    return found.total(), found["failed"] + found["no_quorum"]
 
 
 def has_trainable(run: Path) -> bool:
@@ -114,35 +143,49 @@ def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
 def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
     """Train on the nights that the promoted model has not learned from, and decide. Return what to write down."""
     pending = [home.night(number) for number in night.record["learns"]]
-    # What was tried in vain would most likely fail again, at the full cost of a training.
+    # What was tried in vain, or taken back by hand, would most likely fail again, at the full cost of a training.
     parent = night.record["parent"]
-    vain = (one for one in pending if one.record.get("decision") == KEPT and one.record["parent"] == parent)
+    vain = (one for one in pending if (decision := one.record.get("decision")) == PROMOTED
+            or (decision == KEPT and one.record["parent"] == parent))  # fmt: skip
     tried = max((one.number for one in vain), default=0)
     hints = count_hints([one for one in pending if one.number > tried], config.holdout)
     if hints < config.least_hints:
-        since = f" since night {tried}, which trained in vain" if tried else ""
+        is_back = tried and home.night(tried).record["decision"] == PROMOTED
+        why = "whose model was taken back" if is_back else "which trained in vain"
+        since = f" since night {tried}, {why}" if tried else ""
         return {"decision": WAITS,
                 "sentence": f"{counted(hints, 'new reply')} with a hint{since}; a training begins at "
                             f"{config.least_hints:,} (--least-hints)."}  # fmt: skip
     chosen = gather(home, night, config, vars(stages["train"])["seed"])
     write_run(home, night, chosen, stages["extract"], stages["judge"])  # type: ignore[arg-type]
-    facts = {"turns": chosen.new, "replayed": chosen.replayed, "kept_out": chosen.kept_out, "turned": chosen.turned}
+    known = {one.hint for one in chosen.changes if one not in chosen.new_changes}
+    turned = sorted({one.hint for one in chosen.new_changes if one.hint and not one.is_back} - known)
+    facts = {"kept_out": chosen.kept_out, "turned": turned, "changes": [one.to_json() for one in chosen.changes]}
     say(f"{counted(chosen.new, 'judged turn')} to learn from, {chosen.replayed:,} of earlier nights, "
         f"{counted(chosen.kept_out, 'session')} kept out to decide with")  # fmt: skip
-    for hint in chosen.turned:
+    for hint in turned:
         warn(f"users turned around what they wanted; from now on: {hint}")
+    for hint in sorted({one.hint for one in chosen.new_changes if one.hint and one.is_back}):
+        warn(f"users turned around what they wanted; they no longer ask for: {hint}")
     named = config.served_as or vars(stages["teacher"])["served_as"]
     served_as = named or names_in(night.folder)
     if len(served_as) > 1 and not named:
         warn(f"the logs name several models, which all count as the student: {', '.join(served_as)}; --served-as says "
              "which of them it is")  # fmt: skip
+    evaluation: Any = replace(stages["eval"], served_as=served_as)  # type: ignore[call-arg]
+    tests = write_tests(night, config, evaluation, vars(stages["train"])["model"])
+    units = {one.unit for one in read_prompts(tests) if one.corrected} if tests else set()
+    if len(units) < FEWEST:
+        return facts | {"decision": WAITS, "sentence": f"Users corrected the model in {counted(len(units), 'test')}: "
+                        f"with fewer than {FEWEST}, no training could be promoted. More come with later nights, or from"
+                        " --prompts."}  # fmt: skip
+    facts |= {"turns": chosen.new, "replayed": chosen.replayed}
     try:
         say(run_step("teacher", replace(stages["teacher"], served_as=served_as)).line())  # type: ignore[call-arg]
         say(run_step("train", stages["train"]).line())
     except NothingLearnedError as why:
         return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
-    evaluation = replace(stages["eval"], served_as=served_as)  # type: ignore[call-arg]
-    return facts | decide(home, night, config, evaluation, chosen.conversations(night.record["learns"]))  # type: ignore[arg-type]
+    return facts | decide(home, night, config, evaluation, chosen.conversations(night.record["learns"]))
 
 
 def names_in(run: Path) -> tuple[str, ...]:
@@ -156,65 +199,91 @@ def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig
 
     `learned`: ids of the conversations of the nights that it learned from. Their complaints show whether it is better.
     """
-    tests = write_tests(night, config, evaluation)
-    if tests is None:
-        return {"decision": KEPT, "sentence": "The model stays: no session kept out of training makes a test, and "
-                "there is no --prompts."}  # fmt: skip
+    tests = night.folder / TESTS
     with stdout.capture():
         run_step("eval", replace(evaluation, from_log=False, prompts=str(tests)))
     decision = gate(GateConfig(run=night.folder, max_loss=config.max_loss, allow=config.allow))
     # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out. What
     # users complained of before, the parent has learned: it only adds noise, where there are enough new complaints.
+    own = {prompt.id for prompt in read_prompts(Path(config.prompts))} if config.prompts else set()
     corrected = [prompt for prompt in read_prompts(tests) if prompt.corrected]
-    new = [prompt for prompt in corrected if prompt.session is None or prompt.session in learned]
-    is_enough = len({prompt.unit for prompt in new}) >= FEWEST
-    asked = [prompt.id for prompt in (new if is_enough else corrected)]
-    is_better = decision.ship and has_gained(read_arrow(night.folder, "replies", 0), asked)
+    new = [prompt for prompt in corrected if prompt.id in own or (prompt.session or "") in learned]
+    replies = read_arrow(night.folder, "replies", 0)
+    new_U4, all_U4 = (sum_known(replies, [prompt.id for prompt in prompts]) for prompts in (new, corrected))
+    is_enough = len(new_U4) >= FEWEST
+    has_learned = has_gained(new_U4 if is_enough else all_U4)
+    is_better = decision.ship and has_learned and all_U4[:, 1].sum() > all_U4[:, 0].sum()
     write_report(ReportConfig(run=night.folder))
     if is_better:
         home.promote(night.number, by="night")
-    shares = "; ".join(f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
-                       for row in deciding_shares(read_part(night.folder, "scores", 0)))  # fmt: skip
-    gain = "More replies are right" if is_better else "No gain beyond chance"
-    sentence = f"{gain}: {shares}." if decision.ship else decision.sentence
+    is_part = is_enough and len(new_U4) < len(all_U4)
+    shares = [f"on new complaints, {share_of(new_U4, 1)} ({share_of(new_U4, 0)} before)"] if is_part else []
+    shares += [f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
+               for row in deciding_shares(read_part(night.folder, "scores", 0))]  # fmt: skip
+    gain = ("More replies are right" if is_better else "What it learned of new complaints, it lost of older ones"
+            if has_learned else "No gain beyond chance")  # fmt: skip
+    sentence = f"{gain}: {'; '.join(shares)}." if decision.ship else decision.sentence
     answer = PROMOTED if is_better else KEPT
     whole = printable(f"Night {night.number}: {answer}. {sentence}")
     write_text(night.folder / "gate.md", f"{whole}\n\nThe gate: {decision.markdown()}\n")
     return {"decision": answer, "sentence": sentence, "gate": asdict(decision)}
 
 
-def has_gained(replies: pa.Table, corrected: Collection[str]) -> bool:
-    """Return True where right replies to the prompts `corrected` rose by more than chance.
+def sum_known(replies: pa.Table, prompts: Collection[str]) -> Sums:
+    """Return the sums per unit of the shares of right replies to these prompts, without those that have no verdict."""
+    ids = replies["prompt_id"]
+    replies = replies.filter(pc.is_in(ids, pa.array(prompts, ids.type)))
+    if not replies.num_rows:
+        return np.zeros((0, 4))
+    shares_N4 = measure_shares(replies)[1]["passed"]
+    return sum_units(shares_N4[~np.isnan(shares_N4).any(1)])
+
+
+def share_of(sums_U4: Sums, side: int) -> str:
+    """Return the share of right replies, before (0) or after (1) the training."""
+    return f"{sums_U4[:, side].sum() / sums_U4[:, 3].sum():.0%}"
+
+
+def has_gained(sums_U4: Sums) -> bool:
+    """Return True where right replies rose by more than chance, in FEWEST units at least.
 
     It is the gate's test the other way round. A model that is no better passes with a probability of 5% at most.
     """
-    if len(corrected) < FEWEST:
-        return False
-    ids = replies["prompt_id"]
-    shares_N4 = measure_shares(replies.filter(pc.is_in(ids, pa.array(corrected, ids.type))))[1]["passed"]
-    shares_N4 = shares_N4[~np.isnan(shares_N4).any(1)]  # without a verdict
-    before_U, after_U, noise_U, _ = sum_units(shares_N4).T
-    return len(before_U) >= FEWEST and score_rise(after_U - before_U, noise_U.sum()) >= NormalDist().inv_cdf(0.95)
+    before_U, after_U, noise_U, _ = sums_U4.T
+    return len(sums_U4) >= FEWEST and score_rise(after_U - before_U, noise_U.sum()) >= NormalDist().inv_cdf(0.95)
 
 
-def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig) -> Path | None:
+def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, student: str) -> Path | None:
     """Write tests.jsonl: prompts from the sessions that are kept out of training, then those of `--prompts`.
 
-    Return its path; None without any. Without a judge that is a model, only those with patterns to check by are used.
+    A prompt of the log that the user edited, and has in `--prompts`, is there once, as edited. Return the path; None
+    without any prompt. Without a judge that is a model, those that need one are left out.
     """
     evaluation = replace(evaluation, overwrite=True)
-    rows: list[str] = []
+    mined, own = list[str](), list[JSON]()
     try:
-        path = write_log_prompts(evaluation, model_names(evaluation))
-        has_judge = bool(evaluation.judge_model or judge_of_run(night.folder))
-        lines = read_text("--from-log", path).split("\n")  # splitlines() would break JSON
-        rows = [line for line in lines if line and (has_judge or "judge" not in json.loads(line)["check"])]
+        path = write_log_prompts(evaluation, {"before": student, "after": student}, config.holdout)
+        mined = list_lines("--from-log", path)
     except ConfigError:
         raise
     except OpdkitError as why:
         say(str(why))
     if config.prompts is not None:
-        rows += filter(str.strip, read_text("--prompts", Path(config.prompts)).split("\n"))
-    tests = night.folder / "tests.jsonl"
-    write_text(tests, "".join(f"{row}\n" for row in rows))
+        ids = [prompt.id for prompt in read_prompts(Path(config.prompts))]  # of rows without one, their lines
+        lines = list_lines("--prompts", Path(config.prompts))
+        own = [json.loads(line) | {"id": name} for name, line in zip(ids, lines, strict=True)]
+    names = {row["id"] for row in own}
+    rows = [*(row for row in map(json.loads, mined) if row["id"] not in names), *own]
+    if not (evaluation.judge_model or judge_of_run(night.folder)):
+        if lost := sum("judge" in row["check"] for row in own):
+            warn(f"{counted(lost, 'row')} of --prompts {verb(lost, 'needs', 'need')} a model as the judge: left out; "
+                 "judge_model under [eval] in --config names one")  # fmt: skip
+        rows = [row for row in rows if "judge" not in row["check"]]
+    tests = night.folder / TESTS
+    write_text(tests, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return tests if rows else None
+
+
+def list_lines(flag: str, path: Path) -> list[str]:
+    """Return the lines of a file of prompts that are not empty."""
+    return [line for line in read_text(flag, path).split("\n") if line.strip()]  # splitlines() would break JSON

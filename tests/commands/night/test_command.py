@@ -4,18 +4,22 @@ import json
 import shutil
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from night_logs import LOG, PROMPTS, grow
+from http_server import Reply, completion, serving
+from night_logs import LOG, PROMPTS, grow, judged_night
 from night_logs import night_options as options
+from night_logs import options as log_options
 from sample_world import MODEL
 from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
 from opdkit.commands.night.command import run
-from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home
+from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.commands.night.models import run as models
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
@@ -211,7 +215,7 @@ def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
         unknown = [row | {"prompt_id": f"unknown-{row['prompt_id']}", "passed": None} for row in rows]
         others = [row | {"prompt_id": f"other-{row['prompt_id']}"} for row in rows]
         ids = [str(row["prompt_id"]) for row in [*rows, *unknown]] if corrected else []
-        return steps.has_gained(to_arrow(REPLIES, [*rows, *unknown, *others]), ids)
+        return steps.has_gained(steps.sum_known(to_arrow(REPLIES, [*rows, *unknown, *others]), ids))
 
     assert not gains(1, 0, 99), "of so few changes, the bootstrap interval ends at 0"
     assert not gains(4, 0, 96)
@@ -234,19 +238,22 @@ def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
             for k, separator in enumerate("\u2028\u2029\u0085")]  # fmt: skip
     by_model, written = {"id": "m", "prompt": "When?", "check": {"judge": "It is now."}}, tmp_path / "from-log.jsonl"
     written.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*rows, by_model]))
-    own = [row | {"id": f"own-{row['id']}"} for row in rows]
+    own = [row | {"id": f"own-{row['id']}"} for row in rows] + [rows[1] | {"prompt": "edited", "session": "log:1"}]
     prompts = tmp_path / "prompts.jsonl"
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in own)
-    prompts.write_text(lines, encoding="utf-8-sig")
-    monkeypatch.setattr(steps, "model_names", lambda _: {})
+    prompts.write_text(lines + '\n{"prompt": "no id", "check": {"match": ["x"]}}\n', encoding="utf-8-sig")
+    own.append({"id": "line-8", "prompt": "no id", "check": {"match": ["x"]}})
+    with prompts.open("a") as out:
+        out.write(json.dumps(by_model | {"id": "own-by-model"}))
     monkeypatch.setattr(steps, "write_log_prompts", lambda *_: written)
     monkeypatch.setattr(steps, "judge_of_run", lambda _: {})
     night = Home(tmp_path / "home").night(1)
     night.folder.mkdir(parents=True)
-    tests = steps.write_tests(night, options(tmp_path, prompts=str(prompts)), EvalConfig(run=night.folder))
+    tests = steps.write_tests(night, options(tmp_path, prompts=str(prompts)), EvalConfig(run=night.folder), "m")
     assert tests is not None
-    assert [json.loads(line) for line in tests.read_text().rstrip("\n").split("\n")] == rows + own
-    assert [prompt.id for prompt in read_prompts(tests)] == [row["id"] for row in rows + own]
+    expected = [rows[0], rows[2], *own]  # what the user edited is there once
+    assert [json.loads(line) for line in tests.read_text().rstrip("\n").split("\n")] == expected
+    assert [prompt.id for prompt in read_prompts(tests)] == [row["id"] for row in expected]
 
 
 def test_options_can_be_mended_after_a_night_failed(tmp_path: Path) -> None:
@@ -329,6 +336,99 @@ def test_who_asked_the_same_first_keeps_his_own_verdict(tmp_path: Path, teachers
     assert sorted(said) == [(bob, -1), (bob, 1), (ann, -1)]
 
 
+def test_a_night_trains_only_if_its_tests_could_show_that_the_model_is_better(
+    tmp_path: Path, teachers: list[TeacherConfig]
+) -> None:
+    """Six on corrected topics, at least: of the log, or the user's own."""
+    grow(tmp_path, 12)
+    run(options(tmp_path, least_hints=1, prompts=None))
+    record = Home(tmp_path / "home").night(1).record
+    assert record["decision"] == WAITS
+    assert "fewer than 6" in record["sentence"]
+    grow(tmp_path, 18)
+    with pytest.raises(OpdkitError, match="out of memory"):
+        run(options(tmp_path, least_hints=1))
+    assert len(teachers) == 1
+
+
+def test_another_model_than_in_the_nights_before_is_refused(tmp_path: Path) -> None:
+    home, other = Home(tmp_path / "home"), shutil.copytree(MODEL, tmp_path / "other")
+    grow(tmp_path, 6)
+    run(options(tmp_path, least_hints=1000))
+    grow(tmp_path, 12)
+    run(options(tmp_path, least_hints=1000, model=str(other)))  # nothing was trained yet
+    home.night(2).write(home.night(2).record | {"decision": KEPT})
+    grow(tmp_path, 18)
+    with pytest.raises(ConfigError, match=r"--model is .*other in the nights before"):
+        run(options(tmp_path, least_hints=1000))
+    run(options(tmp_path, least_hints=1000, model=str(other)))
+    assert [night.record["decision"] for night in home.nights()] == [WAITS, KEPT, WAITS]
+
+
+def test_a_model_that_was_taken_back_is_not_trained_again_at_once(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    wrong = [chat(f"Please describe car {n} in short", f"It is {n}.", "Please use French instead.", "Oui.", "Thanks!")
+             for n in range(40)]  # fmt: skip
+    judged_night(home, 1, *wrong, decision=PROMOTED)
+    night = judged_night(home, 2, *wrong[:3], learns=[1, 2])
+    record = steps.learn(home, night, log_options(home), {})
+    assert record["decision"] == WAITS
+    assert "since night 1, whose model was taken back" in record["sentence"]
+
+
+def test_a_promotion_that_was_taken_back_before_the_night_was_over_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, calls = Home(tmp_path / "home"), list[int]()
+
+    def learn(home: Home, night: Night, *_: object) -> JSON:
+        calls.append(night.number)
+        shutil.copytree(MODEL, night.model)
+        home.promote(night.number, by="night")
+        raise Killed
+
+    monkeypatch.setattr(steps, "learn", learn)
+    grow(tmp_path, 6)
+    with pytest.raises(Killed):
+        run(options(tmp_path))
+    assert home.promoted() == 1
+    models(ModelsConfig(home=home.path, back=True))
+    run(options(tmp_path))
+    assert (home.promoted(), home.night(1).record["decision"], calls) == (0, KEPT, [1])
+
+
+def test_a_night_whose_judge_failed_judges_again(tmp_path: Path) -> None:
+    is_broken = [True]
+    grow(tmp_path, 6)
+    with serving(lambda *_: completion("I cannot." if is_broken[0] else r"\boxed{-1}"), ["m"]) as server:
+        config = options(tmp_path, judge="endpoint", judge_model="m", judge_url=server.url, least_hints=1000)
+        for _ in range(2):
+            with pytest.raises(OpdkitError, match="the night judges again") as error:
+                run(config)
+            assert "--overwrite" not in str(error.value)
+        is_broken[0] = False
+        run(config)
+    (night,) = Home(config.home).nights()
+    assert {row["reward"] for row in read_all(night.log, "verdicts")} == {-1}
+    assert night.record["without_verdict"] == 0
+
+
+def test_a_night_says_how_many_replies_have_no_verdict(tmp_path: Path) -> None:
+    grow(tmp_path, 6)
+
+    def answer(body: JSON, _: int) -> Reply:
+        return completion("I cannot." if zlib.crc32(json.dumps(body["messages"]).encode()) % 2 else r"\boxed{-1}")
+
+    with serving(answer, ["m"]) as server:
+        run(options(tmp_path, judge="endpoint", judge_model="m", judge_url=server.url, least_hints=1000))
+    (night,) = Home(tmp_path / "home").nights()
+    statuses = [row["reward_status"] for row in read_all(night.log, "verdicts")]
+    unknown = statuses.count("failed")
+    assert 0 < unknown < len(statuses)
+    assert f"{unknown} of {len(statuses)} replies have no verdict." in night.record["sentence"]
+    assert (night.record["without_verdict"], night.record["judged"]) == (unknown, len(statuses))
+
+
 def test_users_who_change_their_rating_are_heard(tmp_path: Path, teachers: list[TeacherConfig]) -> None:
     """Each rates the reply +1 in night 1, and -1 with a comment in night 2: the turn counts once, as it is now."""
     for rating, comment, least in ((1, None, 1000), (-1, "Use a table instead, please.", 1)):
@@ -361,7 +461,7 @@ def test_wrong_files_and_models_are_named_before_the_log_is_read(tmp_path: Path)
              "corrected": json.dumps({"prompt": "Where?", "check": {"match": ["here"]}})}  # fmt: skip
     for line in wrong.values():
         prompts.write_text(f"{right}\n\n{line}\n")
-        with pytest.raises(ConfigError, match=r"own\.jsonl, line 3"):
+        with pytest.raises(ConfigError, match=r"own\.jsonl, line.3"):
             run(options(tmp_path, prompts=str(prompts)))
     for changed, named in (({"model": str(tmp_path / "typo")}, "typo"),
                            ({"set": (f"teacher.teacher={tmp_path / 'logs'}",)}, "logs"),
@@ -405,16 +505,14 @@ def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nig
 ) -> None:
     night, seen = Home(tmp_path / "home").night(7), list[GateConfig]()
     night.folder.mkdir(parents=True)
-    tests = tmp_path / "tests.jsonl"
-    tests.write_bytes(b"".join(PROMPTS))
+    (night.folder / "tests.jsonl").write_bytes(b"".join(PROMPTS))
 
     def decide_gate(config: GateConfig) -> Decision:
         seen.append(config)
         return Decision(True, "Ship: no domain is worse.", [], [], [], 0)
 
-    for name, stub in {"write_tests": lambda *_: tests, "run_step": lambda *_: None, "gate": decide_gate,
-                       "read_arrow": lambda *_: None, "has_gained": lambda *_: False, "write_report": lambda *_: None,
-                       "read_part": lambda *_: []}.items():  # fmt: skip
+    for name, stub in {"run_step": lambda *_: None, "gate": decide_gate, "read_arrow": lambda *_: replies_of({}),
+                       "write_report": lambda *_: None, "read_part": lambda *_: []}.items():  # fmt: skip
         monkeypatch.setattr(steps, name, stub)
     config = options(tmp_path, allow=("length",))
     record = steps.decide(Home(config.home), night, config, EvalConfig(run=night.folder), set())
@@ -427,26 +525,60 @@ def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nig
         NightConfig(home=config.home, model="m", judge="rules", allow=("lenght",))
 
 
-@pytest.mark.parametrize("new", [6, 5])
-def test_whether_a_model_is_better_is_shown_by_new_complaints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: int
-) -> None:
-    """Where there are enough of them, and by the user's own prompts; else by all complaints."""
-    night, asked, tests = Home(tmp_path / "home").night(7), list[list[str]](), tmp_path / "tests.jsonl"
-    night.folder.mkdir(parents=True)
-    row = {"messages": [{"role": "user", "content": "hi"}], "check": {"match": ["x"]}}
-    rows = [{"id": f"new-{n}", "session": f"log:{n}", "corrected": True} for n in range(new - 1)]
-    rows += [{"id": f"old-{n}", "session": f"log:{50 + n}", "corrected": True} for n in range(4)]
-    rows += [{"id": "own", "corrected": True}, {"id": "calm", "session": "log:1", "corrected": False}]
-    jsonl(tests, *(row | one for one in rows))
-    stubs = {"write_tests": lambda *_: tests, "gate": lambda _: Decision(True, "Ship: well.", [], [], [], 0),
-             "has_gained": lambda _, ids: bool(asked.append(ids)), "read_part": lambda *_: [],
-             "run_step": lambda *_: None, "read_arrow": lambda *_: None, "write_report": lambda *_: None}  # fmt: skip
+def replies_of(sides: dict[str, tuple[bool | None, bool | None]]) -> pa.Table:
+    """The table of replies: prompt -> whether the reply before and the one after are right."""
+    fields = {"domain": "d", "sample": 0, "kl": None, "probe": None, "hollow": None, "called": None, "reply": "r",
+              "finish_reason": "stop", "hint_echo": None, "session": None}  # fmt: skip
+    rows = [fields | {"prompt_id": name, "model": model, "passed": passed} for name, pair in sides.items()
+            for model, passed in zip(("before", "after"), pair, strict=True)]  # fmt: skip
+    return to_arrow(REPLIES, rows)
+
+
+WRONG, RIGHT, GAIN, LOSS, UNKNOWN = (False, False), (True, True), (False, True), (True, False), (None, None)
+
+
+def decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple]
+) -> JSON:  # fmt: skip
+    """What a night decides by replies to new complaints, to old ones, and to own prompts, each of another session."""
+    row = {"messages": [{"role": "user", "content": "hi"}], "check": {"match": ["x"]}, "corrected": True}
+    rows = [row | {"id": f"{kind}-{n}", "session": f"{kind}:{n}"} for kind, sides in
+            (("new", new), ("old", old), ("own", own)) for n in range(len(sides))]  # fmt: skip
+    rows.append(row | {"id": "calm", "session": "new:1", "corrected": False})
+    night = Home(tmp_path / "home").night(7)
+    jsonl(night.folder / "tests.jsonl", *rows)
+    jsonl(tmp_path / "own.jsonl", *rows[len(new) + len(old) : -1], rows[-1])
+    names = (one["id"] for one in rows[:-1])
+    replies = replies_of(dict(zip(names, [*new, *old, *own], strict=True)) | {"calm": RIGHT})
+    shutil.copytree(MODEL, night.model)
+    stubs = {"gate": lambda _: Decision(True, "Ship: well.", [], [], [], 0), "read_arrow": lambda *_: replies,
+             "read_part": lambda *_: [], "run_step": lambda *_: None, "write_report": lambda *_: None}  # fmt: skip
     for name, stub in stubs.items():
         monkeypatch.setattr(steps, name, stub)
-    steps.decide(Home(tmp_path / "home"), night, options(tmp_path), EvalConfig(run=night.folder),
-                 {f"log:{n}" for n in range(50)})  # fmt: skip
-    assert asked == [[one["id"] for one in rows if one["corrected"] and (new < 6 or not one["id"].startswith("old"))]]
+    config = options(tmp_path, prompts=str(tmp_path / "own.jsonl"))
+    record = steps.decide(Home(tmp_path / "home"), night, config, EvalConfig(run=night.folder),
+                          {f"new:{n}" for n in range(50)})  # fmt: skip
+    assert (Home(tmp_path / "home").promoted() == 7) is (record["decision"] == PROMOTED)
+    return record
+
+
+@pytest.mark.parametrize(("new", "old", "own", "decision", "words"), [
+    ([GAIN] * 6, [WRONG] * 40, [], PROMOTED, "on new complaints, 100% (0% before)"),
+    ([WRONG] * 6, [GAIN] * 30, [], KEPT, "No gain beyond chance: on new complaints, 0% (0% before)"),
+    ([WRONG] * 5, [GAIN] * 30, [], PROMOTED, "More replies are right"),
+    ([GAIN] * 5, [WRONG], [GAIN], PROMOTED, "on new complaints, 100% (0% before)"),
+    ([GAIN] * 6, [LOSS] * 6, [], KEPT, "it lost of older ones: on new complaints, 100% (0% before)"),
+    ([UNKNOWN] * 6, [GAIN] * 30, [], PROMOTED, "More replies are right"),
+    ([UNKNOWN] * 9, [GAIN] * 5, [], KEPT, "No gain beyond chance"),
+])  # fmt: skip
+def test_new_complaints_and_own_prompts_with_a_verdict_show_whether_a_model_is_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple],
+    decision: str, words: str,
+) -> None:  # fmt: skip
+    """Where there are enough; else all complaints do. Whatever is learned must not cost as much of what was before."""
+    record = decided(tmp_path, monkeypatch, new, old, own)
+    assert record["decision"] == decision
+    assert words in record["sentence"]
 
 
 def test_a_log_does_not_control_the_terminal(

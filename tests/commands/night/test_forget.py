@@ -290,19 +290,20 @@ def test_a_chat_with_branches_is_forgotten_and_the_night_of_others_stays(folder:
     assert home.nights() == []
 
 
-def test_nights_of_a_version_that_kept_only_the_last_options(folder: Path) -> None:
-    """They are done again with these; without any, nothing is taken out."""
+def test_nights_without_options_of_their_own_are_done_again_with_the_last_ones(folder: Path) -> None:
+    """Without any, nothing is taken out."""
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 60, 90)
     home = Home(config.home)
-    for place in (home.path, *(night.folder for night in home.nights())):
-        shutil.rmtree(place / "options")
+    for night in home.nights():
+        shutil.rmtree(night.folder / "options")
+    (home.path / "options").rename(folder / "kept")
     before = [len(list(read_all(night.log, "sessions"))) for night in home.nights()]
     where = ForgetConfig(home=home.path, where=("metadata.user=u3",))
     with pytest.raises(OpdkitError, match="has no options"):
         run_forget(where)
     assert [len(list(read_all(night.log, "sessions"))) for night in home.nights()] == before
-    (home.path / "options.json").write_text(json.dumps(config.effective(), default=str))
+    (folder / "kept").rename(home.path / "options")
     run_forget(where)
     assert files_with(SECRET, config.home) == []
 

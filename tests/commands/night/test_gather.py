@@ -1,5 +1,6 @@
-"""Sessions that a night trains on: new ones, some of earlier nights, those kept out of training; wishes that turn."""
+"""Sessions that a night trains on: new ones, some of earlier nights, those kept out of training."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 from night_logs import judged_night, options
 from small_logs import chat
 
-from opdkit.commands.night.gather import NightSession, Opinion, find_turned, gather, write_run
+from opdkit.commands.night.gather import choose_tests, gather, write_run
 from opdkit.commands.night.home import Home
+from opdkit.commands.night.turned import NightSession, Opinion
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
@@ -93,38 +95,6 @@ def test_nights_that_were_not_learned_from_are_new(home: Home) -> None:
     assert chosen.new == len(both)
 
 
-def said(night: int, *opinions: tuple[str, str, str, str | None]) -> list[NightSession]:
-    """A session of a night for each (request, reply, kind, hint)."""
-    return [
-        NightSession(night, 0, f"{night}-{n}", False, (Opinion(f"{night}-{n}:1", kind, hint, frozenset(request.split()),
-                                                               frozenset(reply.split()) - frozenset(request.split())),))
-        for n, (request, reply, kind, hint) in enumerate(opinions)
-    ]  # fmt: skip
-
-
-LIST, TABLE = "here are some a b c", "| a | b | c |"
-REJECTED, LIKED = ("list the files", LIST, COMPLAINT, "Use a table."), ("list the files", TABLE, PRAISE, None)
-PRAISED_BEFORE = ("list the files", LIST, PRAISE, None)
-
-
-def test_praise_that_users_take_back_no_longer_counts() -> None:
-    old = said(1, PRAISED_BEFORE, PRAISED_BEFORE, PRAISED_BEFORE, ("sing a song", "la la", PRAISE, None))
-    turned, superseded = find_turned([*old, *said(2, *[REJECTED] * 6, LIKED)])
-    assert (turned, superseded) == (["Use a table."], {(1, "1-0:1"), (1, "1-1:1"), (1, "1-2:1")})
-    assert find_turned([*old, *said(2, *[REJECTED] * 5)]) == ([], set()), "five complaints may be chance"
-    other = [("show all my photos", LIST, kind, None) for kind in (PRAISE, NEUTRAL)]
-    superseded = find_turned([*said(1, *[PRAISED_BEFORE] * 3, *other), *said(2, *[REJECTED] * 6, LIKED)])[1]
-    assert {(1, "1-3:1"), (1, "1-4:1")} <= superseded, "whatever was asked, and also what was only accepted"
-
-
-def test_a_wish_that_turns_takes_no_other_praise_with_it() -> None:
-    """Under one hint there may be replies that were rejected for other reasons: praise of their kinds stays."""
-    asking = ("a flight to Rome", "On which day shall I book it?", PRAISE, None)
-    wrong = ("a flight to Oslo", "On which day shall I book Rome?", COMPLAINT, "Use a table.")
-    turned, superseded = find_turned([*said(1, *[PRAISED_BEFORE] * 3, *[asking] * 4), *said(2, *[REJECTED] * 6, wrong)])
-    assert (turned, superseded) == (["Use a table."], {(1, f"1-{n}:1") for n in range(3)})
-
-
 def test_of_a_session_only_what_turned_no_longer_counts(home: Home) -> None:
     first = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Thanks, perfect!", f"It has {n} wheels.",
                   f"Thanks, perfect! Now my {thing}?", f"Yours is number {n}.", "Thanks, perfect!")
@@ -133,46 +103,50 @@ def test_of_a_session_only_what_turned_no_longer_counts(home: Home) -> None:
              for thing in THINGS[8:20]]  # fmt: skip
     judged_night(home, 3, *first, learns=[3])
     chosen = gather(home, judged_night(home, 4, *again, learns=[3, 4]), options(home, replay=0.0), seed=0)
-    assert len(chosen.turned) == 1
+    assert chosen.new_changes == chosen.changes
+    assert len(chosen.changes) == 1
     left = [opinion for versions in chosen.sessions.values() for one in versions if one.night == 3
             for opinion in one.opinions]  # fmt: skip
     assert len(left) == 16
     assert not any("oui" in opinion.reply for opinion in left)
 
 
-def test_a_turn_is_found_however_long_ago_it_was() -> None:
-    nights = [*said(1, *[PRAISED_BEFORE] * 4), *said(3, *[REJECTED] * 3), *said(4, *[REJECTED] * 8), *said(6, LIKED)]
-    assert find_turned(nights)[1] == {(1, f"1-{n}:1") for n in range(4)}, "complaints outnumber the praise by now"
+def test_a_change_is_found_once_and_stays(home: Home) -> None:
+    """Night 5 has read praise since, which alone ends no change, and does not announce it again."""
+    first = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Thanks, perfect!") for thing in THINGS[:9]]
+    again = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Please use English instead.", "It is.")
+             for thing in THINGS[9:20]]  # fmt: skip
+    judged_night(home, 3, *first, learns=[3])
+    night = judged_night(home, 4, *again, learns=[3, 4])
+    chosen = gather(home, night, options(home), seed=0)
+    night.write(night.record | {"changes": [one.to_json() for one in chosen.changes]})
+    later = gather(home, judged_night(home, 5, *first[:2], learns=[3, 4, 5]), options(home), seed=0)
+    assert (len(chosen.new_changes), later.new_changes) == (1, [])
+    assert later.changes == chosen.changes
 
 
-def test_complaints_about_what_users_now_like_no_longer_count() -> None:
-    old = said(1, PRAISED_BEFORE, PRAISED_BEFORE, ("list the files", TABLE, COMPLAINT, "No markup."))
-    assert find_turned([*old, *said(2, *[REJECTED] * 6, LIKED)])[1] == {(1, "1-0:1"), (1, "1-1:1"), (1, "1-2:1")}
+def test_old_complaints_are_tests_before_newer_sessions_without_one() -> None:
+    def session(night: int, n: int, kind: str) -> NightSession:
+        opinion = Opinion("t", kind, None, frozenset(), frozenset())
+        return NightSession(night, 0, f"{kind}-{night}-{n}", True, (opinion,))
+
+    old = [session(1, n, COMPLAINT) for n in range(300)]
+    calm = [session(2, n, PRAISE) for n in range(20)] + [session(3, n, NEUTRAL) for n in range(500)]
+    blamed = {one.session_id for one in old}
+    chosen = Counter(one.opinions[0].kind for one in choose_tests([*old, *calm], blamed))
+    assert chosen == {COMPLAINT: 150, PRAISE: 20, NEUTRAL: 30}
+    newest = choose_tests([*old, session(2, 0, COMPLAINT), *calm[:1]], blamed | {f"{COMPLAINT}-2-0"})
+    assert [one.night for one in newest[:2]] == [2, 1]
+    assert len(newest) == 200
+    assert len(choose_tests(old[:5] + calm, blamed)) == 200
 
 
-def test_complaints_that_asked_for_what_is_rejected_now_no_longer_count() -> None:
-    first = ("list the files", "files? no", COMPLAINT, "Write plain words.")
-    both = NightSession(1, 0, "s", False, (*said(1, first)[0].opinions, *said(1, PRAISED_BEFORE)[0].opinions))
-    alone = said(2, first)
-    turned, superseded = find_turned([both, *alone, *said(3, *[REJECTED] * 6)])
-    assert turned == ["Use a table."]
-    assert (2, alone[0].opinions[0].turn_id) in superseded, "the same wish, in another session"
-
-
-def test_a_wish_that_stays_is_not_turned_around() -> None:
-    old = said(1, *[REJECTED] * 3, *[LIKED] * 5)
-    assert find_turned([*old, *said(2, *[REJECTED] * 6, LIKED)]) == ([], set())
-    others = [("list the files", LIST, COMPLAINT, hint) for hint in ("Draw columns.", "I want cells and rows.")]
-    assert find_turned([*old, *said(2, *others * 3)]) == ([], set()), "in whatever words"
-
-
-def test_single_complaints_do_not_turn_what_most_users_like() -> None:
-    assert find_turned([*said(1, *[PRAISED_BEFORE] * 5), *said(2, REJECTED, *[PRAISED_BEFORE] * 4)]) == ([], set())
-
-
-def test_hints_that_most_users_now_contradict_no_longer_count() -> None:
-    old = said(1, *[("the weather", "20 F", COMPLAINT, "Use Celsius.")] * 2, ("a joke", "ha", COMPLAINT, "Be brief."))
-    new = [("how warm is it", "20 C", COMPLAINT, "Use Fahrenheit, not Celsius.")]
-    assert find_turned([*old, *said(2, *new * 6)]) == (["Use Fahrenheit, not Celsius."], {(1, "1-0:1"), (1, "1-1:1")})
-    still = said(2, *new, *[("the weather", "20 F", COMPLAINT, "Use Celsius.")] * 9)
-    assert find_turned([*old, *still]) == ([], set()), "a single user contradicts all others"
+def test_a_run_of_other_options_is_written_again(home: Home) -> None:
+    """A night was killed behind this step, and is called again with another --replay."""
+    trained = [{name.partition(":")[0] for name in trainable(write(home, 2, replay=share))
+                if not is_held_out(name.rpartition(":")[0], 0.2)} for share in (0.5, 0.0)]  # fmt: skip
+    assert trained == [{"log@1", "log@2"}, {"log@2"}]
+    path = home.night(2).folder / "extract" / "manifest.json"
+    written = path.stat().st_mtime_ns
+    write(home, 2, replay=0.0)
+    assert path.stat().st_mtime_ns == written, "the same sessions"

@@ -99,6 +99,16 @@ def test_a_model_has_learned_from_its_parents_nights_too(home: Home) -> None:
     assert home.pending(home.nights()) == [1, 2, 3, 4]
 
 
+def test_what_was_given_up_stays_out_once_a_later_night_is_promoted(home: Home) -> None:
+    make_night(home, 5, WAITS, 4, [5], model=False)
+    make_night(home, 6, PROMOTED, 4, [6])
+    home.promote(6, by="night")
+    make_night(home, 7, WAITS, 6, [7], model=False)
+    assert home.pending(home.nights()) == [7], "night 5 was given up when night 6 was trained"
+    home.promote(4, by="hand")
+    assert home.pending(home.nights()) == [5, 6, 7]
+
+
 def test_going_back_is_to_what_was_promoted_when_the_night_began(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,165 @@
+"""Changes of what users want: found beyond chance, once, and ended by the same test the other way round."""
+
+from collections.abc import Sequence
+from random import Random
+
+from opdkit.commands.night.turned import (
+    Change,
+    NightSession,
+    Opinion,
+    chance_of_more,
+    draw_complaints,
+    find_turn,
+    find_turned,
+)
+from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
+
+
+def turned_by(sessions: Sequence[NightSession]) -> tuple[list[str | None], set[tuple[int, str]]]:
+    """The new wishes, and the (night, turn) that no longer count."""
+    changes, superseded = find_turned(sessions)
+    return [one.hint for one in changes], superseded
+
+
+def said(night: int, *opinions: tuple[str, str, str, str | None]) -> list[NightSession]:
+    """A session of a night for each (request, reply, kind, hint)."""
+    return [
+        NightSession(night, 0, f"{night}-{n}", False, (Opinion(f"{night}-{n}:1", kind, hint, frozenset(request.split()),
+                                                               frozenset(reply.split()) - frozenset(request.split())),))
+        for n, (request, reply, kind, hint) in enumerate(opinions)
+    ]  # fmt: skip
+
+
+LIST, TABLE = "here are some a b c", "| a | b | c |"
+REJECTED, LIKED = ("list the files", LIST, COMPLAINT, "Use a table."), ("list the files", TABLE, PRAISE, None)
+PRAISED_BEFORE = ("list the files", LIST, PRAISE, None)
+
+
+def test_praise_that_users_take_back_no_longer_counts() -> None:
+    old = said(1, *[PRAISED_BEFORE] * 8, ("sing a song", "la la", PRAISE, None))
+    turned, superseded = turned_by([*old, *said(2, *[REJECTED] * 6, LIKED)])
+    assert (turned, superseded) == (["Use a table."], {(1, f"1-{n}:1") for n in range(8)})
+    assert turned_by([*old, *said(2, *[REJECTED] * 5)]) == ([], set()), "five complaints may be chance"
+    other = [("show all my photos", LIST, kind, None) for kind in (PRAISE, NEUTRAL)]
+    superseded = turned_by([*said(1, *[PRAISED_BEFORE] * 8, *other), *said(2, *[REJECTED] * 6, LIKED)])[1]
+    assert {(1, "1-8:1"), (1, "1-9:1")} <= superseded, "whatever was asked, and also what was only accepted"
+
+
+def test_a_wish_that_turns_takes_no_other_praise_with_it() -> None:
+    """Under one hint there may be replies that were rejected for other reasons: praise of their kinds stays."""
+    asking = ("a flight to Rome", "On which day shall I book it?", PRAISE, None)
+    wrong = ("a flight to Oslo", "On which day shall I book Rome?", COMPLAINT, "Use a table.")
+    turned, superseded = turned_by([*said(1, *[PRAISED_BEFORE] * 8, *[asking] * 4), *said(2, *[REJECTED] * 6, wrong)])
+    assert (turned, superseded) == (["Use a table."], {(1, f"1-{n}:1") for n in range(8)})
+
+
+def test_a_turn_is_found_however_long_ago_it_was() -> None:
+    nights = [*said(1, *[PRAISED_BEFORE] * 8), *said(3, *[REJECTED] * 3), *said(4, *[REJECTED] * 8), *said(6, LIKED)]
+    assert turned_by(nights)[1] == {(1, f"1-{n}:1") for n in range(8)}, "complaints outnumber the praise by now"
+
+
+def test_complaints_about_what_users_now_like_no_longer_count() -> None:
+    old = said(1, *[PRAISED_BEFORE] * 8, ("list the files", TABLE, COMPLAINT, "No markup."))
+    assert turned_by([*old, *said(2, *[REJECTED] * 6, LIKED)])[1] == {(1, f"1-{n}:1") for n in range(9)}
+
+
+def test_complaints_that_asked_for_what_is_rejected_now_no_longer_count() -> None:
+    first = ("list the files", "files? no", COMPLAINT, "Write plain words.")
+    both = NightSession(1, 0, "s", False, (*said(1, first)[0].opinions, *said(1, PRAISED_BEFORE)[0].opinions))
+    alone = said(2, first, *[PRAISED_BEFORE] * 8)
+    turned, superseded = turned_by([both, *alone, *said(3, *[REJECTED] * 6)])
+    assert turned == ["Use a table."]
+    assert (2, alone[0].opinions[0].turn_id) in superseded, "the same wish, in another session"
+
+
+def test_a_wish_that_stays_is_not_turned_around() -> None:
+    old = said(1, *[REJECTED] * 3, *[LIKED] * 5)
+    assert turned_by([*old, *said(2, *[REJECTED] * 6, LIKED)]) == ([], set())
+    others = [("list the files", LIST, COMPLAINT, hint) for hint in ("Draw columns.", "I want cells and rows.")]
+    assert turned_by([*old, *said(2, *others * 3)]) == ([], set()), "in whatever words"
+
+
+def test_single_complaints_do_not_turn_what_most_users_like() -> None:
+    assert turned_by([*said(1, *[PRAISED_BEFORE] * 5), *said(2, REJECTED, *[PRAISED_BEFORE] * 4)]) == ([], set())
+
+
+def test_hints_that_most_users_now_contradict_no_longer_count() -> None:
+    old = said(1, *[("the weather", "20 F", COMPLAINT, "Use Celsius.")] * 8, ("a joke", "ha", COMPLAINT, "Be brief."))
+    new = [("how warm is it", "20 C", COMPLAINT, "Use Fahrenheit, not Celsius.")]
+    assert turned_by([*old, *said(2, *new * 6)]) == (["Use Fahrenheit, not Celsius."],
+                                                  {(1, f"1-{n}:1") for n in range(8)})  # fmt: skip
+    still = said(2, *new, *[("the weather", "20 F", COMPLAINT, "Use Celsius.")] * 9)
+    assert turned_by([*old, *still]) == ([], set()), "a single user contradicts all others"
+
+
+def test_a_change_is_more_than_chance() -> None:
+    """Of homes whose users like such replies or not, each night with the same chance, almost none has a change."""
+    homes = set[int]()
+    for seed in range(100):
+        rng, opinions = Random(seed), list[tuple[int, str]]()
+        for night in range(1, 21):
+            opinions += [(night, rng.choice((COMPLAINT, PRAISE))) for _ in range(6)]
+            homes |= {seed} if find_turn(opinions) else set()
+    assert len(homes) <= 1
+    calm, angry = [(1, PRAISE)] * 18, [(2, COMPLAINT)] * 6
+    assert find_turn([*calm, *angry], 20) == 2, "in the night itself"
+    assert find_turn([*calm, *angry[:5]]) is None
+    assert find_turn([*calm, *angry, *[(3, PRAISE)] * 4]) is None, "no clear majority"
+    assert find_turn([*calm, (1, COMPLAINT), *angry * 3, (3, PRAISE), (3, COMPLAINT)]) == 2, (
+        "one opinion undoes nothing"
+    )
+    assert find_turn([(1, PRAISE)] * 3 + angry * 9, 99) is None, "of many kinds, one is so by chance"
+    assert abs(chance_of_more(6, 6, 6, 24) - 1 / 134_596) < 1e-12
+    assert 0 < chance_of_more(40_300, 80_000, 100_000, 200_000) < 0.05, "of large counts, too"
+
+
+def test_two_teams_with_opposite_wishes_change_nothing() -> None:
+    hints = ("Use Celsius.", "Use Fahrenheit, not Celsius.")
+    both = [("the weather", f"{n} degrees", COMPLAINT, hint) for n, hint in enumerate(hints * 5)]
+    mixed = [REJECTED, REJECTED, PRAISED_BEFORE, PRAISED_BEFORE, PRAISED_BEFORE]
+    assert find_turned([one for night in range(1, 20) for one in said(night, *both, *mixed)]) == ([], set())
+
+
+def test_a_user_counts_once_in_a_session() -> None:
+    angry = NightSession(2, 0, "s", False, tuple(one.opinions[0] for one in said(2, *[REJECTED] * 20)))
+    assert find_turned([*said(1, *[PRAISED_BEFORE] * 20), angry]) == ([], set())
+
+
+def test_only_the_same_test_the_other_way_round_ends_a_change() -> None:
+    turn = [*said(1, *[PRAISED_BEFORE] * 8), *said(2, *[REJECTED] * 9)]
+    known, superseded = find_turned(turn)
+    doubt = [*turn, *said(3, *[PRAISED_BEFORE] * 5)]
+    assert find_turned(doubt) == ([], set()), "it could not be found any more"
+    assert find_turned(doubt, known=known) == (known, superseded)
+    assert find_turned(said(3, LIKED), known=known)[0] == [], "no opinion of before is left"
+    back = [*turn, *said(3, *[PRAISED_BEFORE] * 12)]
+    changes, superseded = find_turned(back, known=known)
+    assert changes == [Change(3, "Use a table.", known[0].reply, is_back=True)]
+    assert superseded == {(2, f"2-{n}:1") for n in range(9)}
+    again = find_turned([*back, *said(4, *[REJECTED] * 12)], known=changes)[0]
+    assert again == [Change(4, "Use a table.", known[0].reply)]
+    assert Change.from_json(again[0].to_json()) == again[0]
+
+
+def test_a_hint_that_turns_back_ends_the_change() -> None:
+    hint_of = {"c": "Use Celsius.", "f": "Use Fahrenheit, not Celsius."}
+
+    def asked(night: int, what: str, count: int) -> list[NightSession]:
+        return said(night, *[("the weather", f"{night} degrees", COMPLAINT, hint_of[what])] * count)
+
+    turn = [*asked(1, "c", 9), *asked(2, "f", 9)]
+    known, _ = find_turned(turn)
+    assert known == [Change(2, hint_of["f"])]
+    assert find_turned([*turn, *asked(3, "c", 5)], known=known)[0] == known
+    changes, superseded = find_turned([*turn, *asked(3, "c", 12)], known=known)
+    assert changes == [Change(3, hint_of["c"])]
+    assert superseded == {(2, f"2-{n}:1") for n in range(9)}
+
+
+def test_a_change_is_seen_in_a_home_with_many_other_replies() -> None:
+    calm = [("what is it", "fine", NEUTRAL, None)] * 3000
+    assert turned_by([*said(1, *[PRAISED_BEFORE] * 8, *calm), *said(2, *[REJECTED] * 9, *calm)])[0] == ["Use a table."]
+    others = said(1, *(("tell me", f"{n}", COMPLAINT, None) for n in range(5000)))
+    every = [(one.night, one.opinions[0], one) for one in [*others, *said(2, *[REJECTED] * 9)]]
+    drawn = draw_complaints(every, {2})
+    assert (len(drawn), len({one[1].turn_id for one in drawn}), sum(one[0] == 2 for one in drawn)) == (2000, 2000, 9)
