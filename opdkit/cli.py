@@ -157,7 +157,7 @@ def _help_row(field: Field) -> tuple[str, str]:
     return f"{field.flag} {metavar}".strip(), field.help + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _read_place(kind: type, text: str) -> Any:
+def _parse_positional(kind: type, text: str) -> Any:
     """Return the value of a positional argument. Raises BadParameter where it is empty, as an unset variable is."""
     if not text:
         raise typer.BadParameter("it is empty; is a variable not set?")
@@ -171,7 +171,7 @@ def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
     """
     kind = list[str] if field.is_list else field.type
     if field.positional:
-        argument = typer.Argument(metavar=field.flag, show_default=False, parser=partial(_read_place, field.type))
+        argument = typer.Argument(metavar=field.flag, show_default=False, parser=partial(_parse_positional, field.type))
         required = field.required and not (has_file and field.name not in ("run", "home"))
         default = inspect.Parameter.empty if required else None
         annotation: Any = Annotated[kind if required else Optional[kind], argument]  # noqa: UP045

@@ -39,7 +39,7 @@ class WordConsole(Console):
 
 
 def wrap_words(text: Text, width: int) -> Text:
-    """Return a text with line breaks between words alone, for `width` columns; lines go on indented as they began."""
+    """Return a text with line breaks between words alone, for `width` columns; lines stay indented as they began."""
     lines = []
     for line in text.split("\n", allow_blank=True):
         plain = line.plain

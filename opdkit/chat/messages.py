@@ -95,7 +95,7 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
             role = ROLES[item["role"]]
         except (KeyError, TypeError):
             if not isinstance(item, dict):
-                problem = Unreadable("message is no object", f"message {position} is a {type(item).__name__}")
+                problem = Unreadable("message is not an object", f"message {position} is a {type(item).__name__}")
             elif "role" not in item:
                 problem = Unreadable("message without a role", f"message {position}")
             else:

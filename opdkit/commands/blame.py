@@ -26,7 +26,7 @@ from opdkit.model.load import load_model, load_template
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.plans import manifest
-from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.reading import read_all, read_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import session_of
 from opdkit.train.schedule import objectives
@@ -103,8 +103,8 @@ def blame(config: BlameConfig) -> Blame:
                          trained.micro_batch_tokens)  # fmt: skip
 
     # Sums over turns, of which the teacher may have written replies as well, and over groups.
-    tables = (read_arrow(run, "targets", part, ["turn_id", "hint"]) for part in range(part_count(run, "teacher")))
-    hints = {row["turn_id"]: row["hint"] for table in tables for row in table.to_pylist() if row["hint"] is not None}
+    targets = read_all(run, "targets", ["turn_id", "hint"])
+    hints = {row["turn_id"]: row["hint"] for row in targets if row["hint"] is not None}
     blame_of = Counter[str]()
     for turn, score in zip(data.turns, scores.tolist(), strict=True):
         blame_of[turn.turn_id] += score

@@ -32,11 +32,11 @@ from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted, duration, print_facts
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, resample_sums
-from opdkit.judge.costs import count_shared
 from opdkit.judge.criterion import FreshReply, judge_replies, visible
 from opdkit.judge.prompts import turn_text
 from opdkit.judge.stage import JUDGES, SERVED, TurnToJudge
 from opdkit.judge.votes import USAGE, Ask
+from opdkit.model.tree import count_nodes
 from opdkit.store.counters import Counters
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.plans import manifest
@@ -93,7 +93,7 @@ def predict(config: ForecastConfig) -> JSON:
         judge_url=config.judge_url, api_key_env=config.api_key_env, max_new_tokens=config.max_new_tokens,
         device=config.device, dtype=config.dtype, seed=config.seed, shard="0/1",
     )  # fmt: skip
-    teacher = replace(teacher, **hint_checks.judge_of(teacher))
+    teacher = replace(teacher, **hint_checks.hint_judge_options(teacher))
     reviews, parts = reviews_in_force(config.run), range(part_count(config.run, "judge"))
     turns = [turn for k in parts for turn in joined_turns(config.run, k, reviews=reviews, partial=True)]
     verdicts = {turn.turn_id: turn.decided for turn in turns if turn.decided is not None}
@@ -204,8 +204,8 @@ def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn
     encode = partial(chat.tokenizer.encode, add_special_tokens=False)
     for turn in drawn if judge in JUDGES else ():
         votes = {name: [vote["raw"] for vote in (turn.verdict or {})[f"{name}_votes"]] for name in ("hint", "reward")}
-        common = texts["system"] + turn_text(*TurnToJudge(turn, None).place, plan["config"]["max_section_chars"])
+        common = texts["system"] + turn_text(*TurnToJudge(turn, None).reply, plan["config"]["max_section_chars"])
         prompts = [encode(common + texts[name]) for name in votes for _ in votes[name]]
-        total += sum(map(len, prompts)) if judge in SERVED else count_shared(prompts)
+        total += sum(map(len, prompts)) if judge in SERVED else count_nodes(prompts)
         total += sum(len(encode(answer)) for answers in votes.values() for answer in answers)
     return {"judging": round(total / len(drawn) * len(turns) * scale)}

@@ -15,7 +15,7 @@ from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
 from opdkit.store.announce import models_of
-from opdkit.store.counters import Counters, Summary
+from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.reading import has_stage, summary_of
 from opdkit.store.run_stage import run_stage
@@ -80,7 +80,7 @@ def bounds(
     """Yield what is known of a stage that cannot count yet; `extracted` are the counters of extract or its preview."""
     options = {stage: stages[stage].effective() for stage in ORDER}
     has_outcomes = options["judge"]["good"] or options["judge"]["bad"]  # they reward turns without a next state, too
-    turns = extracted.total("turns" if has_outcomes else "trainable")
+    turns = extracted.total(TURN_COUNT if has_outcomes else TRAINABLE_COUNT)
     scoring = stages["teacher"]
     assert isinstance(scoring, TeacherConfig)
     replies = turns * (1 + scoring.samples)
@@ -95,7 +95,7 @@ def bounds(
         "train": {"optimizer steps": steps},
     }
     yield "waits for", str(first_unfinished(config, name))
-    part = " for 1,000 lines per input, which go on" if extracted.total("longer inputs") else ""
+    part = " for the first 1,000 lines per input" if extracted.total("longer inputs") else ""
     for what, number in counts[name].items():
         yield what, f"at most {number:,}{part}"
 

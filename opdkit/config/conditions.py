@@ -59,7 +59,7 @@ def parse_filters(texts: Sequence[str], flag: str = "--filter", fields: Sequence
         root = check_field(field, f"{flag} {text!r}", fields)
         if not value:
             raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
-        if field == "time" and (parse_time(value) is None or parse_number(value) is not None):  # 2026 is no year here
+        if field == "time" and (parse_time(value) is None or parse_number(value) is not None):  # 2026 is a number here
             problem = "there is no such day" if _DAY.fullmatch(value) else (
                 "write a time like 2026-01-31 or 2026-01-31T12:00:00Z")  # fmt: skip
             raise ConfigError(f"{flag} {text!r}: {problem}")

@@ -120,7 +120,7 @@ class JudgeConfig(WordedOptions):
         if self.judge == "endpoint" and not self.judge_url:
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
         if self.judge_url and self.judge not in ("endpoint", "batch"):
-            raise ConfigError(f"--judge-url is for --judge endpoint, and --judge is {self.judge}")
+            raise ConfigError(f"--judge-url is for --judge endpoint or batch, and --judge is {self.judge}")
         if self.judge_model and self.judge not in MODELS:
             raise ConfigError(f"--judge-model is for a model as the judge, and --judge is {self.judge}")
         if self.weigh_votes and (self.judge in WARNINGS or isinstance(self.judge, PythonFunction)):
@@ -161,7 +161,7 @@ class JudgeConfig(WordedOptions):
         judge_texts(self.wording, self.criterion)
         for path in map(Path, self.in_):
             if not path.is_file():
-                kind = "a folder: name the files in it" if path.is_dir() else "not there, or no file"
+                kind = "a folder: name the files in it" if path.is_dir() else "not there, or not a file"
                 raise ConfigError(f"--in {path} is {kind}")
             with path.open("rb") as file:
                 if file.read(2) == b"\x1f\x8b":

@@ -64,7 +64,7 @@ def parse_price(text: str, flag: str = "--price") -> tuple[float, float]:
     return read, written
 
 
-# name -> (default, text, details); the text of some commands goes on
+# name -> (default, text, details); the text of some commands continues
 SHARED: dict[str, tuple[Any, str, JSON]] = {
     "judge": (
         None,

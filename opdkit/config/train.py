@@ -12,7 +12,7 @@ from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
 ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log teaches more in more passes; beyond these it hardly does
-MOST_CYCLES = 3  # of the schedule: where much is left to learn, training goes on for as many epochs again
+MOST_CYCLES = 3  # of the schedule: where much is left to learn, training continues for as many epochs again
 
 
 def epochs_over(steps: int) -> int:

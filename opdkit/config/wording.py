@@ -34,7 +34,7 @@ DEFAULTS = _stripped(tomllib.loads(Path(__file__).with_suffix(".toml").read_text
 def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> dict[str, Texts]:
     """Return table -> key -> text: those of the file, and the defaults for all others.
 
-    Raises ConfigError that names the file, the table and the key: for an unknown one, for a value that is no text, and
+    Raises ConfigError that names the file, the table and the key: for an unknown one, for a value that is not text, and
     for a text that lacks what opdkit fills in or the parser of the votes looks for.
     """
     document = read_toml(path, "--wording") if path else {}

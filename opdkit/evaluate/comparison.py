@@ -27,7 +27,7 @@ from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS, RARE, UNSEEN, print_scores, reply_scores
 from opdkit.store.plans import manifest
 from opdkit.store.reading import is_written, read_part
-from opdkit.train.best_state import best
+from opdkit.train.best_state import find_best
 
 _REVERSED = {BETTER: WORSE, WORSE: BETTER}
 _WORDS = {BETTER: "better than", MIXED: "better in one respect and worse in another than", WORSE: "worse than",
@@ -150,7 +150,7 @@ def describe_training(side: Side) -> JSON:
     steps = read_part(side.run, "metrics", 0)
     measured = read_part(side.run, "validations", 0) if is_written(side.run, "validations", 0) else []
     if measured:
-        kept = best(measured)
+        kept = find_best(measured)
         facts |= {"first_score": measured[0]["score"], "last_score": measured[-1]["score"],
                   "best_score": kept["score"], "best_step": kept["step"]}  # fmt: skip
     losses = [row["loss"] for row in steps]

@@ -39,8 +39,7 @@ from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.reading import part_count
 from opdkit.store.skip_reasons import DUPLICATE
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import conversation_id
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import conversation_id, is_held_out
 
 COMPLAINT, PRAISE, NEUTRAL = "complaint", "praise", "neutral"  # kinds of reactions
 PRAISED, OTHERS = "praised replies", "other complaints"  # domains beside those of the common hints

@@ -30,7 +30,7 @@ from opdkit.evaluate.probes import make_probes
 from opdkit.evaluate.replies import Reply, check_replies, mark_echoes, right_replies, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, logged_sessions, streak_scores
-from opdkit.judge.criterion import judge_of_run
+from opdkit.judge.criterion import recorded_judge_options
 from opdkit.model.behavior_policy import student_names
 from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import pin_model
@@ -52,8 +52,9 @@ from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, r
 from opdkit.store.reviews import check_targets_current, decisions_in_targets, plan_inputs, reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of
+from opdkit.store.turn_ids import is_held_out
 from opdkit.train.model_card import add_scores
-from opdkit.train.targets import is_held_out, load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_turns
 
 
 def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
@@ -70,7 +71,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     prompts = read_prompts(Path(str(config.prompts)), config.max_prompts, check)
     judged = [prompt for prompt in prompts if isinstance(prompt.check, Criterion)]
     if judged and not config.judge_model:
-        config = replace(config, **judge_of_run(run_dir))
+        config = replace(config, **recorded_judge_options(run_dir))
     if judged and not config.judge_model:
         raise ConfigError(
             f"the checks of {counted(len(judged), 'held-out prompt')}, such as {judged[0].id}, need a judge: pass "

@@ -16,7 +16,7 @@ from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import part_count
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import is_held_out
 
 IN_A_ROW = 3
 MOST_SESSIONS = 64  # that the models answer

@@ -1,7 +1,7 @@
-"""Turns of a session that goes on: those that an earlier night has extracted are not judged and trained on again.
+"""Turns of a session that continues: those that an earlier night has extracted are not judged and trained on again.
 
 A turn is known by the logged id of its session and a digest of its prompt, reply, next state and decision. The ids of
-calls are no part of it: readers of logged calls take them from the latest prompt.
+calls are not part of it: readers of logged calls take them from the latest prompt.
 """
 
 import sqlite3
@@ -50,7 +50,7 @@ def skip_known(
 def record_turns(ledger: Path, run: Path) -> None:
     """Add the turns of an extracted run to the ledger. Calling it again changes nothing.
 
-    Sessions that a log gives no id do not go on, and are left out.
+    Sessions that a log gives no id do not continue, and are left out.
     """
     from opdkit.store.joined_turns import joined_turns  # pyarrow is slow to import
     from opdkit.store.reading import part_count

@@ -28,7 +28,7 @@ def load_names(model: str) -> Callable[[str, Counter[str]], str]:
         raise ConfigError(f"--redact-names needs presidio ({error}): pip install 'opdkit[pii]'") from None
     if not (spacy.util.is_package(model) or (Path(model) / "meta.json").is_file()):
         raise ConfigError(
-            f"--redact-names {model}: no spaCy model of this name is installed, and it is no folder with a meta.json: "
+            f"--redact-names {model}: no spaCy model of this name is installed, and it is not a folder with meta.json: "
             f"python -m spacy download {model}"
         )
     language = cast("dict[str, str]", spacy.info(model))["lang"]
@@ -41,7 +41,7 @@ def load_names(model: str) -> Callable[[str, Counter[str]], str]:
         for piece in re.findall(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{1,{CHUNK}}}", text):
             found = analyzer.analyze(piece, language, entities=["PERSON"])
             for name in sorted(found, key=lambda span: -span.start):
-                if not set("[]") & set(piece[name.start : name.end]):  # a placeholder is no name
+                if not set("[]") & set(piece[name.start : name.end]):  # a placeholder is not a name
                     piece = f"{piece[: name.start]}[name]{piece[name.end :]}"
                     counts["name"] += 1
             pieces.append(piece)

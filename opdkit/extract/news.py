@@ -1,7 +1,7 @@
 """News of logs that grow: what was appended or rewritten since the last night, as files that stay as they are.
 
     collect_news(...)   NIGHT/chat@12.jsonl   new lines of a format with one conversation per line
-                        NIGHT/agent.jsonl     whole sessions that went on, under the name that their ids begin with
+                        NIGHT/agent.jsonl     whole sessions that continued, under the name that their ids begin with
                         NIGHT/news.sqlite     changes of the ledger, and the turns of these sessions that are known
     commit_news(...)    applies the changes to the ledger
 
@@ -16,7 +16,6 @@ import os
 import shutil
 import sqlite3
 import uuid
-from ast import literal_eval
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -33,15 +32,17 @@ from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Reader
-from opdkit.extract.inputs.files import add_name, find_files, scratch_folder
-from opdkit.extract.inputs.first_pass import AUTO, file_state
+from opdkit.extract.inputs.files import add_name, scratch_folder
+from opdkit.extract.inputs.first_pass import AUTO
 from opdkit.extract.inputs.growing import (
     START,
     KnownInput,
+    LogFiles,
     Source,
     begins_alike,
     contains,
     digest_ends,
+    find_changed_files,
     leaving_to_next_night,
     match_sources,
     naming_lost_files,
@@ -50,7 +51,7 @@ from opdkit.extract.inputs.growing import (
 )
 from opdkit.extract.inputs.index import escape_id
 from opdkit.extract.known_turns import BY_LINE
-from opdkit.extract.ledger import apply_changes, copy_records, open_ledger, open_news
+from opdkit.extract.ledger import apply_changes, copy_records, open_news
 from opdkit.extract.pieces import Piece, split_records, write_pieces
 from opdkit.store.atomic import replaced_folder, sync
 
@@ -80,41 +81,17 @@ def collect_news(
     if (folder / NEWS).exists():
         with contextlib.closing(sqlite3.connect(folder / NEWS)) as connection:
             return News(**orjson.loads(connection.execute("SELECT counts FROM night").fetchone()[0]))
-    for log in logs:
-        if log == "-" or log.startswith("hf:") or Path(log).is_fifo():
-            raise ConfigError(f"{log}: only files and folders are followed as they grow")
-    files: dict[bytes, tuple[str, Path, bool]] = {}
-    states: dict[bytes, str] = {}
-    for name, path, given in find_files(logs, folder, rotated=True):
-        with leaving_to_next_night(name, given):
-            states[os.fsencode(path.resolve())] = repr(file_state(path))
-            files[os.fsencode(path.resolve())] = name, path.resolve(), given
-    with open_ledger(ledger) as connection:
-        before = dict(connection.execute("SELECT path, state FROM file"))
-    sizes = {file: literal_eval(state)[0] for file, state in before.items()}
-    changed = [files[file] for file, state in states.items() if before.get(file) != state]
-    if not changed:
+    files = find_changed_files(ledger, logs, folder)
+    if not files.changed:
         return News()
     with naming_lost_files(), scratch_folder() as scratch:
         with open_news(scratch / NEWS, ledger) as changes:
-            changes.executemany("INSERT INTO file VALUES (?, ?)", states.items())
+            changes.executemany("INSERT INTO file VALUES (?, ?)", files.states.items())
             inputs = {row[0]: KnownInput(*row) for row in changes.execute("SELECT * FROM old.input")}
             (number,) = changes.execute("SELECT coalesce(max(number), 0) + 1 FROM old.night").fetchone()
             names = {known.name for known in inputs.values()}
-            night = _Night(changes, scratch, log_format, line_limit, list(files), inputs, names, number)
-            plain = {known.path: known for known in inputs.values() if known.is_plain and not known.member}
-            sources: list[Source] = []
-            for name, path, given in changed:
-                opened: list[Source] = []
-                with leaving_to_next_night(name, given):
-                    opened += open_sources(name, path, given, plain, scratch, line_limit)
-                sources += (source for source in opened if source.input.problem is None)
-                if not opened or any(source.input.problem for source in opened):
-                    night.look_again(os.fsencode(path))
-            for known in match_sources(sources, inputs, night.files, sizes):
-                night.save(known, b"", "")
-            for source in sorted(sources, key=lambda source: source.known is None):  # copies behind what they copy
-                night.read_source(source)
+            night = _Night(changes, scratch, log_format, line_limit, list(files.states), inputs, names, number)
+            sources = night.read_files(files)
             night.find_records_of_ids()
             news = News()
             if night.pieces:
@@ -184,6 +161,23 @@ class _Night:
     def look_again(self, file: bytes) -> None:
         """Let the next nights look at a file, even if it does not change."""
         self.changes.execute("DELETE FROM file WHERE path = ?", (file,))
+
+    def read_files(self, files: LogFiles) -> list[Source]:
+        """Note what is new in the inputs of the changed files. Return these inputs."""
+        plain = {known.path: known for known in self.inputs.values() if known.is_plain and not known.member}
+        sources: list[Source] = []
+        for name, path, given in files.changed:
+            opened: list[Source] = []
+            with leaving_to_next_night(name, given):
+                opened += open_sources(name, path, given, plain, self.scratch, self.line_limit)
+            sources += (source for source in opened if source.input.problem is None)
+            if not opened or any(source.input.problem for source in opened):
+                self.look_again(os.fsencode(path))
+        for known in match_sources(sources, self.inputs, self.files, files.sizes):
+            self.save(known, b"", "")
+        for source in sorted(sources, key=lambda source: source.known is None):  # copies behind what they copy
+            self.read_source(source)
+        return sources
 
     def read_source(self, source: Source) -> None:
         """Note what is new in an input, and up to where it was read."""
@@ -273,7 +267,7 @@ class _Night:
         return True
 
     def read_sessions(self, source: Source, known: KnownInput, reader: Reader, left: Counter[bytes]) -> None:
-        """Note the sessions between headers with new lines, of which the last one may go on.
+        """Note the sessions between headers with new lines, of which the last one may continue.
 
         A session without an id is called by its line: then the file is extracted as a whole.
         """
@@ -296,14 +290,14 @@ class _Night:
                 fresh += offset >= known.read
             is_named = is_named and len({name for _, name in sessions}) == len(sessions)
             # A session that comes up again after others is read from its beginning.
-            if is_named and not (begin and any(self.has_home(known, reader, name) for _, name in sessions[1:])):
+            if is_named and not (begin and any(self.has_owner(known, reader, name) for _, name in sessions[1:])):
                 break
         if not fresh:
             return
         has_news, end = False, 0
         for (start, name), (stop, digest) in zip(sessions, ends, strict=True):
             start, end = start if is_named else end, stop  # blank lines count: sessions without ids are called by lines
-            self.note_home(known, reader, name)
+            self.note_owner(known, reader, name)
             piece = Piece(source.path, start, stop)
             if self.adds_unit(known, known.name, piece, digest.digest(), left if is_named else Counter()):
                 self.changes.execute(_TOUCH, (reader.name, name))
@@ -350,15 +344,15 @@ class _Night:
             if own != before[name]:
                 self.records += sum((Counter(own) - Counter(before[name])).values())
                 self.changes.execute(_TOUCH, (reader.name, name))
-            self.note_home(known, reader, name)
+            self.note_owner(known, reader, name)
 
-    def note_home(self, known: KnownInput, reader: Reader, name: str) -> None:
+    def note_owner(self, known: KnownInput, reader: Reader, name: str) -> None:
         """Let the sessions of an id be extracted under the name of an input, unless they have another one."""
         self.changes.execute("INSERT OR IGNORE INTO home SELECT ?1, ?2, ?3 WHERE NOT EXISTS "
                              "(SELECT 1 FROM old.home WHERE format = ?1 AND id = ?2)",
                              (reader.name, name, known.name))  # fmt: skip
 
-    def has_home(self, known: KnownInput, reader: Reader, name: str) -> bool:
+    def has_owner(self, known: KnownInput, reader: Reader, name: str) -> bool:
         """Return True if earlier nights have read a session of this id in an input."""
         query = "SELECT 1 FROM old.home WHERE format = ? AND id = ? AND name = ?"
         return self.changes.execute(query, (reader.name, name, known.name)).fetchone() is not None

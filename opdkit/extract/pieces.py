@@ -55,7 +55,7 @@ def write_pieces(pieces: Sequence[Piece], path: Path, reader: Callable[[str], Re
                     if not last.endswith(b"\n"):
                         out.write(b"\n")
     for source, count in lost.items():
-        warn(f"{source} was edited: {counted(count, 'record')} of sessions that go on could not be found in it again")
+        warn(f"{source} was edited: {counted(count, 'record')} of continued sessions could not be found in it again")
 
 
 def split_records(reader: Reader, line: Line) -> list[bytes]:

@@ -60,13 +60,13 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
     return replace(entry, path=path, given=False, copied=by_row), extent
 
 
-def print_report(log: SurveyedInput, out: PartWriter, extent: str) -> None:
+def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:
     """Print what one input would become: its sessions, turns, what is left out, and a sample."""
-    name = f"{log.input.source}: "
-    if log.format is None:
-        report = [name + (f"{log.problem.reason} ({log.problem.detail})" if log.problem else "empty")]
+    name = f"{surveyed.input.source}: "
+    if surveyed.format is None:
+        report = [name + (f"{surveyed.problem.reason} ({surveyed.problem.detail})" if surveyed.problem else "empty")]
     else:
-        report = [f"{name}{log.format}, {extent}"]
+        report = [f"{name}{surveyed.format}, {extent}"]
         sessions, turns, rejected = (out.arrow(table).to_pylist() for table in (SESSIONS, TURNS, REJECTED))
         left_out = {why: n for why, n in out.counters.dropped.items() if why.startswith((FILTERED, LEFT_OUT))}
         skipped = Counter(t["skip_reason"] for t in turns if t["skip_reason"])

@@ -49,7 +49,7 @@ def find_runs(text: str) -> str:
 def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
     """Parse --redact-pattern: ["order=ORD-[0-9]+"] -> {"order": "ORD-[0-9]+"}.
 
-    Raises ConfigError for a pattern that is no regular expression or matches the empty text.
+    Raises ConfigError for a pattern that is not a regular expression or matches the empty text.
     """
     patterns: dict[str, str] = {}
     for pair in pairs:

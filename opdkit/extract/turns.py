@@ -47,7 +47,7 @@ def turns(session_id: str, conversation: Conversation, *, side: bool = False) ->
                     note.decision,
                 ))  # fmt: skip
             reply, request, reaction = index, last_user, None
-        elif role != "system":  # a system message is no reaction
+        elif role != "system":  # a system message is not a reaction
             if reaction is None:
                 reaction, by_person = message, index not in conversation.machine
             if role == "user":

@@ -75,7 +75,7 @@ class Batch(Endpoint):
                 raise_if_requested()
                 lines = list(self._lines(part, questions_of(part)))
                 kept = KeptAnswers(answers_file(stage, part), stage.plan)
-                with disk_errors_explained(stage.home), contextlib.closing(kept):
+                with disk_errors_explained(stage.folder), contextlib.closing(kept):
                     if part in places:
                         self._take(answers, places.pop(part), {line[0]: line[1] for line in lines}, kept)
                 missing = [line for line in lines if kept.find(line[1]) is None]

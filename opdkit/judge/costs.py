@@ -5,10 +5,8 @@ hub; else four bytes of UTF-8 count as a token. `--measure N` asks about N turns
 """
 
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,19 +25,6 @@ Prompt = list[int] | bytes  # token ids, or UTF-8 where no tokenizer is known
 VOTES, KNOWN, UNASKED, COLD, WARM, LONGEST = "votes", "known", "unasked", "cold", "warm", "longest"
 LEAST = "least"
 BYTES_PER_TOKEN = 4  # of UTF-8, where no tokenizer is known
-
-
-def count_shared(prompts: Sequence[Prompt]) -> int:
-    """Return how many tokens, or bytes, of `prompts` are read if no common beginning is read twice.
-
-    >>> count_shared([b"Is it red?", b"Is it blue?", b"Is it red?"])
-    15
-    """
-    order: list[Any] = sorted(prompts)  # of one kind
-    shared = 0
-    for a, b in pairwise(order):
-        shared += bisect_left(range(min(len(a), len(b))), True, key=lambda n: a[: n + 1] != b[: n + 1])
-    return sum(map(len, order)) - shared
 
 
 class Measured(NamedTuple):

@@ -68,9 +68,7 @@ def criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) 
     return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": user}]
 
 
-def judge_replies(
-    ask: Ask, replies: Sequence[FreshReply], texts: Texts = DEFAULTS["criterion"]
-) -> list[tuple[list[RewardVote], Reward]]:
+def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list[tuple[list[RewardVote], Reward]]:
     """Return the votes on each reply, and the reward that they add up to: 1 where it meets the criterion, else -1.
 
     Equal replies to one prompt are one question. A reply that shows its reader nothing is not asked about: it gets -1.
@@ -87,7 +85,7 @@ def judge_replies(
     return [judged.get(name, ([], EMPTY)) for name in names]
 
 
-def judge_of_run(run: Path) -> JSON:
+def recorded_judge_options(run: Path) -> JSON:
     """Return the options that name the model that judged a run; {} where no model did."""
     options = _recorded_options(run)
     model, url = options.get("judge_model"), options.get("judge_url")

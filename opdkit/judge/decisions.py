@@ -8,9 +8,7 @@ a reaction, like a next message.
 from opdkit.chat.conversation import JSON
 from opdkit.config.wording import Texts
 from opdkit.judge.hints import Choice
-from opdkit.judge.votes import CONFLICT, OUTCOME, Reward
-
-WANTED_REPLIES = EDITED, KEPT = "edited", "kept"  # hint_status of a hint that holds such a reply
+from opdkit.judge.votes import CONFLICT, EDITED, KEPT, OUTCOME, Reward
 
 
 def reward_of_decision(decision: JSON) -> Reward | None:

@@ -32,12 +32,13 @@ from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM, Prompt, count_shared, find_encoder
+from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM, Prompt, find_encoder
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import NO_ANSWER, TOO_LONG, Answer, Question, Request, Usage, confidence_of
 from opdkit.model.server.client import MALFORMED, RefusedError, Server
 from opdkit.model.server.traffic import FailedAttemptError
+from opdkit.model.tree import count_nodes
 from opdkit.store.atomic import write_text
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.stable_hash import stable_hash
@@ -116,7 +117,8 @@ class Endpoint(Server):
         requests = self._requests(questions)
         left = Counter(id(request.question) for request in requests if not (kept and kept.find(request)))
         prompts = {id(question): self._prompt(question) for question in questions if id(question) in left}
-        cold, warm = sum(n * len(prompts[key]) for key, n in left.items()), count_shared(list(prompts.values()))
+        cold = sum(n * len(prompts[key]) for key, n in left.items())
+        warm = count_nodes(prompts.values())
         unit = 1 if self.encode else BYTES_PER_TOKEN
         return Counter({VOTES: len(requests), KNOWN: len(requests) - left.total(), COLD: cold // unit,
                         WARM: warm // unit, LONGEST: left.total() * self.config.max_new_tokens})  # fmt: skip
@@ -172,8 +174,9 @@ class Endpoint(Server):
             text = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
             silent = content is None and not any(message.get(field) for field in _INSTEAD_OF_TEXT)
         except MALFORMED:
-            raise FailedAttemptError(f"an answer that is no chat completion: {self.excerpt(response)}") from None
-        if not self.identity.admits(name):
+            raise FailedAttemptError(f"an answer that is not a chat completion: {self.excerpt(response)}") from None
+        self.identity.register_answer(name)
+        if not self.identity.is_judge(name):
             is_first = self.identity.known is None and self.identity.others.total() < _FIRST_ANSWERS
             reason = "a first answer under another name" if is_first else "an answer of another model"
             said = self._safe(str(name))
@@ -294,10 +297,14 @@ class Identity:
         self.rejected: set[str] = set()
         self.answered = False  # to this process, under the name that is known
 
-    def admits(self, name: object) -> bool:
-        """Count an answer under `name`, and return whether it is the judge's."""
+    def is_judge(self, name: object) -> bool:
+        """Return True for an answer under the judge's name, or under none."""
+        return not isinstance(name, str) or not name or name == self.known
+
+    def register_answer(self, name: object) -> None:
+        """Count an answer under `name`: the first ones settle the judge's name. Warn once of any other name."""
         if not isinstance(name, str) or not name:
-            return True
+            return
         if self.known is None:
             self.others[name] += 1
             if name == self.asked or self.others.total() == self.others[name] == _FIRST_ANSWERS:
@@ -313,7 +320,6 @@ class Identity:
             else:
                 warn(f"{self.who}'s server answers as {other}, and the existing votes are by {known}: answers of "
                      f"another model are not counted; for {other} to judge everything, pass --overwrite")  # fmt: skip
-        return name == self.known
 
     def settle(self, name: str) -> None:
         """Take a name for the judge's, unless another process has settled another one first."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import regex
 
@@ -18,8 +19,7 @@ from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
-from opdkit.errors import ConfigError
-from opdkit.judge.votes import CONFLICT, NOT_JUDGED, Reward, weight_of
+from opdkit.judge.votes import CONFLICT, KEPT, NOT_JUDGED, Reward, weight_of
 from opdkit.judge.words import specific_words, without_judgements
 
 LEAK_WORDS = 8.0  # a run of this weight, shared with the next state, is a quotation
@@ -39,10 +39,9 @@ _REJECTED = {
     "too_long": "too long",
     "leak": "quotes what came next",
 }
-_KEPT = "kept"  # as in judge/decisions.py
 _NOT_CHOSEN = {
     CONFLICT: "accepted, but a person rated the reply +1",
-    _KEPT: "accepted, but not chosen to stand before the reply that a person kept",
+    KEPT: "accepted, but not chosen to stand before the reply that a person kept",
     "no_quorum": "accepted, but fewer than half of the votes are valid",
     "outvoted": "accepted, but as many votes or more say that there is nothing to learn",
     "consensus": "accepted, but has less in common with the other votes than the chosen one",
@@ -52,6 +51,14 @@ _NOT_CHOSEN = {
 }
 _PART = "chosen, and stands before the reply that a person kept"
 _CARRIED = "carried over with the turn that this reply answers again, not chosen"
+
+
+class ReplyInContext(NamedTuple):
+    """Reply among all messages of its session, and the number of messages of its next state, which follow it."""
+
+    messages: list[Message]
+    reply_index: int
+    next_count: int
 
 
 @dataclass(frozen=True)
@@ -130,11 +137,12 @@ def _weight(word: str) -> float:
     return 0.5 if _HAN.match(word) else max(1.0, len(word) / 4) if _THAI.match(word) else 1.0
 
 
-def place_of(messages: list[Message], index: int, next_count: int, decision: JSON) -> tuple[list[Message], int, int]:
-    """Return the messages, the index of a reply, the number of messages of its next state; a comment begins it."""
+def reply_in_context(messages: list[Message], index: int, next_count: int, decision: JSON) -> ReplyInContext:
+    """Return a reply with its next state; the comment of a person's decision begins that."""
     if not decision["comment"]:
-        return messages, index, next_count
-    return [*messages[: index + 1], message("user", decision["comment"]), *messages[index + 1 :]], index, next_count + 1
+        return ReplyInContext(messages, index, next_count)
+    messages = [*messages[: index + 1], message("user", decision["comment"]), *messages[index + 1 :]]
+    return ReplyInContext(messages, index, next_count + 1)
 
 
 def unquotable_text(judge: str, messages: Sequence[Message], index: int, next_count: int) -> str:
@@ -185,15 +193,10 @@ def consensus(hints: Sequence[str], votes: Sequence[str]) -> str:
 
 
 def select_hint(hints: Sequence[str], how: str) -> str:
-    """Return the longest or shortest hint, or for "score" that of the best `specificity`; ties go to the shorter.
-
-    Raises ConfigError for another `how`.
-    """
+    """Return the longest or shortest hint, or for "score" that of the best `specificity`; ties go to the shorter."""
     by_length = sorted(hints, key=lambda hint: (len(hint), hint))
     if how == "shortest":
         return by_length[0]
-    if how not in ("longest", "score"):
-        raise ConfigError(f"--hint-select is {how!r}; it must be one of: longest, shortest, score")
     return max(by_length, key=len if how == "longest" else specificity)
 
 
@@ -222,8 +225,9 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     )
     if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
         return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
-    place = place_of(messages, turn["message_index"], turn["next_count"], turn["decision"] or NO_DECISION)
-    next_state, rows = unquotable_text(config["judge"], *place), list[JSON]()
+    reply = reply_in_context(messages, turn["message_index"], turn["next_count"], turn["decision"] or NO_DECISION)
+    next_state = unquotable_text(config["judge"], *reply)
+    rows: list[JSON] = []
     limits = {"min_chars": config["min_hint_chars"], "max_chars": config["max_hint_chars"]}
     for text in texts:
         if text == chosen:
@@ -232,9 +236,9 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
             outcome = f"left out by --check-hints: {dropped[text]}"
         elif text not in accepted and (reason := rejection(text, next_state, **limits)):
             outcome = _REJECTED[reason]
-        elif status == _KEPT and chosen.startswith(f"{text}\n\n"):
+        elif status == KEPT and chosen.startswith(f"{text}\n\n"):
             outcome = _PART
-        elif text not in accepted and status not in (_KEPT, CONFLICT):  # whose `hints` may be one with the kept reply
+        elif text not in accepted and status not in (KEPT, CONFLICT):  # whose `hints` may be one with the kept reply
             outcome = "has the same words as another one"
         else:
             outcome = _NOT_CHOSEN.get(status) or _NOT_CHOSEN[config["hint_select"]]

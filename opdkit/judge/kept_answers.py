@@ -19,6 +19,7 @@ from pathlib import Path
 from opdkit.judge.votes import Answer, Request, Usage
 from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.part_writer import Stage
+from opdkit.store.turn_ids import session_of
 
 
 class KeptAnswers:
@@ -61,7 +62,7 @@ def _read_line(line: bytes) -> tuple[tuple[str, str, str, int], Answer] | None:
 
 
 def answers_file(stage: Stage, part: int, table: str | None = None) -> Path:
-    return stage.home / ".tmp" / f"{table or stage.tables[0].name}-{part:05d}.answers"
+    return stage.folder / ".tmp" / f"{table or stage.tables[0].name}-{part:05d}.answers"
 
 
 @contextlib.contextmanager
@@ -82,12 +83,12 @@ def remove_answers_of_done_parts(stage: Stage) -> None:
             path.unlink(missing_ok=True)
 
 
-def drop_answers(home: Path, sessions: Collection[str]) -> None:
+def drop_answers(folder: Path, sessions: Collection[str]) -> None:
     """Remove the answers about these sessions, and torn ones, from the folder of a stage."""
-    for path in (home / ".tmp").glob("*.answers"):
+    for path in (folder / ".tmp").glob("*.answers"):
         lines = path.read_bytes().split(b"\n")
         answers = [(line, pair[0][1]) for line in lines if (pair := _read_line(line))]
-        kept = [line for line, turn_id in answers if turn_id.rpartition(":")[0] not in sessions]
+        kept = [line for line, turn_id in answers if session_of(turn_id) not in sessions]
         with temporary_file(path) as temporary:
             temporary.write_bytes(b"".join(b"\n" + line for line in kept))
             move_into_place(temporary, path)

@@ -1,7 +1,7 @@
 """Votes read from a judge's raw answers, or null and the reason. Pure, and strict: no vote beats a wrong vote.
 
 The text after the last `</think>` counts, and in it the last decision. An answer that was cut off or interrupted, that
-only repeats the rules, or whose last decision is not on offer is no vote, and no earlier decision stands in for it.
+only repeats the rules, or whose last decision is not on offer is not a vote, and no earlier decision stands in for it.
 """
 
 import re
@@ -35,7 +35,7 @@ def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> Hin
     """Return the vote on the hint question, whose text an answer may repeat.
 
     A decision 1 whose hint block is missing, empty or unclosed stands, with a null hint: it says that something was
-    revealed and counts as a vote, but it is no candidate. A hint beside a decision -1 is not taken.
+    revealed and counts as a vote, but it is not a candidate. A hint beside a decision -1 is not taken.
     """
     body, error = _visible_text(answer)
     # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.

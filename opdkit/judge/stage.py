@@ -22,7 +22,7 @@ from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
 from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, votes_on
 from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
-from opdkit.judge.decisions import WANTED_REPLIES, hint_of_decision, resolve, reward_of_decision
+from opdkit.judge.decisions import hint_of_decision, resolve, reward_of_decision
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
@@ -31,6 +31,7 @@ from opdkit.judge.rounds import ask_in_rounds, votes_missing
 from opdkit.judge.votes import (
     TRIAL,
     USAGE,
+    WANTED_REPLIES,
     Ask,
     HintVote,
     Question,
@@ -73,15 +74,15 @@ class TurnToJudge:
         return self.joined.turn["decision"] or NO_DECISION
 
     @property
-    def place(self) -> tuple[list[JSON], int, int]:
-        """All messages, the index of the reply, the number of messages of its next state; a comment begins it."""
+    def reply(self) -> hints.ReplyInContext:
+        """Reply with its next state, which a comment on it begins."""
         messages, count = self.joined.session["messages"], self.joined.turn["next_count"]
-        return hints.place_of(messages, self.joined.index, count, self.decision)
+        return hints.reply_in_context(messages, self.joined.index, count, self.decision)
 
     @property
     def questions(self) -> list[str]:
         """Questions to ask: no hint of a turn that nobody reacted to or that was edited, no reward of an outcome."""
-        asked = {"hint": self.place[2] > 0 and not self.decision["edited"], "reward": self.outcome is None}
+        asked = {"hint": self.reply.next_count > 0 and not self.decision["edited"], "reward": self.outcome is None}
         return [question for question in asked if asked[question]]
 
 
@@ -113,9 +114,9 @@ def run(config: JudgeConfig) -> Summary:
     if config.dry_run:
         return report_work(config, stage, texts)
     if config.judge in JUDGES and (todo or config.judge == "batch"):
-        judge = judge or load_function(JUDGES[config.judge])(config, stage.home)
+        judge = judge or load_function(JUDGES[config.judge])(config, stage.folder)
         if first_config:
-            first = first or load_function(FIRST_JUDGES[first_config.judge])(first_config, stage.home)
+            first = first or load_function(FIRST_JUDGES[first_config.judge])(first_config, stage.folder)
     remove_answers_of_done_parts(stage)
     if config.judge == "batch":  # the other parts wait for answers
 
@@ -256,7 +257,7 @@ def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterat
 
 def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Votes]:
     """Return the votes of the rules. Reactions in other languages than English, which give 0, are counted."""
-    votes = [rules.votes(*turn.place) for turn in turns]
+    votes = [rules.votes(*turn.reply) for turn in turns]
     unread = [turn for turn, (_, rewards) in zip(turns, votes, strict=True) if rewards[0].raw == rules.NOT_ENGLISH]
     counters.count("turns not in English", len(unread))
     counters.count("sessions not in English", len({turn.joined.session_id for turn in unread}))
@@ -270,7 +271,7 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     """
     if not turn.questions:
         return [], []
-    messages, index, next_count = copy.deepcopy(turn.place)
+    messages, index, next_count = copy.deepcopy(turn.reply)
     answer = function.call(messages[:index], messages[index], messages[index + 1 : index + 1 + next_count])
     reward, hint = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, 0)
     is_truth = type(reward).__name__ in ("bool", "bool_")  # the latter is numpy's
@@ -287,7 +288,7 @@ def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Te
     """Return the questions to put to a model, in the words of `texts`; those about one turn are neighbours."""
     questions = []
     for turn in turns:
-        common = turn_text(*turn.place, config.max_section_chars)
+        common = turn_text(*turn.reply, config.max_section_chars)
         asked = {name: judge_messages(common, name, texts) for name in turn.questions}
         questions += [Question(turn.joined.turn_id, name, messages) for name, messages in asked.items()]
     return questions
@@ -306,10 +307,10 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
     for question in (name for name in weights if config.weigh_votes and weights[name] is None):
         counters.count("questions not weighed", label=question)
     if config.judge == "reaction":
-        reward, choice = hints.raw_reaction(*turn.place)
+        reward, choice = hints.raw_reaction(*turn.reply)
     else:
         reward = reward_of([vote.score for vote in reward_votes], weights["reward"])
-        unquotable = hints.unquotable_text(config.judge, *turn.place)
+        unquotable = hints.unquotable_text(config.judge, *turn.reply)
         choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
@@ -322,7 +323,7 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
     counters.count("hints", int(choice.hint is not None))
     for reason, number in choice.rejected.items():
         counters.count("rejected hints", number, label=reason)
-    for flag in flags(*turn.place, turn.joined.turn["finish_reason"]):
+    for flag in flags(*turn.reply, turn.joined.turn["finish_reason"]):
         counters.count("flags", label=flag)
         counters.count("flags on turns rewarded +1", int(reward.reward == 1), label=flag)
     return {

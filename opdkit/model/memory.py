@@ -100,7 +100,7 @@ class Budget:
         """Allow at most half of `tokens` from now on, since that many did not fit."""
         if tokens // 2 < self.most:
             self.most = max(1, tokens // 2)
-            warn(f"{self.work}: {tokens:,} tokens at once do not fit into memory; going on with {self.most:,}")
+            warn(f"{self.work}: {tokens:,} tokens at once do not fit into memory; continuing with {self.most:,}")
 
     def batches(self, lengths: Sequence[int], tokens: int, most_items: int = sys.maxsize) -> Iterator[Attempt]:
         """Yield `batch_by_length` batches of items, given by their `lengths` (tokens), until each is done or too large.

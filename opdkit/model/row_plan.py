@@ -1,15 +1,15 @@
-"""Passes over token trees for models that keep a state: rows that go on from what the model keeps of a shorter path.
+"""Passes over token trees for models that keep a state: rows that continue from what the model keeps of a shorter path.
 
 A layer that keeps a state in place of keys (linear attention, state-space, convolution) cannot hide tokens by a mask. A
 branch starts from a copy of the state at its fork. The tree of `opdkit.model.tree`, in three passes:
 
-    pass 0    a b                   goes on from nothing
-    pass 1    c d                   goes on from pass 0
-    pass 2    e f | x | p q         rows side by side, which go on from passes 1, 1 and 0
+    pass 0    a b                   continues from nothing
+    pass 1    c d                   continues from pass 0
+    pass 2    e f | x | p q         rows side by side, which continue from passes 1, 1 and 0
 
 The trunk is cut at its forks. Branches without forks, and the end of the trunk, are rows: they wait until they fill a
-pass. A branch that forks itself is read as a trunk. Nothing goes on from a pass of several rows, so padding at the end
-of a row enters no state.
+pass. A branch that forks itself is read as a trunk. Nothing continues from a pass of several rows, so padding at the
+end of a row enters no state.
 
 A few tokens are read more than once where that saves passes: see `_MOST_READ_AGAIN`.
 """
@@ -35,7 +35,7 @@ _MOST_KEYS = 32
 class Rows:
     """Token ids that go through the model side by side. Row r begins after `starts[r]` tokens.
 
-    It goes on from what the model keeps after pass `after[r]`, which read the last of these tokens; -1: from nothing.
+    It continues from what the model keeps after pass `after[r]`, which read the last of these tokens; -1: from nothing.
     """
 
     ids: tuple[tuple[int, ...], ...]
@@ -49,7 +49,7 @@ class Rows:
 def plan_rows(sequences: Sequence[list[int]], pack_tokens: int, *, one_fork: bool = False) -> Plan[Rows]:
     """Return passes that read the tree of these sequences. No sequence may be empty.
 
-    Rows are read together up to `pack_tokens` tokens; with `one_fork` only those that go on from the same pass.
+    Rows are read together up to `pack_tokens` tokens; with `one_fork` only those that continue from the same pass.
     """
     segments, leaves = build_segments(sequences)
     planner = _Planner(segments, pack_tokens, one_fork)
@@ -62,7 +62,7 @@ def plan_rows(sequences: Sequence[list[int]], pack_tokens: int, *, one_fork: boo
 
 @dataclass(frozen=True)
 class _Row:
-    """Path to segment `leaf`, from position `start` on, which goes on from pass `after`; `length` in tokens."""
+    """Path to segment `leaf`, from position `start` on, which continues from pass `after`; `length` in tokens."""
 
     leaf: int
     start: int
@@ -102,7 +102,7 @@ class _Planner:
         for segment, following in pairwise(trunk):
             fork = self.segments[segment].end
             branches = [c for c in self.segments[segment].children if c != following]
-            # A single token is no piece: some models read it by another formula, which rounds more.
+            # A single token is not a piece: some models read it by another formula, which rounds more.
             if fork - start > 1 and not all(self._is_cheap(c, start) for c in branches):
                 after = self._read([_Row(segment, start, after, fork - start)])
                 start = fork

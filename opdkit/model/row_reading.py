@@ -1,4 +1,4 @@
-"""Reading of token trees in rows that go on from cached states (see `opdkit.model.row_plan`).
+"""Reading of token trees in rows that continue from cached states (see `opdkit.model.row_plan`).
 
 Shapes: r rows of a pass, n tokens of its longest row, S tokens whose keys are cached, W nodes of a tree from which a
 response token is predicted, H hidden size.
@@ -22,7 +22,7 @@ from opdkit.model.row_plan import Rows
 from opdkit.model.scans import WatchedCache, scan_modules, scans_continued
 from opdkit.model.windows import mask_for
 
-# Tokens of a piece where a scan goes on from a state: what the state adds takes memory per token and number of state.
+# Tokens of a piece where a scan continues from a state: what the state adds takes memory per token and number of state.
 _SCANNED = 512
 
 
@@ -45,7 +45,7 @@ def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, m
         for a in [a for a in caches if last_use[a] == i]:
             del caches[a]
         # A row of one token is padded: some models read a single token by another formula, which rounds more. Nothing
-        # goes on from it.
+        # continues from it.
         width = max(2, *map(len, rows.ids))
         ids_rn = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows.ids], device=device)
         positions_rn = torch.tensor(rows.starts, device=device)[:, None] + torch.arange(width, device=device)

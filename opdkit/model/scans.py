@@ -1,4 +1,4 @@
-"""Selective scans (Mamba, Jamba, Falcon-Mamba) that go on from a cached state with several tokens.
+"""Selective scans (Mamba, Jamba, Falcon-Mamba) that continue from a cached state with several tokens.
 
 transformers 5.23 and the kernels of `mamba-ssm` begin such a scan at zero. It is linear in its state, so what the state
 adds to the output can be added afterwards. Shapes: r rows, D channels, n tokens, N numbers of state per channel.
@@ -37,7 +37,7 @@ def scan_modules(model: nn.Module) -> list[ModuleType]:
 
 @contextmanager
 def scans_continued(modules: Sequence[ModuleType], cache: Any) -> Iterator[None]:
-    """Let the scans of these modules go on from the states of a WatchedCache within the `with` block."""
+    """Let the scans of these modules continue from the states of a WatchedCache within the `with` block."""
     scans = [getattr(module, _SCAN) for module in modules]
     try:
         for module, scan in zip(modules, scans, strict=True):

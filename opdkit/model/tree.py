@@ -25,10 +25,10 @@ a date, forks early. This module is arithmetic on token ids; `opdkit.model.tree_
 `opdkit.model.row_plan` has passes for models that cannot read branches under a mask.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 # Tokens of branches that are read in one pass. Attention compares each of them with all the others and with the prefix,
 # and the mask hides most of it: many more would cost time.
@@ -105,9 +105,13 @@ def paths_of(
     return tuple(paths)
 
 
-def count_nodes(sequences: Sequence[list[int]]) -> int:
-    """Return the nodes of the tree of these sequences: tokens, those of common prefixes counted once."""
-    ordered = sorted(sequences)
+def count_nodes(sequences: Iterable[list[int] | bytes]) -> int:
+    """Return the nodes of the tree of these sequences, of one kind: tokens, those of common prefixes counted once.
+
+    >>> count_nodes([b"Is it red?", b"Is it blue?", b"Is it red?"])
+    15
+    """
+    ordered: list[Any] = sorted(sequences)
     return sum(map(len, ordered)) - sum(common_length(a, b) for a, b in pairwise(ordered))
 
 

@@ -54,7 +54,7 @@ def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[Joi
     return [turn for turn, v in judged if v is not None and (v["hint"] is not None or v["hint_status"] in DROPPED)]
 
 
-def load_student(config: RolloutConfig) -> Student:
+def load_answering_model(config: RolloutConfig) -> Student:
     """Load the model that answers, from disk or hub."""
     chat = load_template(config.model, config.template_arg)
     model = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
@@ -77,7 +77,7 @@ def write_replies(config: RolloutConfig, student: Student, turns: Sequence[Joine
             counters.drop(f"hint {verdict['hint_status']}")
             continue
         try:
-            ids = prompt_ids(student, turn, config.max_new_tokens)
+            ids = student_prompt_ids(student, turn, config.max_new_tokens)
         except ChatError as error:
             counters.drop(error.reason)
             continue
@@ -95,14 +95,14 @@ def write_replies(config: RolloutConfig, student: Student, turns: Sequence[Joine
             counters.count("replies")
             counters.count("sampled tokens", len(reply.ids))
             counters.count(CUT_OFF, int(is_cut_off(reply.finish_reason)))
-            session = session_row(student, turn, g, reply)
+            session = rollout_session_row(student, turn, g, reply)
             out.rows("sessions", [session])
             out.rows("turns", [turn_row(session, reply)])
         if all(problems):
             counters.drop(str(problems[0]))
 
 
-def prompt_ids(student: Student, turn: JoinedTurn, max_new_tokens: int) -> list[int]:
+def student_prompt_ids(student: Student, turn: JoinedTurn, max_new_tokens: int) -> list[int]:
     """Return the prompt as the student reads it.
 
     Raises ChatError for a prompt that cannot be rendered or leaves no room for a reply.
@@ -126,7 +126,7 @@ def sample_problem(student: Student, reply: Sample) -> str | None:
     return None
 
 
-def session_row(student: Student, turn: JoinedTurn, number: int, reply: Sample) -> JSON:
+def rollout_session_row(student: Student, turn: JoinedTurn, number: int, reply: Sample) -> JSON:
     """Return the row of tables.SESSIONS: prompt and reply, with all that the log says about the conversation.
 
     The metadata stay as they are, since `--teacher-route` reads them; the id says which turn is answered.

@@ -20,7 +20,7 @@ from opdkit.judge.criterion import open_criterion_judge
 from opdkit.judge.warnings import equal_rewards
 from opdkit.model.folder import pin_model
 from opdkit.model.load import load_template
-from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
+from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_answering_model, write_replies
 from opdkit.rollout.rewards import write_verdicts
 from opdkit.store.counters import Counters, Summary, mostly_dropped
 from opdkit.store.dropped_hints import has_hint_checks
@@ -46,7 +46,7 @@ def run(config: RolloutConfig) -> Summary:
     check_hints(config, parts, reviews)
     replies, verdicts = open_stages(config, parts, reviews)
     if todo := replies.todo():
-        student = load_student(config)
+        student = load_answering_model(config)
         for part in progress(todo, "rollout", len(todo), "parts"):
             with replies.writing(part) as out:
                 write_replies(config, student, hinted_turns(config, part, reviews), out)

@@ -19,6 +19,8 @@ VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", 
 PART_KEY, FILES_KEY = b"opdkit.part", b"opdkit.files"
 # Inputs of a part that are not in the plan (`Stage.open(part_inputs=...)`).
 INPUTS_KEY = b"opdkit.inputs"
+# Counters that other commands read.
+TURN_COUNT, TRAINABLE_COUNT, HINTS_CHECKED = "turns", "trainable", "hints checked"
 
 
 @dataclass

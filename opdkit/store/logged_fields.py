@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import JSON
-from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.reading import read_all
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,5 @@ class LoggedFields:
 def read_logged_fields(run: Path) -> Iterator[LoggedFields]:
     """Yield the fields of every session of a run, in the order of the log."""
     columns = ["session_id", "source", "model", "format", "metadata"]
-    for part in range(part_count(run, "extract")):
-        for row in read_arrow(run, "sessions", part, columns).to_pylist():
-            yield LoggedFields(**row | {"metadata": json.loads(row["metadata"] or "{}")})
+    for row in read_all(run, "sessions", columns):
+        yield LoggedFields(**row | {"metadata": json.loads(row["metadata"] or "{}")})

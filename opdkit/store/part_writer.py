@@ -74,7 +74,7 @@ class Stage:
     part_inputs: Callable[[int], JSON] | None = None
 
     @property
-    def home(self) -> Path:
+    def folder(self) -> Path:
         return stage_dir(self.config.run, self.name)
 
     @classmethod
@@ -113,8 +113,8 @@ class Stage:
         digest = write_or_check_manifest(stage_dir(config.run, name), config, fingerprint(plan), plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
         if not config.is_dry_run:
-            with disk_errors_explained(stage.home):
-                for folder in (config.run, config.run / ".failed", stage.home, stage.home / ".tmp"):
+            with disk_errors_explained(stage.folder):
+                for folder in (config.run, config.run / ".failed", stage.folder, stage.folder / ".tmp"):
                     remove_entries(find_left_overs(folder))
         return stage
 
@@ -138,7 +138,7 @@ class Stage:
         """
         if may_stop:
             stopping.raise_if_requested()
-        with disk_errors_explained(self.home), mark_part(self.home / ".tmp", self.tables[0].name, part):
+        with disk_errors_explained(self.folder), mark_part(self.folder / ".tmp", self.tables[0].name, part):
             start = time.monotonic()
             writer = PartWriter(self.tables)
             yield writer
@@ -163,10 +163,8 @@ class Stage:
         })  # fmt: skip
         final = part_path(self.config.run, table.name, part)
         record = None
-        with (
-            disk_errors_explained(final),
-            temporary_file(final, self.home / ".tmp" / owned_name(f"{table.name}-{part:05d}", ".parquet")) as temporary,
-        ):
+        name = owned_name(f"{table.name}-{part:05d}", ".parquet")
+        with disk_errors_explained(final), temporary_file(final, self.folder / ".tmp" / name) as temporary:
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary.parent.mkdir(exist_ok=True)
             options = encodings(arrow.schema) | {"compression": "zstd", "write_page_checksum": True}
@@ -174,7 +172,7 @@ class Stage:
                 if arrow.num_rows:  # some readers cannot take an empty row group
                     file.write_table(arrow)
             try:
-                record = record_digest(self.home, table.name, part, file_digest(temporary))
+                record = record_digest(self.folder, table.name, part, file_digest(temporary))
                 # A primary file that is there and not done was computed from other inputs.
                 replaced = file_digest(final) if primary and final.exists() and not self.is_done(part) else None
                 # Files of other tables are replaced: a killed process left them, without its primary table.
@@ -184,11 +182,11 @@ class Stage:
                     record.unlink(missing_ok=True)
                 raise
             if replaced is not None:
-                forget_digest(self.home, table.name, part, replaced)
+                forget_digest(self.folder, table.name, part, replaced)
 
     def _model_files(self) -> JSON:
         """Return folder -> file -> size and digest for the models that the stage keeps beside its tables."""
-        folders = (p for p in self.home.iterdir() if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
+        folders = (p for p in self.folder.iterdir() if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
         return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
 
     def summary(self) -> Summary:

@@ -69,13 +69,13 @@ def command_of(run: Path, stage: str) -> str:
     return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
 
 
-def judge_of(run: Path) -> str | None:
+def judge_kind(run: Path) -> str | None:
     """Return the `--judge` that wrote the verdicts of a run or, of a rollout, the hints that it answers."""
     document = manifest(run, "judge")
     options = document.get("configuration", document["plan"]["config"])  # the former names the source run, too
     source = options.get("from_run")
     if source and (stage_dir(Path(source), "judge") / "manifest.json").exists():
-        return judge_of(Path(source))
+        return judge_kind(Path(source))
     return str(options["judge"]) if "judge" in options else None
 
 
@@ -207,7 +207,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 def _is_same(old: Any, new: Any) -> bool:
     """Return True for equal values, two spellings of one path, and an option that is off where the old plan has none.
 
-    So a run that began before opdkit had the option goes on.
+    So a run that began before opdkit had the option can be resumed.
     """
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_is_same, old, new))

@@ -88,10 +88,10 @@ def _missing(run: Path, stage: str, path: Path) -> OpdkitError:
     )
 
 
-def read_all(run: Path, table: str) -> Iterator[JSON]:
-    """Yield the rows of all parts, in order."""
+def read_all(run: Path, table: str, columns: Sequence[str] | None = None) -> Iterator[JSON]:
+    """Yield the rows of all parts, in order, whole or with these columns alone."""
     for part in range(part_count(run, TABLES[table].stage)):
-        yield from read_part(run, table, part)
+        yield from read_arrow(run, table, part, columns).to_pylist()
 
 
 def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:

@@ -34,6 +34,7 @@ from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REVIEWS
+from opdkit.store.turn_ids import session_of
 
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
 FILE, TORN = "decisions.jsonl", "torn.jsonl"  # the second has what a kill cut off
@@ -83,7 +84,7 @@ def reviews_dir(run: Path) -> Path:
 
 def reviews_in_force(run: Path) -> Reviews:
     """Return turn_id -> the decision in force. Turns that nobody decided on are absent."""
-    return Ledger(run).in_force()
+    return ReviewLog(run).in_force()
 
 
 class ConflictError(OpdkitError):
@@ -94,7 +95,7 @@ class ConflictError(OpdkitError):
         super().__init__(f"{newer[0].reviewer} decided on {counted(len(newer), 'turn')} of it since this page looked")
 
 
-class Ledger:
+class ReviewLog:
     """Decisions of a run. The file is read once: to look again costs only what was added. Not for several threads."""
 
     def __init__(self, run: Path) -> None:
@@ -304,12 +305,12 @@ def drop_reviews(run: Path, sessions: Collection[str]) -> None:
     if not sessions or not path.exists():
         return
     (path.parent / TORN).unlink(missing_ok=True)
-    ledger = Ledger(run)
+    log = ReviewLog(run)
     with disk_errors_explained(path), path.open("rb", buffering=0) as file, temporary_file(path) as temporary:
         _lock(file, fcntl.LOCK_EX)
-        ledger._read(file)
+        log._read(file)
         # The last of several that were made together may go. Then each of the others counts by itself.
-        kept = [replace(one, following=0) for one in ledger._reviews if one.turn_id.rpartition(":")[0] not in sessions]
+        kept = [replace(one, following=0) for one in log._reviews if session_of(one.turn_id) not in sessions]
         temporary.write_bytes(b"".join(map(_to_line, kept)))
         move_into_place(temporary, path)
 
@@ -348,8 +349,8 @@ def find_problem(review: Review) -> str | None:
 
 
 def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None) -> None:
-    """Add decisions, all of them or none, whatever others have decided. Raises what `Ledger.append` raises."""
-    Ledger(run).append(decided, reviewer=reviewer)
+    """Add decisions, all of them or none, whatever others have decided. Raises what `ReviewLog.append` raises."""
+    ReviewLog(run).append(decided, reviewer=reviewer)
 
 
 def whoami() -> str:

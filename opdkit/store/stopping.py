@@ -18,7 +18,7 @@ from types import FrameType
 
 from opdkit.errors import OpdkitError
 
-TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command goes on
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command resumes
 
 
 class Stopped(KeyboardInterrupt):

@@ -8,6 +8,8 @@ chat.jsonl:17#branch-2      another branch of the conversation of session chat.j
 
 import re
 
+from opdkit.store.stable_hash import stable_hash
+
 _SAMPLED = "/rollout-"
 _ROLLOUTS = re.compile(rf"(?::\d+{_SAMPLED}\d+)+\Z")
 _BRANCH = re.compile(r"#branch-\d+\Z")  # a `#` of the log's own is escaped
@@ -20,6 +22,11 @@ def turn_id(session_id: str, message_index: int) -> str:
 def session_of(turn: str) -> str:
     """Return the session that a turn is in."""
     return turn.rpartition(":")[0]
+
+
+def message_index_of(turn: str) -> int:
+    """Return the index of a turn's reply among the messages of its session."""
+    return int(turn.rpartition(":")[2])
 
 
 def rollout_session_id(answered: str, sample: int) -> str:
@@ -58,3 +65,13 @@ def conversation_id(session_id: str) -> str:
     'chat.jsonl:17'
     """
     return first_branch(logged_session_id(session_id))
+
+
+def is_held_out(session_id: str, share: float) -> bool:
+    """Return True for a session that is kept out of training; the answer is the same in every stage, process and run.
+
+    It depends on a hash of the session's id: adding sessions to the logs changes no answer, and a larger `share` only
+    adds sessions. Replies of `opdkit rollout` follow the session of the log whose prompts they answer, and the
+    branches of one conversation its first branch.
+    """
+    return stable_hash(f"holdout:{conversation_id(session_id)}", bits=64) < share * 2**64

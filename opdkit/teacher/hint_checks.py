@@ -17,9 +17,8 @@ from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import read_wording
 from opdkit.console import counted
-from opdkit.judge.criterion import FreshReply, judge_of_run, judge_replies, open_criterion_judge, visible
-from opdkit.judge.decisions import WANTED_REPLIES
-from opdkit.judge.votes import Ask
+from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, recorded_judge_options, visible
+from opdkit.judge.votes import WANTED_REPLIES, Ask
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, Sample
 from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
@@ -62,15 +61,15 @@ def status_of(pairs: Sequence[Pair]) -> str:
     return NOT_NEEDED if hinted >= 0.5 else NO_BETTER
 
 
-def judge_of(config: TeacherConfig) -> JSON:
+def hint_judge_options(config: TeacherConfig) -> JSON:
     """Return the options that name the judge of `--check-hints`: the model that judged the run, else the student."""
     if not config.check_hints or config.judge_model:
         return {}
-    return judge_of_run(config.run) or {"judge_model": config.model}
+    return recorded_judge_options(config.run) or {"judge_model": config.model}
 
 
 def open_judge(config: TeacherConfig, scorer: Scorer, folder: Path | None = None) -> Ask:
-    """Return the judge that `judge_of` names, with one vote per reply; the student is not loaded a second time.
+    """Return the judge that `hint_judge_options` names, with one vote per reply. The student is not loaded again.
 
     `folder`: of the stage that stores the votes; None where nobody does.
     """

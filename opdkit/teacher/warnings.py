@@ -3,10 +3,10 @@
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted
 from opdkit.model.behavior_policy import OTHER_MODEL, off_policy_warning
-from opdkit.store.counters import Counters, mostly_dropped
+from opdkit.store.counters import HINTS_CHECKED, Counters, mostly_dropped
 from opdkit.teacher import hint_checks
 
-CHECKED, UNROUTED = "hints checked", "sessions without a teacher"  # counters
+UNROUTED = "sessions without a teacher"  # counter
 
 
 def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
@@ -22,8 +22,8 @@ def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
             f"too long for the model, with what came before: {counted(long, 'reply')}; --too-long cut leaves out the "
             "beginnings of such conversations"
         )
-    unread, checked = counters.labels(CHECKED)[hint_checks.NOT_JUDGED], counters.total(CHECKED)
-    if cut_off := counters.labels(CHECKED)[hint_checks.CUT_OFF]:
+    unread, checked = counters.labels(HINTS_CHECKED)[hint_checks.NOT_JUDGED], counters.total(HINTS_CHECKED)
+    if cut_off := counters.labels(HINTS_CHECKED)[hint_checks.CUT_OFF]:
         messages.append(f"--check-hints: {cut_off:,} of {counted(checked, 'hint')} could not be tested, and stay: the "
                         "replies are cut off before they say anything; raise --max-new-tokens")  # fmt: skip
     if 2 * unread > checked:

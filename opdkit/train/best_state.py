@@ -11,11 +11,13 @@ from opdkit.config.fields import JSON
 from opdkit.errors import NothingLearnedError
 
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
-FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
-LEFT = 0.1  # of the distance from the hints before training: with more, there is more to learn
+# Share of the prompts that nobody complained of that may be lost. A single lost one of validation.FEW or more is not in
+# the share of a row: two of twenty may be lost, and one of five, but not two of nineteen.
+FORGOTTEN = 0.1
+LITTLE_LEFT = 0.1  # of the distance from the hints before training: with more, another cycle follows
 MUCH_LEFT = 1 / 3  # of that distance: with more, the hints were not learned
-CLEAR = 0.1  # of that distance, or of a score: less can be chance
-WORSE = 1.5  # times the distance from the hints before training: such a state is broken; less can be chance
+CLEAR_CHANGE = 0.1  # of that distance, or of a score: less can be chance
+BROKEN_TIMES = 1.5  # the distance from the hints before training: a state further away is broken; less can be chance
 _NAMED = 8  # turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
 
@@ -28,10 +30,10 @@ def has_forgotten(row: JSON) -> bool:
 def is_nearer(row: JSON, before: JSON) -> bool:
     """Return True for a state that is nearer to the hints than the student before training, by more than chance.
 
-    A gain of less than CLEAR has to exceed its standard error, from the differences at the same prompts: of few
+    A gain of less than CLEAR_CHANGE has to exceed its standard error, from the differences at the same prompts: of few
     replies, one that fell out well makes a mean.
     """
-    if row["hint_kl"] < (1 - CLEAR) * before["hint_kl"]:
+    if row["hint_kl"] < (1 - CLEAR_CHANGE) * before["hint_kl"]:
         return True
     now = {reply["turn_id"]: reply["kl"] for reply in row["hint_kls"]}
     gains = [reply["kl"] - now[reply["turn_id"]] for reply in before["hint_kls"] if reply["turn_id"] in now]
@@ -40,31 +42,31 @@ def is_nearer(row: JSON, before: JSON) -> bool:
 
 def costs_more(row: JSON, before: JSON) -> bool:
     """Return True for a state that moved clearly further from the student before training than towards the hints."""
-    return bool(row["score"] > (1 + CLEAR) * before["score"])
+    return bool(row["score"] > (1 + CLEAR_CHANGE) * before["score"])
 
 
-def best(rows: Sequence[JSON], *, by_chance: bool = False) -> JSON:
+def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
     """Return the row of the best state: nearer to the hints than before training, nothing forgotten, the least score.
 
     A state that `costs_more` than it gains is none. Of equal ones it is the last. Without hinted prompts no score shows
     what was learned: then it is the last that has not forgotten. Where no state of the training is such, it is the one
-    before. With `by_chance`, a state whose gain may be chance counts as nearer, too.
+    before. With `any_gain`, a state whose gain may be chance counts as nearer, too.
     """
     before = rows[0]
     hinted, able = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
     if hinted:
         able = [row for row in able if not costs_more(row, before)
-                and (is_nearer(row, before) or (by_chance and row["hint_kl"] < before["hint_kl"]))]  # fmt: skip
+                and (is_nearer(row, before) or (any_gain and row["hint_kl"] < before["hint_kl"]))]  # fmt: skip
     return min(reversed(able), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 
 def is_broken(row: JSON, before: JSON) -> bool:
     """Return True for a state that has forgotten, or is clearly further from the hints than the student before."""
-    return has_forgotten(row) or (row["hint_kl"] or 0.0) > WORSE * (before["hint_kl"] or math.inf)
+    return has_forgotten(row) or (row["hint_kl"] or 0.0) > BROKEN_TIMES * (before["hint_kl"] or math.inf)
 
 
-def is_worse(rows: Sequence[JSON]) -> bool:
-    """Return True where the last two states are broken.
+def has_two_broken(rows: Sequence[JSON]) -> bool:
+    """Return True where the last two states are broken: the training goes back to its best one.
 
     One such state can be on the way to a better one: the student no longer writes what it did, and does not yet finish
     what it begins.
@@ -72,9 +74,9 @@ def is_worse(rows: Sequence[JSON]) -> bool:
     return len(rows) > 2 and all(is_broken(row, rows[0]) for row in rows[-2:])
 
 
-def is_over(rows: Sequence[JSON], begin: int) -> bool:
-    """Return True where further steps of the cycle that began after step `begin` are in vain: no better score."""
-    later = [row for row in rows if row["step"] > max(begin, best(rows, by_chance=True)["step"])]
+def has_stalled(rows: Sequence[JSON], cycle_start: int) -> bool:
+    """Return True where the cycle that began after step `cycle_start` has found no better score for PATIENCE rows."""
+    later = [row for row in rows if row["step"] > max(cycle_start, find_best(rows, any_gain=True)["step"])]
     return len(later) >= PATIENCE
 
 
@@ -83,15 +85,15 @@ def distance_left(rows: Sequence[JSON], row: JSON) -> float:
     return (row["hint_kl"] or 0.0) / (rows[0]["hint_kl"] or math.inf)
 
 
-def is_unfinished(rows: Sequence[JSON], end: int) -> bool:
+def needs_another_cycle(rows: Sequence[JSON], end: int) -> bool:
     """Return True where a cycle of the schedule ended, after step `end`, near its best state, and far from the hints.
 
     Where the score was clearly better before, the steps since then were in vain, and more of them most likely are.
     """
     done = [row for row in rows if row["step"] <= end]
-    last, found = done[-1], best(done, by_chance=True)
-    is_near = not has_forgotten(last) and last["score"] <= (1 + CLEAR) * found["score"]
-    return bool(last["step"] == end and is_near and distance_left(rows, found) > LEFT)
+    last, best = done[-1], find_best(done, any_gain=True)
+    is_near = not has_forgotten(last) and last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
+    return bool(last["step"] == end and is_near and distance_left(rows, best) > LITTLE_LEFT)
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
@@ -99,7 +101,7 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
 
     The message names the turns of the step that moved the replies most, among the steps before the worst state.
     """
-    if best(rows)["step"] > 0:
+    if find_best(rows)["step"] > 0:
         return
     worst = max(rows[1:], key=lambda row: row["score"])
     steps = [row for row in metrics if row["step"] <= worst["step"]]

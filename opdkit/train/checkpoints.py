@@ -3,8 +3,8 @@
 A checkpoint holds the trained weights, the optimizer's state and the metrics of the steps so far; their number is the
 position. Nothing else is needed: the order of the turns, the learning rate and the random streams are functions of the
 plan and the step, and the old policy is in the targets. Only the newest file is kept, since it is larger than the
-model. Beside it are the weights of the best state, of now and of then. A sharded student is written whole, so that any
-number of processes can resume from it.
+model. Beside it are the weights of the best state so far, and of the best state at that checkpoint. A sharded student
+is written whole, so that any number of processes can resume from it.
 """
 
 import contextlib
@@ -140,18 +140,18 @@ def _remove(folder: Path, kind: str, *keep: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def epoch_dir(home: Path, epoch: int) -> Path:
-    """Return the folder of the student after an epoch (from 1)."""
-    return home / "epochs" / f"{epoch:03d}"
+def epoch_dir(folder: Path, epoch: int) -> Path:
+    """Return the folder of the student after an epoch (from 1), in that of the stage."""
+    return folder / "epochs" / f"{epoch:03d}"
 
 
 def save_student(
-    student: nn.Module, chat: Chat, config: TrainConfig, home: Path, card: str, *, main: bool, continues: bool = False
+    student: nn.Module, chat: Chat, config: TrainConfig, folder: Path, card: str, *, main: bool, continues: bool = False
 ) -> None:
-    """Write `home`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
+    """Write `folder`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
 
     `card` is its README.md. All processes must call it; `main` writes. With LoRA the adapters are merged into the
-    weights, and also written to `home`/adapter; quantized weights are loaded again for that, as they were before. The
+    weights, and also written to `folder`/adapter; quantized weights are loaded again for that, as they were before. The
     student is converted in place and cannot be trained further, unless its training `continues`.
     """
     model: Any = student
@@ -167,23 +167,23 @@ def save_student(
         return
     dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32
     if config.lora_rank:
-        with replaced_folder(home / "adapter") as folder:
-            model.save_pretrained(folder)
-            write_text(folder / "README.md", card.replace("library_name: transformers", "library_name: peft", 1))
+        with replaced_folder(folder / "adapter") as temporary:
+            model.save_pretrained(temporary)
+            write_text(temporary / "README.md", card.replace("library_name: transformers", "library_name: peft", 1))
         if config.load_in_4bit:
             from peft import PeftModel
 
             model = load_model(config.model, device="cpu", dtype=str(dtype).removeprefix("torch."))
-            model = PeftModel.from_pretrained(model, home / "adapter")
+            model = PeftModel.from_pretrained(model, folder / "adapter")
         model = model.merge_and_unload()
     exact = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and not any(part in name for part in exact):
             tensor.data = tensor.data.to(dtype)
-    with replaced_folder(home / "model") as folder:
-        model.save_pretrained(folder)
-        chat.tokenizer.save_pretrained(folder)
+    with replaced_folder(folder / "model") as temporary:
+        model.save_pretrained(temporary)
+        chat.tokenizer.save_pretrained(temporary)
         for pattern in ("*processor*.json", "LICENSE*"):  # of a local folder: what a server of the model may need
             for path in Path(config.model).glob(pattern):
-                shutil.copy(path, folder)
-        write_text(folder / "README.md", card)
+                shutil.copy(path, temporary)
+        write_text(temporary / "README.md", card)

@@ -12,13 +12,13 @@ from opdkit.config.train import TrainConfig
 from opdkit.console import counted, print_facts, say, verb, warn, with_sign
 from opdkit.errors import NothingLearnedError
 from opdkit.model.loops import ends_in_loop
-from opdkit.store.plans import judge_of
-from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.plans import judge_kind
+from opdkit.store.reading import read_all
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
-from opdkit.train.validation import FEWEST
+from opdkit.train.validation_prompts import FEWEST
 
 NEAR_ZERO = 0.01  # nats: a smaller advantage counts as none
 MANY = 0.1  # share of degenerate replies that is worth a warning
@@ -53,8 +53,8 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     if config.anchor_weight and all(turn.support is None for turn in data.turns):
         say("no anchor holds the replies without a hint: their targets have no support (`opdkit teacher --top-k 4`)")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
-    if (judge := judge_of(config.run)) in WARNINGS:
-        warn(f"judged by --judge {judge}, which is no model: the trained model can be worse than the one before")
+    if (judge := judge_kind(config.run)) in WARNINGS:
+        warn(f"judged by --judge {judge}, which is not a model: the trained model can be worse than the one before")
     warn(*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run))
 
 
@@ -84,10 +84,8 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
 
 def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
     """Return warnings when many replies loop or were cut off: with reward +1, the model would learn that."""
-    cut_off: set[str] = set()
-    for part in range(part_count(run, "extract")):
-        rows = read_arrow(run, "turns", part, ["turn_id", "finish_reason"]).to_pylist()
-        cut_off |= {row["turn_id"] for row in rows if is_cut_off(row["finish_reason"])}
+    rows = read_all(run, "turns", ["turn_id", "finish_reason"])
+    cut_off = {row["turn_id"] for row in rows if is_cut_off(row["finish_reason"])}
     degenerate = {
         "end in a loop": [t for t in data.turns if ends_in_loop(t.response_ids[t.sampled])],
         "were cut off": [t for t in data.turns if t.written is None and t.turn_id in cut_off],

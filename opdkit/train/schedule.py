@@ -16,11 +16,11 @@ FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4  # where the search for a ra
 
 @dataclass(frozen=True)
 class Position:
-    """Place of an optimizer step in its training: its number from 1, its rate in the schedule, that over the peak."""
+    """Place of an optimizer step in its cycle: its number from 1, its rate in the schedule, and that over the peak."""
 
     step: int
     rate: float
-    share: float
+    relative_rate: float
 
 
 def objectives(config: TrainConfig) -> list[Objective]:
@@ -55,13 +55,13 @@ def position_at(config: TrainConfig, step: int, steps: int) -> Position:
     """Return the position of a step (from 1) of a cycle of `steps`: a linear rise, then constant or half a cosine."""
     peak = first_rate(config) if config.learning_rate is None else config.learning_rate
     if step <= config.warmup_steps:
-        share = step / config.warmup_steps
+        relative_rate = step / config.warmup_steps
     elif config.schedule == "constant":
-        share = 1.0
+        relative_rate = 1.0
     else:
         progress = (step - 1 - config.warmup_steps) / max(1, steps - config.warmup_steps)
-        share = 0.5 * (1 + math.cos(math.pi * progress))
-    return Position(step, peak * share, share)
+        relative_rate = 0.5 * (1 + math.cos(math.pi * progress))
+    return Position(step, peak * relative_rate, relative_rate)
 
 
 def first_rate(config: TrainConfig) -> float:

@@ -7,8 +7,9 @@ gradient of a step are the same to rounding, however it is split.
 
 import math
 import time
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +24,20 @@ from opdkit.console import is_main_process, progress, say, warn
 from opdkit.model.load import load_template, resolve_device
 from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
+from opdkit.store.part_writer import PartWriter
 from opdkit.store.plans import check_options, stage_dir
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, optimizer_steps
-from opdkit.train.best_state import MUCH_LEFT, best, check_better, describe_state, distance_left, is_over, is_worse
+from opdkit.train.best_state import (
+    MUCH_LEFT,
+    check_better,
+    describe_state,
+    distance_left,
+    find_best,
+    has_stalled,
+    has_two_broken,
+)
 from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
@@ -43,12 +53,13 @@ from opdkit.train.targets import Prompts, check_student, load_prompts
 from opdkit.train.training import Training
 from opdkit.train.training_set import TrainingSet, batch_sessions, load_training_set
 from opdkit.train.trust_region import make_trust_region
-from opdkit.train.validation import Validation, open_validation, steps_to_check, tokens_to_train
+from opdkit.train.validation import Validation, steps_to_check
+from opdkit.train.validation_prompts import open_validation, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
 CHECKPOINT_SECONDS = 600.0  # after which a checkpoint is written, whatever --checkpoint-every says
-BACK_RATE = 0.25  # of the learning rate, with which a training goes on from an earlier state
+BACK_RATE = 0.25  # of the learning rate, with which a training continues from an earlier state
 
 
 def run(config: TrainConfig) -> Summary:
@@ -81,7 +92,7 @@ def run(config: TrainConfig) -> Summary:
     accelerator = start_accelerator(config)
     main = accelerator.is_main_process
     stage = open_stage(config, accelerator, models)
-    folder = stage.home / "checkpoints"
+    folder = stage.folder / "checkpoints"
     if not stage.todo():
         if main:
             checkpoints.clear(folder)  # a training that is killed at its very end leaves one
@@ -90,45 +101,22 @@ def run(config: TrainConfig) -> Summary:
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
         prompts = prompts or load_prompts(config.run, turns, chat)
         training = start_training(config, data, prompts, cycles, chat, accelerator)
-        rows, validation = training.rows, training.validation
-        done = sum(len(step.turns) for step in training.steps[: len(rows)])  # turns, over all epochs
-        while not training.is_ended and len(rows) < len(training.steps):
-            left = range(len(rows) + 1, len(training.steps) + 1)
-            for number in progress(left, "train", len(left), "steps"):
-                done += len(training.steps[number - 1].turns)
-                metrics = take_step(training, number, done / len(turns))
-                if config.keep_epochs and done % len(turns) == 0:
-                    epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
-                    card = model_card(config, data, done // len(turns), number)
-                    checkpoints.save_student(training.student, chat, config, epoch_dir, card, main=main, continues=True)
-                if validation and number in validation.checked:
-                    validate(training, validation, number)
-                if training.is_ended:
-                    break
+        for number, done in steps_left(training):
+            metrics = take_step(training, number, done / len(turns))
+            if config.keep_epochs and done % len(turns) == 0:
+                epoch = done // len(turns)
+                epoch_dir = checkpoints.epoch_dir(stage.folder, epoch)
+                save_student(training, data, chat, epoch_dir, epoch=epoch, step=number, continues=True)
+            if training.validation and number in training.validated_steps:
+                validate(training, training.validation, number)
+            if not training.is_ended:
                 save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(training.steps))
-
-        counters.count("steps", len(training.steps))
-        if len(rows) < len(training.steps):
-            counters.count("steps left out", len(training.steps) - len(rows))
-        kept = len(rows)
-        if validation:
-            check_better(validation.rows, rows)
-            if best(validation.rows)["step"] < len(rows):
-                kept = validation.restore_best(training.student)
-                say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
-            if (share := distance_left(validation.rows, best(validation.rows))) > MUCH_LEFT:
-                warn(f"{share:.0%} of the distance from the hinted teacher is left: the model has not learned all that "
-                     "the hints ask for; more --epochs or more logs may help")  # fmt: skip
-        out.rows("metrics", rows)
-        out.rows("validations", validation.rows if validation else [])
-        counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
         out.counters = counters
-        card = model_card(config, data, math.ceil(rows[kept - 1]["epoch"]), kept)
-        checkpoints.save_student(training.student, chat, config, stage.home, card, main=main)
+        write_result(training, data, chat, stage.folder, out)
     if main:
         checkpoints.clear(folder)
-    report_movement(rows, config.run, validated=validation is not None)
-    say(f"the trained model is in {stage.home / 'model'}")
+    report_movement(training.rows, config.run, validated=training.validation is not None)
+    say(f"the trained model is in {stage.folder / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} replies teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
     leave(accelerator, training.model)
@@ -155,16 +143,18 @@ def start_training(
     state = checkpoints.read_newest(folder)
     rows: list[JSON] = state["rows"] if state else []
     check_same_step(len(rows))  # before the processes measure anything together
-    validation = None
+    validation: Validation | None = None
+    validated_steps: set[int] = set()
     if data.validation and (config.sharding == "none" or has_room_for_base(config, accelerator)):
-        validation = open_validation(data.validation, chat, config, accelerator)
-        tokens, ends = tokens_to_train(turns, data.epochs), list(accumulate(map(len, cycles)))
-        checked = {end - len(cycle) + step for cycle, end in zip(cycles, ends, strict=True)
-                   for step in steps_to_check(len(cycle), tokens, validation.cost)}  # fmt: skip
-        validation = replace(validation, checked=checked, rows=state["validations"] if state else [],
-                             sharded=None if config.sharding == "none" else model)  # fmt: skip
+        validation = open_validation(data.validation, chat, config, accelerator,
+                                     rows=state["validations"] if state else (),
+                                     sharded=None if config.sharding == "none" else model)  # fmt: skip
+        tokens = tokens_to_train(turns, data.epochs)
+        ends = accumulate(map(len, cycles))
+        validated_steps = {end - len(cycle) + step for cycle, end in zip(cycles, ends, strict=True)
+                           for step in steps_to_check(len(cycle), tokens, validation.cost)}  # fmt: skip
         if not validation.rows:
-            validation.validate(student, 0)
+            validation.rows.append(validation.measure(student, 0))
             validation.keep_best(student)
     if state:
         checkpoints.restore(state, student, optimizer)
@@ -172,11 +162,58 @@ def start_training(
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
     training = Training(config, objectives(config), turns, prompts, cycles, accelerator, folder, student, model,
-                        optimizer, trust, rows, validation)  # fmt: skip
+                        optimizer, trust, rows, validation, validated_steps)  # fmt: skip
     training.plan_steps()
     if state:
         say(f"resuming after step {len(rows)} of {len(training.steps)}")
     return training
+
+
+def steps_left(training: Training) -> Iterator[tuple[int, int]]:
+    """Yield the number of each step that is left, from 1, and the turns of all steps up to its end.
+
+    A validation during one of them may end the training, or add a cycle of steps.
+    """
+    turns = sum(len(step.turns) for step in training.steps[: len(training.rows)])
+    while not training.is_ended and len(training.rows) < len(training.steps):
+        left = range(len(training.rows) + 1, len(training.steps) + 1)
+        for number in progress(left, "train", len(left), "steps"):
+            turns += len(training.steps[number - 1].turns)
+            yield number, turns
+            if training.is_ended:
+                break
+
+
+def save_student(
+    training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int, continues: bool = False
+) -> None:
+    """Save the student, whose weights are those after `step`, in `folder`, with its model card."""
+    config, main = training.config, training.accelerator.is_main_process
+    card = model_card(config, data, epoch, step)
+    checkpoints.save_student(training.student, chat, config, folder, card, main=main, continues=continues)
+
+
+def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path, out: PartWriter) -> None:
+    """Save the student of the best state in the stage's `folder`, and write the tables and counters of the training.
+
+    Raises NothingLearnedError where no state is better than the student before training.
+    """
+    rows, validation, kept = training.rows, training.validation, len(training.rows)
+    if validation:
+        check_better(validation.rows, rows)
+        if find_best(validation.rows)["step"] < len(rows):
+            kept = validation.restore_best(training.student)
+            say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
+        if (share := distance_left(validation.rows, find_best(validation.rows))) > MUCH_LEFT:
+            warn(f"{share:.0%} of the distance from the hinted teacher is left: the model has not learned all that "
+                 "the hints ask for; more --epochs or more logs may help")  # fmt: skip
+    out.rows("metrics", rows)
+    out.rows("validations", validation.rows if validation else [])
+    out.counters.count("steps", len(training.steps))
+    if len(rows) < len(training.steps):
+        out.counters.count("steps left out", len(training.steps) - len(rows))
+    out.counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
+    save_student(training, data, chat, folder, epoch=math.ceil(rows[kept - 1]["epoch"]), step=kept)
 
 
 def take_step(training: Training, number: int, epoch: float) -> dict[str, float]:
@@ -186,7 +223,7 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     torch.manual_seed(config.seed + number)  # a function of the step: a resumed step draws the same numbers
     step = steps[number - 1]
     batch = [training.turns[i] for i in step.turns]
-    place, length = number - training.begin, len(steps) - training.begin  # in the cycle
+    place, length = number - training.cycle_start, len(steps) - training.cycle_start  # in the cycle
     objective = objective_at(training.phases[step.phase], config, place, length)
     metrics = optimizer_step(training, batch, objective, position_at(config, place, length))
     row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
@@ -203,7 +240,8 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     A new cycle of the schedule begins where the last one ended with much left to learn; the student goes back to its
     best state where it is broken.
     """
-    row = validation.validate(training.student, number)
+    row = validation.measure(training.student, number)
+    validation.rows.append(row)
     track(training, row, "validation_")
     say(f"validation after step {number}: replies {describe_state(row)}")
     planned = len(training.steps)
@@ -215,10 +253,10 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     if len(training.steps) > planned:
         say(f"{distance_left(validation.rows, row):.0%} of the distance from the hinted teacher is left: "
             f"{len(training.steps) - planned} more steps")  # fmt: skip
-    elif is_over(validation.rows, training.begin):
+    elif has_stalled(validation.rows, training.cycle_start):
         say(f"training ends after step {number} of {planned}: the replies no longer improve")
         training.is_ended = True
-    elif is_worse(validation.rows):
+    elif has_two_broken(validation.rows):
         go_back(training, validation)
 
 
@@ -229,7 +267,7 @@ def track(training: Training, row: JSON, prefix: str = "") -> None:
 
 
 def go_back(training: Training, validation: Validation) -> None:
-    """Go on from the best state so far, with a new optimizer, at a lower rate.
+    """Continue from the best state so far, with a new optimizer, at a lower rate.
 
     Its epsilon stays: gradients are as small as before, and as noisy.
     """

@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -30,7 +31,7 @@ from opdkit.train.sharding import gather, release_weights, trained_parameters
 from opdkit.train.student import autocast
 from opdkit.train.targets import Turn
 from opdkit.train.training import Training
-from opdkit.train.trust_region import change_rate, choose_probe, raise_epsilon
+from opdkit.train.trust_region import BoundedStep, change_rate, choose_probe, raise_epsilon
 
 STOP_REQUESTS = "stop_requests"  # metric: the number of processes that were asked to stop
 
@@ -40,41 +41,15 @@ def optimizer_step(
 ) -> dict[str, float]:
     """Do one step on `batch`, of which this process reads its share. Return the metrics of the whole step.
 
-    Where a forward or its backward does not fit into memory, all gradients are computed again from zero, with half as
-    many tokens at once in this step and the next ones. So no gradient counts twice, and the sum is the same to
-    rounding. Raises OpdkitError before the step, naming turns, when the loss or the gradient is not finite, or when a
-    turn does not fit into memory.
+    Raises OpdkitError before the step, naming turns, when the loss or the gradient is not finite, or when a turn does
+    not fit into memory.
     """
     config: TrainConfig = training.config
     accelerator, model, optimizer = training.accelerator, training.model, training.optimizer
     tokens = tokens_of(batch)
     totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
-    sessions = [first_branch(turn.session_id) for turn in batch]
     sequences = [PromptResponse(training.prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in batch]
-    shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
-    idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
-    budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
-    while True:
-        size = min(config.micro_batch_tokens, budget.most)
-        forwards, tokens_read = plan_forwards(sequences, sessions, size, accelerator.process_index,
-                                              accelerator.num_processes, packed=policy.packed,
-                                              chains=policy.chains)  # fmt: skip
-        shares: list[dict[str, Tensor]] = []
-        logprobs: dict[int, Tensor] = {}  # turn -> [R, 1 + K] before the step
-        optimizer.zero_grad(set_to_none=True)
-        for n, trees in enumerate(forwards, start=1):
-            # Gradients are exchanged once per step, in its last backward.
-            exchange = contextlib.nullcontext() if n == len(forwards) else accelerator.no_sync(model)
-            with Attempt() as attempt, exchange:
-                shares.append(add_gradients(
-                    training, trees or idle, batch, sequences, totals, objective, logprobs, counts=bool(trees)
-                ))  # fmt: skip
-            if attempt.failed:
-                break
-        if len(shares) == len(forwards):
-            break
-        optimizer.zero_grad(set_to_none=True)
-        lower_budget(training, budget, forwards[len(shares)] or idle, batch)
+    forwards, shares, logprobs, tokens_read = compute_gradients(training, batch, sequences, totals, objective)
     grad_norm = gather(
         accelerator.clip_grad_norm_(trained_parameters(model).values(), config.max_grad_norm or math.inf)
     )
@@ -93,12 +68,62 @@ def optimizer_step(
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank, --validate 0")
     metrics |= {"learning_rate": rate}
     if metrics["grad_norm"] and training.trust.is_measured(position.step):
-        bounded = bound_step(training, batch, sequences, logprobs, position, tokens_read)
-        tokens_read += int(bounded.pop("tokens_read"))
-        metrics |= bounded
+        bounded, tokens_read_again = bound_step(training, batch, sequences, logprobs, position, tokens_read)
+        metrics |= {"step_kl": bounded.kl, "learning_rate": bounded.rate}
+        tokens_read += tokens_read_again
     optimizer.zero_grad(set_to_none=True)  # a validation may need the memory
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return metrics | counts | {"tokens_read": tokens_read}
+
+
+class Gradients(NamedTuple):
+    """Outcome of all forwards and backwards that this process did for a step; the gradients are in the parameters."""
+
+    forwards: list[Forward]
+    shares: list[dict[str, Tensor]]  # of the step's loss and metrics, of each forward
+    logprobs: dict[int, Tensor]  # turn -> [R, 1 + K] before the step
+    tokens_read: int  # by all processes
+
+
+def compute_gradients(
+    training: Training,
+    batch: Sequence[Turn],
+    sequences: Sequence[PromptResponse],
+    totals: Mapping[str, int],
+    objective: Objective,
+) -> Gradients:
+    """Add up the gradients of this process's share of `batch`, and exchange them with the other processes.
+
+    Where a forward or its backward does not fit into memory, all gradients are computed again from zero, with half as
+    many tokens at once in this step and the next ones. So no gradient counts twice, and the sum is the same to
+    rounding. Raises OpdkitError, naming it, when a turn does not fit into memory.
+    """
+    accelerator, model = training.accelerator, training.model
+    sessions = [first_branch(turn.session_id) for turn in batch]
+    shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
+    idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
+    budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
+    while True:
+        size = min(training.config.micro_batch_tokens, budget.most)
+        forwards, tokens_read = plan_forwards(sequences, sessions, size, accelerator.process_index,
+                                              accelerator.num_processes, packed=policy.packed,
+                                              chains=policy.chains)  # fmt: skip
+        shares: list[dict[str, Tensor]] = []
+        logprobs: dict[int, Tensor] = {}
+        training.optimizer.zero_grad(set_to_none=True)
+        for n, trees in enumerate(forwards, start=1):
+            # Gradients are exchanged once per step, in its last backward.
+            exchange = contextlib.nullcontext() if n == len(forwards) else accelerator.no_sync(model)
+            with Attempt() as attempt, exchange:
+                shares.append(add_gradients(
+                    training, trees or idle, batch, sequences, totals, objective, logprobs, counts=bool(trees)
+                ))  # fmt: skip
+            if attempt.failed:
+                break
+        if len(shares) == len(forwards):
+            return Gradients(forwards, shares, logprobs, tokens_read)
+        training.optimizer.zero_grad(set_to_none=True)
+        lower_budget(training, budget, forwards[len(shares)] or idle, batch)
 
 
 def check_finite(
@@ -193,8 +218,8 @@ def bound_step(
     logprobs: Mapping[int, Tensor],
     position: Position,
     tokens_read: int,
-) -> dict[str, float]:
-    """Keep the step that was just done within the trust region. Return `step_kl`, `learning_rate` and `tokens_read`.
+) -> tuple[BoundedStep, int]:
+    """Keep the step that was just done within the trust region. Return it, and the tokens that were read for that.
 
     `logprobs` [R, 1 + K] are those of the turns that this process read, before the step. All processes together read
     `tokens_read` for it.
@@ -202,10 +227,11 @@ def bound_step(
     probe = choose_probe(batch, tokens_read, training.config.micro_batch_tokens)
     own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
     before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
-    turns, read, known = [batch[i] for i in probe], [sequences[i] for i in probe], [before[i] for i in probe]
-    move, measure = partial(change_rate, training.optimizer), partial(measure_movement, training, turns, read, known)
+    read = [sequences[i] for i in probe]
+    move = partial(change_rate, training.optimizer)
+    measure = partial(measure_movement, training, [batch[i] for i in probe], read, [before[i] for i in probe])
     bounded = training.trust.bound(position, move, measure)
-    return bounded | {"tokens_read": bounded.pop("measured") * sum(map(len, read))}
+    return bounded, bounded.measurements * sum(map(len, read))
 
 
 def measure_movement(
@@ -219,7 +245,8 @@ def measure_movement(
     without a support, the two bins are the sampled token and the rest. All processes read the same turns, at most
     --micro-batch-tokens at once.
     """
-    model, config, now = training.model, training.config, dict[int, Tensor]()
+    model, config = training.model, training.config
+    now: dict[int, Tensor] = {}
     device = next(model.parameters()).device
     tokens = 1 if depends_on_length(training.student) else config.micro_batch_tokens
     for attempt in budget_of(model, "training").batches(list(map(len, sequences)), tokens):

@@ -23,8 +23,7 @@ from opdkit.model.folder import pin_model
 from opdkit.store.plans import is_same_path, manifest
 from opdkit.store.reading import part_count, read_arrow, read_part, sessions_within
 from opdkit.store.reviews import check_targets_current
-from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import conversation_id, session_of
+from opdkit.store.turn_ids import message_index_of, session_of
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
 
@@ -133,16 +132,6 @@ def _turn(row: JSON, support: Support | None) -> Turn:
     )
 
 
-def is_held_out(session_id: str, share: float) -> bool:
-    """Return True for a session that is kept out of training; the answer is the same in every stage, process and run.
-
-    It depends on a hash of the session's id: adding sessions to the logs changes no answer, and a larger `share` only
-    adds sessions. Replies of `opdkit rollout` follow the session of the log whose prompts they answer, and the
-    branches of one conversation its first branch.
-    """
-    return stable_hash(f"holdout:{conversation_id(session_id)}", bits=64) < share * 2**64
-
-
 def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
     """Return the identity of `model`. Raises ConfigError unless it is the student that the teacher stage scored.
 
@@ -201,8 +190,7 @@ def with_sessions(run: Path, turns: Sequence[Turn]) -> Iterator[tuple[JSON, Turn
 
 def prompt_messages(session: JSON, turn: Turn) -> list[JSON]:
     """Return the messages before the turn, less those that the teacher stage cut."""
-    index = int(turn.turn_id.rpartition(":")[2])  # of the reply among the messages of its session
-    return without_first(session["messages"][:index], turn.cut_messages)
+    return without_first(session["messages"][: message_index_of(turn.turn_id)], turn.cut_messages)
 
 
 def _prompt_ids(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:

@@ -1,7 +1,7 @@
 """Training under way, in one process: what its steps read and what they change."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import nn
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.train.batches import Step
-from opdkit.train.best_state import is_unfinished
+from opdkit.train.best_state import needs_another_cycle
 from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import Prompts, Turn
 from opdkit.train.trust_region import TrustRegion
@@ -36,15 +36,16 @@ class Training:
     trust: TrustRegion
     rows: list[JSON]  # of the table `metrics`, one per step that was done
     validation: Validation | None
-    begin: int = 0  # steps before the cycle that is under way
+    validated_steps: Collection[int] = ()  # after which to validate
+    cycle_start: int = 0  # steps before the cycle that is under way
     steps: Sequence[Step] = ()  # those before, and those of this cycle
     is_ended: bool = False  # no step is left, or further ones are in vain
     saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written, or the training began
 
     def plan_steps(self) -> None:
-        """Set `steps` to those of the cycles that have begun by the validations so far, and `begin` to match."""
-        self.begin, self.steps = 0, list(self.cycles[0])
+        """Set `steps` to those of the cycles that have begun by the validations so far, and `cycle_start` to match."""
+        self.cycle_start, self.steps = 0, list(self.cycles[0])
         for cycle in self.cycles[1:]:
-            if self.validation is None or not is_unfinished(self.validation.rows, len(self.steps)):
+            if self.validation is None or not needs_another_cycle(self.validation.rows, len(self.steps)):
                 return
-            self.begin, self.steps = len(self.steps), [*self.steps, *cycle]
+            self.cycle_start, self.steps = len(self.steps), [*self.steps, *cycle]

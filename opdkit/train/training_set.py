@@ -12,12 +12,12 @@ from opdkit.config.conditions import find_rejection, parse_session_filters
 from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import conversation_id, first_branch, logged_session_id
+from opdkit.store.turn_ids import conversation_id, first_branch, is_held_out, logged_session_id
 from opdkit.train.batches import steps_per_epoch, tokens_of
 from opdkit.train.objective.advantages import group_normalised, overlong
 from opdkit.train.objective.terms import SUPPORTED, TERMS, Objective, terms_of, trained_positions
-from opdkit.train.targets import Prompts, Turn, is_held_out, load_prompts, load_turns
-from opdkit.train.validation import choose_turns
+from opdkit.train.targets import Prompts, Turn, load_prompts, load_turns
+from opdkit.train.validation_prompts import choose_turns
 
 FOR_VALIDATION = "kept for validation"
 OVER_LIMIT = "over --max-turns-per-session"

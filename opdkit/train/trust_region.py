@@ -9,6 +9,7 @@ rate that moves the replies by the limit.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +26,14 @@ _SLACK = 2.0  # a KL up to this multiple of the limit stays: it is an estimate f
 _LEAST = 0.02  # of the limit is allowed to the smallest step of the schedule
 _TRIES = 8  # sizes that are tried for one step
 _MOST = 100.0  # largest change of a rate from one try to the next
+
+
+class BoundedStep(NamedTuple):
+    """Step within the trust region: its KL (nats per reply), its learning rate, and how often the KL was measured."""
+
+    kl: float
+    rate: float
+    measurements: int
 
 
 @dataclass
@@ -44,20 +53,20 @@ class TrustRegion:
 
     def bound(
         self, position: Position, move: Callable[[float, float], None], measure: Callable[[], float]
-    ) -> dict[str, float]:
-        """Make a step that was done as large as it may be. Return its KL, its rate, and how often it was measured.
+    ) -> BoundedStep:
+        """Make a step that was done as large as it may be.
 
         The KL of a step grows with the square of its rate, so the limit falls with the square of the schedule.
         `move(a, b)` turns the weights after the step at rate a into those at rate b. `measure()` returns the KL (nats).
         """
         # In bfloat16 a small step moves the replies more than its rate says: weights are rounded another way.
-        limit = self.limit * max(position.share**2, _LEAST)
-        rate, measured = position.rate * self.factor, 0
+        limit = self.limit * max(position.relative_rate**2, _LEAST)
+        rate, measurements = position.rate * self.factor, 0
         while True:
-            kl, measured = measure(), measured + 1
+            kl, measurements = measure(), measurements + 1
             too_large = not kl <= _SLACK * limit  # NaN is too large
             too_small = position.step == 1 and kl < limit / _SLACK and self.factor < 0.99 * self.most
-            if measured == _TRIES or not (too_large or too_small):
+            if measurements == _TRIES or not (too_large or too_small):
                 break
             change = math.sqrt(limit / kl) if kl > 0 and math.isfinite(kl) else 1 / _MOST if too_large else _MOST
             change = min(max(change, 1 / _MOST), _MOST, self.most / self.factor)
@@ -65,7 +74,7 @@ class TrustRegion:
             rate, self.factor = rate * change, self.factor * change
         if position.step <= EVERY_STEP and kl < limit / _SLACK**2:  # there is room in the next steps
             self.factor = min(self.factor * math.sqrt(_SLACK), self.most)
-        return {"step_kl": kl, "learning_rate": rate, "measured": measured}
+        return BoundedStep(kl, rate, measurements)
 
 
 def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
@@ -131,7 +140,8 @@ def choose_probe(batch: Sequence[Turn], tokens_read: int, at_once: int) -> list[
     would be many times the tokens of the step.
     """
     order = sorted(range(len(batch)), key=lambda i: (batch[i].teacher_logprobs is None, stable_hash(batch[i].turn_id)))
-    wanted, chosen = max(PROBE_SHARE * tokens_read, min(PROBE_SHARE * sum(map(len, batch)), at_once)), list[int]()
+    wanted = max(PROBE_SHARE * tokens_read, min(PROBE_SHARE * sum(map(len, batch)), at_once))
+    chosen: list[int] = []
     while sum(len(batch[i]) for i in chosen) < wanted:
         chosen.append(order[len(chosen)])
     return chosen

@@ -9,9 +9,8 @@ mean KL per reply of both is the score; less is better. It is the loss of on-pol
 
 import contextlib
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,50 +20,31 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
-from transformers import PreTrainedModel
 
-from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_calls
-from opdkit.chat.template import Chat, ChatError
+from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
-from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
-from opdkit.console import say
-from opdkit.errors import OpdkitError
-from opdkit.model.load import context_length, load_model, load_skeleton, load_template, token_generator
+from opdkit.model.load import token_generator
 from opdkit.model.loops import ends_in_loop
-from opdkit.model.memory import TooLargeError
-from opdkit.model.sampling import Request, Sample, reply_room, sample
+from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import LogprobQuery, PromptResponse
 from opdkit.model.tree_reading import logprobs_in_trees
-from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
-from opdkit.store.stable_hash import stable_hash
-from opdkit.store.template_args import template_args_of
-from opdkit.store.turn_ids import conversation_id
 from opdkit.train import checkpoints
-from opdkit.train.best_state import best
+from opdkit.train.best_state import find_best
 from opdkit.train.objective.losses import divergence
 from opdkit.train.policy import Policy
-from opdkit.train.room import has_room
 from opdkit.train.sharding import release_weights
 from opdkit.train.student import autocast
-from opdkit.train.targets import Turn, prompt_messages, with_sessions
 
-# Shares and counts, beside the limit of --validate.
-MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at most
-MOST_APART = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most
-MOST_CALM = 0.25  # of the turns in sessions without a complaint, at most
-FEWEST = 3  # with fewer prompts than this of a kind there is no validation
-COST = 0.07  # share of the training's tokens that validation may read and write; prompts with hints do not count
+# Share of the training's tokens that validation may read and write. Not counted: the tokens of the hints themselves,
+# second replies, and lost replies that are read again after other hints.
+COST = 0.07
 CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else one outlier of few decides the mean
 LOST = 0.4  # of that cap: a reply to a prompt that nobody complained of is lost where its KL is above
 FEW = 5  # of so many prompts without a complaint, a single one that is lost counts as chance
-HINTS = 4  # of other turns: a reply that one of them explains is the wanted change, and not lost
-POOL = 8  # times the most prompts: so many turns without a hint are drawn, and the most different of them taken
-ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
-LONGEST = 512  # tokens of a sampled reply, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +63,7 @@ class ValidationPrompt:
 
 @dataclass(frozen=True)
 class Validation:
-    """Prompts that the student is validated on, and its measurements in a training so far.
-
-    `open_validation` leaves `checked` and `rows` to the training: they need the cost of a measurement.
-    """
+    """Prompts that the student is validated on, and its measurements in a training so far."""
 
     prompts: Sequence[ValidationPrompt]
     cost: int  # tokens that a measurement reads and writes, where replies are as long as the logged ones
@@ -97,24 +74,17 @@ class Validation:
     base: Any  # the student before training
     teacher: Any  # the model that reads the hints; often the same
     folder: Path  # of the checkpoints, where the best state is kept
-    sharded: Policy | None = None  # the student, where the processes share its weights
-    checked: Collection[int] = ()  # steps after which to measure
-    rows: list[JSON] = field(default_factory=list)  # of the table `validations`
-
-    def validate(self, student: nn.Module, step: int) -> JSON:
-        """Add the row of the student after `step` steps to those of the training. Return it."""
-        row = self.measure(student, step)
-        self.rows.append(row)
-        return row
+    sharded: Policy | None  # the student, where the processes share its weights
+    rows: list[JSON]  # of the table `validations`
 
     def keep_best(self, student: nn.Module) -> None:
         """Save the weights of the student if its row, the last one, is that of the best state so far."""
-        if best(self.rows) is self.rows[-1]:
+        if find_best(self.rows) is self.rows[-1]:
             checkpoints.save_best(self.folder, student, self.rows[-1]["step"], main=self.accelerator.is_main_process)
 
     def restore_best(self, student: nn.Module) -> int:
         """Load the weights of the best state into the student. Return the number of its steps."""
-        step: int = best(self.rows)["step"]
+        step: int = find_best(self.rows)["step"]
         self.accelerator.wait_for_everyone()  # until the file is written
         checkpoints.restore_best(self.folder, student, step)
         return step
@@ -152,7 +122,7 @@ class Validation:
     def _answer(
         self, student: Any, prompts: Sequence[ValidationPrompt], draw: int
     ) -> tuple[dict[ValidationPrompt, JSON], int]:
-        """Return the result of a reply to each prompt, and the tokens that both models read and wrote for them.
+        """Return the result of a reply to each prompt, and the tokens that all models read and wrote for them.
 
         `draw` numbers the replies to a prompt. A reply that does not fit into memory counts as one that is lost: else
         a student would seem the better, the less of it can be measured.
@@ -234,145 +204,6 @@ def _evaluating(student: Any) -> Iterator[Any]:
         yield student.get_base_model() if hasattr(student, "get_base_model") else student
     finally:
         student.train()
-
-
-# -- turns ----------------------------------------------------------------------------------------------------------
-
-
-def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
-    """Return the turns whose prompts the student is validated on: at most `most` with a hint, and as many without.
-
-    They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
-    at most MOST_APART of all turns, and their hints of all hints: a session that is too large for that is passed over.
-    Turns without a hint are varied, and from sessions without a complaint, where there are enough: elsewhere the hints
-    are likely to ask for a change of replies that nobody complained of, too. A kind with too few turns is left out, and
-    the list is empty where that is the kind with hints. It is short enough that CHECKS measurements cost at most COST
-    of the training's tokens, but has at least FEWEST turns of each kind.
-    """
-    logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
-    hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
-    plain = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
-    blamed = {conversation_id(t.session_id) for t in turns if t.teacher_logprobs is not None or (t.reward or 0) < 0}
-    calm = [turn for turn in plain if conversation_id(turn.session_id) not in blamed]
-    sizes, hints = (Counter(conversation_id(turn.session_id) for turn in members) for members in (logged, hinted))
-    hinted_limit, plain_limit = (min(most, int(MOST_SHARE * len(members))) for members in (hinted, plain))
-    # Turns without a hint are drawn first. `room` is how many turns all sessions drawn by then may have.
-    hinted_room = plain_room = MOST_APART * len(logged)
-    if (calm_limit := int(MOST_CALM * len(calm))) >= FEWEST:
-        plain, plain_limit = calm, min(plain_limit, calm_limit)
-        needed = hinted_limit * sum(sizes[name] for name in hints) / max(1, len(hinted))  # by the turns with hints
-        plain_room -= min(needed, plain_room / 2)
-    if hinted and hinted_limit < FEWEST:
-        return []
-    kinds = [kind for kind in ((plain, plain_limit, plain_room), (hinted, hinted_limit, hinted_room))
-             if kind[1] >= FEWEST]  # fmt: skip
-    mean_costs = [sum(map(_cost, members)) / len(members) for members, _, _ in kinds]
-    tokens, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
-    for n, (members, limit, room) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
-        paid = tokens / sum(mean_costs[n:])  # turns of each kind
-        count, taken = min(limit, max(FEWEST, int(paid))), list[Turn]()
-        drawn = sorted(members, key=lambda t: stable_hash(f"validation:{conversation_id(t.session_id)}"))
-        for turn in drawn if members is hinted else vary(drawn, POOL * most):
-            apart = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
-            leaves_hints = sum(hints[name] for name in apart) <= MOST_APART * len(hinted)
-            if leaves_hints and sum(sizes[name] for name in apart) <= room:
-                taken.append(turn)
-            if len(taken) == count or (len(taken) >= FEWEST and sum(map(_cost, taken)) >= paid * mean_costs[n]):
-                break
-        if len(taken) >= FEWEST:
-            tokens, chosen = tokens - sum(map(_cost, taken)), taken + chosen
-        elif members is hinted:
-            return []
-    return chosen
-
-
-def vary(turns: Sequence[Turn], pool: int) -> Iterator[Turn]:
-    """Yield the turns in another order: of the first `pool`, the one whose reply is least like those before is next.
-
-    Replies are alike by the share of their tokens that they have in common (Jaccard). A few turns then show more kinds
-    of replies than a plain draw: any of them can be forgotten, not only the frequent ones.
-    """
-    left = [(turn, frozenset(turn.response_ids.tolist())) for turn in turns[:pool]]
-    alike = [0.0] * len(left)
-    while left:
-        chosen = min(range(len(left)), key=alike.__getitem__)
-        (turn, tokens), _ = left.pop(chosen), alike.pop(chosen)
-        yield turn
-        alike = [max(old, len(own & tokens) / len(own | tokens)) for old, (_, own) in zip(alike, left, strict=True)]
-    yield from turns[pool:]
-
-
-def _cost(turn: Turn) -> int:
-    """Return the tokens of a reply to the prompt of a turn: it is read and written, and read by another model."""
-    return 2 * len(turn)
-
-
-def tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
-    """Estimate the tokens that a training reads: turns of a session share almost all of their beginnings."""
-    longest: dict[str, int] = {}
-    for turn in turns:
-        longest[turn.session_id] = max(longest.get(turn.session_id, 0), len(turn))
-    return epochs * (sum(longest.values()) + sum(len(turn.response_ids) for turn in turns) // 2)
-
-
-def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, accelerator: Accelerator) -> Validation:
-    """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
-
-    Prompts that leave no room for a reply, or that a template cannot render, are left out. Raises TooLargeError where
-    memory does not hold a second model.
-    """
-    room, prompts = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST), list[ValidationPrompt]()
-    try:
-        base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-    except TooLargeError:
-        what = "the student before training, a second copy that validation needs,"
-        raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --validate 0") from None
-    scored = manifest(config.run, "teacher")["plan"]["config"]
-    teacher, teacher_chat = load_teacher(config, scored, base, chat)
-    context = min(context_length(base), context_length(teacher))
-    hint_text = recorded_hint_text(config.run)
-    known = list(dict.fromkeys(turn.hint for turn in sorted(turns, key=lambda t: t.turn_id) if turn.hint))[:HINTS]
-    for session, turn in with_sessions(config.run, turns):
-        messages, hinted, readings = prompt_messages(session, turn), turn.hint is not None, list[list[int]]()
-        with contextlib.suppress(ChatError):
-            plain = chat.prompt_ids(messages, session["tools"])
-            readings += [] if hinted else [plain]
-            for text in [turn.hint] if turn.hint else known:
-                with contextlib.suppress(ChatError):  # such as a prompt that another turn's hint has no place in
-                    prompt = with_hint(messages, text, scored["hint_placement"], hint_text)
-                    readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
-            readings = [ids for ids in readings if len(ids) + room <= context]
-            if readings and len(plain) + room <= context:
-                prompts.append(ValidationPrompt(turn.turn_id, plain, readings, hinted))
-    folder = stage_dir(config.run, "train") / "checkpoints"
-    return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base, teacher, folder)
-
-
-def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat) -> tuple[PreTrainedModel, Chat]:
-    """Return the model that read the hints in the teacher stage, and its template.
-
-    `scored`: the options of the teacher stage. A training may have no room for a larger teacher, or for several, and
-    some may no longer be there: then the student before training reads the hints in their place.
-    """
-    paths = set(parse_teachers(scored["teacher"]).values())
-    if paths <= {config.model}:
-        return base, chat
-    found, teacher, fits = None, None, False
-    with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
-        (path,) = paths
-        found = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
-        skeleton = load_skeleton(path)
-        size, most = (model.num_parameters() for model in (skeleton, base))
-        vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
-        fits = size <= ROOM * most and vocabulary >= needed and has_room(base, size, config)
-    # All processes have the same teacher.
-    if all(gather_object([fits])):
-        with contextlib.suppress(OpdkitError):  # not enough memory
-            teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-        if all(gather_object([teacher is not None])) and teacher and found:
-            return teacher, found
-    say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
-    return base, chat
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:

@@ -32,7 +32,7 @@ from opdkit.commands.night.command import run, run_forget
 from opdkit.commands.night.home import Home
 from opdkit.config.fields import JSON
 from opdkit.config.night import ForgetConfig, NightConfig
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import is_held_out
 
 from .pairs import RESULTS, save_rows
 

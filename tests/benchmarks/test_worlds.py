@@ -25,7 +25,7 @@ from opdkit.evaluate.checks import read_prompts
 from opdkit.extract.stage import run as extract
 from opdkit.judge.rules import judge
 from opdkit.store.reading import read_all
-from opdkit.train import validation
+from opdkit.train import validation_prompts
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="the worlds are made with torch 2.9 or newer")
 
@@ -260,7 +260,7 @@ def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, mo
     run = measure.prepared(built, built.folder / "run")
     assert any(row["written"] is not None for row in read_all(run, "targets")), "as a user's run"
     monkeypatch.setattr(trainings.stage, "check_better", lambda *_: None)
-    monkeypatch.setattr(trainings.stage, "best", lambda rows: rows[-1])
+    monkeypatch.setattr(trainings.stage, "find_best", lambda rows: rows[-1])
     cell = trainings.training_cell("habit", 3, DEFAULT, 1e-3)
     numbers = cell.measure(work, **cell.settings)
     assert numbers["model"]
@@ -278,8 +278,8 @@ def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, mo
 
 
 def test_a_path_is_measured_to_its_end(work: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOST_SHARE", "MOST_APART"):  # its log is short
-        monkeypatch.setattr(validation, name, 0.5)
+    for name in ("MOST_SHARE", "MOST_KEPT_OUT"):  # its log is short
+        monkeypatch.setattr(validation_prompts, name, 0.5)
     measure.prepared(built, built.folder / "run")
     cell = trainings.path_cell("habit", SEARCH, DEFAULT, 1e-3)
     numbers = cell.measure(work, **cell.settings)

@@ -217,13 +217,13 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
                                "not in the same part of verdicts"),
     "a target twice": (lambda r: recommit(r, "targets", 0, doubled), "teacher", "targets", "not unique"),
     "a step on no target": (lambda r: recommit(r, "metrics", 0, first("turn_ids", lambda m: ["x:1"] * m["turns"])),
-                            "train", "metrics", "a turn that is no target"),
+                            "train", "metrics", "a turn that is not a target"),
     "a reply too few": (lambda r: recommit(r, "replies", 0, lambda rows: rows.pop(),
                                            counters=lambda c: c.count("replies", -1)), "eval", "replies", "lacks"),
     "a score twice": (lambda r: recommit(r, "scores", 0, doubled), "eval", "scores", "domain.* is not unique"),
     # ranges
     "a message that is none": (lambda r: recommit(r, "turns", 0, lambda rows: rows[0].update(
-        message_index=99, turn_id=f"{rows[0]['session_id']}:99")), "extract", "turns", "no assistant"),
+        message_index=99, turn_id=f"{rows[0]['session_id']}:99")), "extract", "turns", "that of an assistant"),
     "a wrong next": (lambda r: recommit(r, "turns", 0, first("next_count", 70)), "extract", "turns", "next_co"),
     "trainable and not": (lambda r: recommit(r, "turns", 0, first("skip_reason", "tired")), "extract", "turns",
                           "does not fit skip_reason"),

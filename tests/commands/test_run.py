@@ -164,7 +164,7 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
 def test_a_dry_run_says_where_it_saw_the_beginning_of_a_log_alone(tmp_path, plain_model_dir) -> None:
     log = jsonl(tmp_path / "log.jsonl", *[chat("u", "a", "v")] * 1001)
     shown = dry_run(tmp_path / "run", log, plain_model_dir, "--judge", "rules")
-    assert re.search("turns to judge +at most 1,000 for 1,000 lines per input", shown)
+    assert re.search("turns to judge +at most 1,000 for the first 1,000 lines per input", shown)
 
 
 @pytest.mark.parametrize("options", [["--limit", "1"], ["--set", "train.epochs=0"], ["--model", "/no/model"]], ids=str)

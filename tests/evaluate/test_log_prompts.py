@@ -52,7 +52,7 @@ from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import METRICS, VALIDATIONS, VERDICTS
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import is_held_out
 
 sys.path.insert(0, str(DATA))
 

@@ -24,8 +24,8 @@ from opdkit.judge.criterion import FreshReply, criterion_messages
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
+from opdkit.store.turn_ids import is_held_out
 from opdkit.teacher import stage as teacher
-from opdkit.train.targets import is_held_out
 
 
 @pytest.mark.parametrize(("right", "expected"), [

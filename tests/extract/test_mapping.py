@@ -12,7 +12,7 @@ from opdkit.errors import ConfigError
 from opdkit.extract.formats.mapped import NO_THUMB, reader_of
 from opdkit.extract.formats.reader import LeftOut, Line, Rejected
 from opdkit.extract.mapping import load, parse_path, value_at
-from opdkit.extract.stage import check_options
+from opdkit.extract.stage import choose_format
 from opdkit.store.plans import manifest
 
 CHAT = """
@@ -164,7 +164,7 @@ def test_a_message_that_cannot_be_read_marks_the_turns_beside_it(tmp_path):
 
 @pytest.mark.parametrize(("row", "reason"), [
     ({"chat": {}}, "no messages"), ({"chat": {"turns": []}}, "no messages"), ({"chat": {"turns": "x"}}, "no messages"),
-    ({"chat": {"turns": [1]}}, "message is no object"), ({"chat": {"turns": [{}]}}, "message without a role"),
+    ({"chat": {"turns": [1]}}, "message is not an object"), ({"chat": {"turns": [{}]}}, "message without a role"),
     ({"chat": {"turns": [{"speaker": "boss"}]}}, "unknown role"),
     ({"chat": {"turns": [{"speaker": "note"}]}}, "no messages"),
 ])  # fmt: skip
@@ -190,7 +190,7 @@ def test_a_wrong_mapping_is_refused_by_its_field(tmp_path, text, words):
 
 def test_a_mapping_that_is_not_there_and_one_with_a_format(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.toml"):
-        check_options(ExtractConfig(run=tmp_path, logs=("x",), map=str(tmp_path / "none.toml")))
+        choose_format(ExtractConfig(run=tmp_path, logs=("x",), map=str(tmp_path / "none.toml")))
     with pytest.raises(ConfigError, match="leave one out"):
         ExtractConfig(run=tmp_path, logs=("x",), map=str(mapping(tmp_path, CHAT)), format="openai")
 

@@ -22,6 +22,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract import news as news_module
 from opdkit.extract import stage
 from opdkit.extract.formats import READERS
+from opdkit.extract.inputs import growing
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS, News, collect_news, commit_news
 from opdkit.store.joined_turns import LOGGED, joined_turns
@@ -483,11 +484,11 @@ def test_of_two_exports_of_one_time_the_later_one_counts(tmp_path):
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), PermissionError(13, "not allowed")])
-@pytest.mark.parametrize("step", ["file_state", "open_sources"])
-def test_a_file_of_a_folder_that_cannot_be_read_waits(tmp_path, error, step, monkeypatch, capsys):
+@pytest.mark.parametrize(("module", "step"), [(growing, "file_state"), (news_module, "open_sources")])
+def test_a_file_of_a_folder_that_cannot_be_read_waits(tmp_path, error, module, step, monkeypatch, capsys):
     for name in ("a", "b"):
         jsonl(tmp_path / f"logs/{name}.jsonl", chat(name, "b", "c"))
-    real = getattr(news_module, step)
+    real = getattr(module, step)
 
     def fail(*args: Any) -> Any:
         if any(str(arg).endswith("a.jsonl") for arg in args):
@@ -495,7 +496,7 @@ def test_a_file_of_a_folder_that_cannot_be_read_waits(tmp_path, error, step, mon
         return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(news_module, step, fail)
+        patch.setattr(module, step, fail)
         assert texts(collect(tmp_path, tmp_path / "logs", 0)[1]) == [json.dumps(chat("b", "b", "c"))]
     assert "a.jsonl" in capsys.readouterr().err
     assert texts(collect(tmp_path, tmp_path / "logs", 1)[1]) == [json.dumps(chat("a", "b", "c"))]

@@ -45,7 +45,7 @@ from opdkit.extract.formats import READERS, chains, json_lines, sharegpt, spans
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs import index
 from opdkit.extract.inputs.files import Input, expand
-from opdkit.extract.inputs.first_pass import SurveyedInput, survey
+from opdkit.extract.inputs.first_pass import SurveyedInput, make_survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.store.counters import read_counters
 from opdkit.store.part_writer import PartWriter
@@ -203,8 +203,9 @@ def _exactly(dumps: Callable[..., bytes]) -> Callable[..., bytes]:
 def _rows(name: str, line: bytes) -> int:
     """Read one line to the end, as a part of one unit. Return the bytes of its columns."""
     writer = PartWriter(extract.TABLES)
+    options = extract.RowOptions(None, (), side=False)
     whole = SurveyedInput(Input("log", "log", Path(), True), 0, (len(line),), Path(), _reader(name), name)
-    extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer, None, (), side=False)
+    extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer, options)
     return sum(writer.arrow(table).nbytes for table in extract.TABLES)
 
 
@@ -265,7 +266,9 @@ def _kept_lines(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int
 def _units(name: str, log: Path) -> Iterator[Sequence[Line]]:
     """Yield the lines of every unit."""
     with tempfile.TemporaryDirectory() as folder:
-        found = survey(expand([str(log)], Path(folder)), _reader(name) or name, 10**9, _LINE_LIMIT, None, Path(folder))
+        found = make_survey(
+            expand([str(log)], Path(folder)), _reader(name) or name, 10**9, _LINE_LIMIT, None, Path(folder)
+        )
         with contextlib.closing(Units(found)) as units:
             for part in range(found.parts):
                 yield from (unit.lines for unit in units.read(part))

@@ -25,7 +25,7 @@ from opdkit.config.commands import configure
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.run import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.criterion import judge_of_run
+from opdkit.judge.criterion import recorded_judge_options
 from opdkit.judge.stage import run
 from opdkit.store.counters import Summary
 from opdkit.store.reading import part_path, read_all
@@ -303,7 +303,7 @@ FAILURES = {
     "HTTP 400": lambda line: answer(
         line, error="Request must not be sent in stream mode", response={"status_code": 400, "body": None}
     ),
-    "no chat completion": lambda line: answer(line, {"choices": []}),
+    "not a chat completion": lambda line: answer(line, {"choices": []}),
     "another model": lambda line: answer(line, said(line["body"], "other-model")),
     "says nothing": lambda line: answer(line, completion(None).body),
 }
@@ -485,9 +485,9 @@ def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch) -> None:
 
 def test_later_stages_ask_the_model_of_a_batch_only_at_an_address(extracted: Path, tmp_path: Path) -> None:
     judge(extracted, tmp_path / "out.jsonl")
-    assert judge_of_run(extracted) == {}
+    assert recorded_judge_options(extracted) == {}
     judge(extracted, tmp_path / "out.jsonl", overwrite=True, judge_url="http://localhost:1/v1")
-    assert judge_of_run(extracted) == {"judge_model": MODEL, "judge_url": "http://localhost:1/v1"}
+    assert recorded_judge_options(extracted) == {"judge_model": MODEL, "judge_url": "http://localhost:1/v1"}
 
 
 # -- size --------------------------------------------------------------------------------------------------------------

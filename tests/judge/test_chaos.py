@@ -195,10 +195,15 @@ def test_whoever_goes_on_takes_no_other_model(first: str, tmp_path: Path) -> Non
 
 
 def test_of_two_processes_the_first_to_know_the_name_decides(tmp_path: Path, capsys) -> None:
+
+    def answer(identity: Identity, name: str) -> bool:
+        identity.register_answer(name)
+        return identity.is_judge(name)
+
     one, other = Identity(MODEL, tmp_path), Identity(MODEL, tmp_path)
-    assert [one.admits("a") for _ in range(3)] == [False, False, True]
-    assert [other.admits("b") for _ in range(4)] == [False] * 4
-    assert other.admits("a")
+    assert [answer(one, "a") for _ in range(3)] == [False, False, True]
+    assert [answer(other, "b") for _ in range(4)] == [False] * 4
+    assert answer(other, "a")
     assert "answers as b, and the existing votes are by a" in " ".join(capsys.readouterr().err.split())
     for damaged in (b"[]", b"", b"\xff\xfe\x00"):
         (tmp_path / "answers-as.json").write_bytes(damaged)

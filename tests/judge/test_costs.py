@@ -16,10 +16,10 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError
 from opdkit.judge import costs
 from opdkit.judge import stage as judge
-from opdkit.judge.costs import count_shared, measure
+from opdkit.judge.costs import measure
 from opdkit.judge.votes import Answer, Question
 from opdkit.model.load import load_tokenizer
-from opdkit.model.tree import plan_passes
+from opdkit.model.tree import count_nodes, plan_passes
 
 # Turns of 10 to 1,500 characters.
 SESSIONS = {
@@ -150,9 +150,9 @@ def test_costs_are_asked_for_with_dry_run(tmp_path: Path) -> None:
 
 def test_a_shared_beginning_is_counted_once() -> None:
     prompts = [[1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 6, 7], [8], [1, 2, 3, 6, 7]]
-    assert count_shared(prompts) == plan_passes(prompts, 1).tokens == 4 + 1 + 2 + 1
-    assert count_shared([]) == 0
-    assert count_shared([b"ab", b"abc", b"b"]) == 4
+    assert count_nodes(prompts) == plan_passes(prompts, 1).tokens == 4 + 1 + 2 + 1
+    assert count_nodes([]) == 0
+    assert count_nodes([b"ab", b"abc", b"b"]) == 4
 
 
 def test_the_first_turn_only_warms_up(monkeypatch) -> None:

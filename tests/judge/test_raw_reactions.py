@@ -11,7 +11,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.judge import stage as judge
 from opdkit.judge.hints import raw_reaction
-from opdkit.store.plans import judge_of
+from opdkit.store.plans import judge_kind
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
@@ -59,7 +59,7 @@ def test_every_reaction_is_the_hint_and_nothing_has_a_reward(run: Path, capsys) 
     assert not any(row["hint_votes"] or row["reward_votes"] for row in rows.values())
     assert (summary.counters.total("hints"), summary.counters.total("no reward")) == (5, 6)
     assert "irrelevant ones teach" in capsys.readouterr().err
-    assert judge_of(run) == "reaction"
+    assert judge_kind(run) == "reaction"
 
 
 def test_what_stands_between_reply_and_reaction_is_no_reaction() -> None:

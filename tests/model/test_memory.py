@@ -121,7 +121,7 @@ def test_the_budget_is_remembered_and_said_once(capsys) -> None:
                 if len(attempt.items) > 5:
                     raise torch.OutOfMemoryError
     assert sizes == [16, 8, 4, 4, 4, 4] + 2 * [4, 4, 4, 4]
-    assert capsys.readouterr().err.count("do not fit into memory; going on with 40") == 1
+    assert capsys.readouterr().err.count("do not fit into memory; continuing with 40") == 1
     assert budget_of(torch.nn.Linear(1, 1), "work").most >= 160
 
 

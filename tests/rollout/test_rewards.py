@@ -210,7 +210,7 @@ def test_replies_outlive_a_judge_that_does_not_answer(config, monkeypatch) -> No
         rollout.run(config(limit=3, **judged_by(unused_address())))
     sessions = list(read_all(config().run, "sessions"))
     assert len(sessions) == 6
-    monkeypatch.setattr(rollout_stage, "load_student", None)
+    monkeypatch.setattr(rollout_stage, "load_answering_model", None)
     with serving(by_taste) as server:
         rollout.run(config(limit=3, **judged_by(server.url)))
     assert list(read_all(config().run, "sessions")) == sessions
@@ -225,7 +225,7 @@ def test_another_judge_costs_no_second_sampling(config, monkeypatch) -> None:
         with pytest.raises(OpdkitError, match=r"config\.judge_model: null -> \"any\""):
             rollout.run(config(limit=3, **judged_by(server.url)))
         with monkeypatch.context() as patch:
-            patch.setattr(rollout_stage, "load_student", None)
+            patch.setattr(rollout_stage, "load_answering_model", None)
             rollout.run(config(limit=3, overwrite=True, **judged_by(server.url)))
     assert list(read_all(config().run, "sessions")) == sessions
     assert None not in {row["reward"] for row in verdicts(config().run)}

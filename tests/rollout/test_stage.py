@@ -67,7 +67,7 @@ def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole
     assert not list((stage_dir(config().run, "judge")).glob("verdicts/*"))
     with pytest.raises(OpdkitError, match=r"run `opdkit rollout .* again"):  # not `opdkit judge`
         read_part(config().run, "verdicts", 0)
-    monkeypatch.setattr(rollout_stage, "load_student", None)
+    monkeypatch.setattr(rollout_stage, "load_answering_model", None)
     rollout.run(config())
     assert everything(config().run) == whole
 

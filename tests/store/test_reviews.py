@@ -17,7 +17,7 @@ from opdkit.store import reviews
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, read_all, read_part
-from opdkit.store.reviews import ConflictError, Ledger, Review, apply_review, reviews_in_force
+from opdkit.store.reviews import ConflictError, Review, ReviewLog, apply_review, reviews_in_force
 from opdkit.store.tables import REVIEWS, VERDICTS
 
 
@@ -162,17 +162,17 @@ def test_reviewers_at_the_same_time_lose_nothing(run):
     fork = multiprocessing.get_context("fork")
     others = [fork.Process(target=_decide, args=(run, name, 12)) for name in "ab"]
     others.append(threading.Thread(target=_decide, args=(run, "c", 12)))
-    ledger = Ledger(run)
+    log = ReviewLog(run)
     for other in others:
         other.start()
     while any(other.is_alive() for other in others):
-        ledger.in_force()
-    every = Ledger(run).all_reviews()
+        log.in_force()
+    every = ReviewLog(run).all_reviews()
     assert [review.ordinal for review in every] == list(range(3 * 12 * 2))
     for name in "abc":
         own = [review for review in every if review.reviewer == name and review.note]
         assert [review.note for review in own] == [f"{name}{n}" for n in range(12)]
-    assert ledger.in_force() == reviews_in_force(run)
+    assert log.in_force() == reviews_in_force(run)
     assert reviews_in_force(run)["s0:1"].note in ("a11", "b11", "c11")
 
 
@@ -198,14 +198,14 @@ def test_who_comes_while_another_writes_waits_and_is_numbered_after_it(run, monk
     for thread in (first, second):
         thread.join()
     assert waits
-    assert [(review.ordinal, review.turn_id) for review in Ledger(run).all_reviews()] == [(0, "s0:1"), (1, "s1:1")]
+    assert [(review.ordinal, review.turn_id) for review in ReviewLog(run).all_reviews()] == [(0, "s0:1"), (1, "s1:1")]
 
 
 def test_a_decision_for_a_file_that_was_replaced_is_refused(run, monkeypatch):
     """`opdkit forget` writes the file anew while a reviewer waits for its lock: the old one is on no path any more."""
     path = reviews.reviews_dir(run) / reviews.FILE
     reviews.append(run, [set_reward("s0:1", 1)])
-    ledger, lock = Ledger(run), reviews._lock
+    log, lock = ReviewLog(run), reviews._lock
 
     def replaced(file, kind):
         lock(file, kind)
@@ -216,7 +216,7 @@ def test_a_decision_for_a_file_that_was_replaced_is_refused(run, monkeypatch):
     monkeypatch.setattr(reviews, "_lock", replaced)
     before = path.read_bytes()
     with pytest.raises(OpdkitError, match="written anew"):
-        ledger.append([set_reward("s1:1", 1)])
+        log.append([set_reward("s1:1", 1)])
     assert path.read_bytes() == before
 
 
@@ -265,19 +265,19 @@ def test_a_damaged_line_is_named(run, damage):
         reviews_in_force(run)
 
 
-def test_a_ledger_reads_each_line_once(run, monkeypatch):
+def test_a_log_reads_each_line_once(run, monkeypatch):
     reviews.append(run, [set_reward("s0:1", 1)])
-    ledger, read = Ledger(run), []
+    log, read = ReviewLog(run), []
     parse = reviews._parse_line
     monkeypatch.setattr(reviews, "_parse_line", lambda line: (read.append(line), parse(line))[1])
-    ledger.in_force()
-    ledger.append([set_reward("s0:1", 0)])
-    assert ledger.in_force()["s0:1"].reward == 0
+    log.in_force()
+    log.append([set_reward("s0:1", 0)])
+    assert log.in_force()["s0:1"].reward == 0
     assert len(read) == 1
 
 
 def test_a_decision_of_somebody_else_is_not_overwritten_unseen(run):
-    mine, other = Ledger(run), Ledger(run)
+    mine, other = ReviewLog(run), ReviewLog(run)
     mine.append([set_reward("s0:1", 1), set_reward("s1:1", 1)], reviewer="Ada", seen=-1)
     with pytest.raises(ConflictError) as caught:
         other.append([set_reward("s1:1", 0), set_reward("s2:1", 0)], reviewer="Bob", seen=-1)
@@ -308,7 +308,7 @@ def test_decisions_of_version_0_1_0_count(run):
     path.unlink()
     assert (reviews_in_force(run)["s0:1"].reward, reviews_in_force(run)["s0:1"].note) == (-1, "old")
     reviews.append(run, [set_reward("s1:1", 1)])
-    assert [review.ordinal for review in Ledger(run).all_reviews()] == [0, 1, 2]
+    assert [review.ordinal for review in ReviewLog(run).all_reviews()] == [0, 1, 2]
     path.with_name("review-00000001-0123abcd.parquet").write_bytes(b"PAR1")
     with pytest.raises(OpdkitError, match=r"review-00000001-0123abcd\.parquet"):
         reviews_in_force(run)

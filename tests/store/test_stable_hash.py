@@ -5,7 +5,7 @@ import json
 
 from opdkit.model.load import token_generator
 from opdkit.store.stable_hash import stable_hash
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import is_held_out
 
 
 def test_one_text_is_hashed_as_it_is_and_several_parts_as_json():

@@ -385,9 +385,9 @@ def test_a_digest_is_recorded_of_each_part(tmp_path):
     stage = opened(tmp_path)
     fill(stage)
     for part in range(4):
-        assert read_digests(stage.home)["rejected", part] == {file_digest(part_path(tmp_path, "rejected", part))}
-    (stage.home / ".digests" / "of somebody else").touch()
-    assert len(read_digests(stage.home)) == 4
+        assert read_digests(stage.folder)["rejected", part] == {file_digest(part_path(tmp_path, "rejected", part))}
+    (stage.folder / ".digests" / "of somebody else").touch()
+    assert len(read_digests(stage.folder)) == 4
 
 
 def test_a_part_that_cannot_be_moved_into_place_leaves_no_digest(tmp_path, monkeypatch):
@@ -399,17 +399,17 @@ def test_a_part_that_cannot_be_moved_into_place_leaves_no_digest(tmp_path, monke
     monkeypatch.setattr("opdkit.store.part_writer.move_into_place", full)
     with pytest.raises(OpdkitError, match=r"no space left on the disk of .*part-00000\.parquet: make room"):
         fill(stage, [0])
-    assert read_digests(stage.home) == {}
-    assert not list((stage.home / ".tmp").iterdir())
+    assert read_digests(stage.folder) == {}
+    assert not list((stage.folder / ".tmp").iterdir())
 
 
 def test_files_of_others_among_the_temporary_ones_are_left(tmp_path):
     stage = opened(tmp_path)
     fill(stage)
     for name in ("foreign.parquet", f"rejected-00000-{'0' * 32}-elsewhere-1.parquet"):
-        (stage.home / ".tmp" / name).touch()
+        (stage.folder / ".tmp" / name).touch()
     opened(tmp_path)
-    assert len(list((stage.home / ".tmp").iterdir())) == 2
+    assert len(list((stage.folder / ".tmp").iterdir())) == 2
 
 
 def test_the_summary_covers_what_earlier_runs_did(tmp_path):

@@ -6,11 +6,11 @@ from opdkit.store.turn_ids import (
     answered_turn_id,
     branch_session_id,
     conversation_id,
+    is_held_out,
     logged_session_id,
     rollout_session_id,
     turn_id,
 )
-from opdkit.train.targets import is_held_out
 
 
 @pytest.mark.parametrize("logged", ["chat.jsonl:17", "a:b/c:3/4", "x:2024/12", "x:1/rollout-a", "/rollout-0", ""])

@@ -31,7 +31,16 @@ from opdkit.store.reviews import Review, append
 from opdkit.store.tables import TABLES, VERDICTS
 from opdkit.teacher import hint_checks
 from opdkit.teacher import stage as teacher
-from opdkit.teacher.hint_checks import CUT_OFF, KEPT, NO_BETTER, NOT_JUDGED, NOT_NEEDED, WORSE, judge_of, status_of
+from opdkit.teacher.hint_checks import (
+    CUT_OFF,
+    KEPT,
+    NO_BETTER,
+    NOT_JUDGED,
+    NOT_NEEDED,
+    WORSE,
+    hint_judge_options,
+    status_of,
+)
 
 OPTIONS = {"check_hints": 3, "max_new_tokens": 8, "top_k": 3}
 YES, NO, UNCLEAR = r"\boxed{1}", r"\boxed{-1}", "I would rather not say."
@@ -325,14 +334,16 @@ def test_a_server_judges_in_the_words_of_the_plan(run, config, tmp_path, monkeyp
 
 
 def test_the_judge_of_the_run_is_the_default(run, config):
-    assert judge_of(config(run)) == {}
-    assert judge_of(config(run, check_hints=2, judge_model="x")) == {}
-    assert judge_of(config(run, check_hints=2)) == {"judge_model": config(run).model}, "rules cannot judge a reply"
+    assert hint_judge_options(config(run)) == {}
+    assert hint_judge_options(config(run, check_hints=2, judge_model="x")) == {}
+    assert hint_judge_options(config(run, check_hints=2)) == {"judge_model": config(run).model}, (
+        "rules cannot judge a reply"
+    )
     path = run / "judge/manifest.json"
     document = json.loads(path.read_text())
     document["configuration"] |= {"judge": "endpoint", "judge_model": "big", "judge_url": "http://a/v1"}
     path.write_text(json.dumps(document))
-    assert judge_of(config(run, check_hints=2)) == {"judge_model": "big", "judge_url": "http://a/v1"}
+    assert hint_judge_options(config(run, check_hints=2)) == {"judge_model": "big", "judge_url": "http://a/v1"}
 
 
 def test_the_student_judges_itself_without_a_second_copy(run, config, monkeypatch):

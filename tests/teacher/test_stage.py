@@ -29,6 +29,7 @@ from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.reading import read_all
 from opdkit.teacher import examples
 from opdkit.teacher import models as policies
+from opdkit.teacher import part as teacher_part
 from opdkit.teacher import stage as teacher
 
 # -- the numbers ----------------------------------------------------------------------------------------------------
@@ -80,8 +81,8 @@ def test_the_rows_say_what_was_judged(run, config):
 def test_student_and_teacher_read_the_same_response(run, config, monkeypatch):
     """Re-tokenized prompt, re-rendered reply: one list of response ids after both prompts."""
     seen = []
-    real = teacher.score_session
-    monkeypatch.setattr(teacher, "score_session", lambda *a, **k: seen.extend(a[2]) or real(*a, **k))
+    real = teacher_part.score_session
+    monkeypatch.setattr(teacher_part, "score_session", lambda *a, **k: seen.extend(a[2]) or real(*a, **k))
     teacher.run(config(run))
     hinted = [t for t in seen if t.hinted]
     assert len(hinted) == 6
@@ -136,8 +137,8 @@ def test_a_teacher_with_other_ids_is_refused(run, config, tmp_path, tiny_tokeniz
 
 def calls_of(monkeypatch) -> list[int]:
     """How many targets each call of score_session gets."""
-    calls, real = [], teacher.score_session
-    monkeypatch.setattr(teacher, "score_session", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
+    calls, real = [], teacher_part.score_session
+    monkeypatch.setattr(teacher_part, "score_session", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
     return calls
 
 
@@ -201,9 +202,9 @@ def test_a_killed_run_goes_on(run, config, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return teacher_score_session(*args, **kwargs)
 
-    teacher_score_session = teacher.score_session
+    teacher_score_session = teacher_part.score_session
     with monkeypatch.context() as patch:
-        patch.setattr(teacher, "score_session", killed)
+        patch.setattr(teacher_part, "score_session", killed)
         with pytest.raises(KeyboardInterrupt):
             teacher.run(config(other))
     assert [p.name for p in (other / "teacher/targets").iterdir()] == ["part-00000.parquet"]

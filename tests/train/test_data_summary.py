@@ -17,13 +17,14 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.config.train import epochs_over
 from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import judge_of
+from opdkit.store.plans import judge_kind
 from opdkit.store.reading import read_all
 from opdkit.store.tables import VERDICTS
+from opdkit.store.turn_ids import is_held_out
 from opdkit.train import stage as train
 from opdkit.train.data_summary import check_signal, degenerate_replies, ends_in_loop, largest_shares, thin_signal
 from opdkit.train.objective.terms import Objective
-from opdkit.train.targets import is_held_out, load_turns
+from opdkit.train.targets import load_turns
 from opdkit.train.training_set import FOR_VALIDATION
 
 # -- is it enough ---------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def test_training_on_the_verdicts_of_rules_is_warned_of(run, plain_model_dir, ca
     name_judge(run, judge)
     train.run(train_config(run, plain_model_dir, dry_run=True))
     said = capsys.readouterr().err
-    assert ("warning: judged by --judge rules, which is no model" in said) == (judge == "rules")
+    assert ("warning: judged by --judge rules, which is not a model" in said) == (judge == "rules")
     assert WARNINGS["rules"] not in said, "`opdkit run` has said that before its first stage"
 
 
@@ -94,11 +95,11 @@ def test_fresh_replies_to_hints_of_rules_are_judged_by_rules(run, plain_model_di
     """The rollout's own manifest names no judge; its hints are those of the source run."""
     second = RolloutConfig(run=tmp_path / "second", from_run=run, model=str(plain_model_dir))
     Stage.open(second, "judge", [VERDICTS], parts=1, command="rollout")
-    assert judge_of(second.run) == "rules"
+    assert judge_kind(second.run) == "rules"
     name_judge(run, "local")
-    assert judge_of(second.run) == "local"
+    assert judge_kind(second.run) == "local"
     shutil.rmtree(run)
-    assert judge_of(second.run) is None
+    assert judge_kind(second.run) is None
 
 
 @pytest.mark.parametrize(("ids", "expected"), [

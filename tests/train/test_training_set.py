@@ -12,9 +12,10 @@ from toy_turns import set_of, toy_turn
 from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError
 from opdkit.model.load import load_tokenizer
+from opdkit.store.turn_ids import is_held_out
 from opdkit.train.objective.terms import TERMS, Objective
 from opdkit.train.schedule import objectives
-from opdkit.train.targets import Support, Turn, is_held_out
+from opdkit.train.targets import Support, Turn
 from opdkit.train.training_set import (
     OVER_LIMIT,
     build_training_set,

@@ -82,8 +82,8 @@ class Quadratic:
 def test_a_step_that_is_too_large_is_made_as_large_as_the_limit(scale: float, share: float) -> None:
     trust, model = TrustRegion(0.02), Quadratic(scale, 0.1 * share)
     bounded = trust.bound(Position(5, 0.1 * share, share), model.move, model.measure)
-    assert bounded["step_kl"] <= 2 * 0.02 * share**2
-    assert bounded["learning_rate"] == pytest.approx(model.rate)
+    assert bounded.kl <= 2 * 0.02 * share**2
+    assert bounded.rate == pytest.approx(model.rate)
     assert trust.factor * 0.1 * share == pytest.approx(model.rate)
     if scale <= 1:
         assert trust.factor == 1.0, "a step within the limit was changed"
@@ -100,7 +100,7 @@ def test_the_last_steps_may_move_the_replies_by_rounding() -> None:
 def test_the_first_step_finds_the_rate_of_the_limit(scale: float) -> None:
     trust, model = TrustRegion(0.02, most=math.inf), Quadratic(scale, 1e-5)
     bounded = trust.bound(Position(1, 1e-5, 1.0), model.move, model.measure)
-    assert 0.01 <= bounded["step_kl"] <= 0.04
+    assert 0.01 <= bounded.kl <= 0.04
     assert trust.factor * 1e-5 == pytest.approx(model.rate)
 
 

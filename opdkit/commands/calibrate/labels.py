@@ -14,7 +14,7 @@ from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import NOT_BY_VOTES, confidences_of, reward_of
 from opdkit.store.plans import manifest
-from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
+from opdkit.store.reading import part_count, read_all, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 from opdkit.store.turn_ids import session_of
@@ -164,10 +164,11 @@ def labels_of_reviews(run: Path) -> Labels:
     labels, with a warning among the `examples`. Raises OpdkitError where there are none.
     """
     decided = {name: review for name, review in reviews_in_force(run).items() if review.chosen != GROUP}
-    parts = (read_arrow(run, "verdicts", part, ["turn_id"]) for part in range(part_count(run, "judge")))
-    order = order_of_draw(name for part in parts for name in part["turn_id"].to_pylist())
+    order = order_of_draw(row["turn_id"] for row in read_all(run, "verdicts", ["turn_id"]))
     drawn = [n for n, name in enumerate(order, 1) if name in decided and decided[name].chosen == RANDOM]
-    sample, set_aside, labels = order[: drawn[-1]] if drawn else list(decided), Counter[str](), list[Label]()
+    sample = order[: drawn[-1]] if drawn else list(decided)
+    set_aside: Counter[str] = Counter()
+    labels: list[Label] = []
     for name in sample:
         review = decided.get(name)
         value = None if review is None else review.reward if review.reward_decided else review.voted_reward

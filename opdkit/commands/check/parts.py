@@ -14,7 +14,7 @@ from opdkit.config.conditions import FILTERED
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
-from opdkit.store.counters import COUNTERS_KEY, PART_KEY, PLAN_KEY, VERSION_KEY, Counters
+from opdkit.store.counters import COUNTERS_KEY, PART_KEY, PLAN_KEY, TURN_COUNT, VERSION_KEY, Counters
 from opdkit.store.digests import file_digest
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path
@@ -93,8 +93,8 @@ def miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, st
             if "rejected" in parts:
                 dropped = sum(n for why, n in c.dropped.items() if not why.startswith((FILTERED, LEFT_OUT, FORGOTTEN)))
                 counts.append(("rejected", dropped, parts["rejected"].rows))
-            if "turns" in parts and "turns" in c.counts:
-                counts.append(("turns", c.total("turns"), parts["turns"].rows))
+            if "turns" in parts and TURN_COUNT in c.counts:
+                counts.append(("turns", c.total(TURN_COUNT), parts["turns"].rows))
         if table == "metrics":
             counts.append(("steps", c.total("steps") - c.total("steps left out"), part.rows))
         if table == "replies":
@@ -115,7 +115,7 @@ def check_decisions(run: Path, turns: set[int] | None) -> Iterator[Finding]:
         if not (path.name in (reviews.FILE, reviews.TORN) or path.match(reviews.OLD_FILES)):
             yield Finding(stage, "not a file of decisions", table, key=path.name, todo=f"move it out of {where}")
     try:
-        readable = reviews.Ledger(run).all_reviews()
+        readable = reviews.ReviewLog(run).all_reviews()
     except OpdkitError as error:
         yield Finding(stage, str(error), table, todo="put it back from a copy, or decide again")
         return

@@ -18,8 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.console import counted
-from opdkit.judge.decisions import WANTED_REPLIES
-from opdkit.judge.votes import CONFLICT, NOT_BY_VOTES, OUTCOME, confidences_of, reward_of
+from opdkit.judge.votes import CONFLICT, NOT_BY_VOTES, OUTCOME, WANTED_REPLIES, confidences_of, reward_of
 from opdkit.store.joined_turns import arrays_of
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
@@ -215,7 +214,7 @@ VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("targets", ("written", "cut_messages"), "is negative", lambda number: number < 0),
     ("targets", ("prompt_tokens",), "is less than 1", lambda tokens: tokens < 1),
     ("targets", ("response_ids",), "is empty", lambda ids: len(ids) < 1),
-    ("targets", (*_LOGPROBS, *_SUPPORTS[1:]), "holds what is no log-prob: not finite, or over 0", _has_no_logprob),
+    ("targets", (*_LOGPROBS, *_SUPPORTS[1:]), "holds what is not a log-prob: not finite, or over 0", _has_no_logprob),
     ("targets", _SUPPORTS[1:], "has probabilities that add up to more than 1", _has_mass_over_1),
     ("hint_checks", ("with_hint", "without_hint"), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
     ("metrics", _FLOATS, "is not finite", lambda number: not math.isfinite(number)),
@@ -241,7 +240,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         row["trainable"] != (row["skip_reason"] is None)),
     ("turns", "its session is not in the same part of sessions", lambda row, known:
         known.roles is not None and row["session_id"] not in known.roles),
-    ("turns", "message_index is no assistant message of its session", _is_no_reply),
+    ("turns", "message_index is not that of an assistant message of its session", _is_no_reply),
     ("turns", "next_count is not the number of messages in the next state", _has_other_next_state),
     ("verdicts", "not a trainable turn of the same part of turns", lambda row, known:
         known.trainable is not None and not known.trainable.get(row["turn_id"], False)
@@ -280,7 +279,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         (verdict := (known.verdicts or {}).get(row["turn_id"])) is not None and row["hint"] not in verdict[1]),
     ("metrics", "the steps are not 1, 2, 3, ...", lambda row, known: row["step"] != row["row"] + 1),
     ("metrics", "turn_ids are not as many as turns", lambda row, known: len(row["turn_ids"]) != row["turns"]),
-    ("metrics", "a turn that is no target", lambda row, known:
+    ("metrics", "a turn that is not a target", lambda row, known:
         bool(known.seen.targets) and not all(hash(name) in known.seen.targets for name in row["turn_ids"])),
     ("validations", "the first row is not step 0, before training", lambda row, known:
         row["row"] == 0 and row["step"] != 0),

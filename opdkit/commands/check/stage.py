@@ -43,7 +43,7 @@ _RESUMED_FROM = {"extract": "extract/.survey", "train": "train/checkpoints"}  # 
 def run(config: CheckConfig) -> bool:
     """Print what is wrong with a run, one line per finding. Return True if nothing is.
 
-    `deep` reads all the weights of the trained model. `clean` removes what killed processes left, which is no damage;
+    `deep` reads all the weights of the trained model. `clean` removes what killed processes left, which is not damage;
     `recompute` the damaged parts and those computed from them. Without these two nothing is changed. Raises OpdkitError
     if the directory holds no run.
     """
@@ -188,7 +188,7 @@ class _Walk:
         parts: dict[str, Part] = {}
         for table in tables:
             if not part_path(self.run, table.name, part).exists():
-                # An unfinished stage is no damage. A part that something else was computed from, or with, is.
+                # An unfinished stage is not damage. A part that something else was computed from, or with, is.
                 after = primary if done else self._computed_after(stage, part)
                 if after:
                     self._add(stage, table.name, part, f"gone, although {after} has the part that goes with it")

@@ -12,7 +12,7 @@ from opdkit.config.fields import JSON
 from opdkit.store.plans import model_identity
 
 _NEEDED = ("config.json", "tokenizer.json")
-# dtype -> (the unsigned integer of its width, the bits of its exponent): all of them set is no finite number.
+# dtype -> (the unsigned integer of its width, the bits of its exponent): all of them set is not a finite number.
 _EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "BF16": ("<u2", 0xFF << 7),
               "F16": ("<u2", 0x1F << 10)}  # fmt: skip
 _CHUNK = 1 << 24  # numbers looked at at once

@@ -18,7 +18,7 @@ from opdkit.config.export import REVIEW, RULES, ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.console import counted, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.decisions import WANTED_REPLIES
+from opdkit.judge.votes import WANTED_REPLIES
 from opdkit.store.atomic import replaced_file, write_text
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_upstream, manifest, stage_dir

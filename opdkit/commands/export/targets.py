@@ -125,7 +125,7 @@ def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
         raise NotExportedError("neither a hint nor reward +1")
     truth = completion_of(turn)[0]["content"] if hint is None else hint
     if not truth:
-        raise NotExportedError("a tool call is no text to compare with")
+        raise NotExportedError("a tool call is not a text to compare with")
     return {
         "data_source": "opdkit",
         "prompt": prompt_of(turn),

@@ -21,7 +21,7 @@ from opdkit.console import counted, printable, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import read_prompts
 from opdkit.extract.news import collect_news, commit_news
-from opdkit.extract.stage import check_options
+from opdkit.extract.stage import choose_format
 
 
 def run(config: NightConfig) -> None:
@@ -83,7 +83,7 @@ def collect(home: Home, night: Night, config: NightConfig) -> str:
                 f"LOGS {log} holds HOME {home.path}: the nights would read what they wrote; keep them apart"
             )
     limit = extract.max_line_mb * 1_000_000
-    news = collect_news(home.ledger, extract.logs, night.news, check_options(extract), limit)
+    news = collect_news(home.ledger, extract.logs, night.news, choose_format(extract), limit)
     if not news.night:
         return ""
     commit_news(home.ledger, night.news)

@@ -26,8 +26,7 @@ from opdkit.store.reading import has_stage, is_complete, part_count
 from opdkit.store.skip_reasons import READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
-from opdkit.store.turn_ids import conversation_id
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import conversation_id, is_held_out
 
 NIGHTS = 30  # earlier nights, the last ones, that sessions are drawn from: a night's cost does not grow with the home
 MOST_TESTS = 200  # sessions of earlier nights that are kept out of training, to decide with

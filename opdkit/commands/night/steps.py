@@ -32,7 +32,7 @@ from opdkit.evaluate.gate import Sums, measure_shares, sum_units
 from opdkit.evaluate.stage import write_log_prompts
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS
-from opdkit.judge.criterion import judge_of_run
+from opdkit.judge.criterion import recorded_judge_options
 from opdkit.judge.stage import describe_failure
 from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
 from opdkit.store.counters import Summary
@@ -274,7 +274,7 @@ def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, stude
         own = [json.loads(line) | {"id": name} for name, line in zip(ids, lines, strict=True)]
     names = {row["id"] for row in own}
     rows = [*(row for row in map(json.loads, mined) if row["id"] not in names), *own]
-    if not (evaluation.judge_model or judge_of_run(night.folder)):
+    if not (evaluation.judge_model or recorded_judge_options(night.folder)):
         if lost := sum("judge" in row["check"] for row in own):
             warn(f"{counted(lost, 'row')} of --prompts {verb(lost, 'needs', 'need')} a model as the judge: left out; "
                  "judge_model under [eval] in --config names one")  # fmt: skip

@@ -16,11 +16,12 @@ from opdkit.commands.turns.of_run import TRAINED, RunTurn
 from opdkit.commands.turns.token_text import texts_of
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
-from opdkit.store.counters import Summary
+from opdkit.store.counters import HINTS_CHECKED, Summary
 from opdkit.store.reading import is_written, read_arrow, read_part
 from opdkit.store.turn_ids import logged_session_id
 
 T = TypeVar("T")
+_EXAMPLES = 20  # dropped hints that are shown
 
 
 @dataclass
@@ -198,18 +199,19 @@ class RewardsByLength:
         return {"bins": bins, "means": means}
 
 
-def hint_checks(run: Path, finished: Mapping[str, Summary], most: int = 20) -> tuple[JSON | None, dict[str, str]]:
+def hint_checks(run: Path, finished: Mapping[str, Summary]) -> tuple[JSON | None, dict[str, str]]:
     """Return what `--check-hints` found: hints by status, and examples of those that were dropped; None without it.
 
     Beside it the status of each turn's hint; none where several hints of a turn were tested.
     """
-    if "teacher" not in finished or not (statuses := finished["teacher"].counters.labels("hints checked")):
+    if "teacher" not in finished or not (statuses := finished["teacher"].counters.labels(HINTS_CHECKED)):
         return None, {}
     parts = (part for part in range(finished["teacher"].parts) if is_written(run, "hint_checks", part))
-    checks, examples = dict[str, str](), list[JSON]()
+    checks: dict[str, str] = {}
+    examples: list[JSON] = []
     for row in (row for part in parts for row in read_part(run, "hint_checks", part)):
         checks[row["turn_id"]] = row["status"]
-        if " than without" in row["status"] and len(examples) < most:
+        if " than without" in row["status"] and len(examples) < _EXAMPLES:
             examples.append(row)
     found = {"statuses": statuses.most_common(), "examples": examples}
     return found, checks if len(checks) == statuses.total() else {}

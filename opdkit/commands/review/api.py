@@ -11,7 +11,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path, parts_of_turns, read_arrow
-from opdkit.store.reviews import GROUP, Ledger, Review
+from opdkit.store.reviews import GROUP, Review, ReviewLog
 
 _FIELDS = ("turn_id", "action", "reward", "hint", "note", "chosen", "seen")
 _GROUP_FIELDS = ("group", "action", "hint", "seen")
@@ -29,7 +29,7 @@ class Api:
             raise OpdkitError(f"{run} is not judged yet, so there is nothing to review: run "
                               f"`opdkit judge {quote(run)} ...` first")  # fmt: skip
         self.run, self.reviewer = run, reviewer
-        self._ledger, self._lock = Ledger(run), threading.Lock()
+        self._log, self._lock = ReviewLog(run), threading.Lock()
 
     def decisions(self, seen: int = -1) -> JSON:
         """Return {"last": number of the last decision, "reviews": {turn_id: the decision in force, or null}}.
@@ -37,7 +37,7 @@ class Api:
         The turns are those decided on after `seen`; null where the decision was withdrawn.
         """
         with self._lock:
-            in_force, every = self._ledger.in_force(), self._ledger.all_reviews()
+            in_force, every = self._log.in_force(), self._log.all_reviews()
             changed = (in_force.get(review.turn_id, review) for review in every if review.ordinal > seen)
             found = {one.turn_id: one.to_json() if one.action == "set" else None for one in changed}
             return {"last": every[-1].ordinal if every else -1, "reviews": found}
@@ -65,7 +65,7 @@ class Api:
             reviews.check_typed_hint(review, hint)
             decided[n] = replace(review, voted_reward=reward)
         with self._lock:
-            self._ledger.append(decided, reviewer=self.reviewer, seen=seen)
+            self._log.append(decided, reviewer=self.reviewer, seen=seen)
         return self.decisions(seen)
 
     def _parse_group(self, document: JSON) -> list[Review]:
@@ -79,7 +79,7 @@ class Api:
             raise OpdkitError("action is not keep, strike, or set with a hint")
         hint = hint.strip() if isinstance(hint, str) else hint
         with self._lock:
-            in_force, decided = self._ledger.in_force(), list[Review]()
+            in_force, decided = self._log.in_force(), list[Review]()
         for turn_id, voted in hints_of_group(self.run, document["group"]).items():
             before = in_force.get(turn_id, Review(turn_id, chosen=GROUP))
             if action == "strike" and before.chosen == GROUP:

@@ -28,7 +28,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import part_count
-from opdkit.store.reviews import Ledger, Review, reviews_in_force
+from opdkit.store.reviews import Review, ReviewLog, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 
 FILLED_IN = ("reward", "hint", "note", "action")
@@ -107,7 +107,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     Rows on turns that the run does not have are left out, with a warning if they decide something: the file may be of
     a run that this one was made from. Raises OpdkitError naming the wrong rows by their line, and if no turn is there.
     """
-    by_number = {(review.turn_id, str(review.ordinal)): review for review in Ledger(run).all_reviews()}
+    by_number = {(review.turn_id, str(review.ordinal)): review for review in ReviewLog(run).all_reviews()}
     in_force, rows = reviews_in_force(run), dict(_rows(path))
     voted = votes_on(run, [unescape(row["turn_id"]) for row in rows.values()])
     wrong, added, untouched = list[str](), list[Review](), 0

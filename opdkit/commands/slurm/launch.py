@@ -19,7 +19,7 @@ from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
-from opdkit.extract.stage import check_options
+from opdkit.extract.stage import choose_format
 from opdkit.store import plans
 from opdkit.store.plans import check_upstream, differences, manifest, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path
@@ -55,7 +55,7 @@ def run(config: SlurmConfig) -> Launch:
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
-    check_options(cast(ExtractConfig, stages["extract"]))
+    choose_format(cast(ExtractConfig, stages["extract"]))  # it checks the options
     check_models(stages.values())
     for name, stage in stages.items():
         plans.check_options(stage, name)

@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 
 from opdkit.config.command_line import quote
-from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.reading import read_all
+from opdkit.store.turn_ids import session_of
 
 _SHOWN = 5
 _COMPARED = 2000  # names that are compared letter by letter: those with the longest common beginning
@@ -13,10 +14,9 @@ _COMPARED = 2000  # names that are compared letter by letter: those with the lon
 
 def nearest_turns(run: Path, name: str) -> str:
     """Say which turns of a run `name` may have meant: those of its session, else those that are spelled alike."""
-    session = name.rpartition(":")[0] or name
-    parts = range(part_count(run, "extract"))
-    ids = [turn for part in parts for turn in read_arrow(run, "turns", part, ["turn_id"])["turn_id"].to_pylist()]
-    names = [turn for turn in ids if turn.rpartition(":")[0] in (session, name)]
+    session = session_of(name) or name
+    ids = [row["turn_id"] for row in read_all(run, "turns", ["turn_id"])]
+    names = [turn for turn in ids if session_of(turn) in (session, name)]
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"turns of that session: {', '.join(names[:_SHOWN])}{more}"

@@ -111,7 +111,7 @@ def open_texts(identity: JSON) -> TokenTexts:
     else:
         try:
             cached = try_to_load_from_cache(name, _FILE)
-        except HFValidationError:  # a path that is no name on the hub either
+        except HFValidationError:  # a path that is not a name on the hub either
             cached = None
         path = Path(cached) if isinstance(cached, str) else None
     if path is None or not path.is_file():

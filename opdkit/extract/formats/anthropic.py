@@ -41,7 +41,7 @@ def recognises(record: JSON) -> bool:
 def _split_call(record: JSON) -> tuple[JSON, JSON, frozenset[str]]:
     """Return (request, response, fields that hold the response) of a record.
 
-    Request and response may be the record itself. Without `content` it is no response, but an error or a verdict: {}.
+    Request and response may be the record itself. Without `content` it is no response but an error or a verdict: {}.
     """
     request = record
     if "messages" not in record:

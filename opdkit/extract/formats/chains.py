@@ -113,7 +113,7 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
     if isinstance(output, str):
         output = {"content": output}
     if not isinstance(output, dict) or not _OF_REPLY & output.keys():
-        raise Unreadable("no reply", "the output is no message")
+        raise Unreadable("no reply", "the output is not a message")
     (reply, *_), notes = read_messages([output | {"role": "assistant"}])
     note = notes.get(0) or Note()
     note.finish_reason = note.finish_reason or first_text(output.get("stop_reason"))
@@ -233,7 +233,7 @@ def _link(nodes: Sequence[_Node]) -> None:
 
 
 def _find_retries(nodes: Sequence[_Node]) -> set[int]:
-    """Return positions of replies that were thrown away: another reply to the prompt went on, this one did not.
+    """Return positions of replies that were thrown away: another reply to the prompt was continued, this one was not.
 
     A reply that a person decided about was not: it may have been given to another user, who asked the same.
     """
@@ -245,7 +245,7 @@ def _find_retries(nodes: Sequence[_Node]) -> set[int]:
         ranks = [2 if n.children else int(n.next not in (None, n.last)) for n in group]
         best = max(ranks)
         kept = {n.position for n, rank in zip(group, ranks, strict=True) if rank == best}
-        if best == 0:  # none went on: the last one is what the user was left with
+        if best == 0:  # none was continued: the last one is what the user was left with
             kept = {group[-1].position}
         lost.update(n.position for n in group if n.position not in kept and n.decision is None)
     return lost
@@ -255,7 +255,7 @@ def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
     """Return whether the logged next state is the first message of another conversation under the session id.
 
     The recorder takes the last message of whatever prompt comes next under the id. If that prompt neither continues
-    this one nor has the next turn number (as it does after a compaction), its message is no reaction to this reply.
+    this one nor has the next turn number (as it does after a compaction), its message is not a reaction to this reply.
     """
     if after is None or node.next is None or after.last != node.next or after.parent is node:
         return False

@@ -4,7 +4,7 @@
     {"id": MESSAGE, "conversation_id": ..., "rating": "thumbs_up", "content": "{\\"tags\\": [], \\"text\\": ...}"}
 
 OpenAI does not describe the format; this follows the types of pionxzh/chatgpt-exporter and published exports of 2023 to
-2026. What the client keeps for itself is no message: roots, empty system messages, "Thought for 8 seconds". Custom
+2026. What the client keeps for itself is not a message: roots, empty system messages, "Thought for 8 seconds". Custom
 instructions are a system message. A message to a tool is a call of it: its text is the arguments.
 """
 
@@ -63,7 +63,7 @@ def read_record(record: JSON) -> Tree:
 def _read_node(name: str, node: Any) -> Node:
     """Return a node of the mapping. Raises Unreadable."""
     if not isinstance(node, dict):
-        raise Unreadable("message is no object", f"it is a {type(node).__name__}")
+        raise Unreadable("message is not an object", f"it is a {type(node).__name__}")
     result, logged = Node(name, read_parent(node.get("parent"))), node.get("message")
     if logged is None:
         return result
@@ -71,7 +71,7 @@ def _read_node(name: str, node: Any) -> Node:
         logged.get(key) or {} if isinstance(logged, dict) else None for key in ("author", "content", "metadata")
     )
     if not isinstance(author, dict) or not isinstance(content, dict) or not isinstance(metadata, dict):
-        raise Unreadable("message of unknown shape", "author, content or metadata are no objects")
+        raise Unreadable("message of unknown shape", "author, content or metadata are not objects")
     kind, logged_role = content.get("content_type"), author.get("role")
     role = ROLES.get(logged_role) if isinstance(logged_role, str) else None
     if role is None:

@@ -50,7 +50,7 @@ def _read_node(item: Any, name: str) -> Node:
     if role is None:
         raise Unreadable("unknown role", f"it is from {str(item)[:100]!r}")
     blocks = item.get("content")
-    # What is left of the context window is no part of the reply; what was said aloud is text.
+    # What is left of the context window is not part of the reply; what was said aloud is text.
     blocks = [block | {"type": "text"} if object_at(block).get("type") == "voice_note" else block
               for block in as_list(blocks) if object_at(block).get("type") != "token_budget"]  # fmt: skip
     if not blocks:

@@ -9,7 +9,7 @@ to the session around them. How the files are read:
 - Results of parallel calls hang each below the line of its call, on branches of their own: all that answer a call of
   the conversation follow it, in the order of the file, and are one next state.
 - Of a rewound or resumed conversation the active branch is kept, from the last message up to its root; a summary after
-  a compaction is no message but metadata, and the branch continues with what came before it (`logicalParentUuid`). A
+  a compaction is not a message but metadata, and the branch continues with what came before it (`logicalParentUuid`). A
   tree whose replies were all kept already, as clients that write a session down twice leave it, is skipped.
 - A sidechain (`isSidechain`: the prompt of a subagent and its answers) is a conversation of its own, all of it side.
 - Images are dropped for a placeholder with their type. `toolUseResult` repeats the result and is left out.
@@ -125,7 +125,7 @@ def _read_event(line: Line, record: JSON) -> _Event:
         return event  # progress, hooks, errors before a retry, snapshots, queues: nothing that the model sees
     body = record.get("message")
     if not isinstance(body, dict):
-        raise Unreadable("message is no object", f"it is a {type(body).__name__}")
+        raise Unreadable("message is not an object", f"it is a {type(body).__name__}")
     if body.get("role", kind) != kind:
         raise Unreadable("unknown role", f"a {kind} event with role {str(body['role'])[:100]!r}")
     event.header = {key: record[key] for key in _HEADER if isinstance(record.get(key), str)}

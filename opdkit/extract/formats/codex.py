@@ -9,8 +9,8 @@ one object with `session` and `items`, as the first clients wrote it. How the it
   summary where the text is encrypted.
 - The base instructions are a system message. What the client writes as a user (environment, AGENTS.md, a note that the
   turn was interrupted) stays in the prompt, written by a program.
-- Where the user rolled back turns (`thread_rolled_back`), the branch without them goes on, and the other is a session.
-- A compaction is no message but metadata (`compacted_before`); the session of a subagent is `side`, all of it.
+- Where the user rolled back turns (`thread_rolled_back`), the branch without them is continued; the other is a session.
+- A compaction is not a message but metadata (`compacted_before`); the session of a subagent is `side`, all of it.
 - Events repeat the items, and settings and snapshots are not what the model reads: both are left out. A fork begins
   with a copy of its parent, with the parent's header right behind its own.
 """
@@ -72,7 +72,7 @@ class _Session:
     """Session up to some line."""
 
     nodes: list[Node] = field(default_factory=list)
-    path: list[Node] = field(default_factory=list)  # the branch that goes on
+    path: list[Node] = field(default_factory=list)  # the branch that continues
     header: JSON | None = None
     compacted: list[int] = field(default_factory=list)
     model: str | None = None
@@ -106,7 +106,7 @@ class _Session:
 
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """Read all lines of one session: the branch that went on, then those that were rolled back."""
+    """Read all lines of one session: the branch that continued, then those that were rolled back."""
     session = _Session()
     first: Line | None = None  # that could be read: it stands for the session where that is rejected
     is_told = False  # that line was set aside by itself

@@ -26,7 +26,7 @@ def detect(lines: Iterable[Line], unit: str = "line") -> str:
     Raises Unreadable, with the reason under which the input is set aside, when no reader knows it, or two do.
     """
     records: list[JSON] = []
-    problem: Unreadable | None = None  # of the first line that is no record
+    problem: Unreadable | None = None  # of the first line that is not a record
     for line in islice(lines, _LINES):
         if len(records) == _RECORDS:
             break

@@ -9,7 +9,7 @@ from typing import Any
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, dump
 
-# Notes of the client and the server, which are no part of the conversation.
+# Notes of the client and the server, which are not part of the conversation.
 _NO_MESSAGE = ("ghost_snapshot", "compaction", "compaction_summary", "context_compaction", "compaction_trigger",
                "mcp_list_tools")  # fmt: skip
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action",

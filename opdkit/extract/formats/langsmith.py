@@ -22,7 +22,7 @@ from opdkit.extract.mapping import value_at
 
 _ROLES = {"human": "user", "ai": "assistant", "aimessagechunk": "assistant", "humanmessagechunk": "user"}
 _THREAD = ("session_id", "thread_id", "conversation_id")
-_MODELS = ("model", "auto_eval")  # sources of feedback that are no people
+_MODELS = ("model", "auto_eval")  # sources of feedback that are not people
 _FEEDBACK = ("feedback", "feedback_stats")
 _KEPT = ("id", "name", "trace_id", "parent_run_id", "start_time", "tags", *_FEEDBACK)
 
@@ -97,7 +97,7 @@ def openai_message(item: Any) -> JSON:
     if isinstance(item, str):
         return {"role": "user", "content": item}
     if not isinstance(item, dict):
-        raise Unreadable("message is no object", f"it is a {type(item).__name__}")
+        raise Unreadable("message is not an object", f"it is a {type(item).__name__}")
     fields = next((item[key] for key in ("kwargs", "data") if isinstance(item.get(key), dict)), item)
     name, path = fields.get("type"), item.get("id")
     if item.get("lc") is None:

@@ -104,7 +104,7 @@ def _blocks(part: Any) -> list[Any]:
     value = part.get(kind, part.get("text"))
     value = value.get("value") if isinstance(value, dict) else value
     of_kind = {"text": "text", "error": "text", "think": "thinking"}.get(kind)
-    return [{"type": of_kind, of_kind: value}] if of_kind else []  # agent_update: which agent goes on
+    return [{"type": of_kind, of_kind: value}] if of_kind else []  # agent_update: which agent continues
 
 
 READER = tree_reader("librechat", recognises, id_of, read_record, closer_than=("openai",))

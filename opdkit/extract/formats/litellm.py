@@ -4,8 +4,8 @@ Each holds one call of a model with its whole prompt: chains.py puts sessions to
 prompts begin, not by session: where a client sends no session id, LiteLLM makes one for every call. Of a row of
 SpendLogs the prompt is in `proxy_server_request`, the request as the proxy got it.
 
-What the proxy hid is no reply (`redacted by the proxy`). LiteLLM shortens long texts before it stores them: a call with
-such a text is kept, and is not trained on (`shortened by the proxy`).
+What the proxy hid is not a reply (`redacted by the proxy`). LiteLLM shortens long texts before it stores them: a call
+with such a text is kept, and is not trained on (`shortened by the proxy`).
 """
 
 from opdkit.chat.conversation import JSON, Unreadable

@@ -19,7 +19,7 @@ from opdkit.extract.formats.sharegpt import ROLES as SHAREGPT_ROLES
 from opdkit.extract.mapping import FieldMap, value_at
 
 NAME = "mapped"
-NO_THUMB = f"{LEFT_OUT}rating that is no thumb"
+NO_THUMB = f"{LEFT_OUT}rating that is not a thumb"
 _KNOWN_ROLES = ROLES | {name: role for name, role in SHAREGPT_ROLES.items() if role != "call"}
 _THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # beside the words that rating_of knows
 
@@ -53,7 +53,7 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
     messages: list[JSON] = []
     for position, item in enumerate(items, first):
         if not isinstance(item, dict):
-            raise Unreadable("message is no object", f"message {position} is a {type(item).__name__}")
+            raise Unreadable("message is not an object", f"message {position} is a {type(item).__name__}")
         logged = value_at(item, fields.role)
         if logged is None:
             raise Unreadable("message without a role", f"message {position}: nothing at {_path_text(fields.role)}")
@@ -86,7 +86,7 @@ def _decision(fields: FieldMap, record: JSON) -> JSON:
 
 
 def _read_rating(logged: Any) -> int | None:
-    """Return a rating, also one that is written as text, as 1, 0 or -1; None for what is no thumb."""
+    """Return a rating, also one that is written as text, as 1, 0 or -1; None for what is not a thumb."""
     if isinstance(logged, str):
         number = parse_number(logged)
         logged = _THUMBS.get(logged.lower(), logged) if number is None else number
@@ -96,7 +96,7 @@ def _read_rating(logged: Any) -> int | None:
 def _read_and_count(
     fields: FieldMap, reader: Reader, unit: Sequence[Line]
 ) -> Iterator[Conversation | Rejected | LeftOut]:
-    """Yield what `reader` reads; if a conversation is among it, also a LeftOut for each rating that is no thumb."""
+    """Yield what `reader` reads; if a conversation is among it, also a LeftOut for each rating that is not a thumb."""
     has_conversation = False
     for item in reader.read(unit):
         has_conversation = has_conversation or isinstance(item, Conversation)

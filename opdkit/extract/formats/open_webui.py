@@ -28,7 +28,7 @@ _RATINGS = {1: 1, -1: -1, 0: 0, "1": 1, "-1": -1, "0": 0}
 _DETAILS = re.compile(r'<details type="(\w+)"([^<>]*)>\s*(?:<summary>[^<]*</summary>)?')
 _DETAILS_END = re.compile(r"</details>\s*")
 _ATTRIBUTE = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
-_EDITED = "/edited"  # ends the id of the node with the edited text of a reply that somebody went on from
+_EDITED = "/edited"  # ends the id of the node with the edited text of a reply that somebody continued from
 _QUOTED = re.compile(r"^> ?", re.MULTILINE)
 
 
@@ -80,9 +80,9 @@ def _read_chat(record: JSON) -> Tree:
 
 
 def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) -> Iterator[Node]:
-    """Yield the node of a message; two where somebody edited the reply and went on, the second with the edited text."""
+    """Yield the node of a message; two where somebody continued from an edited reply, the second with that text."""
     if not isinstance(item, dict):
-        raise Unreadable("message is no object", f"it is a {type(item).__name__}")
+        raise Unreadable("message is not an object", f"it is a {type(item).__name__}")
     parent, content, original = read_parent(item.get("parentId")), item.get("content"), item.get("originalContent")
     role = item.get("role")
     if role not in list(ROLES):

@@ -103,7 +103,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     prompt, _ = read_pieces([message for item in prompt_items for message in _openai_messages(item)], only_calls=True)
     replies = [message for item in reply_items for message in _openai_messages(item)]
     if not replies or not isinstance(replies[0], dict):
-        raise Unreadable("no reply", "the reply is no message")
+        raise Unreadable("no reply", "the reply is not a message")
     read, notes = read_pieces(
         [m | {"role": "assistant"} if isinstance(m, dict) else m for m in replies], only_calls=True
     )

@@ -124,7 +124,7 @@ def _read_event(record: JSON) -> _Event:
     if kind == "message":
         body = record.get("message")
         if not isinstance(body, dict):
-            raise Unreadable("message is no object", f"it is a {type(body).__name__}")
+            raise Unreadable("message is not an object", f"it is a {type(body).__name__}")
         role = first_text(body.get("role"))
         if role not in _ROLES:
             raise Unreadable("unknown role", f"role {str(body.get('role'))[:100]!r}")

@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class LeftOut:
-    """Record that was read and is no part of a conversation: counted under its reason, not kept."""
+    """Record that was read and is not part of a conversation: counted under its reason, not kept."""
 
     reason: str  # begins with LEFT_OUT
 
@@ -68,7 +68,7 @@ class Reader:
     read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected | LeftOut]]
     # Returns the logged id of a record, None where it has none. Grouping by session: of a header, None for other lines.
     id_of: Callable[[JSON], str | None] = find_no_id
-    # Grouping by id: a line without an id belongs to the session of the line before it, and is no unit of its own.
+    # Grouping by id: a line without an id belongs to the session of the line before it, and is not a unit of its own.
     carries: bool = False
     # Grouping by id: returns the records of a line that holds many, which may be of many sessions.
     unfold: Callable[[JSON], list[JSON]] | None = None

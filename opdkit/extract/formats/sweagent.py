@@ -68,7 +68,7 @@ def _history_of_steps(steps: Sequence[Any]) -> list[JSON]:
     items: list[JSON] = []
     for number, step in enumerate(steps):
         if not isinstance(step, dict):
-            raise Unreadable("step is no object", f"step {number} is a {type(step).__name__}")
+            raise Unreadable("step is not an object", f"step {number} is a {type(step).__name__}")
         prompt = step.get("query") or step.get("messages")
         if number == 0 and isinstance(prompt, list):
             items += prompt

@@ -44,7 +44,7 @@ class Node:
     notes: dict[int, Note] = field(default_factory=dict)  # on its replies, by index in `messages`
     machine: bool = False  # a program wrote its user messages
     model: str | None = None
-    parallel: bool = False  # written beside its siblings, not after them: only going on from it is a choice
+    parallel: bool = False  # written beside its siblings, not after them: only continuing from it is a choice
 
     @property
     def last_note(self) -> Note | None:
@@ -158,7 +158,7 @@ def read_branches(
     """Yield a conversation per branch of the tree, that through the node `current` first; the rest in the tree's order.
 
     Siblings keep the order of `nodes`. `metadata` and `model` hold for all branches; the last model that a branch names
-    outranks `model`. Where the user went on from one of several replies to the same prompt, the others get it as
+    outranks `model`. Where the user continued from one of several replies to the same prompt, the others get it as
     `decision.kept`. Raises Unreadable for too many nodes, and where none has a message.
     """
     by_id: dict[str, Node] = {}

@@ -114,31 +114,32 @@ class SharedSurvey:
     shard: int
     shards: int
 
-    def path(self, log: SurveyedInput, *options: object) -> Path:
+    def path(self, surveyed: SurveyedInput, *options: object) -> Path:
         """Return the file for an input, which is read under these options."""
-        key = __version__, *options, log.input.path.resolve(), log.input.given, *log.stat
+        key = __version__, *options, surveyed.input.path.resolve(), surveyed.input.given, *surveyed.stat
         return self.folder / f"{xxhash.xxh3_128_hexdigest(json.dumps([*map(str, key)]).encode())}.json"
 
-    def recall(self, log: SurveyedInput, path: Path) -> bool:
+    def recall(self, surveyed: SurveyedInput, path: Path) -> bool:
         """Take over the results in `path`. Return False if there are none yet, or they are damaged."""
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-            log.format, log.digest, log.size, log.documents, problem, chunks = known
+            surveyed.format, surveyed.digest, surveyed.size, surveyed.documents, problem, chunks = known
         except (OSError, ValueError):
             return False
-        log.problem = Unreadable(*problem) if problem else None
-        log.chunks = [(Mark(log.number, at, line), size) for (_, at, line), size in chunks]
+        surveyed.problem = Unreadable(*problem) if problem else None
+        surveyed.chunks = [(Mark(surveyed.number, at, line), size) for (_, at, line), size in chunks]
         return True
 
-    def keep(self, log: SurveyedInput, path: Path) -> None:
-        """Write the results for the other shards. A disk that cannot take them is no reason to stop."""
-        known = log.format, log.digest, log.size, log.documents, log.problem and log.problem.args, log.chunks
+    def keep(self, surveyed: SurveyedInput, path: Path) -> None:
+        """Write the results for the other shards. A disk that cannot take them is not a reason to stop."""
+        problem = surveyed.problem and surveyed.problem.args
+        known = surveyed.format, surveyed.digest, surveyed.size, surveyed.documents, problem, surveyed.chunks
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(known))
 
 
-def survey(
+def make_survey(
     inputs: Sequence[Input],
     format: str | Reader,  # noqa: A002
     part_bytes: int,
@@ -156,44 +157,44 @@ def survey(
     """
     mapped = format if isinstance(format, Reader) else None
     options = f"{mapped.name} by {mapped.grouping}" if mapped else format, part_bytes, line_limit
-    logs = [
+    entries = [
         SurveyedInput(entry, n, file_state(entry.path), entry.path, mapped, problem=entry.problem, copied=entry.copied)
         for n, entry in enumerate(inputs)
     ]
-    for log in logs:
-        log.by_row = packing(log.path) == "parquet"
+    for surveyed in entries:
+        surveyed.by_row = packing(surveyed.path) == "parquet"
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index, ThreadPoolExecutor(1) as digester:
         index.executescript(SCHEMA)
-        start = shared.shard * len(logs) // shared.shards if shared else 0  # this shard's share of them comes first
-        for log in [*logs[start:], *logs[:start]]:
-            if shared and shared.recall(log, shared.path(log, *options)):
+        start = shared.shard * len(entries) // shared.shards if shared else 0  # this shard's share of them comes first
+        for surveyed in [*entries[start:], *entries[:start]]:
+            if shared and shared.recall(surveyed, shared.path(surveyed, *options)):
                 continue
-            if format == AUTO and log.path.name in formats:
-                log.format = formats[log.path.name]
+            if format == AUTO and surveyed.path.name in formats:
+                surveyed.format = formats[surveyed.path.name]
             else:
-                _find_format(log, format, line_limit)
-            if log.format is None or log.is_by_line:
-                with _digested(log, digester):
-                    if log.is_by_line:
-                        _cut_into_chunks(log, part_bytes, line_limit, scratch)
-                if shared and log.path is log.input.path:
-                    shared.keep(log, shared.path(log, *options))
-        broken = [log for log in logs if log.input.given and log.problem and log.problem.reason == DAMAGED]
-        if broken and all(log.format is None for log in logs):
-            raise ConfigError("\n".join(f"{log.input.source}: {DAMAGED}, and nothing else to read" for log in broken))
+                _find_format(surveyed, format, line_limit)
+            if surveyed.format is None or surveyed.is_by_line:
+                with _digested(surveyed, digester):
+                    if surveyed.is_by_line:
+                        _cut_into_chunks(surveyed, part_bytes, line_limit, scratch)
+                if shared and surveyed.path is surveyed.input.path:
+                    shared.keep(surveyed, shared.path(surveyed, *options))
+        broken = [s.input.source for s in entries if s.input.given and s.problem and s.problem.reason == DAMAGED]
+        if broken and all(surveyed.format is None for surveyed in entries):
+            raise ConfigError("\n".join(f"{source}: {DAMAGED}, and nothing else to read" for source in broken))
         first = 0  # units are numbered across the inputs
-        for log in logs:
-            log.units = range(first, first)
-            if log.format is not None and not log.is_by_line:
-                with _digested(log, digester):
+        for surveyed in entries:
+            surveyed.units = range(first, first)
+            if surveyed.format is not None and not surveyed.is_by_line:
+                with _digested(surveyed, digester):
                     index.execute("BEGIN")
-                    _index_units(log, index, line_limit, scratch)
+                    _index_units(surveyed, index, line_limit, scratch)
                     index.execute("COMMIT")
-            first = log.units.stop
-        stop = _mark_behind(logs, limit, line_limit)
-        borders = _part_borders(logs, index, part_bytes, stop)
-    return Survey(logs, path, line_limit, [*borders, stop])
+            first = surveyed.units.stop
+        stop = _mark_behind(entries, limit, line_limit)
+        borders = _part_borders(entries, index, part_bytes, stop)
+    return Survey(entries, path, line_limit, [*borders, stop])
 
 
 def file_state(path: Path) -> tuple[int, ...]:
@@ -203,23 +204,25 @@ def file_state(path: Path) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _digested(log: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None]:
+def _digested(surveyed: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None]:
     """Digest an input while the block reads it: hashing lets other threads run beside it."""
-    digest = digester.submit(file_digest, log.input.path)  # `xxhsum -H2`
+    digest = digester.submit(file_digest, surveyed.input.path)  # `xxhsum -H2`
     yield
-    log.digest = digest.result()
-    log.check_unchanged()
+    surveyed.digest = digest.result()
+    surveyed.check_unchanged()
 
 
-def _part_borders(logs: Iterable[SurveyedInput], index: sqlite3.Connection, part_bytes: int, stop: Mark) -> list[Mark]:
+def _part_borders(
+    inputs: Iterable[SurveyedInput], index: sqlite3.Connection, part_bytes: int, stop: Mark
+) -> list[Mark]:
     """Return where each part begins: as many chunks or units as fit into `part_bytes`, and at least one."""
     borders: list[Mark] = []
     held = 0
     query = "SELECT unit, SUM(bytes) FROM line WHERE unit >= ? AND unit < ? GROUP BY unit ORDER BY unit"
-    for log in logs:
-        units = index.execute(query, (log.units.start, log.units.stop))
-        damage = [(Mark(log.number, END), 0)] if log.format is not None and log.problem is not None else []
-        for mark, size in chain(log.chunks, ((Mark(log.number, unit), size) for unit, size in units), damage):
+    for surveyed in inputs:
+        units = index.execute(query, (surveyed.units.start, surveyed.units.stop))
+        damage = [(Mark(surveyed.number, END), 0)] if surveyed.format and surveyed.problem else []
+        for mark, size in chain(surveyed.chunks, ((Mark(surveyed.number, unit), size) for unit, size in units), damage):
             if mark >= stop:
                 return borders
             if not borders or held + size > part_bytes:
@@ -229,109 +232,109 @@ def _part_borders(logs: Iterable[SurveyedInput], index: sqlite3.Connection, part
     return borders
 
 
-def _mark_behind(logs: Sequence[SurveyedInput], limit: int | None, line_limit: int) -> Mark:
+def _mark_behind(inputs: Sequence[SurveyedInput], limit: int | None, line_limit: int) -> Mark:
     """Return the place behind the first `limit` units of all inputs together."""
     if limit is None:
-        return Mark(len(logs), 0)
+        return Mark(len(inputs), 0)
     left = limit
-    for log in logs:
-        for offset, line in read_lines(log, line_limit, log.size) if log.chunks else ():
+    for surveyed in inputs:
+        for offset, line in read_lines(surveyed, line_limit, surveyed.size) if surveyed.chunks else ():
             if left == 0:
-                return Mark(log.number, offset, line.number)
+                return Mark(surveyed.number, offset, line.number)
             left -= 1
-        if left < len(log.units):
-            return Mark(log.number, log.units[left])
-        left -= len(log.units)
-        if log.format is not None and log.problem is not None:
+        if left < len(surveyed.units):
+            return Mark(surveyed.number, surveyed.units[left])
+        left -= len(surveyed.units)
+        if surveyed.format is not None and surveyed.problem is not None:
             if left == 0:
-                return Mark(log.number, END)
+                return Mark(surveyed.number, END)
             left -= 1
-    return Mark(len(logs), 0)
+    return Mark(len(inputs), 0)
 
 
-def read_lines(log: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> Iterator[tuple[int, Line]]:
+def read_lines(surveyed: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> Iterator[tuple[int, Line]]:
     """Yield (place, line) of every line or row of an input, from its beginning to the place `stop`."""
-    if log.by_row:
+    if surveyed.by_row:
         from opdkit.extract.inputs.parquet import read_rows  # pyarrow is slow to import
 
-        yield from enumerate(islice(read_rows(log.path, log.input.source, line_limit), stop))
+        yield from enumerate(islice(read_rows(surveyed.path, surveyed.input.source, line_limit), stop))
     else:
-        with open_plain(log.path, log.documents) as handle:
-            for at, line in lines(handle, log.input.source, line_limit, stop=stop):
-                yield at, read_copy(line) if log.copied else line
+        with open_plain(surveyed.path, surveyed.documents) as handle:
+            for at, line in lines(handle, surveyed.input.source, line_limit, stop=stop):
+                yield at, read_copy(line) if surveyed.copied else line
 
 
-def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> None:  # noqa: A002
+def _find_format(surveyed: SurveyedInput, format: str | Reader, line_limit: int) -> None:  # noqa: A002
     """Set the format of an input; the problem where none is found. An empty input has neither."""
-    if log.problem is not None:
+    if surveyed.problem is not None:
         return
-    if log.by_row:
+    if surveyed.by_row:
         from opdkit.extract.inputs.parquet import row_chunks
 
-        with _noting_damage(log):
-            if row_chunks(log.path, END)[0] == 0:
+        with _noting_damage(surveyed):
+            if row_chunks(surveyed.path, END)[0] == 0:
                 return
     else:
-        log.documents = holds_documents(log.path, line_limit)
-        with _noting_damage(log), open_plain(log.path, log.documents) as handle:
+        surveyed.documents = holds_documents(surveyed.path, line_limit)
+        with _noting_damage(surveyed), open_plain(surveyed.path, surveyed.documents) as handle:
             if not handle.peek(1):
                 return
     if format != AUTO:
-        log.format = format.name if isinstance(format, Reader) else format
+        surveyed.format = format.name if isinstance(format, Reader) else format
         return
     try:
-        numbered = (line for _, line in _lines_until_damage(log, line_limit))
-        log.format = detect(numbered, "record" if log.documents else "line")
+        numbered = (line for _, line in _lines_until_damage(surveyed, line_limit))
+        surveyed.format = detect(numbered, "record" if surveyed.documents else "line")
     except Unreadable as error:
-        if log.problem is not None and error.reason == NO_LINES:
+        if surveyed.problem is not None and error.reason == NO_LINES:
             return  # it breaks off before its first record
-        if log.input.given and error.reason != VOTES:
-            raise ConfigError(problem_text(log.input.source, error)) from None
-        log.problem = error
+        if surveyed.input.given and error.reason != VOTES:
+            raise ConfigError(problem_text(surveyed.input.source, error)) from None
+        surveyed.problem = error
 
 
-def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
+def _cut_into_chunks(surveyed: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
     """Find where an input whose lines are units can be cut. None of its chunks holds blank lines only."""
-    if log.by_row:
+    if surveyed.by_row:
         from opdkit.extract.inputs.parquet import row_chunks
 
-        with _noting_damage(log):
-            log.size, chunks = row_chunks(log.path, part_bytes)
-            log.chunks = [(Mark(log.number, row, row + 1), size) for row, size in chunks]
+        with _noting_damage(surveyed):
+            surveyed.size, chunks = row_chunks(surveyed.path, part_bytes)
+            surveyed.chunks = [(Mark(surveyed.number, row, row + 1), size) for row, size in chunks]
         return
-    with open_plain(log.path, log.documents) as handle:
-        cuts, log.size, whole = cut_lines(handle, part_bytes)
-    stops = [*(at for at, _ in cuts[1:]), log.size]
-    log.chunks = [
-        (Mark(log.number, at, line), stop - at) for (at, line), stop in zip(cuts, stops, strict=True) if stop > at
+    with open_plain(surveyed.path, surveyed.documents) as handle:
+        cuts, surveyed.size, whole = cut_lines(handle, part_bytes)
+    stops = [*(at for at, _ in cuts[1:]), surveyed.size]
+    surveyed.chunks = [
+        (Mark(surveyed.number, at, line), stop - at) for (at, line), stop in zip(cuts, stops, strict=True) if stop > at
     ]
     if not whole:  # read again from another place, it might break off at another place
-        _unpack(log, scratch / f"plain-{log.number}.jsonl")
-    if next(read_lines(log, line_limit, log.size), None) is None:
-        log.chunks.clear()
+        _unpack(surveyed, scratch / f"plain-{surveyed.number}.jsonl")
+    if next(read_lines(surveyed, line_limit, surveyed.size), None) is None:
+        surveyed.chunks.clear()
 
 
-def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
+def _index_units(surveyed: SurveyedInput, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
     """Index where the lines of every unit lie: in the input, or in a copy of its lines."""
-    copied = log.by_row or log.reader.unfold is not None
-    if (packing(log.input.path) or log.documents) and not copied:
-        _unpack(log, scratch / f"plain-{log.number}.jsonl")
-    numbered, path = _lines_until_damage(log, line_limit), log.path
+    copied = surveyed.by_row or surveyed.reader.unfold is not None
+    if (packing(surveyed.input.path) or surveyed.documents) and not copied:
+        _unpack(surveyed, scratch / f"plain-{surveyed.number}.jsonl")
+    numbered, path = _lines_until_damage(surveyed, line_limit), surveyed.path
     if copied:
-        path = scratch / f"plain-{log.number}.jsonl"
-        numbered = copy_lines(numbered, path, log.reader.unfold)
-    if log.reader.grouping == "session":
-        log.units = index_sessions(index, log.number, log.reader, path, log.units.start, numbered)
+        path = scratch / f"plain-{surveyed.number}.jsonl"
+        numbered = copy_lines(numbered, path, surveyed.reader.unfold)
+    if surveyed.reader.grouping == "session":
+        surveyed.units = index_sessions(index, surveyed.number, surveyed.reader, path, surveyed.units.start, numbered)
     else:
-        log.units = index_ids(index, log.number, log.reader, log.units.start, numbered)
+        surveyed.units = index_ids(index, surveyed.number, surveyed.reader, surveyed.units.start, numbered)
     if copied:
-        log.path, log.copied, log.by_row, log.documents = path, True, False, False
+        surveyed.path, surveyed.copied, surveyed.by_row, surveyed.documents = path, True, False, False
 
 
-def _lines_until_damage(log: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
+def _lines_until_damage(surveyed: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
     """Yield (place, line) of every line up to where the input breaks off, if it does."""
-    with _noting_damage(log):
-        yield from read_lines(log, line_limit)
+    with _noting_damage(surveyed):
+        yield from read_lines(surveyed, line_limit)
 
 
 def copy_plain(entry: Input, documents: bool, line_limit: int, path: Path) -> Unreadable | None:
@@ -339,29 +342,29 @@ def copy_plain(entry: Input, documents: bool, line_limit: int, path: Path) -> Un
 
     Return the problem where it breaks off.
     """
-    log = SurveyedInput(entry, 0, file_state(entry.path), entry.path, documents=documents)
-    log.by_row = packing(entry.path) == "parquet"
-    if log.by_row:
-        deque(copy_lines(_lines_until_damage(log, line_limit), path, None), maxlen=0)
+    surveyed = SurveyedInput(entry, 0, file_state(entry.path), entry.path, documents=documents)
+    surveyed.by_row = packing(entry.path) == "parquet"
+    if surveyed.by_row:
+        deque(copy_lines(_lines_until_damage(surveyed, line_limit), path, None), maxlen=0)
     else:
-        _unpack(log, path)
-    return log.problem
+        _unpack(surveyed, path)
+    return surveyed.problem
 
 
-def _unpack(log: SurveyedInput, path: Path) -> None:
+def _unpack(surveyed: SurveyedInput, path: Path) -> None:
     """Copy an input to `path` as plain JSON lines, up to where it breaks off, if it does."""
-    with _noting_damage(log), open_plain(log.path, log.documents) as packed, path.open("wb") as plain:
+    with _noting_damage(surveyed), open_plain(surveyed.path, surveyed.documents) as packed, path.open("wb") as plain:
         while block := packed.read1(BLOCK):
             plain.write(block)
-    log.path, log.documents = path, False
+    surveyed.path, surveyed.documents = path, False
 
 
 @contextlib.contextmanager
-def _noting_damage(log: SurveyedInput) -> Iterator[None]:
+def _noting_damage(surveyed: SurveyedInput) -> Iterator[None]:
     """Keep what was read before a compressed stream breaks off. The damage counts as one more unit."""
     try:
         yield
     except Exception as error:
         if not is_damage(error):
             raise
-        log.problem = Unreadable(DAMAGED, f"{error}; the lines before that, if any, are read")
+        surveyed.problem = Unreadable(DAMAGED, f"{error}; the lines before that, if any, are read")

@@ -3,20 +3,23 @@
 import contextlib
 import os
 import tempfile
+from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from xxhash import xxh3_128
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
-from opdkit.errors import OpdkitError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line
-from opdkit.extract.inputs.files import Input, holds_documents, lines, packing, unpack_members
+from opdkit.extract.inputs.files import Input, find_files, holds_documents, lines, packing, unpack_members
 from opdkit.extract.inputs.first_pass import copy_plain, file_state
+from opdkit.extract.ledger import open_ledger
 
 _BLOCK, START = 1 << 14, 256  # bytes
 
@@ -57,6 +60,34 @@ class Source:
         is_another = known is not None and not self.is_rewritten and not begins_alike(known, self.path)
         if inode != self.state[2] or size < self.state[0] or is_another:
             raise OpdkitError(f"{self.input.source} changed while it was read; run the night again")
+
+
+class LogFiles(NamedTuple):
+    """Files behind the logs, by their resolved paths."""
+
+    states: dict[bytes, str]  # of all that are there, in order
+    sizes: dict[bytes, int]  # in the last night
+    changed: list[tuple[str, Path, bool]]  # since then, or new: name, path, whether the user named it
+
+
+def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFiles:
+    """Find the files behind the logs, and those that are not as in the last night; none is opened.
+
+    Raises ConfigError for logs that cannot grow, or that are not there.
+    """
+    for log in logs:
+        if log == "-" or log.startswith("hf:") or Path(log).is_fifo():
+            raise ConfigError(f"{log}: only files and folders are followed as they grow")
+    files: dict[bytes, tuple[str, Path, bool]] = {}
+    states: dict[bytes, str] = {}
+    for name, path, given in find_files(logs, folder, rotated=True):
+        with leaving_to_next_night(name, given):
+            states[os.fsencode(path.resolve())] = repr(file_state(path))
+            files[os.fsencode(path.resolve())] = name, path.resolve(), given
+    with open_ledger(ledger) as connection:
+        before = dict(connection.execute("SELECT path, state FROM file"))
+    sizes = {file: literal_eval(state)[0] for file, state in before.items()}
+    return LogFiles(states, sizes, [files[file] for file, state in states.items() if before.get(file) != state])
 
 
 def open_sources(

@@ -20,7 +20,7 @@ _SKIPPED = 1 << 20  # bytes read at once to get to a place in a packed file
 class Unit(NamedTuple):
     """Unit of the log."""
 
-    log: SurveyedInput
+    surveyed: SurveyedInput
     name: str | None  # the last part of its session ids; None: the line number
     lines: Sequence[Line]
     problem: Unreadable | None = None  # why there are no lines
@@ -51,37 +51,37 @@ class Units:
         if part >= self.survey.parts:  # nothing but inputs that were set aside
             return
         begin, end = self.survey.borders[part : part + 2]
-        for log in self.survey.inputs[begin.input : end.input + 1]:
-            start = begin if log.number == begin.input else Mark(log.number, 0)
-            stop = end.at if log.number == end.input else END + 1
-            if log.format is None or start.at >= stop:
+        for surveyed in self.survey.inputs[begin.input : end.input + 1]:
+            start = begin if surveyed.number == begin.input else Mark(surveyed.number, 0)
+            stop = end.at if surveyed.number == end.input else END + 1
+            if surveyed.format is None or start.at >= stop:
                 continue
-            if not log.is_by_line:
-                yield from self._indexed(log, max(start.at, log.units.start), min(stop, log.units.stop))
-            elif start.at < log.size:  # a part may begin with the damage behind the last line
-                read = self._rows_from if log.by_row else self.lines_from
-                for line in read(log, start, min(stop, log.size)):
-                    yield Unit(log, None, (line,))
-            if log.problem is not None and start.at <= END < stop:
-                yield Unit(log, None, (), log.problem)
-            log.check_unchanged()
+            if not surveyed.is_by_line:
+                yield from self._indexed(surveyed, max(start.at, surveyed.units.start), min(stop, surveyed.units.stop))
+            elif start.at < surveyed.size:  # a part may begin with the damage behind the last line
+                read = self._rows_from if surveyed.by_row else self.lines_from
+                for line in read(surveyed, start, min(stop, surveyed.size)):
+                    yield Unit(surveyed, None, (line,))
+            if surveyed.problem is not None and start.at <= END < stop:
+                yield Unit(surveyed, None, (), surveyed.problem)
+            surveyed.check_unchanged()
 
-    def _rows_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
+    def _rows_from(self, surveyed: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
         """Yield the rows of a Parquet file from `start` up to row `stop`."""
-        if self._rows is None or self._rows[0] is not log or self._row != start.at:
-            rows = read_rows(log.path, log.input.source, self.survey.line_limit, start.at)
-            self._rows, self._row = (log, rows), start.at
+        if self._rows is None or self._rows[0] is not surveyed or self._row != start.at:
+            rows = read_rows(surveyed.path, surveyed.input.source, self.survey.line_limit, start.at)
+            self._rows, self._row = (surveyed, rows), start.at
         for line in islice(self._rows[1], stop - start.at):
             self._row += 1
             yield line
 
-    def lines_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
+    def lines_from(self, surveyed: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
         """Yield the lines from `start` up to the offset `stop`, both in what the input holds unpacked."""
-        if self._file is None or self._file[0] is not log or (self._file[2] and not 0 <= self._at <= start.at):
+        if self._file is None or self._file[0] is not surveyed or (self._file[2] and not 0 <= self._at <= start.at):
             if self._file is not None:
                 self._file[1].close()
-            packed = log.documents or packing(log.path) is not None
-            self._file, self._at = (log, open_plain(log.path, log.documents), packed), 0
+            packed = surveyed.documents or packing(surveyed.path) is not None
+            self._file, self._at = (surveyed, open_plain(surveyed.path, surveyed.documents), packed), 0
         _, handle, packed = self._file
         if not packed:
             handle.seek(start.at)
@@ -91,23 +91,23 @@ class Units:
                 break
             self._at += skipped
         self._at = -1  # until all lines are read
-        source, limit = log.input.source, self.survey.line_limit
+        source, limit = surveyed.input.source, self.survey.line_limit
         for _, line in lines(handle, source, limit, number=start.line, offset=start.at, stop=stop):
-            yield read_copy(line) if log.copied else line
+            yield read_copy(line) if surveyed.copied else line
         self._at = stop
 
-    def _indexed(self, log: SurveyedInput, first: int, stop: int) -> Iterator[Unit]:
+    def _indexed(self, surveyed: SurveyedInput, first: int, stop: int) -> Iterator[Unit]:
         """Yield the sessions, or the ids, from unit `first` up to unit `stop`."""
         for number in range(first, stop):
             (name,) = self.index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()
-            if log.reader.grouping == "session":
+            if surveyed.reader.grouping == "session":
                 query = "SELECT offset, number, bytes FROM line WHERE unit = ?"
                 offset, line, size = self.index.execute(query, (number,)).fetchone()
-                session = list(self.lines_from(log, Mark(log.number, offset, line), offset + size))
-                yield Unit(log, name, session, number=number)
+                session = list(self.lines_from(surveyed, Mark(surveyed.number, offset, line), offset + size))
+                yield Unit(surveyed, name, session, number=number)
             else:
                 stored = _StoredLines(self, number)
-                yield Unit(log, name, stored, number=number)
+                yield Unit(surveyed, name, stored, number=number)
                 for other in sorted(set(stored.places[::3])):
                     self.survey.inputs[other].check_unchanged()
 
@@ -127,5 +127,5 @@ class _StoredLines(Sequence[Line]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         number, offset, line = self.places[3 * index : 3 * index + 3]
-        log = self._units.survey.inputs[number]
-        return next(self._units.lines_from(log, Mark(number, offset, line), offset + 1))
+        surveyed = self._units.survey.inputs[number]
+        return next(self._units.lines_from(surveyed, Mark(number, offset, line), offset + 1))

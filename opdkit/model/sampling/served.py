@@ -161,7 +161,7 @@ class ServedModel:
         return []
 
     def _check(self, differences: Sequence[float]) -> None:
-        """Raise OtherWeightsError for differences (nats) that are no rounding, and for another way of sampling."""
+        """Raise OtherWeightsError for differences (nats) that are not rounding, and for another way of sampling."""
         mean = math.fsum(differences) / max(1, len(differences))
         if not mean <= MAX_DIFFERENCE:  # also not a number
             raise OtherWeightsError(
@@ -253,7 +253,7 @@ class ServedModel:
             tokens, logprobs = given.get("tokens") or [], given.get("token_logprobs") or []
             ids = [int(token.removeprefix("token_id:")) for token in tokens if token.startswith("token_id:")]
         except MALFORMED:
-            raise FailedAttemptError(f"an answer that is no completion: {self.server.excerpt(response)}") from None
+            raise FailedAttemptError(f"an answer that is not a completion: {self.server.excerpt(response)}") from None
         if (read := usage.get("prompt_tokens")) not in (None, len(query.prompt_ids)):
             raise OpdkitError(f"{self.where} reads a prompt of {len(query.prompt_ids):,} tokens as {read:,}: it puts "
                               "prompts of /v1/completions into a template; leave out --sample-url")  # fmt: skip

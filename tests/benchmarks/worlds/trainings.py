@@ -106,7 +106,7 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
         patch.object(Validation, "measure", measure_with_truth),
         patch.multiple(
             stage, check_better=lambda *_: None,
-            **dict.fromkeys(("is_over", "is_worse"), lambda *_: False),
+            **dict.fromkeys(("has_stalled", "has_two_broken"), lambda *_: False),
             steps_to_check=lambda steps, *_: {max(1, round(steps * mark)) for mark in MARKS},
         ),
     ):  # fmt: skip

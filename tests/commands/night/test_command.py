@@ -31,7 +31,7 @@ from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.gate import Decision
 from opdkit.store.reading import read_all
 from opdkit.store.tables import REPLIES, to_arrow
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import is_held_out
 
 
 def turns_of(home: Home) -> list[tuple[int, int]]:
@@ -246,7 +246,7 @@ def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
     with prompts.open("a") as out:
         out.write(json.dumps(by_model | {"id": "own-by-model"}))
     monkeypatch.setattr(steps, "write_log_prompts", lambda *_: written)
-    monkeypatch.setattr(steps, "judge_of_run", lambda _: {})
+    monkeypatch.setattr(steps, "recorded_judge_options", lambda _: {})
     night = Home(tmp_path / "home").night(1)
     night.folder.mkdir(parents=True)
     tests = steps.write_tests(night, options(tmp_path, prompts=str(prompts)), EvalConfig(run=night.folder), "m")

@@ -25,7 +25,7 @@ from opdkit.judge.votes import Answer, Question, Request
 from opdkit.store.atomic import host_name
 from opdkit.store.logged_fields import LoggedFields
 from opdkit.store.reading import has_stage, part_path, read_all
-from opdkit.store.reviews import Ledger, decision, reviews_in_force
+from opdkit.store.reviews import ReviewLog, decision, reviews_in_force
 
 SECRET = "my locker code is 7719"
 
@@ -176,8 +176,8 @@ def test_decisions_about_others_stay(folder: Path) -> None:
     theirs = next(name for name in turns if name.rpartition(":")[0] in gone)
     others = [name for name in turns if name.rpartition(":")[0] not in gone][:2]
     for run_ in (first.log, second.folder):
-        Ledger(run_).append([decision(name, {"hint": SECRET}) for name in (others[0], theirs)])
-        Ledger(run_).append([decision(others[1], {"reward": 1})])
+        ReviewLog(run_).append([decision(name, {"hint": SECRET}) for name in (others[0], theirs)])
+        ReviewLog(run_).append([decision(others[1], {"reward": 1})])
     assert len(files_with("reward_decided", config.home)) == 2
     for run_ in (first.log, second.folder):
         path = run_ / "judge" / "reviews" / "decisions.jsonl"
@@ -185,8 +185,8 @@ def test_decisions_about_others_stay(folder: Path) -> None:
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
     for run_ in (first.log, second.folder):
         assert set(reviews_in_force(run_)) == set(others)
-        Ledger(run_).append([decision(others[0], {"reward": -1})])
-        assert [review.turn_id for review in Ledger(run_).all_reviews()] == [*others, others[0]]
+        ReviewLog(run_).append([decision(others[0], {"reward": -1})])
+        assert [review.turn_id for review in ReviewLog(run_).all_reviews()] == [*others, others[0]]
 
 
 def test_what_was_made_from_a_log_goes_with_the_user(folder: Path) -> None:

@@ -15,7 +15,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
 from opdkit.store.reading import read_all
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import is_held_out
 
 THINGS = [f"{a} {b}" for a in "red blue green old new big small round".split() for b in "car boat house tree".split()]
 

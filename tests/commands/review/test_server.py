@@ -286,7 +286,7 @@ def test_two_reviewers_at_once_lose_nothing(judged, server, client):
         thread.start()
     for thread in deciding:
         thread.join()
-    kept = reviews.Ledger(judged).all_reviews()
+    kept = reviews.ReviewLog(judged).all_reviews()
     assert sorted(review.note for review in kept) == sorted(notes)
     assert {review.reviewer for review in kept} == {"Ada", "Bob"}
     assert client.get("/api/reviews").json()["reviews"][TURN]["note"] == kept[-1].note
@@ -312,7 +312,7 @@ def test_a_page_that_is_out_of_date_gets_the_newer_decision_and_nothing_is_overw
 def test_a_decision_keeps_how_its_turn_was_chosen_and_what_the_votes_said(judged, client):
     for n, chosen in enumerate(("uncertain", "random", None)):
         client.post("/api/reviews", json=SET | {"chosen": chosen, "seen": n - 1}).raise_for_status()
-    kept = reviews.Ledger(judged).all_reviews()
+    kept = reviews.ReviewLog(judged).all_reviews()
     assert [(review.chosen, review.voted_reward) for review in kept] == [("uncertain", -1), ("random", -1), (None, -1)]
 
 

@@ -94,7 +94,7 @@ def test_a_sheet_that_nobody_touched_changes_nothing(run, tmp_path):
     done = read(run, written(run), tmp_path)
     assert (done.changed, done.struck, done.same, done.untouched) == (0, 0, 4, 0)
     assert decided(run) == before
-    assert len(reviews.Ledger(run).all_reviews()) == 4
+    assert len(reviews.ReviewLog(run).all_reviews()) == 4
 
 
 @pytest.mark.parametrize(("cells", "expected"), [

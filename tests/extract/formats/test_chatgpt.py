@@ -238,7 +238,7 @@ def hostile(**changes: object) -> dict:
         (hostile(root__parent="b8"), {CIRCLE: 14}),  # no root at all: every message
         # Below u1: b1, t2, b2, b0, b00, u2, b4, u2b, b5, b6, b7, b8
         (hostile(u1__parent=7), {"parent of unknown shape": 1, NO_PARENT: 12}),
-        (hostile(u1=[]), {"message is no object": 1, NO_PARENT: 12}),
+        (hostile(u1=[]), {"message is not an object": 1, NO_PARENT: 12}),
         (hostile(u1__message="hi"), {"message of unknown shape": 1, NO_PARENT: 12}),
         (hostile(u1__message__author__role="bot"), {"unknown role": 1, NO_PARENT: 12}),
         (hostile(u1__message__author__role={}), {"unknown role": 1, NO_PARENT: 12}),

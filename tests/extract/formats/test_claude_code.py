@@ -177,7 +177,8 @@ def test_what_cannot_be_read_is_set_aside_and_marks_the_turns_beside_it():
         {"type": "user", "uuid": "f", "parentUuid": "e", "message": "no"}, {"uuid": "g"},
     )  # fmt: skip
     assert [(r.line, r.reason) for r in aside] == [
-        (1, "comment line"), (4, "not JSON"), (7, REPEATED), (8, "message is no object"), (9, "event without a type"),
+        (1, "comment line"), (4, "not JSON"), (7, REPEATED), (8, "message is not an object"),
+        (9, "event without a type"),
     ]  # fmt: skip
     assert [c for _, c in said(session)] == ["go", "1", "2", "thanks"]
     assert skips(session) == [GAP, GAP]

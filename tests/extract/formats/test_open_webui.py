@@ -251,7 +251,7 @@ def hostile(**changes: object) -> dict:
         (hostile(u1__parentId="a1", u9__parentId="a9"), {CIRCLE: 12}),  # no root
         # Below u2: a3, u3, a4, a5, a6
         (hostile(u2__parentId=3), {"parent of unknown shape": 1, NO_PARENT: 5}),
-        (hostile(u2=None), {"message is no object": 1, NO_PARENT: 5}),
+        (hostile(u2=None), {"message is not an object": 1, NO_PARENT: 5}),
         (hostile(u2__role="bot"), {"unknown role": 1, NO_PARENT: 5}),
         (hostile(u2__role=None), {"unknown role": 1, NO_PARENT: 5}),
         (hostile(u2__content={"a": 1}), {"content of unknown shape": 1, NO_PARENT: 5}),

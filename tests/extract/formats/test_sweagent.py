@@ -60,5 +60,5 @@ def test_calls_and_results_keep_their_ids():
 
 def test_what_is_no_trajectory_is_set_aside():
     assert read_one({"history": []}).reason == "no messages"
-    assert read_one({"trajectory": ["x"]}).reason == "step is no object"
+    assert read_one({"trajectory": ["x"]}).reason == "step is not an object"
     assert read_one({"history": [item("user", "x"), 7]}).detail == "message 1 is a int"

@@ -205,7 +205,7 @@ def test_inputs_and_outputs_of_every_shape(prompt, reply, expected):
 def test_generations_that_cannot_be_told():
     items = read("langfuse", observation(None, "a"), observation([U], None), observation([U], 7), observation([7], "a"),
                  observation([U], A, level="ERROR"))  # fmt: skip
-    assert [i.reason for i in items[:4]] == ["no messages", "no reply", "no reply", "message is no object"]
+    assert [i.reason for i in items[:4]] == ["no messages", "no reply", "no reply", "message is not an object"]
     assert items[4].notes[1].skip_reason == "error"
 
 

@@ -14,7 +14,7 @@ from opdkit.extract.formats import READERS, trees
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import line_reader
 from opdkit.extract.formats.trees import CIRCLE, NO_PARENT, REPEATED, TOO_MANY, Node, read_branches
-from opdkit.train.targets import is_held_out
+from opdkit.store.turn_ids import is_held_out
 
 LINE = Line("log", 1, b"")
 

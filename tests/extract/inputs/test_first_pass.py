@@ -13,18 +13,18 @@ from small_logs import chat, jsonl
 from opdkit.extract.inputs import first_pass as first_pass
 from opdkit.extract.inputs import index
 from opdkit.extract.inputs.files import expand
-from opdkit.extract.inputs.first_pass import SharedSurvey, Survey, SurveyedInput, survey
+from opdkit.extract.inputs.first_pass import SharedSurvey, Survey, SurveyedInput, make_survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 
 
 def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", limit=None, shared=None) -> Survey:
     scratch = Path(tempfile.mkdtemp(dir=folder))
-    return survey(expand(list(map(str, logs)), scratch), log_format, part_bytes, 1_000, limit, scratch, shared)
+    return make_survey(expand(list(map(str, logs)), scratch), log_format, part_bytes, 1_000, limit, scratch, shared)
 
 
 def told(unit: Unit) -> tuple:
     """What a unit is, but for where it was found."""
-    return unit.log.number, unit.name, [(line.number, line.data) for line in unit.lines], unit.problem is None
+    return unit.surveyed.number, unit.name, [(line.number, line.data) for line in unit.lines], unit.problem is None
 
 
 def parts(found: Survey, order=None) -> list[list[tuple]]:

@@ -1,0 +1,237 @@
+"""Targets of one part: its turns as examples, scored together as far as memory allows, and their rows."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+
+import pyarrow as pa
+from torch import isfinite
+from transformers import PreTrainedModel
+
+from opdkit.chat.template import ChatError
+from opdkit.config.fields import JSON
+from opdkit.config.teacher import TeacherConfig
+from opdkit.console import progress
+from opdkit.model.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model
+from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
+from opdkit.model.scoring import Mixture
+from opdkit.model.tree_reading import estimate_tokens
+from opdkit.store.counters import Counters
+from opdkit.store.tables import TARGETS, to_arrow
+from opdkit.store.turn_ids import first_branch
+from opdkit.teacher.examples import Example, Row, make_example
+from opdkit.teacher.models import Scorer, Teacher
+from opdkit.teacher.review_changes import JudgedSession, decided_verdict, turns_to_rescore
+from opdkit.teacher.samples import HintedTurn, sample_replies
+from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, readings_by_model, score_session
+from opdkit.teacher.warnings import UNROUTED
+
+_OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
+
+
+@dataclass
+class TurnResult:
+    """Rows of one turn, that of the logged reply before those of sampled replies, and what is counted of them."""
+
+    rows: list[Row] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+
+
+Results = dict[str, TurnResult]  # turn_id -> its result, in the order of the turns
+
+
+def score_part(
+    config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], decided: JSON, counters: Counters
+) -> Results:
+    """Return the results of a part's turns, in their order, and count them.
+
+    `decided` are the decisions of people about its turns; see `opdkit.teacher.review_changes`.
+    """
+    for session, _ in sessions:
+        try:
+            scorer.teacher_of(session)
+        except ChatError:
+            counters.count(UNROUTED)
+        else:
+            if is_other_model(session["model"], scorer.names):
+                counters.count(OTHER_MODEL, label=session["model"][:LONGEST_NAME])
+    results: Results = {}
+    # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
+    decided_turns = turns_to_rescore(sessions, decided, config.teacher_hint)
+    longest = 0  # logged reply with a hint, of the whole part: a turn that is scored again is not a measure
+    for scored_together in (sessions, *([turn] for turn in decided_turns)):
+        scored = {verdict["turn_id"]: TurnResult() for _, judged in scored_together for _, verdict in judged}
+        examples = _make_examples(config, scorer, scored_together, scored)
+        hinted = score_replies(config, scorer, examples, scored, counters)
+        if config.samples and not config.dry_run:
+            order = {turn_id: n for n, turn_id in enumerate(scored)}
+            hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
+            longest = max([longest, *(len(turn.example.reply.ids) for turn in hinted)])
+            sampled = sample_replies(config, scorer, hinted, longest)
+            score_replies(config, scorer, sampled, scored, counters)
+        results |= scored
+    for result in results.values():
+        counters.merge(result.counters)
+        counters.rows_in += len(result.rows) + result.counters.dropped.total()
+        counters.count("with a hint", sum(row["hint"] is not None for row in result.rows))
+    return results
+
+
+def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON) -> pa.Table:
+    """Return the targets of a part: logged replies in the order of their turns, then replies that the teacher sampled.
+
+    The rewards are those that people left in force (`decided`).
+    """
+    rows = [row for result in results.values() for row in result.rows]
+    verdicts = {v["turn_id"]: decided_verdict(v, decided) for _, judged in sessions for _, v in judged}
+    for row in rows:
+        if row["written"] is None:  # nobody has reacted to a sampled reply
+            row["reward"] = verdicts[row["turn_id"]]["reward"]
+    rows.sort(key=lambda row: row["written"] is not None)
+    return to_arrow(TARGETS, rows)
+
+
+def _make_examples(
+    config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], results: Results
+) -> Iterator[tuple[Teacher, list[Example]]]:
+    """Yield each session, the longest first, as its teacher and its turns; drop turns that cannot be scored.
+
+    The branches of a conversation count as one session, so that what they have in common is read once.
+    """
+    groups = groupby(sessions, key=lambda one: first_branch(one[0]["session_id"]))
+    # Characters sort sessions in about the same order as tokens.
+    order = sorted([list(branches) for _, branches in groups], reverse=True, key=lambda branches: max(
+        sum(len(message["content"] or "") for message in session["messages"]) for session, _ in branches))  # fmt: skip
+    for branches in progress(order, "scoring", len(order), "sessions"):
+        teacher = None
+        examples: list[Example] = []
+        for session, turn, verdict in ((session, *pair) for session, judged in branches for pair in judged):
+            counters = results[verdict["turn_id"]].counters
+            try:
+                teacher = scorer.teacher_of(session)
+                examples.append(make_example(config, scorer, teacher, session, turn, verdict, counters))
+            except ChatError as error:
+                counters.drop(error.reason)
+        if teacher is not None:
+            yield teacher, examples
+
+
+def batch_sessions(
+    sessions: Iterable[tuple[Teacher, list[Example]]], budget: Budget, batch_tokens: int
+) -> Iterator[tuple[Teacher, list[Example]]]:
+    """Yield neighbouring sessions of one teacher as one, up to `batch_tokens` tokens within the budget.
+
+    What the replies of a session have in common counts once. A longer session goes alone.
+    """
+    waiting: list[Example] = []
+    tokens, last = 0, None
+    for teacher, examples in sessions:
+        size = count_tree_tokens(example.readings for example in examples)
+        if last is not None and (teacher is not last or tokens + size > min(batch_tokens, budget.most)):
+            yield last, waiting
+            waiting, tokens = [], 0
+        waiting, tokens, last = [*waiting, *examples], tokens + size, teacher
+    if last is not None:
+        yield last, waiting
+
+
+def score_replies(
+    config: TeacherConfig,
+    scorer: Scorer,
+    sessions: Iterable[tuple[Teacher, list[Example]]],
+    results: Results,
+    counters: Counters,
+) -> list[HintedTurn]:
+    """Score the examples and add their rows to `results`; return the turns that have a hint.
+
+    Neighbouring sessions are scored together. Where that does not fit into memory, each half is scored by itself, and a
+    single reply that does not fit is scored one prompt at a time.
+    """
+    student = scorer.student.model
+    turns: list[HintedTurn] = []
+    overlap = (config.top_k or _OVERLAP_TOP) if config.teacher_hint == "overlap" else 0
+    options = ScoreOptions(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
+    budget = budget_of(student, "scoring sessions")
+    for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
+        mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
+        if config.dry_run:
+            count_reads(config, student, mixture, examples, results, counters)
+            continue
+        every = [example.readings.tokens for example in examples]
+        shared = count_tree_tokens(example.readings for example in examples) / max(1, sum(every))
+        for attempt in budget.halves([math.ceil(shared * tokens) for tokens in every]):
+            batch = [examples[i] for i in attempt.items]
+            replies = [example.readings for example in batch]
+            tokens: Counter[str] = Counter()
+            score_batch = partial(score_session, student, mixture, replies, options, counted=tokens)
+            with attempt:
+                limit = min(config.batch_tokens, budget.most)
+                scores = score_batch(batch_tokens=limit, whole=not config.turn_by_turn)
+            failed = attempt.failed
+            if attempt.too_large:
+                with Attempt() as alone:
+                    scores = score_batch(batch_tokens=1, whole=False)
+                failed = alone.failed
+                if failed:
+                    results[batch[0].verdict["turn_id"]].counters.drop(TOO_LARGE)
+            if failed:
+                continue
+            for example, score in zip(batch, scores, strict=True):
+                tokens["tokens scored"] += len(score.old) * len(example.readings.every())
+                result = results[example.verdict["turn_id"]]
+                if not all(isfinite(x).all() for x in score.stored_logprobs()):
+                    result.counters.drop("log-probs are not finite")
+                    continue
+                result.rows.append(_make_row(example, score))
+                if score.chosen is not None:
+                    hinted_ids = example.readings.hinted[score.chosen][0].prompt_ids
+                    turns.append(HintedTurn(example, teacher, score.chosen, hinted_ids, result.counters))
+            for name, number in tokens.items():
+                counters.count(name, number)
+    return turns
+
+
+def count_reads(
+    config: TeacherConfig,
+    student: PreTrainedModel,
+    mixture: Mixture,
+    examples: Sequence[Example],
+    results: Results,
+    counters: Counters,
+) -> None:
+    """Count what scoring the examples would read (`--dry-run`: models have no weights). Add rows without log-probs."""
+    by_model = readings_by_model(student, mixture, [example.readings for example in examples])
+    estimate = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
+    counters.count("tokens read", estimate.tokens)
+    counters.count("tokens saved", estimate.saved)
+    for example in examples:
+        counters.count("tokens scored", len(example.reply.ids) * len(example.readings.every()))
+        row = {"written": None, "hint": example.hints[0] if example.hints else None}
+        results[example.verdict["turn_id"]].rows.append(row)
+
+
+def _make_row(example: Example, scores: Scores) -> Row:
+    """Return one row of `targets`. Without a hint it has no teacher log-probs, even if the teacher is another model."""
+    support = scores.support
+    teacher, unhinted = (None if x is None else x.tolist() for x in (scores.teacher, scores.unhinted))
+    return {
+        "turn_id": example.verdict["turn_id"],
+        "written": example.written,
+        "prompt_tokens": len(example.prompt.ids),
+        "cut_messages": example.prompt.cut,
+        "response_ids": example.reply.ids,
+        "response_mask": example.reply.mask,
+        "old_logprobs": scores.old.tolist(),
+        "teacher_logprobs": teacher,
+        "unhinted_logprobs": unhinted,
+        "behavior_logprobs": example.behavior_logprobs,
+        "hint": None if scores.chosen is None else example.hints[scores.chosen],
+        "overlap": scores.overlap,
+        "support_ids": None if support is None else support.ids.int().numpy(),
+        "support_old": None if support is None else support.old.half().numpy(),
+        "support_teacher": None if support is None or support.teacher is None else support.teacher.half().numpy(),
+        "reward": example.verdict["reward"],
+    }

@@ -1,0 +1,138 @@
+"""Best state of a training: which it is, when a training ends, goes back or has another cycle, and when it has none."""
+
+import pytest
+from validation_rows import validation_row as _row
+
+from opdkit.config.fields import JSON
+from opdkit.errors import NothingLearnedError, OpdkitError
+from opdkit.train.best_state import (
+    PATIENCE,
+    check_better,
+    find_best,
+    has_stalled,
+    has_two_broken,
+    is_broken,
+    is_nearer,
+    needs_another_cycle,
+)
+
+
+def test_the_best_state_has_the_least_score() -> None:
+    rows = [
+        _row(0, 0.3, 0.0),
+        _row(5, 0.1, 0.1),
+        _row(10, 0.05, 0.1),
+        _row(15, 0.2, 0.3),
+    ]
+    assert find_best(rows)["step"] == 10
+    assert find_best([_row(0, 0.3, 0.0), _row(5, 0.4, 0.0)])["step"] == 0
+    assert find_best([_row(0, 0.3, 0.0), _row(5, 0.25, 0.05)])["step"] == 5, "of equal ones the last"
+
+
+@pytest.mark.parametrize(
+    ("after", "nearer"),
+    [
+        ((3.6, 4.6, 5.6), True),  # a little nearer, each of them
+        ((4.0, 5.0, 5.1), False),  # one of them alone
+        ((6.2, 5.5, 2.4), False),  # one of them, and the others further
+        ((6.0, 6.0, 0.5), True),  # by more than a tenth
+        ((4.0, 5.0, 6.0), False),
+        ((4.1, 5.1, 6.1), False),
+    ],
+)
+def test_a_small_gain_counts_where_chance_gains_less(after: tuple[float, ...], nearer: bool) -> None:
+    """Worked: the gains (-2.2, -0.5, 3.6) have the mean 0.3 and the standard error 1.7."""
+
+    def row(kls: tuple[float, ...]) -> JSON:
+        replies = [{"turn_id": f"log:{n}:1", "kl": kl} for n, kl in enumerate(kls)]
+        return {"hint_kl": sum(kls) / len(kls), "hint_kls": replies}
+
+    assert is_nearer(row(after), row((4.0, 5.0, 6.0))) is nearer
+
+
+def test_a_state_that_has_forgotten_is_not_the_best() -> None:
+    rows = [_row(0, 9.0, 0.0), _row(5, 3.0, 0.5), _row(10, 0.1, 2.6)]
+    assert find_best(rows)["step"] == 5
+    assert find_best([rows[0], rows[2]])["step"] == 0
+    assert find_best([rows[0], rows[2] | {"forgotten": 0.1}])["step"] == 10
+    assert find_best([rows[0], rows[2] | {"kept_kl": None, "forgotten": None}])["step"] == 10, "without such prompts"
+
+
+def test_the_best_state_is_nearer_to_the_hints_and_may_move_elsewhere() -> None:
+    """The wanted change moves replies that nobody complained of, too, but not clearly further than those with hints."""
+    rows = [_row(0, 2.0, 0.0), _row(5, 1.0, 1.15), _row(10, 2.1, 0.0)]
+    assert find_best(rows)["step"] == 5
+    assert find_best([rows[0], rows[2]])["step"] == 0
+    assert find_best([rows[0], rows[1] | {"kept_kl": 1.3, "score": 2.3}, rows[2]])["step"] == 0
+
+
+def test_without_hints_the_best_state_is_the_last_that_has_not_forgotten() -> None:
+    rows = [
+        _row(0, None, 0.0),
+        _row(5, None, 1.0),
+        _row(10, None, 2.0),
+        _row(15, None, 3.0),
+    ]
+    assert find_best(rows)["step"] == 10
+    assert find_best([rows[0], rows[3]])["step"] == 0
+
+
+def test_a_training_ends_where_it_is_in_vain() -> None:
+    good, worse = [_row(0, 0.3, 0.0), _row(5, 0.1, 0.0)], _row(9, 0.2, 0.0)
+    assert not has_stalled([*good, *[worse] * (PATIENCE - 1)], 0)
+    assert has_stalled([*good, *[worse] * PATIENCE], 0)
+    assert not has_stalled([*good, *[worse] * PATIENCE], 9), "a new cycle may first be worse"
+    slow = [_row(step, 5.0 - 0.1 * step, 0.0) for step in range(PATIENCE + 2)]
+    assert find_best(slow)["step"] == 0, "as may be by chance"
+    assert not has_stalled(slow, 0), "but it still improves"
+
+
+def test_a_cycle_is_unfinished_where_it_ends_near_its_best_state_and_far_from_the_hints() -> None:
+    """Far: more than a tenth of the distance before training is left."""
+
+    def cycle(*distances: float | None) -> bool:
+        return needs_another_cycle([_row(step, d, 0.0) for step, d in enumerate(distances)], len(distances) - 1)
+
+    assert cycle(3.0, 2.0, 1.5)
+    assert not cycle(3.0, 1.5, 2.0), "the steps since the best state were in vain"
+    assert cycle(3.0, 1.5, 1.6), "so little may be chance"
+    assert cycle(3.0, 3.1, 3.1), "nothing is learned yet, and nothing lost"
+    assert not cycle(3.0, 0.2, 0.21), "there is little more to learn"
+    assert not cycle(3.0, 2.0, 0.29)
+    assert cycle(3.0, 1.5, 1.5), "the same distance can be left by other turns of the next cycle"
+    assert not cycle(3.0, 2.0, 4.6), "broken"
+    assert not cycle(None, None, None)
+    rows = [_row(0, 3.0, 0.0), _row(4, 2.0, 0.0), _row(8, 1.6, 0.0)]
+    assert [needs_another_cycle(rows, end) for end in (4, 8, 9)] == [True, True, False], "it ended early"
+
+
+def test_two_broken_states_are_no_place_to_go_on_from() -> None:
+    """Broken: further from the hints than before training, or too far from what nobody complained of."""
+    before, better, worse, forgot = (
+        _row(0, 0.3, 0.0),
+        _row(5, 0.1, 2.0),
+        _row(9, 0.5, 0.2),
+        _row(9, 0.1, 2.6),
+    )
+    assert [is_broken(row, before) for row in (before, better, worse, forgot)] == [False, False, True, True]
+    assert has_two_broken([before, worse, worse])
+    assert has_two_broken([before, better, worse, forgot])
+    assert not any(map(has_two_broken, ([before], [before, worse], [before, worse, better], [before, better, worse])))
+    unhinted = [_row(0, None, 0.0), _row(5, None, 5.0)]
+    assert [has_two_broken([*unhinted, _row(9, None, moved)]) for moved in (1.0, 5.0)] == [False, True]
+
+
+def test_the_error_names_the_step_that_moved_most() -> None:
+    rows = [_row(0, 0.3, 0.0), _row(4, 2.0, 1.0)]
+    metrics = [{"step": n, "step_kl": kl, "shift": 0.1, "turn_ids": [f"log:{n}:1"]}
+               for n, kl in enumerate((0.1, None, 0.9, 0.2), start=1)]  # fmt: skip
+    with pytest.raises(OpdkitError, match="log:3:1"):
+        check_better(rows, metrics)
+    check_better([rows[0], _row(4, 0.1, 0.1)], metrics)
+
+
+def test_a_state_that_only_forgets_is_no_better_either() -> None:
+    """Its score can be below that before training, which no step comes before."""
+    forgot = _row(4, 0.5, 1.4) | {"forgotten": 0.2}
+    with pytest.raises(NothingLearnedError, match="log:1:1"):
+        check_better([_row(0, 3.0, 0.0), forgot], [{"step": 1, "step_kl": 0.1, "shift": 0.1, "turn_ids": ["log:1:1"]}])
