@@ -41,8 +41,12 @@ def is_nearer(row: JSON, before: JSON) -> bool:
 
 
 def costs_more(row: JSON, before: JSON) -> bool:
-    """Return True for a state that moved clearly further from the student before training than towards the hints."""
-    return bool(row["score"] > (1 + CLEAR_CHANGE) * before["score"])
+    """Return True for a state that moved clearly further from the student before training than towards the hints.
+
+    One that has learned most of what the hints ask for may: they can ask for it elsewhere, too.
+    """
+    is_far = row["hint_kl"] > MUCH_LEFT * before["hint_kl"]
+    return bool(is_far and row["score"] > (1 + CLEAR_CHANGE) * before["score"])
 
 
 def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
@@ -113,11 +117,21 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
         if worst[column] is not None
     )
     raise NothingLearnedError(
-        "training made the model no better than chance would, so none is handed out. Distances of its own replies to "
-        f"prompts kept out of training (nats per reply): {distances}. Step {broke['step']} moved the replies most, at "
+        f"training {_why_not_better(rows)}, so no model is handed out. Distances of its own replies to prompts kept "
+        f"out of training (nats per reply): {distances}. Step {broke['step']} moved the replies most, at "
         f"turns {turns}. Look at their hints and rewards, try another --objective or a stronger --judge; --validate 0 "
         "hands out any model"
     )
+
+
+def _why_not_better(rows: Sequence[JSON]) -> str:
+    """Return what is wrong with all states after the first row, as the end of a sentence about the training."""
+    able = [row for row in rows[1:] if not has_forgotten(row)]
+    if not able:
+        return "lost replies that nobody complained of"
+    if not any(is_nearer(row, rows[0]) for row in able):
+        return "brought the model no nearer to the hints than chance would"
+    return "moved the model further away from the student before training than towards the hints"
 
 
 def describe_state(row: JSON) -> str:

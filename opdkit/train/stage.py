@@ -54,7 +54,7 @@ from opdkit.train.training import Training
 from opdkit.train.training_set import TrainingSet, batch_sessions, load_training_set
 from opdkit.train.trust_region import make_trust_region
 from opdkit.train.validation import Validation, steps_to_check
-from opdkit.train.validation_prompts import open_validation, tokens_to_train
+from opdkit.train.validation_prompts import choose_hints, open_validation, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
@@ -147,6 +147,7 @@ def start_training(
     validated_steps: set[int] = set()
     if data.validation and (config.sharding == "none" or has_room_for_base(config, accelerator)):
         validation = open_validation(data.validation, chat, config, accelerator,
+                                     hints=choose_hints([*data.turns, *data.validation]),
                                      rows=state["validations"] if state else (),
                                      sharded=None if config.sharding == "none" else model)  # fmt: skip
         tokens = tokens_to_train(turns, data.epochs)

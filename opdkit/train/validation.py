@@ -38,11 +38,13 @@ from opdkit.train.sharding import release_weights
 from opdkit.train.student import autocast
 
 # Share of the training's tokens that validation may read and write. Not counted: the tokens of the hints themselves,
-# second replies, and lost replies that are read again after other hints.
+# second replies, and changed replies that are read again after other hints.
 COST = 0.07
 CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else one outlier of few decides the mean
+CHANGED = 1.0  # nats: of a reply to a prompt that nobody complained of, above which a hint may explain it
+FIRST_HINTS = 3  # that such a reply is read again with; where they explain nothing, with the others as well
 LOST = 0.4  # of that cap: a reply to a prompt that nobody complained of is lost where its KL is above
 FEW = 5  # of so many prompts without a complaint, a single one that is lost counts as chance
 
@@ -52,7 +54,7 @@ class ValidationPrompt:
     """Prompt of a logged turn, and the prompts after which other models read the same reply.
 
     With a hint that is the prompt with it, for the teacher. Without, the first is the prompt itself, for the student
-    before training; the others have hints of other turns, for the teacher: the student was to learn these.
+    before training; the others have hints of other turns, for the teacher: the student was to learn these, too.
     """
 
     turn_id: str
@@ -137,11 +139,13 @@ class Validation:
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]
         tokens = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
         kls, read = self._compare([(self.teacher if p.hinted else self.base, p.readings[0], r) for p, r in answered])
-        lost = [i for i, (_, reply) in enumerate(answered) if kls[i] > LOST * _cap(reply)]
-        again = [(i, ids) for i in lost for ids in answered[i][0].readings[1:]]
-        others, read_again = self._compare([(self.teacher, ids, answered[i][1]) for i, ids in again])
-        for (i, _), kl in zip(again, others, strict=True):
-            kls[i] = min(kls[i], kl)
+        for batch in (slice(1, 1 + FIRST_HINTS), slice(1 + FIRST_HINTS, None)):
+            changed = [i for i, (prompt, _) in enumerate(answered) if not prompt.hinted and kls[i] > CHANGED]
+            again = [(i, ids) for i in changed for ids in answered[i][0].readings[batch]]
+            explained, more = self._compare([(self.teacher, ids, answered[i][1]) for i, ids in again])
+            read += more
+            for (i, _), kl in zip(again, explained, strict=True):
+                kls[i] = min(kls[i], kl)
         results = {prompt: {
             "turn_id": prompt.turn_id,
             "hinted": prompt.hinted,
@@ -153,7 +157,7 @@ class Validation:
         } for (prompt, reply), kl in zip(answered, kls, strict=True)}  # fmt: skip
         unmeasured = {"kl": CAP, "lost": True, "ended": False, "looped": False, "broke_call": False}
         results |= {p: {"turn_id": p.turn_id, "hinted": p.hinted} | unmeasured for p in prompts if p not in results}
-        return results, tokens + read + read_again
+        return results, tokens + read
 
     def _compare(self, replies: Sequence[tuple[Any, list[int], Sample]]) -> tuple[list[float], int]:
         """Return KL(student || another model, after another prompt) of replies, and the tokens that were read.

@@ -2,8 +2,9 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -28,13 +29,15 @@ from opdkit.train.room import has_room
 from opdkit.train.targets import Turn, prompt_messages, with_sessions
 from opdkit.train.validation import CHECKS, COST, Validation, ValidationPrompt
 
+T = TypeVar("T")
+
 # Shares and counts, beside the limit of --validate.
 MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at most
 MOST_KEPT_OUT = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most
 MOST_UNCRITICISED = 0.25  # of the turns in sessions without a complaint, at most
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
-HINTS = 4  # of other turns: a reply that one of them explains is the wanted change, and not lost
-POOL = 8  # times the most prompts: so many turns without a hint are drawn, and the most different of them taken
+HINTS = 8  # of the log: a reply that one of them explains is a wanted change
+POOL = 8  # times as many turns without a hint are drawn, or hints, and the most different of them taken
 ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
 LONGEST = 512  # tokens of a sampled reply, at most
 
@@ -118,7 +121,8 @@ def take_turns(
     count, tokens = min(pool.most, max(FEWEST, int(affordable))), affordable * pool.mean_cost
     drawn = sorted(pool.turns, key=lambda turn: stable_hash(f"validation:{conversation_id(turn.session_id)}"))
     taken: list[Turn] = []
-    for turn in vary(drawn, pool.varied):
+    # Varied replies show more kinds than a plain draw: any of them can be forgotten, not only the frequent ones.
+    for turn in vary(drawn, pool.varied, lambda turn: turn.response_ids.tolist()):
         kept_out = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
         leaves_turns = sum(session_turns[name] for name in kept_out) <= pool.max_session_turns
         leaves_hints = sum(session_hints[name] for name in kept_out) <= MOST_KEPT_OUT * session_hints.total()
@@ -129,20 +133,19 @@ def take_turns(
     return taken
 
 
-def vary(turns: Sequence[Turn], pool: int) -> Iterator[Turn]:
-    """Yield the turns in another order: of the first `pool`, the one whose reply is least like those before is next.
+def vary(items: Sequence[T], pool: int, pieces_of: Callable[[T], Iterable[Any]]) -> Iterator[T]:
+    """Yield the items in another order: of the first `pool`, the one that is least like those before is next.
 
-    Replies are alike by the share of their tokens that they have in common (Jaccard). A few turns then show more kinds
-    of replies than a plain draw: any of them can be forgotten, not only the frequent ones.
+    Items are alike by the share of their pieces that they have in common (Jaccard).
     """
-    left = [(turn, frozenset(turn.response_ids.tolist())) for turn in turns[:pool]]
+    left = [(item, frozenset(pieces_of(item))) for item in items[:pool]]
     alike = [0.0] * len(left)
     while left:
         chosen = min(range(len(left)), key=alike.__getitem__)
-        (turn, tokens), _ = left.pop(chosen), alike.pop(chosen)
-        yield turn
-        alike = [max(old, len(own & tokens) / len(own | tokens)) for old, (_, own) in zip(alike, left, strict=True)]
-    yield from turns[pool:]
+        (item, pieces), _ = left.pop(chosen), alike.pop(chosen)
+        yield item
+        alike = [max(old, len(own & pieces) / len(own | pieces)) for old, (_, own) in zip(alike, left, strict=True)]
+    yield from items[pool:]
 
 
 def _cost(turn: Turn) -> int:
@@ -163,14 +166,16 @@ def open_validation(
     chat: Chat,
     config: TrainConfig,
     accelerator: Accelerator,
+    *,
+    hints: Sequence[str],
     rows: Sequence[JSON] = (),
     sharded: Policy | None = None,
 ) -> Validation:
     """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
 
-    `rows` are the measurements of a training that resumes; `sharded` is the student where processes share its weights.
-    Prompts that leave no room for a reply, or that a template cannot render, are left out. Raises TooLargeError where
-    memory does not hold a second model.
+    `hints` are what the log asks for; `rows` are the measurements of a training that resumes; `sharded` is the student
+    where processes share its weights. Prompts that leave no room for a reply, or that a template cannot render, are
+    left out. Raises TooLargeError where memory does not hold a second model.
     """
     try:
         base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
@@ -179,10 +184,8 @@ def open_validation(
         raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --validate 0") from None
     scored = manifest(config.run, "teacher")["plan"]["config"]
     teacher, teacher_chat = load_teacher(config, scored, base, chat)
-    max_new_tokens = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST)
-    longest = min(context_length(base), context_length(teacher)) - max_new_tokens  # prompt
+    context = min(context_length(base), context_length(teacher))
     hint_text = recorded_hint_text(config.run)
-    hints = list(dict.fromkeys(turn.hint for turn in sorted(turns, key=lambda t: t.turn_id) if turn.hint))[:HINTS]
     prompts: list[ValidationPrompt] = []
     for session, turn in with_sessions(config.run, turns):
         messages = prompt_messages(session, turn)
@@ -193,12 +196,40 @@ def open_validation(
                 with contextlib.suppress(ChatError):  # such as a prompt that another turn's hint has no place in
                     prompt = with_hint(messages, hint, scored["hint_placement"], hint_text)
                     readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
-            readings = [ids for ids in readings if len(ids) <= longest]
-            if readings and len(prompt_ids) <= longest:
+            if readings:
                 prompts.append(ValidationPrompt(turn.turn_id, prompt_ids, readings, turn.hint is not None))
+    longest_reply = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST)
+    prompts, max_new_tokens = fit_prompts(prompts, context, longest_reply)
     folder = stage_dir(config.run, "train") / "checkpoints"
     return Validation(prompts, sum(map(_cost, turns)), max_new_tokens, chat, config, accelerator, base, teacher,
                       folder, sharded, list(rows))  # fmt: skip
+
+
+def fit_prompts(
+    prompts: Sequence[ValidationPrompt], context: float, longest_reply: int
+) -> tuple[list[ValidationPrompt], int]:
+    """Return the prompts that leave room for a reply within `context`, and how many tokens a reply may have.
+
+    That is `longest_reply`, or less where fewer than FEWEST prompts of a kind would have room for it.
+    """
+    rooms = [context - max(len(prompt.prompt_ids), len(prompt.readings[0])) for prompt in prompts]
+    room = longest_reply
+    for hinted in (True, False):
+        of_kind = sorted((r for r, p in zip(rooms, prompts, strict=True) if p.hinted == hinted and r > 0), reverse=True)
+        room = int(min([room, *of_kind[:FEWEST]]))
+    fitting = [
+        replace(prompt, readings=[ids for ids in prompt.readings if len(ids) + room <= context])
+        for prompt, own in zip(prompts, rooms, strict=True)
+        if own >= room
+    ]
+    return fitting, room
+
+
+def choose_hints(turns: Sequence[Turn]) -> list[str]:
+    """Return HINTS hints of the turns: of the commonest POOL times as many, those with the most different words."""
+    counts = Counter(turn.hint for turn in turns if turn.hint and turn.written is None)
+    commonest = [hint for hint, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    return list(vary(commonest, POOL * HINTS, str.split))[:HINTS]
 
 
 def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat) -> tuple[PreTrainedModel, Chat]:

@@ -64,6 +64,8 @@ def test_the_best_state_is_nearer_to_the_hints_and_may_move_elsewhere() -> None:
     assert find_best(rows)["step"] == 5
     assert find_best([rows[0], rows[2]])["step"] == 0
     assert find_best([rows[0], rows[1] | {"kept_kl": 1.3, "score": 2.3}, rows[2]])["step"] == 0
+    assert find_best([rows[0], _row(5, 0.6, 2.4)])["step"] == 5, "it follows the hints, which may ask for it elsewhere"
+    assert find_best([rows[0], _row(5, 0.7, 2.4)])["step"] == 0
 
 
 def test_without_hints_the_best_state_is_the_last_that_has_not_forgotten() -> None:
@@ -126,13 +128,15 @@ def test_the_error_names_the_step_that_moved_most() -> None:
     rows = [_row(0, 0.3, 0.0), _row(4, 2.0, 1.0)]
     metrics = [{"step": n, "step_kl": kl, "shift": 0.1, "turn_ids": [f"log:{n}:1"]}
                for n, kl in enumerate((0.1, None, 0.9, 0.2), start=1)]  # fmt: skip
-    with pytest.raises(OpdkitError, match="log:3:1"):
+    with pytest.raises(OpdkitError, match=r"no nearer to the hints than chance would.*log:3:1"):
         check_better(rows, metrics)
+    with pytest.raises(OpdkitError, match="further away from the student before training than"):
+        check_better([_row(0, 2.0, 0.0), _row(4, 1.0, 2.0)], metrics)
     check_better([rows[0], _row(4, 0.1, 0.1)], metrics)
 
 
 def test_a_state_that_only_forgets_is_no_better_either() -> None:
     """Its score can be below that before training, which no step comes before."""
     forgot = _row(4, 0.5, 1.4) | {"forgotten": 0.2}
-    with pytest.raises(NothingLearnedError, match="log:1:1"):
+    with pytest.raises(NothingLearnedError, match=r"lost replies that nobody complained of.*log:1:1"):
         check_better([_row(0, 3.0, 0.0), forgot], [{"step": 1, "step_kl": 0.1, "shift": 0.1, "turn_ids": ["log:1:1"]}])

@@ -32,15 +32,17 @@ from opdkit.train import validation as validating
 from opdkit.train import validation_prompts as prompting
 from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import objectives
-from opdkit.train.targets import load_turns
+from opdkit.train.targets import Turn, load_turns
 from opdkit.train.training_set import load_training_set
-from opdkit.train.validation import CAP, CAP_PER_TOKEN, COST, LOST, Validation, steps_to_check
+from opdkit.train.validation import CAP, CAP_PER_TOKEN, COST, LOST, Validation, ValidationPrompt, steps_to_check
 from opdkit.train.validation_prompts import (
     FEWEST,
     MOST_KEPT_OUT,
     MOST_SHARE,
     MOST_UNCRITICISED,
+    choose_hints,
     choose_turns,
+    fit_prompts,
     open_validation,
     tokens_to_train,
     vary,
@@ -74,7 +76,9 @@ def open_toys(run, plain_model_dir) -> Callable[[], Validation]:
     chat = load_template(str(plain_model_dir), ())
 
     def open_it() -> Validation:
-        return open_validation(choose_turns(load_turns(run), 8, 1), chat, config, start_accelerator(config))
+        turns, accelerator = load_turns(run), start_accelerator(config)
+        chosen = choose_turns(turns, 8, 1)
+        return open_validation(chosen, chat, config, accelerator, hints=choose_hints(turns))
 
     return open_it
 
@@ -240,16 +244,18 @@ def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(validat
         student.lm_head.weight.mul_(5)
     validation = replace(validation, base=student, teacher=student)
     hinted, own, other, *_ = (prompt.prompt_ids for prompt in validation.prompts)
-    readings = {"same": [hinted, own], "lost": [own], "explained": [own, hinted], "by none": [own, other]}
+    readings = {"same": [hinted, own], "lost": [own], "explained": [own, hinted], "by none": [own, other],
+                "unchanged": [own, hinted]}  # fmt: skip
     rows = {}
     for name, some in readings.items():
         prompts = [validating.ValidationPrompt(f"log:{n}:1", hinted, some, False) for n in range(4)]
         measured = replace(validation, prompts=prompts)
+        monkeypatch.setattr(validating, "CHANGED", math.inf if name == "unchanged" else 1e-4)
         monkeypatch.setattr(validating, "LOST", 0.0 if name == "same" else 1e-4)
         rows[name] = measured.measure(student, 1)
     assert [rows[name]["forgotten"] for name in ("lost", "explained", "by none")] == [1.0, 0.0, 1.0]
     assert rows["explained"]["kept_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert rows["by none"]["kept_kl"] <= rows["lost"]["kept_kl"]
+    assert rows["by none"]["kept_kl"] <= rows["lost"]["kept_kl"] == rows["unchanged"]["kept_kl"]
 
 
 @pytest.mark.parametrize(
@@ -332,18 +338,22 @@ def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -
     kinds = [[1, 2, 3]] * 54 + [[4, 5, 6]] * 3 + [[7, 8, 9]] * 3
     turns = [replace(toy_turn(f"log:{n}:1", reward=1), response_ids=np.array([*kind, 100 + n], np.int32))
              for n, kind in enumerate(kinds)]  # fmt: skip
-    first = list(vary(turns, 60))[:3]
+
+    def tokens_of(turn: Turn) -> list[int]:
+        return list(turn.response_ids)
+
+    first = list(vary(turns, 60, tokens_of))[:3]
     assert {tuple(turn.response_ids[:3]) for turn in first} == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
     assert first[0] is turns[0]
-    assert list(vary(turns, 10))[10:] == turns[10:], "behind the pool the order stays"
-    assert sorted(t.turn_id for t in vary(turns, 60)) == sorted(t.turn_id for t in turns)
+    assert list(vary(turns, 10, tokens_of))[10:] == turns[10:], "behind the pool the order stays"
+    assert sorted(t.turn_id for t in vary(turns, 60, tokens_of)) == sorted(t.turn_id for t in turns)
 
 
 def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, open_toys, monkeypatch) -> None:
-    """As many different ones as HINTS, and none that is too long."""
-    turns, validation = choose_turns(load_turns(run), 8, 1), open_toys()
+    """Those that `choose_hints` takes, and none that is too long."""
+    hints, validation = choose_hints(load_turns(run)), open_toys()
     targets = {row["turn_id"]: row["hint"] for row in read_all(run, "targets")}
-    hints = list(dict.fromkeys(targets[i] for i in sorted(t.turn_id for t in turns) if targets[i]))[: prompting.HINTS]
+    assert 0 < len(hints) <= prompting.HINTS
     for prompt in validation.prompts:
         if prompt.hinted:
             (reading,) = prompt.readings
@@ -357,6 +367,31 @@ def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, open_toy
     short = open_toys()
     assert any(not prompt.hinted for prompt in short.prompts)
     assert all(len(reading) <= longest for prompt in short.prompts for reading in prompt.readings)
+
+
+def test_replies_have_less_room_where_too_few_prompts_would_have_it() -> None:
+    """Prompts near the end of the context are left out, but not a whole kind of them: no hint would be checked."""
+
+    def prompt(tokens: int, *, hinted: bool) -> ValidationPrompt:
+        return ValidationPrompt(f"log:{tokens}:1", [1] * tokens, [[1] * (tokens + 5), [1] * (tokens + 40)], hinted)
+
+    hinted, calm = ([prompt(tokens, hinted=kind) for tokens in (10, 20, 30, 60)] for kind in (True, False))
+    fitting, room = fit_prompts([*hinted, *calm], 100, 50)
+    assert room == 50
+    assert [len(p.prompt_ids) for p in fitting] == [10, 20, 30] * 2
+    assert [len(p.readings) for p in fitting] == [2, 1, 1] * 2, "other hints have to leave room, too"
+    fitting, room = fit_prompts([*hinted[1:], *calm], 100, 50)
+    assert (room, len(fitting)) == (35, 7)
+    assert fit_prompts([prompt(98, hinted=True)], 100, 50)[0] == []
+
+
+def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
+    hints = ["Use Python."] * 3 + [f"Please use Python {n}." for n in range(9)] + ["Be brief."] * 4 + ["Number steps."]
+    turns = [replace(toy_turn(f"log:{n}:1", reward=-1), hint=hint) for n, hint in enumerate(hints)]
+    chosen = choose_hints(turns)
+    assert chosen[:3] == ["Be brief.", "Use Python.", "Number steps."]
+    assert len(chosen) == prompting.HINTS
+    assert choose_hints([replace(turns[0], written=0), toy_turn("log:20:1", reward=1)]) == []
 
 
 def test_prompts_that_cannot_be_rendered_are_left_out(run, open_toys, monkeypatch) -> None:
