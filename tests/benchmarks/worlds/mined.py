@@ -31,7 +31,8 @@ from .small_talk import SMALL_TALK
 from .users import hint_of
 from .world import Topic, passes
 
-HOLDOUT, SAMPLES = 0.3, 4
+HOLDOUT = 0.3
+TRUE_SAMPLES, SAMPLES = 16, 4  # replies to each held-out prompt, and to each prompt from the log as `eval` takes them
 # Trainings beside the default: low rates end early, high ones break the model, as nothing holds them back.
 RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 TRAININGS: dict[str, JSON] = {"default": {}} | {f"{rate:g}": ALONE | {"learning_rate": rate} for rate in RATES}
@@ -55,7 +56,7 @@ def measure_mined(work: Path, world: str, seed: int) -> JSON:
         folder = built.model if name == "before" else _trained(built, here / name, seed, TRAININGS[name])
         model = load_model(str(folder), device="cpu", dtype="float32") if folder is not None else None
         if model is not None and writes(model):
-            shares = measure_replies(replies_of(model, chat, true, seed, SAMPLES, built.world.max_new_tokens))
+            shares = measure_replies(replies_of(model, chat, true, seed, TRUE_SAMPLES, built.world.max_new_tokens))
             found = dict(_mined_shares(built, model, chat, mined, seed))
             marks.append({"model": name, CORRECTED: shares[CORRECTED], UNCORRECTED: shares[UNCORRECTED],
                           "mined": found})  # fmt: skip
