@@ -1,6 +1,7 @@
 """Confidence intervals at 95%, the percentile bootstrap (Efron 1979), and the test that decides about a change."""
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,9 @@ Interval = tuple[float, float] | None
 RESAMPLES, RESAMPLES_OF_SUMS = 10_000, 2_000
 # n differences have the same sign by chance with probability 2 / 2^n (the sign test): 6% for n = 5. So fewer than six
 # values other than 0 show no change at 95%, however many zeros are beside them. The bootstrap's interval excludes 0 for
-# three of six: it shows how large a change is, and `score_rise` decides whether there is one.
+# three of six: it shows how large a change is, and `chance_of_rise` decides whether there is one.
 FEWEST = 6
+EXACT = 16  # differences of which all 65,536 signs are counted
 _AT_ONCE = 1 << 22  # drawn indices or weights held in memory
 
 
@@ -59,6 +61,24 @@ def score_rise(differences: Array, noise: float = 0.0) -> float:
     """
     total, square = differences.sum(), (differences**2).sum()
     return float((total - square / np.abs(differences).sum()) / max(square, noise) ** 0.5) if total > 0 else 0.0
+
+
+def chance_of_rise(differences: Array, noise: float = 0.0) -> float:
+    """Return the probability that chance makes a sum of differences d that is as large; 1 where it is not above 0.
+
+    Where nothing changed for the better or worse, each d is as likely as -d. Of up to EXACT differences other than 0,
+    all signs are counted (Fisher's randomization test, 1935). For more, and where sum d^2 is below `noise`, it is the
+    probability of the z of `score_rise`.
+    """
+    sizes, total = np.abs(differences[differences != 0]), float(differences.sum())
+    if total <= 0:
+        return 1.0
+    if len(sizes) > EXACT or (sizes**2).sum() < noise:
+        return NormalDist().cdf(-score_rise(differences, noise))
+    sums = np.zeros(1)
+    for size in sizes:
+        sums = np.concatenate([sums + size, sums - size])
+    return float((sums > total - 1e-9).mean())
 
 
 def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS) -> Array:

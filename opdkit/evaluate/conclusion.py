@@ -8,7 +8,6 @@ too.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout, with_sign
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.bootstrap import score_rise
+from opdkit.evaluate.bootstrap import chance_of_rise
 from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
 from opdkit.store.plans import check_upstream, find_upstream_change, manifest, stage_dir
 from opdkit.store.reading import is_written, read_part
@@ -119,9 +118,8 @@ def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str
     make a change (Bonferroni).
     """
     level = LEVEL / (comparisons or len(shares))
-    limit = NormalDist().inv_cdf(1 - level / 2)
     few = [WHERE[row["domain"]] for row in shares
-           if row.get("chance", row["low"]) is None or score_rise(np.ones(row["count"])) < limit]  # fmt: skip
+           if row.get("chance", row["low"]) is None or 2 * chance_of_rise(np.ones(row["count"])) > level]  # fmt: skip
     rose = {row["difference"] > 0 for row in shares if has_moved(row, level)}
     if rose:
         return MIXED if len(rose) == 2 else BETTER if rose == {True} else WORSE, few

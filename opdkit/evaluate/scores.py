@@ -4,7 +4,6 @@ import html
 import math
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from opdkit.config.fields import JSON
 from opdkit.console import counted, markdown_table, printable, stdout, warn, with_sign
-from opdkit.evaluate.bootstrap import FEWEST, interval, score_rise
+from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise, interval
 from opdkit.evaluate.checks import ALL, POOLED, PROBES, HeldOutPrompt
 from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
@@ -159,7 +158,7 @@ def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
         difference, changes = after - before, np.subtract(afters, befores)
         low, high = interval((changes / weights).tolist(), weights, seed=seed) or (None, None)
         if len(whole) >= FEWEST:  # in either direction
-            chance = 2 * NormalDist().cdf(-max(score_rise(changes), score_rise(-changes)))
+            chance = min(1.0, 2 * min(chance_of_rise(changes), chance_of_rise(-changes)))
     return {"metric": metric, "domain": domain, "before": before, "after": after, "difference": difference,
             "low": low, "high": high, "chance": chance, "count": len(units)}  # fmt: skip
 

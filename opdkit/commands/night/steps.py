@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.console import counted, printable, say, stdout, verb, warn
 from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
-from opdkit.evaluate.bootstrap import FEWEST, score_rise
+from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise
 from opdkit.evaluate.checks import read_prompts, read_text
 from opdkit.evaluate.conclusion import WHERE, deciding_shares
 from opdkit.evaluate.gate import Sums, measure_shares, sum_units
@@ -41,6 +40,7 @@ from opdkit.store.run_stage import run_stage
 from opdkit.store.skip_reasons import FORGOTTEN
 
 TESTS = "tests.jsonl"  # of a night: the prompts that decide
+_CHANCE = 0.05  # that a model which is no better is promoted, at most
 
 
 def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
@@ -247,10 +247,10 @@ def share_of(sums_U4: Sums, side: int) -> str:
 def has_gained(sums_U4: Sums) -> bool:
     """Return True where right replies rose by more than chance, in FEWEST units at least.
 
-    It is the gate's test the other way round. A model that is no better passes with a probability of 5% at most.
+    A model that is no better passes with a probability of 5% at most.
     """
     before_U, after_U, noise_U, _ = sums_U4.T
-    return len(sums_U4) >= FEWEST and score_rise(after_U - before_U, noise_U.sum()) >= NormalDist().inv_cdf(0.95)
+    return len(sums_U4) >= FEWEST and chance_of_rise(after_U - before_U, noise_U.sum()) <= _CHANCE
 
 
 def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, student: str) -> Path | None:
