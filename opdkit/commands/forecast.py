@@ -23,7 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from opdkit.chat.template import Chat
+from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.forecast import ForecastConfig
 from opdkit.config.teacher import TeacherConfig
@@ -47,7 +47,8 @@ from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import session_of
 from opdkit.teacher import hint_checks
 from opdkit.teacher.examples import Row, reply_of
-from opdkit.teacher.models import load_scorer
+from opdkit.teacher.models import Scorer, load_scorer
+from opdkit.teacher.review_changes import JudgedSession
 from opdkit.teacher.stage import measure_scoring
 
 SAMPLES = 8  # replies with each hint, and without
@@ -81,12 +82,16 @@ def run(config: ForecastConfig) -> None:
         ("replies as wanted without a hint", f"{percent['without_hint']}, with the hint {percent['with_hint']}"),
         ("votes that agree on a reward", percent["agreement"]),
         *((f"judge right where replies {kind}", f"{n:,} of {of:,}") for kind, (n, of) in found["judge"].items()),
+        *((f"replies left out: {reason}", f"{count:,}") for reason, count in found["replies_left_out"].items()),
         *((f"cost of {name}", text) for name, text in costs.items()),
     ])  # fmt: skip
 
 
 def predict(config: ForecastConfig) -> JSON:
-    """Return the forecast of a training on a judged run. Raises OpdkitError where no turn has a hint."""
+    """Return the forecast of a training on a judged run.
+
+    Raises OpdkitError where no turn has a hint, or none of the drawn ones can be scored.
+    """
     args = template_args_of(config.run, "extract", config.template_arg)
     teacher = TeacherConfig(
         run=config.run, model=config.model, template_arg=args, check_hints=SAMPLES, judge_model=config.judge_model,
@@ -103,48 +108,73 @@ def predict(config: ForecastConfig) -> JSON:
                           "rewards could train it, and what they bring cannot be foreseen")  # fmt: skip
     asked = [turn for turn in turns if turn.turn_id in verdicts]
     scale = sum(turn.turn["trainable"] for turn in turns) / len(verdicts)  # after `judge --limit` there are more
+    count = len(hinted) * scale
     drawn = sorted(hinted, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
-    sessions = [(turn.session, [(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})]) for turn in drawn]
+    judged = [(turn.session, [(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})]) for turn in drawn]
     scorer = load_scorer(teacher)
     ask, begin = hint_checks.open_judge(teacher, scorer), time.monotonic()
-    rows = hint_checks.check_hints(teacher, scorer, ask, sessions)
-    testing, count = (time.monotonic() - begin) / len(drawn), len(hinted) * scale
-    judge = measure_judge(scorer.student.chat, ask, drawn, asked)
+    rows = hint_checks.check_hints(teacher, scorer, ask, judged)
+    testing, replies = (time.monotonic() - begin) / len(drawn), Counters()
+    judge = measure_judge(scorer.student.chat, ask, drawn, asked, replies)
     kept = [row for row in rows if row["status"] in LEARNED_FROM]
     gain, *ends = expect(kept, judge, count * len(kept) / len(rows))
-    learned = len({session_of(row["turn_id"]) for row in kept or rows})
-    low, high = ends if learned >= FEWEST else (None, None)
-    unjudged = sum(row["status"] == hint_checks.NOT_JUDGED or row["with_hint"] is None for row in rows)
-    is_blind = skill_of(judge) < LEAST_SKILL or unjudged > len(rows) / 2
-    reason = f"too few sessions to tell: the hints to learn from are from {learned:,}, and {FEWEST} are needed"
+    sessions = len({session_of(row["turn_id"]) for row in kept or rows})
+    low, high = ends if sessions >= FEWEST else (None, None)
+    problem = find_problem(rows, judge)
+    reason = f"too few sessions to tell: the hints to learn from are from {sessions:,}, and {FEWEST} are needed"
     if low is not None and high is not None:
         reason = f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}"
-    if 2 * sum(row["status"] == hint_checks.CUT_OFF for row in rows) > len(rows):
-        reason = "most replies are cut off before they say anything: raise --max-new-tokens"
-    elif is_blind:
-        reason = "the judge cannot say whether replies do what the hints ask; --judge-model names another"
     rewards = [verdict["reward"] for verdict in verdicts.values()]
     agreements = [a for verdict in verdicts.values() if (a := verdict["reward_agreement"]) is not None]
-    (read, seconds, _), (both, longer, _) = (measure_scoring(replace(teacher, teacher_samples=n), scorer, sessions)
-                                             for n in (0, teacher.samples))  # fmt: skip
-    logged, written, sampling = (total / len(drawn) for total in (read, both - read, longer - seconds))
-    training = round(logged / 2 * len(verdicts) * scale + written / 2 * count)  # half is read without the hint
-    scoring, speed = training + round((logged + written) / 2 * count), len(drawn) * logged / seconds
-    training *= epochs_over(round((len(verdicts) * scale + teacher.samples * count) / TrainConfig.batch_turns))
+    tokens, seconds = measure_costs(teacher, scorer, judged, len(verdicts) * scale, count)
     return {
-        "go": low is not None and low > WORTH and not is_blind, "reason": reason,
+        "go": low is not None and low > WORTH and problem is None, "reason": problem or reason,
         "gain": gain, "low": low, "high": high,
         "judged_turns": len(verdicts), "complaints": rewards.count(-1) / len(rewards), "hinted_turns": round(count),
-        "hints": Counter(row["status"] for row in rows), "judge": judge,
+        "hints": Counter(row["status"] for row in rows), "judge": judge, "replies_left_out": dict(replies.dropped),
         **{name: float(np.mean([row[name] for row in kept])) if kept else None
            for name in ("with_hint", "without_hint")},
         "agreement": float(np.mean(agreements)) if agreements else None,
-        "tokens": count_judging(config, scorer.student.chat, asked, scale) | {"scoring": scoring, "training": training},
+        "tokens": count_judging(config, scorer.student.chat, asked, scale) | tokens,
         "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * scale,
-                    "testing the hints": testing * count,
-                    "scoring": (scoring - written * count) / speed + sampling * count,
-                    "training": TRAINING_PASSES * training / speed},
+                    "testing the hints": testing * count} | seconds,
     }  # fmt: skip
+
+
+def find_problem(rows: Sequence[Row], judge: Judge) -> str | None:
+    """Return why the test of the hints says nothing about them, and what helps; None where it does."""
+    untested = Counter(row["status"] for row in rows if row["status"].startswith(hint_checks.NOT_TESTED))
+    tested = len(rows) - untested.total()
+    if tested < untested.total():
+        status = untested.most_common(1)[0][0]
+        if status == hint_checks.CUT_OFF:
+            return "most replies are cut off before they say anything: raise --max-new-tokens"
+        remedy = "; a smaller --max-new-tokens leaves more room for prompts" if "too long" in status else ""
+        return f"most hints are {status}{remedy}"
+    if skill_of(judge) < LEAST_SKILL or 2 * sum(row["status"] == hint_checks.NOT_JUDGED for row in rows) > tested:
+        return "the judge cannot say whether replies do what the hints ask; --judge-model names another"
+    return None
+
+
+def measure_costs(
+    teacher: TeacherConfig, scorer: Scorer, drawn: list[JudgedSession], turns: float, hinted: float
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Return the tokens and seconds of scoring and training for `turns`, of which `hinted` have a hint as `drawn` have.
+
+    Raises OpdkitError where no drawn turn can be scored.
+    """
+    alone, both = (measure_scoring(replace(teacher, teacher_samples=n), scorer, drawn) for n in (0, teacher.samples))
+    read, more_read = (counters.total("tokens read") for counters in (alone, both))
+    if not read:
+        raise OpdkitError(f"none of {counted(len(drawn), 'turn')} with a hint can be scored: {alone.list_reasons()}")
+    logged, written, sampling = (n / len(drawn) for n in (read, more_read - read, both.seconds - alone.seconds))
+    tokens_per_epoch = round(logged / 2 * turns + written / 2 * hinted)  # half is read without the hint
+    scoring, speed = tokens_per_epoch + round((logged + written) / 2 * hinted), read / alone.seconds
+    training = tokens_per_epoch * epochs_over(round((turns + teacher.samples * hinted) / TrainConfig.batch_turns))
+    return {"scoring": scoring, "training": training}, {
+        "scoring": (scoring - written * hinted) / speed + sampling * hinted,
+        "training": TRAINING_PASSES * training / speed,
+    }
 
 
 def skill_of(judge: Judge) -> float:
@@ -169,8 +199,13 @@ def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, floa
     return learned * mean, max(-1.0, least * mean - margin), min(1.0, most * mean + margin)
 
 
-def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequence[JoinedTurn]) -> Judge:
-    """Return how often the judge is right about replies of the log to `drawn`; `turns` are all judged ones."""
+def measure_judge(
+    chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequence[JoinedTurn], counters: Counters
+) -> Judge:
+    """Return how often the judge is right about replies of the log to `drawn`; `turns` are all judged ones.
+
+    A reply that the template cannot render is left out, and counted by the reason.
+    """
     following, texts = {a.turn_id: b for a, b in pairwise(turns)}, DEFAULTS["criterion"]
     judge: Judge = {}
     for name, reward in (("follow", 1), ("do not follow", -1)):
@@ -178,7 +213,11 @@ def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequ
         for turn in drawn:
             one = following.get(turn.turn_id) if reward == 1 else turn
             if one and one.session_id == turn.session_id and (one.decided or {})["reward"] == reward:
-                ids = reply_of(chat, one.session, one.turn, Counters())[0].ids
+                try:
+                    ids = reply_of(chat, one.session, one.turn, counters)[0].ids
+                except ChatError as error:
+                    counters.drop(error.reason)
+                    continue
                 before, hint = turn.session["messages"][: turn.index], (turn.decided or {})["hint"]
                 seen = visible(chat.text([i for i in ids if i not in chat.stop_ids]), thinking=False)
                 replies.append(FreshReply(f"{turn.turn_id}:{name}", before, seen, texts["helps"], hint))

@@ -63,6 +63,10 @@ class Counters:
         for name, numbers in other.counts.items():
             self.counts.setdefault(name, Counter()).update(numbers)
 
+    def list_reasons(self) -> str:
+        """Return the three commonest reasons for dropped rows, as text."""
+        return ", ".join(f"{reason} ({n:,})" for reason, n in self.dropped.most_common(3))
+
     def to_json(self) -> str:
         """Return the JSON that footers hold; `from_json` reads it."""
         return json.dumps({
@@ -162,8 +166,7 @@ def check_rows_left(summary: Summary, what: str) -> None:
     """Raise NothingLearnedError with `what` and the reasons if a stage is done and none of its rows is left."""
     counters = summary.counters
     if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
-        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
-        raise NothingLearnedError(f"nothing can be trained on: {what}. Reasons: {reasons}.")
+        raise NothingLearnedError(f"nothing can be trained on: {what}. Reasons: {counters.list_reasons()}.")
 
 
 def read_inputs(part: Path | Mapping[bytes, bytes]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +125,8 @@ def check_upstream(run: Path, stages: Sequence[str]) -> None:
 def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
     """Write the manifest into a stage's folder, or check that the one there pins the same plan. Return its fingerprint.
 
-    That is `digest`, unless the plans differ in the spelling of paths alone. Raises ConfigError that names every other
-    difference, or for `--overwrite`, which removes plan and parts first, in one of several shards. With
+    That is `digest`, unless the plans differ in paths of the same files alone. Raises ConfigError that names every
+    other difference, or for `--overwrite`, which removes plan and parts first, in one of several shards. With
     `--dry-run` nothing is written or removed.
     """
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
@@ -154,7 +154,7 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
             return digest
     old = manifest(config.run, plan["stage"])
     same_draw = {DRAW: plan[DRAW]} if DRAW in plan else {}
-    changes = [] if old["fingerprint"] == digest else differences(old["plan"] | same_draw, plan)
+    changes = [] if old["fingerprint"] == digest else differences(*without_moves(old["plan"] | same_draw, plan))
     if not changes:
         return str(old["fingerprint"])
     raise _another_plan(folder, changes, plan["stage"], shards)
@@ -177,7 +177,15 @@ def check_options(config: StageConfig, stage: str) -> None:
     folder = stage_dir(config.run, stage)
     if config.overwrite or not (folder / "manifest.json").exists():
         return
-    if changes := differences(manifest(config.run, stage)["plan"]["config"], config.plan(), "config"):
+    plan, options = manifest(config.run, stage)["plan"], config.plan()
+    changes = differences(plan["config"], options, "config")
+    if changes:  # perhaps a model lies elsewhere
+        values = [one for value in options.values() for one in (value if isinstance(value, list) else [value])]
+        words = {word for text in values if isinstance(text, str) for word in (text, *text.split("="))}
+        models = [model_identity(word) for word in words if (Path(word) / "config.json").is_file()]
+        old, new = without_moves(plan, {"config": options, "inputs": models})
+        changes = differences(old["config"], new["config"], "config")
+    if changes:
         raise _another_plan(folder, changes, stage, parse_shard(config.shard)[1])
 
 
@@ -202,6 +210,39 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         return []
     texts = (json.dumps(value, ensure_ascii=False) for value in (old, new))
     return [f"{where}: " + " -> ".join(text if len(text) <= 80 else text[:77] + "..." for text in texts)]
+
+
+def without_moves(old: JSON, new: JSON) -> tuple[JSON, JSON]:
+    """Return two plans in which models with the same files have one name, wherever they lie: the first one in `old`.
+
+    A model on the hub has no files in a plan, and keeps its name.
+    """
+    first: dict[str, str] = {}
+    for name, files in _list_models(old.get("inputs")):
+        first.setdefault(files, name)
+    one, other = (_rename(plan, {name: first.get(files, name) for name, files in _list_models(plan.get("inputs"))})
+                  for plan in (old, new))  # fmt: skip
+    return one, other
+
+
+def _list_models(inputs: Any) -> Iterator[tuple[str, str]]:
+    """Yield name and digest of the files of every model in the inputs of a plan."""
+    if isinstance(inputs, dict) and inputs.keys() == {"name", "files"} and isinstance(inputs["name"], str):
+        yield inputs["name"], fingerprint(inputs["files"])
+    elif isinstance(inputs, (dict, list)):
+        for value in inputs.values() if isinstance(inputs, dict) else inputs:
+            yield from _list_models(value)
+
+
+def _rename(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a plan, or a value in it, with other names of models: alone, as keys, and in NAME=PATH and PATH=SHARE."""
+    if isinstance(value, dict):
+        return {_rename(key, names): _rename(one, names) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_rename(one, names) for one in value]
+    if isinstance(value, str):
+        return names.get(value) or "=".join(names.get(word, word) for word in value.split("="))
+    return value
 
 
 def _is_same(old: Any, new: Any) -> bool:

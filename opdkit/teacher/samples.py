@@ -40,7 +40,8 @@ def sample_replies(
 
     The random stream of sample g of a turn depends on (seed, turn, g). A reply may be somewhat longer than the longest
     logged one, up to `--max-new-tokens`. A prompt that leaves no room for it, a reply that the student cannot read, and
-    one that is the logged reply again are counted and left out.
+    one that is the logged reply again are counted and left out. A stop token that the student does not stop at is
+    replaced by the student's own, which is not trained.
     """
     samples: dict[int, list[Sample]] = {}
     max_new_tokens = reply_room(longest_reply, config.max_new_tokens)
@@ -68,6 +69,7 @@ def sample_replies(
 
 
 def _make_examples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample]) -> Iterator[Example]:
+    chat = scorer.student.chat
     for number, reply in enumerate(samples):
         if reply.finish_reason == "memory":
             turn.counters.count("not written", label=TOO_LARGE)
@@ -75,17 +77,27 @@ def _make_examples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample]) 
         if not all(map(math.isfinite, reply.logprobs)) or max(reply.ids) >= scorer.vocabulary:
             turn.counters.count("not written", label="not readable")
             continue
-        if list(reply.ids) == list(turn.example.reply.ids):
+        if max(reply.ids) >= len(chat.tokenizer):  # models have spare rows, beyond the tokens of the tokenizer
+            turn.counters.count("not written", label="a token that the tokenizer lacks")
+            continue
+        ids, mask = list(reply.ids), [True] * len(reply.ids)
+        if reply.finish_reason == "stop" and ids[-1] not in chat.stop_ids and chat.end_id is not None:
+            # The student does not stop at this token, and what the teacher thinks of the student's says nothing.
+            ids[-1], mask[-1] = chat.end_id, False
+        if not any(mask):
+            turn.counters.count("not written", label="nothing but a stop token")
+            continue
+        if ids == list(turn.example.reply.ids):
             turn.counters.count("not written", label="the logged reply again: the hint changed nothing")
             continue
         turn.counters.count("written by the teacher")
-        hinted = (PromptResponse(turn.prompt_ids, reply.ids),)
+        hinted = (PromptResponse(turn.prompt_ids, ids),)
         yield replace(
             turn.example,
             verdict=turn.example.verdict | {"reward": None},  # nobody has reacted to this reply
-            reply=Reply(reply.ids, [True] * len(reply.ids)),
+            reply=Reply(ids, mask),
             behavior_logprobs=reply.logprobs,
             hints=[turn.example.hints[turn.chosen]],
-            readings=ReplyReadings(PromptResponse(turn.example.prompt.ids, reply.ids), (hinted,)),
+            readings=ReplyReadings(PromptResponse(turn.example.prompt.ids, ids), (hinted,)),
             written=number,
         )

@@ -181,19 +181,22 @@ def measure_rates(config: TeacherConfig, drawn: list[JudgedSession]) -> tuple[fl
     """
     scorer = load_scorer(config)
     measure_scoring(config, scorer, drawn[:1])  # the first time is slower
-    read, seconds, _ = measure_scoring(replace(config, teacher_samples=0, sample_url=()), scorer, drawn)
-    more_read, longer, written = measure_scoring(config, scorer, drawn) if config.samples else (read, seconds, 0)
+    logged = measure_scoring(replace(config, teacher_samples=0, sample_url=()), scorer, drawn)
+    both = measure_scoring(config, scorer, drawn) if config.samples else logged
+    read, more_read = (counters.total("tokens read") for counters in (logged, both))
     begin = time.monotonic()
     if config.check_hints:
         hint_checks.check_hints(config, scorer, hint_checks.open_judge(config, scorer), drawn)
-    on_top = max(0.0, longer - seconds) + time.monotonic() - begin
-    return seconds / max(1, read), on_top / len(drawn), (more_read - read) / len(drawn), written / len(drawn)
+    on_top = max(0.0, both.seconds - logged.seconds) + time.monotonic() - begin
+    written = both.total("sampled tokens")
+    return logged.seconds / max(1, read), on_top / len(drawn), (more_read - read) / len(drawn), written / len(drawn)
 
 
-def measure_scoring(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession]) -> tuple[int, float, int]:
-    """Return the tokens that scoring `sessions` reads, its seconds, and the tokens of the replies sampled for it."""
+def measure_scoring(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession]) -> Counters:
+    """Return the counters of scoring `sessions`, with its seconds and the tokens of the replies sampled for it."""
     begin = time.monotonic()
     results = score_part(config, scorer, sessions, {}, counters := Counters())
     rows = [row for result in results.values() for row in result.rows if row["written"] is not None]
-    written = sum(len(row["response_ids"]) for row in rows)
-    return counters.total("tokens read"), time.monotonic() - begin, written
+    counters.count("sampled tokens", sum(len(row["response_ids"]) for row in rows))
+    counters.seconds = time.monotonic() - begin
+    return counters

@@ -27,7 +27,7 @@ from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model
 from opdkit.store.atomic import move_into_place, replaced_folder, temporary_file, write_text
 from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
-from opdkit.train.student import load_student
+from opdkit.train.student import compute_dtype, load_student
 
 
 def save(
@@ -151,26 +151,29 @@ def save_student(
     """Write `folder`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
 
     `card` is its README.md. All processes must call it; `main` writes. With LoRA the adapters are merged into the
-    weights, and also written to `folder`/adapter; quantized weights are loaded again for that, as they were before. The
-    student is converted in place and cannot be trained further, unless its training `continues`.
+    weights, and also written to `folder`/adapter. Weights that were quantized or rounded for training are loaded again
+    for that, as they were before. The student is converted in place and cannot be trained further, unless its training
+    `continues`.
     """
     model: Any = student
+    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32
+    computed = compute_dtype(config)
+    is_rounded = config.load_in_4bit or (config.lora_rank > 0 and torch.promote_types(computed, dtype) != computed)
     if config.sharding == "fsdp":
         # Through the CPU: a student is sharded where it is too large for one device.
         weights = _gather_weights(student, keep=main)
         if main:
             model = load_student(config, on_cpu=True)
             _load_weights(model, weights)
-    elif continues and main and not config.load_in_4bit:
+    elif continues and main and not is_rounded:
         model = copy.deepcopy(student)
     if not main:
         return
-    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32
     if config.lora_rank:
         with replaced_folder(folder / "adapter") as temporary:
             model.save_pretrained(temporary)
             write_text(temporary / "README.md", card.replace("library_name: transformers", "library_name: peft", 1))
-        if config.load_in_4bit:
+        if is_rounded:
             from peft import PeftModel
 
             model = load_model(config.model, device="cpu", dtype=str(dtype).removeprefix("torch."))

@@ -40,12 +40,8 @@ def plan_forwards(
     that continue each other are one tree, each tree is a row, and the budget counts the padding. Else each turn goes
     alone. All processes have the same number of forwards: gradients are only exchanged when all of them run a backward.
     """
-    if packed:
-        trees = build_trees(sequences, sessions, budget)
-    elif chains:
-        trees = build_chains(sequences, sessions)
-    else:
-        trees, budget = [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)], 0
+    trees = group_turns(sequences, sessions, budget, packed=packed, chains=chains)
+    budget = budget if packed or chains else 0
     sizes = [tree.tokens for tree in trees]
     group = pack_side_by_side if packed else batch_by_length
     forwards_by_rank: list[list[Forward]] = []
@@ -55,6 +51,17 @@ def plan_forwards(
     forwards = forwards_by_rank[rank]
     idle: list[Forward] = [[] for _ in range(max(map(len, forwards_by_rank)) - len(forwards))]
     return forwards + idle, sum(sizes)
+
+
+def group_turns(
+    sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, *, packed: bool, chains: bool
+) -> list[Tree]:
+    """Return the trees that the turns are read in; the arguments are those of `plan_forwards`."""
+    if packed:
+        return build_trees(sequences, sessions, budget)
+    if chains:
+        return build_chains(sequences, sessions)
+    return [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)]
 
 
 def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int) -> list[Tree]:

@@ -40,7 +40,7 @@ from opdkit.train.best_state import (
 )
 from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
-from opdkit.train.metrics import metrics_line, metrics_row, report_movement
+from opdkit.train.metrics import metrics_line, metrics_row, report_movement, trace_rows
 from opdkit.train.model_card import model_card
 from opdkit.train.policy import Policy
 from opdkit.train.reference import check_reference, with_reference
@@ -112,10 +112,11 @@ def run(config: TrainConfig) -> Summary:
             if not training.is_ended:
                 save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(training.steps))
         out.counters = counters
-        write_result(training, data, chat, stage.folder, out)
+        kept = write_result(training, data, chat, stage.folder, out)
     if main:
         checkpoints.clear(folder)
-    report_movement(training.rows, config.run, validated=training.validation is not None)
+    report_movement(trace_rows(kept, training.rows, training.returns), config.run,
+                    validated=training.validation is not None, went_back=bool(training.returns))  # fmt: skip
     say(f"the trained model is in {stage.folder / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} replies teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
@@ -163,7 +164,8 @@ def start_training(
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
     training = Training(config, objectives(config), turns, prompts, cycles, accelerator, folder, student, model,
-                        optimizer, trust, rows, validation, validated_steps)  # fmt: skip
+                        optimizer, trust, rows, validation, validated_steps,
+                        returns=state.get("returns", {}) if state else {})  # fmt: skip
     training.plan_steps()
     if state:
         say(f"resuming after step {len(rows)} of {len(training.steps)}")
@@ -194,13 +196,18 @@ def save_student(
     checkpoints.save_student(training.student, chat, config, folder, card, main=main, continues=continues)
 
 
-def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path, out: PartWriter) -> None:
+def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path, out: PartWriter) -> int:
     """Save the student of the best state in the stage's `folder`, and write the tables and counters of the training.
 
-    Raises NothingLearnedError where no state is better than the student before training.
+    Return the number of its steps. Raises NothingLearnedError where no state is better than the student before
+    training.
     """
     rows, validation, kept = training.rows, training.validation, len(training.rows)
+    main = training.accelerator.is_main_process
     if validation:
+        # A best state is of use only beside a checkpoint, which a training can resume from.
+        if main and find_best(validation.rows)["step"] == 0 and not any(training.folder.glob("step-*.pt")):
+            checkpoints.clear(training.folder)
         check_better(validation.rows, rows)
         if find_best(validation.rows)["step"] < len(rows):
             kept = validation.restore_best(training.student)
@@ -215,6 +222,7 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
         out.counters.count("steps left out", len(training.steps) - len(rows))
     out.counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
     save_student(training, data, chat, folder, epoch=math.ceil(rows[kept - 1]["epoch"]), step=kept)
+    return kept
 
 
 def take_step(training: Training, number: int, epoch: float) -> dict[str, float]:
@@ -273,6 +281,7 @@ def go_back(training: Training, validation: Validation) -> None:
     Its epsilon stays: gradients are as small as before, and as noisy.
     """
     step, epsilon = validation.restore_best(training.student), training.optimizer.param_groups[0]["eps"]
+    training.returns[len(training.rows)] = step
     training.optimizer = make_optimizer(training.student, training.config)
     for parameters in training.optimizer.param_groups:
         parameters["eps"] = epsilon
@@ -289,7 +298,7 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
     if stop or (every and (number % every == 0 or broadcast_object_list([seconds > CHECKPOINT_SECONDS])[0])):
         training.saved = time.monotonic()
         more = {"validations": training.validation.rows if training.validation else [],
-                "factor": training.trust.factor}  # fmt: skip
+                "factor": training.trust.factor, "returns": training.returns}  # fmt: skip
         main = accelerator.is_main_process
         checkpoints.save(training.folder, training.student, training.optimizer, training.rows, more, main=main)
     if stop:

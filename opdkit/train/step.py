@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -23,7 +23,7 @@ from opdkit.model.windows import depends_on_length
 from opdkit.store import stopping
 from opdkit.store.turn_ids import first_branch
 from opdkit.train.batches import tokens_of
-from opdkit.train.forwards import Forward, Tree, plan_forwards
+from opdkit.train.forwards import Forward, Tree, group_turns, plan_forwards
 from opdkit.train.objective.losses import divergence
 from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
 from opdkit.train.schedule import Position
@@ -31,7 +31,7 @@ from opdkit.train.sharding import gather, release_weights, trained_parameters
 from opdkit.train.student import autocast
 from opdkit.train.targets import Turn
 from opdkit.train.training import Training
-from opdkit.train.trust_region import BoundedStep, change_rate, choose_probe, raise_epsilon
+from opdkit.train.trust_region import PROBE_TOKENS, BoundedStep, change_rate, choose_probe, raise_epsilon
 
 STOP_REQUESTS = "stop_requests"  # metric: the number of processes that were asked to stop
 
@@ -68,12 +68,17 @@ def optimizer_step(
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank, --validate 0")
     metrics |= {"learning_rate": rate}
     if metrics["grad_norm"] and training.trust.is_measured(position.step):
-        bounded, tokens_read_again = bound_step(training, batch, sequences, logprobs, position, tokens_read)
+        bounded, tokens_read_again = bound_step(training, batch, sequences, logprobs, position)
         metrics |= {"step_kl": bounded.kl, "learning_rate": bounded.rate}
         tokens_read += tokens_read_again
     optimizer.zero_grad(set_to_none=True)  # a validation may need the memory
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return metrics | counts | {"tokens_read": tokens_read}
+
+
+def sessions_of(batch: Sequence[Turn]) -> list[str]:
+    """Return the session of each turn; the branches of a conversation are one."""
+    return [first_branch(turn.session_id) for turn in batch]
 
 
 class Gradients(NamedTuple):
@@ -99,13 +104,12 @@ def compute_gradients(
     rounding. Raises OpdkitError, naming it, when a turn does not fit into memory.
     """
     accelerator, model = training.accelerator, training.model
-    sessions = [first_branch(turn.session_id) for turn in batch]
     shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
     idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
     budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
     while True:
         size = min(training.config.micro_batch_tokens, budget.most)
-        forwards, tokens_read = plan_forwards(sequences, sessions, size, accelerator.process_index,
+        forwards, tokens_read = plan_forwards(sequences, sessions_of(batch), size, accelerator.process_index,
                                               accelerator.num_processes, packed=policy.packed,
                                               chains=policy.chains)  # fmt: skip
         shares: list[dict[str, Tensor]] = []
@@ -217,14 +221,14 @@ def bound_step(
     sequences: Sequence[PromptResponse],
     logprobs: Mapping[int, Tensor],
     position: Position,
-    tokens_read: int,
 ) -> tuple[BoundedStep, int]:
     """Keep the step that was just done within the trust region. Return it, and the tokens that were read for that.
 
-    `logprobs` [R, 1 + K] are those of the turns that this process read, before the step. All processes together read
-    `tokens_read` for it.
+    `logprobs` [R, 1 + K] are those of the turns that this process read, before the step.
     """
-    probe = choose_probe(batch, tokens_read, training.config.micro_batch_tokens)
+    policy: Any = training.accelerator.unwrap_model(training.model)
+    trees = group_turns(sequences, sessions_of(batch), PROBE_TOKENS, packed=policy.packed, chains=policy.chains)
+    probe = choose_probe(batch, sum(tree.tokens for tree in trees))
     own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
     before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
     read = [sequences[i] for i in probe]

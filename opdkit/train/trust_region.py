@@ -20,6 +20,9 @@ from opdkit.train.schedule import Position, first_rate
 from opdkit.train.targets import Turn
 
 PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it hold about so many
+# At most so many where prefixes are read once. It does not follow --micro-batch-tokens: how a step is split would then
+# decide what is read again, and so the learning rate.
+PROBE_TOKENS = 8192
 EVERY_STEP, THEN_EVERY = 8, 5  # so many first steps are measured, then every fifth
 LARGEST = 0.01  # rate of a step, as a share of the root mean square of the weights
 _SLACK = 2.0  # a KL up to this multiple of the limit stays: it is an estimate from a few turns
@@ -132,15 +135,15 @@ def raise_epsilon(optimizer: torch.optim.Optimizer, share: float, grad_norm: flo
         group["eps"] = max(group["eps"], share * grad_norm / math.sqrt(weights))
 
 
-def choose_probe(batch: Sequence[Turn], tokens_read: int, at_once: int) -> list[int]:
+def choose_probe(batch: Sequence[Turn], step_tokens: int) -> list[int]:
     """Return the turns of a step that are read again after it, as indices: first turns with a hint, in random order.
 
-    They hold PROBE_SHARE of the tokens of all turns, as far as that fits into one forward of `at_once` tokens, and
-    PROBE_SHARE of the `tokens_read` by the step at least. Each is read from its beginning: the turns of a long session
-    would be many times the tokens of the step.
+    They hold PROBE_SHARE of the tokens of all turns, up to PROBE_TOKENS, and PROBE_SHARE of the `step_tokens` at least,
+    in which common prefixes count once. Each is read from its beginning: the turns of a long session would be many
+    times the tokens of the step.
     """
     order = sorted(range(len(batch)), key=lambda i: (batch[i].teacher_logprobs is None, stable_hash(batch[i].turn_id)))
-    wanted = max(PROBE_SHARE * tokens_read, min(PROBE_SHARE * sum(map(len, batch)), at_once))
+    wanted = max(PROBE_SHARE * step_tokens, min(PROBE_SHARE * sum(map(len, batch)), PROBE_TOKENS))
     chosen: list[int] = []
     while sum(len(batch[i]) for i in chosen) < wanted:
         chosen.append(order[len(chosen)])

@@ -1,6 +1,7 @@
 """Prompts of the on-policy validation: the choice of their turns, and the models that read replies to them."""
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -184,7 +185,9 @@ def open_validation(
         raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --validate 0") from None
     scored = manifest(config.run, "teacher")["plan"]["config"]
     teacher, teacher_chat = load_teacher(config, scored, base, chat)
-    context = min(context_length(base), context_length(teacher))
+    # Within --max-tokens of the teacher stage, validation needs no more memory than scoring did.
+    limits = context_length(base), context_length(teacher), scored.get("max_tokens") or math.inf
+    context: Any = min(limits)  # whole, or infinite
     hint_text = recorded_hint_text(config.run)
     prompts: list[ValidationPrompt] = []
     for session, turn in with_sessions(config.run, turns):

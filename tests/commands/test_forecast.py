@@ -260,3 +260,33 @@ def test_the_python_method_returns_it(run, judge, tiny_model_dir):
     judge(lambda text, hinted: yes_if(hinted))
     found = Run(run).forecast(model=str(tiny_model_dir), hints=6, device="cpu", max_new_tokens=6)
     assert {"go", "gain", "low", "high", "tokens", "seconds"} <= found.keys()
+
+
+def test_a_reply_that_cannot_be_rendered_is_left_out(tmp_path, tiny_model_dir, judge):
+    """A hint about the greeting, which no prompt comes before; the other turns are forecast."""
+    judge(lambda text, hinted: yes_if(hinted))
+    greeting = session("greet", message("assistant", "Welcome!"), message("user", "Greet me formally."))
+    part = one_part([greeting, talk("a")], [turn("greet:0"), turn("a:1"), turn("a:3")],
+                    [verdict("greet:0", HINT, -1), verdict("a:1", HINT, -1), verdict("a:3", None, 1)])  # fmt: skip
+    run = write_run(tmp_path / "greeting", part)
+    found = predict(ForecastConfig(run=run, model=str(tiny_model_dir), device="cpu", max_new_tokens=6))
+    assert found["replies_left_out"] == {"no prompt": 1}
+    assert found["hints"] == {KEPT: 1, "not tested: no user message": 1}
+    assert found["judge"]["do not follow"] == (1, 1)
+
+
+def test_turns_that_are_all_too_long_end_with_their_reason(tmp_path, tiny_model_dir, judge):
+    judge(lambda text, hinted: yes_if(hinted))
+    long = session("a", message("user", "long " * 3000), message("assistant", "Yes."), message("user", "Shorter."))
+    run = write_run(tmp_path / "long", one_part([long], [turn("a:1")], [verdict("a:1", HINT, -1)]))
+    with pytest.raises(OpdkitError, match="too long"):
+        predict(ForecastConfig(run=run, model=str(tiny_model_dir), device="cpu", max_new_tokens=6))
+
+
+def test_hints_without_room_for_replies_do_not_blame_the_judge(config, judge):
+    judge(lambda text, hinted: yes_if(hinted))
+    found = predict(config(max_new_tokens=10**6))
+    assert found["hints"] == {"not tested: too long": 8}
+    assert not found["go"]
+    assert "--max-new-tokens" in found["reason"]
+    assert "judge" not in found["reason"]

@@ -20,7 +20,7 @@ from opdkit.store.atomic import move_into_place
 from opdkit.store.counters import Counters, Summary, read_counters
 from opdkit.store.digests import file_digest, read_digests
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import differences, fingerprint, manifest, model_identity
+from opdkit.store.plans import check_options, differences, fingerprint, manifest, model_identity
 from opdkit.store.reading import part_path, read_all, read_part, sessions_within
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
@@ -233,6 +233,32 @@ def test_another_spelling_of_a_path_is_no_other_plan(tmp_path, monkeypatch):
         Stage.open(Named(run=tmp_path, model="other", others=("model",)), "extract", [REJECTED], parts=1)
     with pytest.raises(ConfigError, match=r"config\.others"):
         Stage.open(Named(run=tmp_path, model="model", others=("model", "other")), "extract", [REJECTED], parts=1)
+
+
+def test_a_model_that_lies_elsewhere_is_no_other_plan(tmp_path):
+    """By the digests of its files, also as one of several teachers; with other files it is another model."""
+    for folder, content in (("old/a", "1"), ("old/b", "2"), ("new/a", "1"), ("new/b", "2"), ("new/other", "3")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text(content)
+
+    def resume(model: str, others: tuple[str, ...]) -> Stage:
+        model, *paths = (str(tmp_path / path) if "/" in path else path for path in (model, *others))
+        config = Named(run=tmp_path / "run", model=model, others=(*paths, f"big={paths[0]}"))
+        check_options(config, "extract")
+        inputs = {"model": model_identity(model), "teachers": {path: model_identity(path) for path in paths}}
+        return Stage.open(config, "extract", [REJECTED], parts=1, inputs=inputs)
+
+    first = resume("old/a", ("old/b", "hub-name"))
+    fill(first)
+    again = resume("new/a", ("new/b", "hub-name"))
+    assert (again.plan, again.todo()) == (first.plan, [])
+    for model, others in (("new/other", ("new/b", "hub-name")), ("new/b", ("new/a", "hub-name")),
+                          ("new/a", ("new/other", "hub-name")), ("new/a", ("new/b", "other-name"))):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"config\."):
+            resume(model, others)
+    (tmp_path / "new/a/config.json").write_text("4")
+    with pytest.raises(ConfigError, match=r"config\.model"):
+        resume("new/a", ("new/b", "hub-name"))
 
 
 def test_of_two_plans_that_start_at_once_one_wins(tmp_path):

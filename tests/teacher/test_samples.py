@@ -12,7 +12,8 @@ from scored_runs import toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM
 
 from opdkit.errors import ConfigError
-from opdkit.model.load import token_generator
+from opdkit.model.load import load_template, token_generator
+from opdkit.model.sampling import Sample
 from opdkit.store.reading import read_all
 from opdkit.teacher import samples
 from opdkit.teacher import stage as teacher
@@ -107,6 +108,25 @@ def test_the_logged_reply_again_is_left_out(run, config, monkeypatch):
     summary = teacher.run(config(run, **OPTIONS))
     assert summary.counters.labels("not written")["the logged reply again: the hint changed nothing"] == 6
     assert [r["written"] for r in targets(run) if r["written"] is not None] == [1] * 6
+
+
+def test_a_stop_token_of_the_teacher_alone_becomes_the_students_and_a_token_without_text_is_left_out(
+    run, config, tiny_model_dir, monkeypatch
+):
+    """A teacher's template may end replies otherwise; models have spare rows, beyond the tokens of the tokenizer."""
+    chat, make = load_template(str(tiny_model_dir), ()), samples._make_examples
+    other = chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    ends = {"of the teacher": [5, 6, other], "nothing": [other], "of both": [5, 6, chat.end_id], "cut": [5, other],
+            "unknown": [5, len(chat.tokenizer)]}  # fmt: skip
+    drawn = [Sample(ids, [-1.0] * len(ids), "length" if name == "cut" else "stop") for name, ids in ends.items()]
+    monkeypatch.setattr(samples, "_make_examples", lambda scorer, turn, _: make(
+        replace(scorer, vocabulary=10**6), turn, drawn))  # fmt: skip
+    summary = teacher.run(config(run, **OPTIONS))
+    rows = [(r["response_ids"], r["response_mask"]) for r in targets(run) if r["written"] is not None]
+    assert rows == [([5, 6, chat.end_id], [True, True, False]), ([5, 6, chat.end_id], [True] * 3),
+                    ([5, other], [True] * 2)] * 6  # fmt: skip
+    assert summary.counters.labels("not written") == {
+        "nothing but a stop token": 6, "a token that the tokenizer lacks": 6}  # fmt: skip
 
 
 def _scored(run, config) -> list[dict]:

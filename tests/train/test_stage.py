@@ -456,6 +456,14 @@ def test_another_student_is_refused(run, tmp_path, plain_tokenizer) -> None:
     train.run(train_config(run, save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)))
 
 
+def test_a_training_resumes_with_a_student_that_was_moved(run, tmp_path, plain_model_dir, monkeypatch) -> None:
+    options = {"epochs": 2, "checkpoint_every": 1}
+    train_and_kill(train_config(run, plain_model_dir, **options), 2, monkeypatch)
+    moved = Path(shutil.copytree(plain_model_dir, tmp_path / "moved"))
+    train.run(train_config(run, moved, **options))
+    assert (run / "train/model").is_dir()
+
+
 def test_no_signal_says_what_to_do_and_pins_nothing(tmp_path, plain_model_dir) -> None:
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red", 0)]) for n in range(3)])
     with pytest.raises(OpdkitError, match=r"no hint 3.*--objective binary"):

@@ -129,6 +129,22 @@ def test_what_stays_in_float32_is_saved_in_float32(tmp_path, plain_model_dir, mo
     assert (run / "train/model/preprocessor_config.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_weights_beside_the_adapters_stay_as_they_were(tmp_path, plain_model_dir, dtype: torch.dtype) -> None:
+    """They compute in bfloat16, which would round them; after each epoch as well as at the end."""
+    model = Path(shutil.copytree(plain_model_dir, tmp_path / "model"))
+    transformers.AutoModelForCausalLM.from_pretrained(plain_model_dir, dtype=dtype).save_pretrained(model)
+    run = write_run(tmp_path / "run", model, toy_sessions(6))
+    train.run(train_config(run, model, dtype="bfloat16", lora_rank=2, batch_turns=8, keep_epochs=True))
+    before = load_file(model / "model.safetensors")
+    for folder in ("model", "epochs/001/model"):
+        saved = load_file(run / "train" / folder / "model.safetensors")
+        assert {tensor.dtype for tensor in saved.values()} == {dtype}
+        changed = {name for name, tensor in saved.items() if not torch.equal(tensor, before[name])}
+        assert changed
+        assert all(name.endswith("_proj.weight") for name in changed)
+
+
 @pytest.mark.parametrize("family", ["Mamba-2", "Nemotron-H", "Falcon-H1", "Jamba", "Llama 4", "Qwen3-Next"])
 def test_adapters_go_where_they_are_read(tmp_path, family: str) -> None:
     """A layer that reads a weight past its adapter has none there, and its other weights have one."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from scored_runs import ALONE, read_supports, train_and_kill, train_config
+from scored_runs import ALONE, read_supports, toy_sessions, train_and_kill, train_config, write_run
 from torch import nn
 from toy_turns import toy_turn
 
@@ -28,6 +28,7 @@ from opdkit.train.trust_region import (
     EVERY_STEP,
     LARGEST,
     PROBE_SHARE,
+    PROBE_TOKENS,
     THEN_EVERY,
     TrustRegion,
     change_rate,
@@ -171,24 +172,37 @@ def test_epsilon_is_a_share_of_the_largest_gradient() -> None:
 
 def test_the_turns_that_are_read_again_have_hints_first(run) -> None:
     turns = load_turns(run)
-    read, at_once = sum(map(len, turns)), 8192
-    probe = choose_probe(turns, read, at_once)
+    read = sum(map(len, turns))
+    probe = choose_probe(turns, read)
     tokens = [len(turns[i]) for i in probe]
     assert sum(tokens[:-1]) < PROBE_SHARE * sum(map(len, turns)) <= sum(tokens)
     assert all(turns[i].teacher_logprobs is not None for i in probe)
-    assert choose_probe(turns, read, at_once) == probe
-    assert choose_probe(turns, read // 10, at_once) == probe, "where it fits into one forward"
-    assert choose_probe([t for t in turns if t.teacher_logprobs is None][:2], read, at_once)
+    assert choose_probe(turns, read) == probe
+    assert choose_probe(turns, read // 10) == probe, "within PROBE_TOKENS"
+    assert choose_probe([t for t in turns if t.teacher_logprobs is None][:2], read)
 
 
-def test_of_a_long_session_few_turns_are_read_again() -> None:
+def test_of_a_long_session_few_turns_are_read_again(monkeypatch) -> None:
     """From their beginnings its 60 turns are 1.1 million tokens, of which each step reads 28,000."""
     turns = [replace(toy_turn(f"log:1:{2 * n + 1}"), prompt_tokens=400 * n) for n in range(60)]
     longest = max(map(len, turns))
-    probe = choose_probe(turns, 28_000, 8192)
-    assert sum(len(turns[i]) for i in probe) < 8192 + longest
-    assert sum(len(turns[i]) for i in choose_probe(turns, 28_000, 100)) < PROBE_SHARE * 28_000 + longest
-    assert sum(len(turns[i]) for i in choose_probe(turns, 28_000, 10**9)) > PROBE_SHARE * sum(map(len, turns))
+    probe = choose_probe(turns, 28_000)
+    assert sum(len(turns[i]) for i in probe) < PROBE_TOKENS + longest
+    monkeypatch.setattr(trust_region, "PROBE_TOKENS", 100)
+    assert sum(len(turns[i]) for i in choose_probe(turns, 28_000)) < PROBE_SHARE * 28_000 + longest
+    monkeypatch.setattr(trust_region, "PROBE_TOKENS", 10**9)
+    assert sum(len(turns[i]) for i in choose_probe(turns, 28_000)) > PROBE_SHARE * sum(map(len, turns))
+
+
+def test_a_step_that_is_split_otherwise_finds_the_same_rate(tmp_path, tiny_model_dir) -> None:
+    """More forwards read more tokens, and an option of the memory, which may change on resume, decides their number."""
+    write_run(tmp_path / "run", tiny_model_dir, toy_sessions(6, 16))
+    rates = []
+    for tokens in (8192, 64):
+        options = REGION | {"learning_rate": None, "step_limit": 0.1, "micro_batch_tokens": tokens, "overwrite": True}
+        train.run(train_config(tmp_path / "run", tiny_model_dir, objective="blend", batch_turns=16, seed=2, **options))
+        rates.append([row["learning_rate"] for row in read_all(tmp_path / "run", "metrics")])
+    assert rates[0] == pytest.approx(rates[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("out_of_memory", [False, True])
@@ -241,7 +255,7 @@ def test_the_kl_is_that_of_the_models_before_and_after(run, plain_model_dir, tmp
     (row,) = read_all(run, "metrics")
     by_id = {t.turn_id: t for t in load_turns(run)}
     batch: list[Turn] = [by_id[i] for i in row["turn_ids"]]
-    probe = [batch[i] for i in choose_probe(batch, 0, 8192)]
+    probe = [batch[i] for i in choose_probe(batch, 0)]
     before, after = (read_supports(run, model) for model in (plain_model_dir, run / "train/model"))
     kls = []
     for turn in probe:

@@ -369,6 +369,18 @@ def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, open_toy
     assert all(len(reading) <= longest for prompt in short.prompts for reading in prompt.readings)
 
 
+def test_prompts_and_replies_keep_within_the_tokens_of_the_teacher_stage(run, open_toys) -> None:
+    whole = open_toys()
+    most = max(len(prompt.readings[0]) for prompt in whole.prompts) + 2
+    path = run / "teacher/manifest.json"
+    document = json.loads(path.read_text())
+    document["plan"]["config"]["max_tokens"] = most
+    path.write_text(json.dumps(document))
+    validation = open_toys()
+    assert validation.max_new_tokens == 2 < whole.max_new_tokens
+    assert all(len(ids) + validation.max_new_tokens <= most for p in validation.prompts for ids in p.readings)
+
+
 def test_replies_have_less_room_where_too_few_prompts_would_have_it() -> None:
     """Prompts near the end of the context are left out, but not a whole kind of them: no hint would be checked."""
 
@@ -557,7 +569,9 @@ def test_a_training_that_went_back_resumes_with_the_same_bytes(
     run, tmp_path, plain_model_dir, monkeypatch, scored_as, scores, every: int, steps: int
 ) -> None:
     """Killed before and after it goes back, with a checkpoint before, after, and at the very step."""
-    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    whole, reported = Path(shutil.copytree(run, tmp_path / "whole")), []
+    monkeypatch.setattr(train, "report_movement", lambda rows, _, **facts: (
+        reported.append(([row["step"] for row in rows], facts["went_back"]))))  # fmt: skip
     scored_as(scores)
     train.run(train_config(whole, plain_model_dir, **BACK))
     options = BACK | {"checkpoint_every": every}
@@ -569,6 +583,19 @@ def test_a_training_that_went_back_resumes_with_the_same_bytes(
     ours, theirs = ((folder / "train/model/model.safetensors").read_bytes() for folder in (run, whole))
     assert ours == theirs
     assert not (run / "train/checkpoints").exists()
+    assert reported == [([*range(1, 1 + (scores is BACK_TO_1)), 6], True)] * 2, "the steps that led to the best state"
+
+
+@pytest.mark.parametrize(("every", "left"), [(0, []), (4, ["best-00000000.pt", "step-00000004.pt"])])
+def test_a_training_in_vain_leaves_only_what_it_can_resume_from(
+    run, plain_model_dir, scored_as, every: int, left: list[str]
+) -> None:
+    scored_as({0: 1.0, 6: 1.3})
+    config = train_config(run, plain_model_dir, **BACK, checkpoint_every=every)
+    for _ in range(2):  # the same command does the rest again
+        with pytest.raises(OpdkitError, match="before training"):
+            train.run(config)
+        assert sorted(path.name for path in (run / "train/checkpoints").glob("*")) == left
 
 
 @pytest.fixture
