@@ -16,6 +16,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from rich.table import Table
 
 T = TypeVar("T")
 
@@ -74,6 +75,13 @@ def markdown_table(rows: Iterable[Iterable[str]]) -> str:
     """Return rows, the head first, as a table of Markdown; all columns but the first are flush right."""
     head, *body = [[printable(cell).replace("\n", " ").replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *body))
+
+
+def plain_table(*headers: str, gap: int = 2, **options: Any) -> "Table":
+    """Return a table of rich without lines, with `gap` spaces between its columns."""
+    from rich.table import Table  # imported here: --help shows no table
+
+    return Table(*headers, box=None, padding=(0, gap, 0, 0), pad_edge=False, **options)
 
 
 def with_sign(value: float, digits: int) -> str:

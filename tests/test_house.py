@@ -122,7 +122,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 def test_sizes() -> None:
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
     lengths = [node.end_lineno - node.lineno + 1 for _, node in functions() if node.end_lineno]
-    assert sum(lines.values()) <= 37_250  # 23,000 and what new features cost; each raise has to be earned
+    assert sum(lines.values()) <= 37_300  # 23,000 and what new features cost; each raise has to be earned
     assert len(lengths) <= 1_870
     assert statistics.median(lengths) >= 9
     assert {path: n for path, n in lines.items() if n > 400} == {}
@@ -165,11 +165,14 @@ def test_names_of_functions() -> None:
 
 
 def test_no_private_dialect() -> None:
-    """Words of our own where the field has one, in names of parameters and functions."""
+    """Words of our own where the field has one, in names of parameters, functions and values."""
     banned = {"anew", "crew", "crown", "lot", "lots", "mine", "roster", "some", "told"}
     for where, node in functions():
         names = {a.arg for a in (*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs)} | {node.name}
         assert not names & banned, f"{where}: {names & banned}"
+    for module, tree in modules().items():
+        assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        assert not assigned & banned, f"{module}: {assigned & banned}"
 
 
 # -- from the command to the arithmetic -----------------------------------------------------------------------------

@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table as RichTable
-
 from opdkit.config.command_line import quote
 from opdkit.config.commands import STAGES
 from opdkit.config.status import StatusConfig
-from opdkit.console import counted, duration, printable, stdout
+from opdkit.console import counted, duration, plain_table, printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
@@ -35,7 +33,7 @@ def run(config: StatusConfig) -> None:
     if not started and not errors:
         raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {quote(directory)} LOGS...`")
     failed = Counter((run, error["stage"]) for run, error in errors)
-    table, lines = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False), list[str]()
+    table, lines = plain_table(), list[str]()
     for name in COLUMNS:
         table.add_column(name, no_wrap=name != "time left", justify="right" if name == "rows in/s" else "left")
     for run, stage in started:

@@ -89,11 +89,8 @@ def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS)
     sessions = len(sums_SF)
     rng, even = np.random.default_rng(seed), np.full(sessions, 1 / max(1, sessions))
     block = max(1, _AT_ONCE // max(1, sessions))
-    drawn = [
-        rng.multinomial(sessions, even, size=min(block, resamples - start)).astype(float) @ sums_SF
-        for start in range(0, resamples, block)
-    ]
-    return np.concatenate(drawn)
+    sizes = (min(block, resamples - start) for start in range(0, resamples, block))
+    return np.concatenate([rng.multinomial(sessions, even, size=size).astype(float) @ sums_SF for size in sizes])
 
 
 def share_interval(values_B: Array, share: float | None, sessions: int) -> Interval:

@@ -1,4 +1,4 @@
-"""Held-out prompts, the checks that a reply to each must pass, and echoes of hints in replies.
+"""Held-out prompts, and the checks that a reply to each must pass.
 
 A file of prompts has one JSON object per line:
 
@@ -13,26 +13,12 @@ the judge then reads, too. `id` (default: the line) and `domain` (the tables gro
 change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as "uncorrected". Prompts
 with the same `session` (a text) count as one where chance is estimated: they are from one conversation. Other fields of
 a row are ignored.
-
-An echo is a reply that mentions a hint that nobody gave: a model may learn it from a teacher that had read one. There
-are three kinds, each of which counts only if the prompt gives no reason for it:
-
-- a marker: `[HINT_START]`, `[HINT_END]`, or the line that introduces a hint in the teacher's prompt, with or without
-  its brackets; not if the prompt has the same marker.
-- a phrase that credits the user with a hint ("based on your hint", "as you hinted"); not if the prompt itself mentions
-  hints (or instructions, for the phrase about those). English only. The word alone is ordinary ("type hints", "a hint
-  of lemon"), so a phrase must name who gave it.
-- a whole hint of the run, word for word, of at least five words, or ten characters in a script without spaces; not if
-  the prompt has it too.
-
-The share before training shows how often ordinary replies look like echoes; training added the difference.
 """
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,9 +26,8 @@ from typing import Any
 from opdkit.chat.conversation import Unreadable
 from opdkit.chat.messages import message, read_messages, read_tools
 from opdkit.config.fields import JSON, PythonFunction, did_you_mean
-from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.words import NEGATION, specific_words
+from opdkit.evaluate.key_words import fold_text, key_words
 from opdkit.store.digests import file_digest
 from opdkit.store.plans import manifest
 
@@ -75,7 +60,7 @@ class FunctionCheck:
     row: JSON
 
     def passes(self, text: str) -> bool:
-        """Return True for a reply that passes. An empty one fails. Raises OpdkitError for an answer that is no bool."""
+        """Return True for a reply that passes. An empty one fails. Raises OpdkitError if the answer is not a bool."""
         passed = self.function.call(text, self.row) if text.strip() else False
         if not isinstance(passed, bool):
             raise OpdkitError(f"{self.function} returned {passed!r} for prompt {self.row['id']}; it must return a bool")
@@ -84,24 +69,23 @@ class FunctionCheck:
 
 @dataclass(frozen=True)
 class Keeps:
-    """Check that a reply keeps to what was right, half of whose words it repeats. `claim`: it may also not take it up.
+    """Pass a reply that repeats at least half of `own`, the key words of the right reply.
 
-    Both are words that say something. What a reply only denies ("It is not Paris") it does not repeat.
+    With `claim`, the key words of a wrong claim, also pass one that repeats less than half of `claim`. What a reply
+    denies ("It is not Paris") it does not repeat.
     """
 
     own: frozenset[str]
     claim: frozenset[str] = frozenset()
 
     def passes(self, text: str) -> bool:
-        """Return True for a reply that has half of the words of its own, or else not half of those of the claim.
-
-        An empty reply fails.
-        """
-        if not _fold(text)[1]:
+        """Return True for a reply that passes. One without a word fails."""
+        if not fold_text(text)[1]:
             return False
         words = key_words(text, affirmed=True)
-        gives_in = 2 * len(words & self.claim) >= len(self.claim)
-        return 2 * len(words & self.own) >= len(self.own) or not gives_in
+        if 2 * len(words & self.own) >= len(self.own):
+            return True
+        return bool(self.claim) and 2 * len(words & self.claim) < len(self.claim)
 
 
 @dataclass(frozen=True)
@@ -143,7 +127,7 @@ class HeldOutPrompt:
 
 
 def unit_of(prompt_id: str, session: str | None) -> Hashable:
-    """Return what a prompt counts as where chance is estimated: its session, which is no prompt's id, or itself."""
+    """Return what a prompt counts as where chance is estimated: its session, or itself. The two are never equal."""
     return session or (prompt_id,)
 
 
@@ -163,10 +147,8 @@ def evaluated_prompts(run: Path, remedy: str, file: str | None = None) -> dict[s
     Raises OpdkitError, which ends with `remedy`, where the file is gone or another one.
     """
     document = manifest(run, "eval")
-    options, path = (
-        document["plan"]["config"] | document["plan"]["inputs"],
-        Path(file or document["configuration"]["prompts"]),
-    )
+    options = document["plan"]["config"] | document["plan"]["inputs"]
+    path = Path(file or document["configuration"]["prompts"])
     if not path.is_file() or file_digest(path) != options["prompts"]:
         raise OpdkitError(f"{path} is not the file of prompts that {run} was evaluated on: {remedy}")
     # The replies were checked: a function only stands for the checks that the rows lack.
@@ -267,103 +249,3 @@ def read_patterns(check: JSON) -> Patterns:
     if not any(compiled.values()):
         raise ValueError("'check' has no pattern: every reply would pass")
     return Patterns(tuple(compiled["match"]), tuple(compiled["absent"]))
-
-
-MIN_WORDS = 5  # a shorter hint ("Use Celsius.") may be an ordinary sentence
-Hints = Mapping[tuple[str, ...], list[tuple[str, ...]]]  # first MIN_WORDS words -> the words of the hints
-
-# Emphasis and quotation marks are dropped; typographic apostrophes are apostrophes.
-_FOLDED = str.maketrans(dict.fromkeys('*`"“”„«»') | {"’": "'", "‘": "'"})
-# Scripts that put no space between words: a character is a word.
-_UNSPACED = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff"
-_WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+(?:['-][^\W{_UNSPACED}]+)*")
-
-_YOURS = r"(?:your|(?:the )?user's)(?: (?:earlier|previous|last|helpful))?"
-_BY = r"(?:based on|as per|per|according to|following|considering|given|in line with|in accordance with|thanks to)"
-_YOU_GAVE = r"(?: that| which)? you(?:'ve| have)?(?: just| already)? (?:gave|given|provided|shared|mentioned)"
-_HINT_PHRASES = re.compile(
-    rf"\b{_BY} {_YOURS} hints?\b"  # based on your hint, following the user's hints
-    r"|\bas per the (?:(?:given|provided) )?hints?\b"
-    rf"|\b{_BY} the hints?{_YOU_GAVE}\b"  # following the hint you gave
-    # In the first words of a reply or of its thinking; further on it may be part of a story or a riddle.
-    r"|(?:^|</?think> ?)(?:\w+[,.!] )?(?:based on|according to) the (?:(?:given|provided) )?hints?\b"
-    r"|\b(?:as|like) (?:you|the user)(?:'ve| have)?(?: just| already)? hinted\b"
-    r"|\bas hinted by (?:you|the user)\b"
-    r"|\bthank(?:s| you)(?: so much| very much| a lot)? for (?:your|the) hints?\b"
-    rf"|\b{_YOURS} hint (?:says|said|suggests|suggested|asks|asked|tells|told|indicates|states|mentions)\b"
-)
-_INSTRUCTION_PHRASES = re.compile(rf"\b{_BY} the instructions?{_YOU_GAVE}\b")
-# phrase -> words in a prompt that give a reason for it
-_PHRASES = {_HINT_PHRASES: re.compile(r"\bhint(?:s|ed|ing)?\b"), _INSTRUCTION_PHRASES: re.compile(r"\binstructions?\b")}
-
-
-def index_hints(hints: Iterable[str]) -> Hints:
-    """Return the hints by their first words, so that `echo_of` reads a reply once for all of them."""
-    index: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for words in sorted({_fold(hint)[1] for hint in hints}):
-        spaced = sum(not re.match(f"[{_UNSPACED}]", word) for word in words)
-        if len(words) + spaced >= 2 * MIN_WORDS:  # in an unspaced script, a word takes about two characters
-            index.setdefault(words[:MIN_WORDS], []).append(words)
-    return index
-
-
-@lru_cache
-def marker_pattern(hint_text: str) -> re.Pattern[str]:
-    """Return the pattern, in folded text, of the words around a hint in a prompt (two or more) or in a vote."""
-    around = [_fold(part) for part in hint_text.split("{hint}")]
-    markers = [re.escape(re.sub(r"^\W+|\W+$", "", text)) for text, words in around if len(words) > 1]
-    return re.compile("|".join([*markers, r"\[ ?/?hint_(?:start|end) ?\]"]))
-
-
-def echo_of(reply: str, prompt: str, hints: Hints, hint_text: str = DEFAULTS["teacher"]["hint"]) -> str | None:
-    """Return the first text in `reply` that echoes a hint, with case and white space folded; None without one.
-
-    `reply` includes the thinking; `prompt` is everything that the model had read; `hint_text` is the teacher's.
-    """
-    folded, words = _fold(reply)
-    markers = marker_pattern(hint_text).findall(folded)
-    phrases = [(match[0].strip(), reason) for phrase, reason in _PHRASES.items() if (match := phrase.search(folded))]
-    repeated = [
-        hint
-        for start in range(len(words) - MIN_WORDS + 1)
-        for hint in hints.get(words[start : start + MIN_WORDS], ())
-        if words[start : start + len(hint)] == hint
-    ]
-    if not (markers or phrases or repeated):  # the usual case, and prompts are long
-        return None
-    prompt, words_of_prompt = _fold(prompt)
-    prompt_words = f" {' '.join(words_of_prompt)} "
-    echoes = [
-        *(marker for marker in markers if marker not in prompt),
-        *(phrase for phrase, reason in phrases if not reason.search(prompt)),
-        *(" ".join(hint) for hint in repeated if f" {' '.join(hint)} " not in prompt_words),
-    ]
-    return echoes[0] if echoes else None
-
-
-# Ends of clauses: a negation denies no more than its clause.
-_CLAUSE_END = re.compile(
-    r"[.,;:!?\n()\u2013\u2014\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]|而是|但是"
-    r"|(?i:\b(?:but|and|that|because|sondern|und|dass|weil|mais|et|que|sino|porque|ma|che)\b)"
-)
-
-
-def key_words(text: str, *, affirmed: bool = False) -> set[str]:
-    """Return the words of a text that say something: with a digit, of four letters, or in a script without spaces.
-
-    With `affirmed`, return only those that stand in a clause without a negation.
-    """
-    if affirmed:
-        clauses = _CLAUSE_END.split(text.translate(_FOLDED))
-        text = " ".join(clause for clause in clauses if not NEGATION.search(clause))
-    found = (word for word in _fold(text)[1] if len(word) > 3 or any(map(str.isdigit, word)) or word > "\u0e00")
-    return specific_words(list(found))
-
-
-def _fold(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a text without emphasis, quotation marks, case, and differences in white space; and its words.
-
-    The words have no punctuation around them, so a hint matches with any punctuation.
-    """
-    folded = " ".join(text.translate(_FOLDED).casefold().split())
-    return folded, tuple(_WORDS.findall(folded))

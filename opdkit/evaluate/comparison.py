@@ -16,11 +16,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rich.markup import escape
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from opdkit.config.fields import JSON
-from opdkit.console import counted, printable, stdout
+from opdkit.console import counted, plain_table, printable, stdout
 from opdkit.evaluate.checks import ALL, HeldOutPrompt
 from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
 from opdkit.evaluate.replies import Reply
@@ -185,7 +184,7 @@ def print_comparison(comparison: Comparison, shown_replies: int = 3) -> None:
     stdout.print(f"{printable(comparison.sentence)}\n", style="bold", markup=False)
     for name, scores in comparison.scores.items():
         print_scores(scores, [], (comparison.trainings[0]["training"], name))
-    table = RichTable("", box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table = plain_table("", show_header=False)
     for _ in comparison.trainings:
         table.add_column(justify="right", overflow="fold")
     for cells in training_rows(comparison.trainings):

@@ -119,7 +119,7 @@ def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str
     """
     level = LEVEL / (comparisons or len(shares))
     few = [WHERE[row["domain"]] for row in shares
-           if row.get("chance", row["low"]) is None or 2 * chance_of_rise(np.ones(row["count"])) > level]  # fmt: skip
+           if row["chance"] is None or 2 * chance_of_rise(np.ones(row["count"])) > level]  # fmt: skip
     rose = {row["difference"] > 0 for row in shares if has_moved(row, level)}
     if rose:
         return MIXED if len(rose) == 2 else BETTER if rose == {True} else WORSE, few
@@ -127,13 +127,8 @@ def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str
 
 
 def has_moved(row: JSON, level: float = LEVEL) -> bool:
-    """Return True for a difference that chance alone makes with a probability of at most `level`.
-
-    Rows of an earlier opdkit lack this probability: there the 95% interval decides.
-    """
-    if "chance" in row:
-        return row["chance"] is not None and row["chance"] <= level
-    return row["low"] is not None and not row["low"] <= 0 <= row["high"]
+    """Return True for a difference that chance alone makes with a probability of at most `level`."""
+    return row["chance"] is not None and row["chance"] <= level
 
 
 def has_unusual_length(row: JSON) -> bool:
@@ -174,7 +169,7 @@ def print_conclusion(conclusion: Conclusion, *, and_next: bool = True) -> None:
             line = f"{DRIFT}: {row['after']:.2f}"
         else:
             span = (f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}" if row["low"] is not None
-                    else "too few for an interval" if row.get("chance") is None
+                    else "too few for an interval" if row["chance"] is None
                     else "no interval: all changes are equal")  # fmt: skip
             change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
             line = f"right replies, {row['domain']}: {change}, {counted(row['count'], 'prompt')}"

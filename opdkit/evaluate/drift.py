@@ -30,10 +30,8 @@ def reply_shifts(
 ) -> list[Shift]:
     """Return for each reply the log-prob of its sampled tokens under both models."""
     old, new = (score(model, sequences, batch_tokens=batch_tokens) for model in (before, after))
-    return [
-        Shift(int(mask.sum()), float(b[mask].double().sum()), float(a[mask].double().sum()))
-        for b, a, mask in zip(old, new, masks, strict=True)
-    ]
+    return [Shift(int(mask.sum()), float(b[mask].double().sum()), float(a[mask].double().sum()))
+            for b, a, mask in zip(old, new, masks, strict=True)]  # fmt: skip
 
 
 def read_passages(run: Path, file: str | None) -> list[str]:

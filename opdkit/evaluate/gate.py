@@ -1,10 +1,16 @@
 """Decision whether the trained model may replace the one before it. Pure: from rows that `opdkit eval` stored.
 
-A share of right replies, or of faulty ones, is compared unit by unit with the test of `bootstrap.score_rise`. A unit is
-a prompt, or all prompts of one session of the log, which training changes alike. Their differences d are summed, and
-sum d^2 is taken to be at least what two evaluations of the model before training differ by, the noise: twice the
-variance of its sampled replies to a prompt, over their number. Bonferroni: a model that is no worse anywhere is stopped
-by chance with probability FALSE_STOPS at most, all comparisons together.
+A share of right replies, or of faulty ones, is compared unit by unit. A unit is a prompt, or all prompts of one session
+of the log, which training changes alike. The fall d of a unit is counted in prompts: the sum over its prompts of the
+share before minus the share after. A model is worse where
+
+    z = (sum d - s) / sqrt(max(sum d^2, noise)), with s = sum d^2 / sum |d|,
+
+reaches a limit; see `bootstrap.score_rise`. The noise is the variance of sum d between two evaluations of the model
+before training: the sum over the prompts of 2 p (1 - p) / (k - 1), where p is the share among k sampled replies.
+
+The limit is that of a standard normal z, by Bonferroni: a model that is no worse anywhere is stopped by chance with
+probability FALSE_STOPS at most, all comparisons together.
 """
 
 import re
@@ -17,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from opdkit.chat.markup import final_answer, split_calls
+from opdkit.chat.markup import split_calls
 from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
 from opdkit.console import counted, markdown_table, printable, with_sign
@@ -25,13 +31,14 @@ from opdkit.evaluate.bootstrap import FEWEST, score_rise
 from opdkit.evaluate.checks import ALL, UNCORRECTED, unit_of
 from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_moved, has_unusual_length
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
+from opdkit.judge.criterion import visible
 from opdkit.judge.flags import loops
 
-Shares = NDArray[np.float64]  # [N, 4]: per prompt the share before, after, the noise of their difference, and its unit
-Sums = NDArray[np.float64]  # [U, 4]: per unit the sums of the first three, and its number of prompts
+Shares = NDArray[np.float64]  # [N, 4]: per prompt the share before, the share after, the noise, and the unit's number
+Sums = NDArray[np.float64]  # [U, 4]: per unit the sums of the first three over its prompts, and how many these are
 
 FALSE_STOPS, POWER = 0.025, 0.95
-# In the first sentence, or the one behind an apology. It is not a refusal where the sentence goes on with an answer.
+# In the first sentence, or the one behind an apology. It is not a refusal where the sentence continues with an answer.
 _REFUSAL = re.compile(
     r"\s*(?:[^.!?\n]*\b(?:sorry|apologi[sz]e)\b[^.!?\n]*[.!]\s+)?[^.!?\n]*?"
     r"(?<!\bas )(?<!\bif )(?<!\bsince )(?<!\bwhile )(?<!\bthough )\b(?:i|we)(?:(?: am| are|['’](?:m|re))? "
@@ -153,7 +160,7 @@ def has_room_to_fall(row: JSON, loss: float) -> bool:
 
 
 def measured_replies(replies: pa.Table) -> pa.Table:
-    """Return the sampled replies, or the greedy ones where there are no others, without replies to probes.
+    """Return the sampled replies of a table, or the greedy ones where there are no others, without those to probes.
 
     The prompts of probes are those that the model before got right, so some of its luck is in them.
     """
@@ -163,7 +170,7 @@ def measured_replies(replies: pa.Table) -> pa.Table:
 
 
 def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
-    """Return the domain of each prompt, and the shares of right and of faulty replies; NaN without a verdict.
+    """Return the domain of each prompt, and its shares of right and of faulty replies; NaN without a verdict.
 
     They are of `measured_replies`. Faults leave out prompts without a value: of calls, those without tools. A right
     reply needs no call.
@@ -178,8 +185,7 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
     columns |= {kind: pc.equal(pc.fill_null(measured["hollow"], ""), kind) for kind in (QUESTION, CONFIRMATION)}
     columns |= {name: pa.array([name in faults for faults in shown], pa.bool_()).take(texts.indices)
                 for name in ("refusal", "loop", "broken_call")}  # fmt: skip
-    # Earlier versions of opdkit wrote no session.
-    keys = [name for name in ("domain", "prompt_id", "session", "model") if name in measured.column_names]
+    keys = ["domain", "prompt_id", "session", "model"]
     table = pa.table({key: measured[key] for key in keys} | columns).group_by(keys, use_threads=False)
     means = table.aggregate([(name, how) for name in columns for how in ("mean", "count")])
     sides: dict[str, dict[str, JSON]] = {}
@@ -187,7 +193,7 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
         sides.setdefault(row["prompt_id"], {})[row["model"]] = row
     before, after = zip(*((both["before"], both["after"]) for both in sides.values() if len(both) == 2), strict=True)
     numbers: dict[Hashable, int] = {}
-    unit_N = [numbers.setdefault(unit_of(row["prompt_id"], row.get("session")), len(numbers)) for row in before]
+    unit_N = [numbers.setdefault(unit_of(row["prompt_id"], row["session"]), len(numbers)) for row in before]
     shares = dict[str, Shares]()
     for name in columns:
         read = ((before, f"{name}_mean"), (after, f"{name}_mean"), (before, f"{name}_count"))
@@ -198,43 +204,55 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
 
 
 def sum_units(shares_N4: Shares) -> Sums:
-    """Return the sums over the prompts of each unit."""
+    """Return the sums over the prompts of each unit, and how many prompts it has."""
     *shares, unit_N = shares_N4.T
     unit_N = np.unique(unit_N, return_inverse=True)[1]
     return np.stack([np.bincount(unit_N, one_N) for one_N in (*shares, np.ones(len(unit_N)))], 1)
 
 
 def compare_shares(sums_U4: Sums, limit: float, better: int = 1) -> JSON:
-    """Return what a comparison found, and could have found; nulls of fewer than FEWEST units.
+    """Return the row of a comparison. What fewer than FEWEST units cannot tell is null.
 
-    `worse`: z reaches `limit`; with `better` -1, that of a rise. `noise`: 95% of the differences between two
-    evaluations of the model before are smaller; null where its replies to a prompt never differ, or are not sampled.
-    `finds`: the smallest change for the worse whose z reaches `limit` with probability POWER, null without one. It is
-    of the kind that is hardest to find: all replies to single units. Where these fail, a share x adds a variance of
-    x (1 - x) per prompt, times `size`: the mean number of prompts in the unit of a prompt.
+    `prompts`: how many have a value. `before`, `after`, `difference`: means over the prompts. `worse`: z of a fall
+    reaches `limit`; with `better` -1, z of a rise. `noise`: 95% of the differences between two evaluations of the model
+    before are smaller; null where its replies to a prompt never differ, or are not sampled. `finds`: see
+    `find_least_loss`.
     """
     before_U, after_U, noise_U, prompts_U = sums_U4.T
     count = int(prompts_U.sum())
     row: JSON = {"prompts": count} | dict.fromkeys(("before", "after", "difference", "noise", "finds", "worse"))
     if not count:
         return row
-    before, after, noise, size = ((x.sum() / count).item() for x in (before_U, after_U, noise_U, prompts_U**2))
+    before, after, noise, unit_size = ((x.sum() / count).item() for x in (before_U, after_U, noise_U, prompts_U**2))
     row |= {"before": before, "after": after, "difference": after - before}
     if len(sums_U4) < FEWEST:
         return row
-    losses = np.arange(0.005, 1.0001, 0.005)
-    spread = max(((after_U - before_U - prompts_U * (after - before)) ** 2).sum() / count, noise)
-    seen = losses - NormalDist().inv_cdf(POWER) * np.sqrt((spread + size * losses * (1 - losses)) / count)
-    reaches = (count * seen - size) / np.sqrt(count * (spread + size * seen.clip(1e-9))) >= limit
+    variance = max(((after_U - before_U - prompts_U * (after - before)) ** 2).sum() / count, noise)
     return row | {"noise": 1.96 * (noise / count) ** 0.5 or None,
-                  "finds": float(losses[reaches][0]) if reaches.any() else None,
+                  "finds": find_least_loss(count, unit_size, variance, limit),
                   "worse": score_rise(better * (before_U - after_U), noise_U.sum()) >= limit}  # fmt: skip
+
+
+def find_least_loss(count: int, unit_size: float, variance: float, limit: float) -> float | None:
+    """Return the smallest change for the worse whose z reaches `limit` with probability POWER; None without one.
+
+    It is a change of the share, of the kind that is hardest to find: all replies to single units fail, to each unit
+    with probability `loss`. `count`: prompts. `unit_size`: how many prompts the unit of a prompt has, in the mean.
+    `variance`: that of sum d, per prompt, as it was measured; the failures add unit_size * loss * (1 - loss) to it.
+    """
+    losses = np.arange(0.005, 1.0001, 0.005)
+    deviations = np.sqrt((variance + unit_size * losses * (1 - losses)) / count)
+    # At least so much of a loss is measured with probability POWER. Then sum d = count * measured, sum d^2 = count *
+    # (variance + unit_size * measured), and s = unit_size.
+    measured = losses - NormalDist().inv_cdf(POWER) * deviations
+    z = (count * measured - unit_size) / np.sqrt(count * (variance + unit_size * measured.clip(1e-9)))
+    found = losses[z >= limit]
+    return float(found[0]) if len(found) else None
 
 
 def faults_of(text: str) -> set[str]:
     """Return those of refusal, loop and broken_call that a reply shows; refusals in English alone."""
-    answer, is_thinking = final_answer(text)
-    answer = "" if is_thinking else answer
+    answer = visible(text, thinking=False)
     signs = {"refusal": bool(_REFUSAL.match(answer[:_FIRST_CHARS])), "loop": loops(text),
              "broken_call": "<tool_call>" in split_calls(answer)[0]}  # fmt: skip
     return {name for name, shown in signs.items() if shown}

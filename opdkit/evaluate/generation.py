@@ -29,10 +29,8 @@ def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: 
     except ChatError as error:
         raise OpdkitError(f"held-out prompt {prompt.id}: {error.reason}") from error
     if len(ids) + max_new_tokens > longest:
-        raise ConfigError(
-            f"held-out prompt {prompt.id} has {len(ids)} tokens: with --max-new-tokens {max_new_tokens} that exceeds "
-            f"the model's context of {longest}"
-        )
+        raise ConfigError(f"held-out prompt {prompt.id} has {len(ids)} tokens: with --max-new-tokens {max_new_tokens} "
+                          f"that exceeds the model's context of {longest}")  # fmt: skip
     return ids
 
 

@@ -12,12 +12,10 @@ were just told, before training, too.
 
 import contextlib
 import heapq
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 
 from opdkit.chat.messages import message
@@ -27,32 +25,32 @@ from opdkit.config.fields import JSON
 from opdkit.config.wording import Texts
 from opdkit.console import counted
 from opdkit.evaluate.bootstrap import FEWEST
-from opdkit.evaluate.checks import POOLED, key_words, read_patterns
+from opdkit.evaluate.checks import POOLED, read_patterns
 from opdkit.evaluate.expressions import ERRORS, FEW, find_check
-from opdkit.extract.known_turns import digests_of, logged_id
-from opdkit.judge.claims import group_alike
+from opdkit.evaluate.key_words import key_words
+from opdkit.evaluate.similar import SimilarTexts, Words, fold_words, request_words
+from opdkit.extract.known_turns import id_in_log, turn_digests
+from opdkit.judge.claims import commonest_wording
 from opdkit.judge.criterion import visible
-from opdkit.judge.hints import words
-from opdkit.judge.words import FILLER, specific_words, without_judgements
+from opdkit.judge.words import without_judgements
 from opdkit.model.behavior_policy import is_other_model
-from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
+from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions, joined_turns
 from opdkit.store.reading import part_count
 from opdkit.store.skip_reasons import DUPLICATE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, is_held_out
 
 COMPLAINT, PRAISE, NEUTRAL = "complaint", "praise", "neutral"  # kinds of reactions
-PRAISED, OTHERS = "praised replies", "other complaints"  # domains beside those of the common hints
-ACCEPTED = "accepted replies"  # domain of those that users neither praised nor complained about
-AFTER = "directly after a correction"  # domain of those whose prompt ends with a correction
+# Domains beside those of the common hints; the last one is of prompts that end with a correction.
+PRAISED_REPLIES, ACCEPTED_REPLIES = "praised replies", "accepted replies"
+OTHER_COMPLAINTS, AFTER_CORRECTION = "other complaints", "directly after a correction"
 _EXAMPLES, _ALL_EXAMPLES = 50, 2000  # of each hint, and of all hints, that are read in sessions that trained
 _TEXTS = 2000  # the commonest hints, which are grouped; any other one is a group of its own
 _LABEL = 60  # characters of a hint that names a domain
-_SPECIFIC = 3  # words of a request that says what it is about; "Go on." does not
 
-Request = frozenset[str]  # words of a request
-Said = tuple[str, str]  # system prompt and reply
-Opinions = dict[Said | None, Counter[str]]  # how often a reply was praised (PRAISED), or corrected by each hint
+ReplyKey = tuple[str, str]  # system prompt and reply: logged replies with the same ones count as one
+# How often users praised a reply (PRAISED_REPLIES), or corrected it with each hint.
+Opinions = dict[ReplyKey | None, Counter[str]]
 
 
 @dataclass(frozen=True)
@@ -63,67 +61,33 @@ class Reaction:
     is_held_out: bool
     kind: str
     hint: str | None  # of a praised turn: that of the corrected one which it answers
-    other: JoinedTurn | None  # the reply that was praised next
+    praised_next: JoinedTurn | None  # of a complaint: the turn that was praised after it
     is_after: bool = False  # the prompt ends with a correction
 
     @cached_property
-    def request(self) -> Request:
+    def request(self) -> Words:
         """Words of what is asked."""
-        return frozenset(request_of(self.turn))
+        return frozenset(request_words(self.turn))
 
 
-class RequestIndex:
-    """Requests, each with a label, by their rarest words: finds those alike without comparing all pairs.
+@dataclass(frozen=True)
+class _Complaints:
+    """Complaints of a log, in groups whose hints ask for like things. The commonest hint of a group is its name."""
 
-    The rarest words of two requests that are alike (half of each, and one more) have one in common.
-    """
+    group_of: dict[str, str]  # hint -> its group
+    members: dict[str, list[Reaction]]  # group -> its complaints
+    requests: SimilarTexts  # what was asked for, with the groups as labels
 
-    def __init__(self, labelled: Iterable[tuple[Request, str]]) -> None:
-        self._labels = defaultdict[Request, Counter[str]](Counter)
-        for request, label in labelled:
-            self._labels[request][label] += 1
-        self._frequencies = Counter(word for request in self._labels for word in request)
-        self._holders = defaultdict[str, list[tuple[int, Request]]](list)  # word -> requests, by their places
-        for numbered in enumerate(self._labels):
-            for word in self._rarest(numbered[1]):
-                self._holders[word].append(numbered)
-
-    def labels_alike(self, request: Request) -> Counter[str]:
-        """Return how often each label occurs among the requests like this one, in the order of the requests."""
-        others = {place: other for word in self._rarest(request) for place, other in self._holders.get(word, ())}
-        found = Counter[str]()
-        for _, other in sorted(others.items(), key=lambda item: item[0]):
-            found.update(self._labels[other] if is_alike(request, other) else ())
-        return found
-
-    def _rarest(self, request: Request) -> list[str]:
-        return sorted(request, key=lambda word: (self._frequencies[word], word))[: len(request) // 2 + 1]
-
-
-def request_of(turn: JoinedTurn) -> list[str]:
-    """Return the words of the last message of a prompt; all numbers are the same word.
-
-    If that says little, or is not the user's, the words of the user's message before it follow, marked: the reply to
-    "Go on." or to the result of a call is another one than that to the message itself.
-    """
-    *before, last = turn.session["messages"][: turn.index]
-    found = _fold_words(last["content"])
-    if last["role"] == "user" and len(specific_words(found) - FILLER) >= _SPECIFIC:
-        return found
-    context = next((m["content"] for m in reversed(before) if m["role"] == "user"), None)
-    return found + [f"before: {word}" for word in _fold_words(context)]
-
-
-def _fold_words(text: str | None) -> list[str]:
-    """Return the words of a text; all numbers are the same word."""
-    return [re.sub(r"\d+", "0", word) for word in words(text or "")]
+    def label(self, reaction: Reaction) -> str:
+        """Return the group of a complaint, and PRAISED_REPLIES of any other reaction."""
+        return self.group_of[str(reaction.hint)] if reaction.kind == COMPLAINT else PRAISED_REPLIES
 
 
 def _hash_prompt(turn: JoinedTurn) -> int:
     """Return a hash of the words of a whole prompt, the same for near duplicates."""
     prompt = turn.session["messages"][: turn.index]
     texts = ((m["role"], m["content"], *(f"{c['name']} {c['arguments']}" for c in m["tool_calls"])) for m in prompt)
-    return stable_hash(" ".join(word for parts in texts for text in parts for word in _fold_words(text)))
+    return stable_hash(" ".join(word for parts in texts for text in parts for word in fold_words(text)))
 
 
 def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
@@ -135,17 +99,12 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
     examples = list[tuple[int, str, Reaction]]()  # a heap: minus the hash of the turn, its id
     seen, conversation, verdicts = Counter[str](), "", dict[bytes, JSON]()  # of the turns of a conversation's branches
     for part in range(part_count(run, "judge")):
-        for session_id, turns in groupby(joined_turns(run, part, CHECKED, partial=True), lambda turn: turn.session_id):
+        for turns in joined_sessions(run, part, CHECKED, partial=True):
+            session_id = turns[0].session_id
             is_kept = is_held_out(session_id, holdout)
-            if logged_id(session_id) != conversation:
-                conversation, verdicts = logged_id(session_id), {}
-            judged = list[tuple[JoinedTurn, JSON]]()
-            own = [turn for turn in turns if turn.index]
-            for turn, said in zip(own, digests_of(own, reactions=False) if own else (), strict=True):
-                if turn.decided is not None:
-                    verdicts[said] = turn.decided
-                if turn.decided is not None or turn.turn["skip_reason"] == DUPLICATE:
-                    judged += [(turn, verdicts[said])] if said in verdicts else []
+            if id_in_log(session_id) != conversation:
+                conversation, verdicts = id_in_log(session_id), {}
+            judged = _find_verdicts([turn for turn in turns if turn.index], verdicts)
             for n, (turn, verdict) in enumerate(judged):
                 if turn.decided is None:  # an earlier branch has it
                     continue
@@ -154,8 +113,8 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
                 if (hint := verdict["hint"]) is not None:
                     seen[hint] += 1
                     after = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
-                    other = after[0] if after and after[1] == 1 else None
-                    reaction = Reaction(turn, is_kept, COMPLAINT, hint, other, is_after)
+                    praised_next = after[0] if after and after[1] == 1 else None
+                    reaction = Reaction(turn, is_kept, COMPLAINT, hint, praised_next, is_after)
                     if is_kept:
                         yield reaction
                     elif seen[hint] <= _EXAMPLES:
@@ -171,18 +130,34 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
     yield from (reaction for *_, reaction in sorted(examples, reverse=True))
 
 
+def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> list[tuple[JoinedTurn, JSON]]:
+    """Return the turns of a session that were judged, in this branch of its conversation or in an earlier one.
+
+    `verdicts`: those of the earlier branches, by the digests of their turns. Those of this branch are added.
+    """
+    judged = list[tuple[JoinedTurn, JSON]]()
+    for turn, digest in zip(turns, turn_digests(turns, reactions=False) if turns else (), strict=True):
+        if turn.decided is not None:
+            verdicts[digest] = turn.decided
+        if turn.decided is not None or turn.turn["skip_reason"] == DUPLICATE:
+            judged += [(turn, verdicts[digest])] if digest in verdicts else []
+    return judged
+
+
 def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
     """Return what all users of a run made of the held-out replies, wherever the log holds the same ones."""
-    found: Opinions = {said: Counter() for one in reactions if one.is_held_out and (said := _said(one.turn))}
-    for part in range(part_count(run, "judge")) if found else ():
+    opinions: Opinions = {key: Counter() for reaction in reactions
+                          if reaction.is_held_out and (key := _reply_key(reaction.turn))}  # fmt: skip
+    for part in range(part_count(run, "judge")) if opinions else ():
         for turn in joined_turns(run, part, CHECKED, partial=True):
             verdict = turn.decided
-            if verdict is not None and turn.index and (counts := found.get(_said(turn))) is not None:
-                counts.update([verdict["hint"]] if verdict["hint"] else [PRAISED] if verdict["reward"] == 1 else [])
-    return found
+            if verdict is not None and turn.index and (counts := opinions.get(_reply_key(turn))) is not None:
+                praise = [PRAISED_REPLIES] if verdict["reward"] == 1 else []
+                counts.update([verdict["hint"]] if verdict["hint"] else praise)
+    return opinions
 
 
-def _said(turn: JoinedTurn) -> Said | None:
+def _reply_key(turn: JoinedTurn) -> ReplyKey | None:
     """Return system prompt and reply of a turn; None for one that takes up no word of its request, such as "Done.".
 
     The request is what the user said last, and what the user said before that, which it may correct.
@@ -202,90 +177,126 @@ def make_prompts(
     """Return rows of a file of prompts, in the order of the log, and how many turns were left out, by reason.
 
     Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens. `names`: of the model
-    that the prompts are for (`student_names`). Where a log holds a reply more than once, most users decide what was
-    wrong with it: judges err.
+    that the prompts are for (`student_names`).
     """
-    complaints = [one for one in reactions if one.kind == COMPLAINT]
-    counts = Counter(str(one.hint) for one in complaints).most_common(_TEXTS)
-    group_of = {text: members[0][0] for members in group_alike(counts) for text, _ in members}
-    of_group = defaultdict[str, list[Reaction]](list)
-    for one in complaints:
-        of_group[group_of.setdefault(str(one.hint), str(one.hint))].append(one)
-    complained = RequestIndex((one.request, group_of[str(one.hint)]) for one in complaints)
-    fresh = [one for one in reactions if one.is_held_out and not one.is_after and one.kind != NEUTRAL]
-    praised = defaultdict[str, list[Reaction]](list)  # at once, for requests like more than a few of a group
-    for one in fresh:
-        for label, number in complained.labels_alike(one.request).items():
-            if one.kind == PRAISE and number > ERRORS * len(of_group[label]):
-                praised[label].append(one)
-    checks = {hint: check for label, members in of_group.items()
-              if len(members) >= FEW and any(one.is_held_out for one in members)
-              for hint, check in _find_checks(members, praised[label], chat, names).items()}  # fmt: skip
-    # Of several hints about one request, one with a check counts, then the most frequent one.
-    asked = Counter((one.request, str(one.hint)) for one in complaints).most_common()
-    hint_of_request = dict(key for key, _ in sorted(asked, key=lambda item: item[0][1] not in checks)[::-1])
+    complaints = _group_complaints(reactions)
+    direct = [reaction for reaction in reactions
+              if reaction.is_held_out and not reaction.is_after and reaction.kind != NEUTRAL]  # fmt: skip
+    praise = [reaction for reaction in direct if reaction.kind == PRAISE]
+    checks = _find_checks(complaints, praise, chat, names)
+    hints = _choose_hints(reactions, checks)
+    reacted = SimilarTexts((reaction.request, complaints.label(reaction)) for reaction in direct)
+    accepted, left_out = _choose_accepted(reactions, complaints.requests)
     rows = dict[tuple[str, str | None, int], JSON]()
-    accepted, left_out = _choose_accepted(reactions, complained)
-    judged = RequestIndex((one.request, PRAISED if one.kind == PRAISE else group_of[str(one.hint)]) for one in fresh)
-    for one in (one for one in reactions if one.is_held_out and (one.kind != NEUTRAL or one.turn.turn_id in accepted)):
-        said = Counter(group_of.get(opinion, opinion)
-                       for opinion in opinions.get(_said(one.turn), Counter()).elements())  # fmt: skip
-        own = PRAISED if one.kind != COMPLAINT else group_of[str(one.hint)]
-        if any(number >= said[own] for opinion, number in said.items() if opinion != own):
+    for reaction in (reaction for reaction in reactions if reaction.is_held_out):
+        if reaction.kind == NEUTRAL and reaction.turn.turn_id not in accepted:
+            continue
+        if _is_contested(reaction, opinions, complaints):
             left_out["the same reply was judged otherwise"] += 1
             continue
         # Praise for a reply to a request that others complained about shows what they wanted, too.
-        hint = one.hint or hint_of_request.get(one.request, "")
-        group = group_of.get(hint, hint) or None
+        hint = reaction.hint or hints.get(reaction.request, "")
+        group = complaints.group_of.get(hint, hint) or None
         try:
-            row = _row(one, chat, room, checks.get(hint), criteria)
+            row = _make_row(reaction, chat, room, checks.get(hint), criteria)
         except ChatError as error:
             left_out[error.reason] += 1
             continue
-        if one.is_after:
-            row["domain"] = AFTER
+        if reaction.is_after:
+            row["domain"] = AFTER_CORRECTION
         else:
-            if one.kind == PRAISE and group is None:
-                # The commonest complaint about requests like this one, unless more of those were praised.
-                groups = judged.labels_alike(one.request)
-                number = groups.pop(PRAISED, 0)
-                if groups and groups.total() >= number:
-                    ((group, _),) = groups.most_common(1)
-            row |= {"domain": group or (ACCEPTED if one.kind == NEUTRAL else PRAISED), "corrected": group is not None}
-        key = (row["domain"], group, _hash_prompt(one.turn))
-        turns = 1 + (rows[key]["turns"] if key in rows else 0)
-        if key not in rows or ("judge" in rows[key]["check"] and "judge" not in row["check"]):
-            rows[key] = row
-        rows[key]["turns"] = turns
-    sizes = Counter(row["domain"] for row in rows.values())
-    for row in rows.values():
-        label = " ".join(row["domain"].split())[:_LABEL]
-        is_own = label not in POOLED and (label in (PRAISED, ACCEPTED, AFTER) or sizes[row["domain"]] >= FEWEST)
-        row["domain"] = label if is_own else OTHERS
+            if reaction.kind == PRAISE and group is None:
+                group = _commonest_complaint(reacted.count_labels(reaction.request))
+            calm = ACCEPTED_REPLIES if reaction.kind == NEUTRAL else PRAISED_REPLIES
+            row |= {"domain": group or calm, "corrected": group is not None}
+        _add_row(rows, (row["domain"], group, _hash_prompt(reaction.turn)), row)
+    _name_domains(list(rows.values()))
     return list(rows.values()), left_out
 
 
-def is_alike(one: Request, other: Request) -> bool:
-    """Return True for two requests that share half of their words."""
-    return bool(one) and 2 * len(one & other) >= len(one | other)
+def _group_complaints(reactions: Sequence[Reaction]) -> _Complaints:
+    complaints = [reaction for reaction in reactions if reaction.kind == COMPLAINT]
+    group_of = commonest_wording(Counter(str(complaint.hint) for complaint in complaints).most_common(_TEXTS))
+    members = defaultdict[str, list[Reaction]](list)
+    for complaint in complaints:
+        members[group_of.setdefault(str(complaint.hint), str(complaint.hint))].append(complaint)
+    requests = SimilarTexts((complaint.request, group_of[str(complaint.hint)]) for complaint in complaints)
+    return _Complaints(group_of, members, requests)
 
 
-def _choose_accepted(reactions: Sequence[Reaction], complained: RequestIndex) -> tuple[set[str], Counter[str]]:
+def _find_checks(
+    complaints: _Complaints, direct_praise: Sequence[Reaction], chat: Chat, names: frozenset[str]
+) -> dict[str, JSON]:
+    """Return hints with the patterns that check them, of all groups with a held-out complaint.
+
+    `direct_praise`: praise for replies that do not follow a correction.
+    """
+    praise_of = defaultdict[str, list[Reaction]](list)  # group -> praise for requests like more than a few of its own
+    for praise in direct_praise:
+        for group, number in complaints.requests.count_labels(praise.request).items():
+            if number > ERRORS * len(complaints.members[group]):
+                praise_of[group].append(praise)
+    return {hint: check for group, members in complaints.members.items()
+            if len(members) >= FEW and any(complaint.is_held_out for complaint in members)
+            for hint, check in _find_group_checks(members, praise_of[group], chat, names).items()}  # fmt: skip
+
+
+def _choose_hints(reactions: Sequence[Reaction], checks: Collection[str]) -> dict[Words, str]:
+    """Return the hint about each request: of several, one with a check counts, then the most frequent one."""
+    complaints = (reaction for reaction in reactions if reaction.kind == COMPLAINT)
+    given = Counter((complaint.request, str(complaint.hint)) for complaint in complaints).most_common()
+    best_last = sorted(given, key=lambda item: item[0][1] not in checks)[::-1]
+    return {request: hint for (request, hint), _ in best_last}
+
+
+def _is_contested(reaction: Reaction, opinions: Opinions, complaints: _Complaints) -> bool:
+    """Return True where no fewer users judged the same reply otherwise: judges err, so most users decide."""
+    given = opinions.get(_reply_key(reaction.turn), Counter[str]())
+    counts = Counter(complaints.group_of.get(opinion, opinion) for opinion in given.elements())
+    own = complaints.label(reaction)
+    return any(number >= counts[own] for opinion, number in counts.items() if opinion != own)
+
+
+def _commonest_complaint(labels: Counter[str]) -> str | None:
+    """Return the group of the commonest complaint about some requests; None where more of them were praised."""
+    complaints = Counter({group: number for group, number in labels.items() if group != PRAISED_REPLIES})
+    return complaints.most_common(1)[0][0] if complaints and complaints.total() >= labels[PRAISED_REPLIES] else None
+
+
+def _add_row(rows: dict[tuple[str, str | None, int], JSON], key: tuple[str, str | None, int], row: JSON) -> None:
+    """Add a row, or count it as a near duplicate of the one with its key; of the two, one with patterns stays."""
+    turns = 1 + (rows[key]["turns"] if key in rows else 0)
+    if key not in rows or ("judge" in rows[key]["check"] and "judge" not in row["check"]):
+        rows[key] = row
+    rows[key]["turns"] = turns
+
+
+def _name_domains(rows: Sequence[JSON]) -> None:
+    """Cut the names of the domains; those of too few prompts become one."""
+    sizes = Counter(row["domain"] for row in rows)
+    for row in rows:
+        label = " ".join(row["domain"].split())[:_LABEL]
+        is_fixed = label in (PRAISED_REPLIES, ACCEPTED_REPLIES, AFTER_CORRECTION)
+        is_own = label not in POOLED and (is_fixed or sizes[row["domain"]] >= FEWEST)
+        row["domain"] = label if is_own else OTHER_COMPLAINTS
+
+
+def _choose_accepted(reactions: Sequence[Reaction], complained: SimilarTexts) -> tuple[set[str], Counter[str]]:
     """Return the ids of the neutral turns that become prompts, and how many do not, by reason.
 
     One like a request that users complained about does not: this user may have had the same wish, and said nothing. As
     many as there are complaints and praise suffice: the judge is asked about each.
     """
-    neutral = [one for one in reactions if one.kind == NEUTRAL]
-    most = max(FEWEST, sum(one.is_held_out and one.kind != NEUTRAL for one in reactions))
+    neutral = [reaction for reaction in reactions if reaction.kind == NEUTRAL]
+    most = max(FEWEST, sum(reaction.is_held_out and reaction.kind != NEUTRAL for reaction in reactions))
     chosen, left_out = set[str](), Counter[str]()
-    for one in sorted(neutral, key=lambda one: stable_hash(one.turn.turn_id)):
-        if complained.labels_alike(one.request):
+    for reaction in sorted(neutral, key=lambda reaction: stable_hash(reaction.turn.turn_id)):
+        if complained.count_labels(reaction.request):
             left_out["accepted replies to requests like those that others complained about"] += 1
         elif len(chosen) == most:
             left_out["accepted replies, more than are needed"] += 1
         else:
-            chosen.add(one.turn.turn_id)
+            chosen.add(reaction.turn.turn_id)
     return chosen, left_out
 
 
@@ -295,40 +306,43 @@ def describe_prompts(rows: Sequence[JSON], left_out: Counter[str], replies: int)
     sizes, merged = Counter(row["domain"] for row in rows), sum(row["turns"] for row in rows) - len(rows)
     reasons = "".join(f"; left out: {number:,} ({reason})" for reason, number in left_out.most_common())
     return (f"{counted(len(rows), 'prompt')} from the log: {corrected:,} on corrected topics, "
-            f"{sizes[PRAISED]:,} on other {PRAISED}, {sizes[ACCEPTED]:,} on {ACCEPTED}, "
-            f"{sizes[AFTER]:,} {AFTER}; {merged:,} near duplicates merged{reasons}; "
+            f"{sizes[PRAISED_REPLIES]:,} on other {PRAISED_REPLIES}, "
+            f"{sizes[ACCEPTED_REPLIES]:,} on {ACCEPTED_REPLIES}, {sizes[AFTER_CORRECTION]:,} {AFTER_CORRECTION}; "
+            f"{merged:,} near duplicates merged{reasons}; "
             f"{len(rows) - judged:,} are checked by patterns, {judged:,} by the judge, "
             f"with at most {counted(judged * replies, 'question')}")  # fmt: skip
 
 
-def _find_checks(
-    complaints: Sequence[Reaction], fresh: Sequence[Reaction], chat: Chat, names: frozenset[str]
+def _find_group_checks(
+    complaints: Sequence[Reaction], direct_praise: Sequence[Reaction], chat: Chat, names: frozenset[str]
 ) -> dict[str, JSON]:
-    """Return hints of a group of complaints, with the patterns that check them; `fresh`: praise for requests like them.
+    """Return hints of a group of complaints, with the patterns that check them.
 
-    At least half of `fresh` must pass. As the hints of a group may ask for opposite things, so must most replies that
-    were praised after complaints with the same hint.
+    At least half of the replies to requests like them that were praised at once, `direct_praise`, must pass. As the
+    hints of a group may ask for opposite things, so must most replies that were praised after complaints with the same
+    hint.
     """
-    corrected = _visible_replies([(one.request, one.turn) for one in complaints], chat)
-    praised = _visible_replies([(one.request, one.other) for one in complaints], chat)
-    is_own = not any(is_other_model(one.turn.session["model"], names) for one in complaints)
-    hints = [str(one.hint) for one in complaints]
-    check = find_check([*praised.values()], [*corrected.values()], hints, is_own)
+    wrong = _visible_replies([(complaint.request, complaint.turn) for complaint in complaints], chat)
+    right = _visible_replies([(complaint.request, complaint.praised_next) for complaint in complaints], chat)
+    is_own = not any(is_other_model(complaint.turn.session["model"], names) for complaint in complaints)
+    hints = [str(complaint.hint) for complaint in complaints]
+    check = find_check([*right.values()], [*wrong.values()], hints, is_own)
     if check is None:
         return {}
     patterns = read_patterns(check)
-    at_once = _visible_replies([(one.request, one.turn) for one in fresh], chat).values()
+    at_once = _visible_replies([(praise.request, praise.turn) for praise in direct_praise], chat).values()
     if 2 * sum(map(patterns.passes, at_once)) < len(at_once):
         return {}
     passed = defaultdict[str, list[bool]](list)
-    for hint, one in zip(hints, complaints, strict=True):
-        passed[hint] += map(patterns.passes, _visible_replies([(one.request, one.other)], chat).values())
+    for hint, complaint in zip(hints, complaints, strict=True):
+        replies = _visible_replies([(complaint.request, complaint.praised_next)], chat).values()
+        passed[hint] += map(patterns.passes, replies)
     return {hint: check for hint, marks in passed.items() if 2 * sum(marks) > len(marks)}
 
 
-def _visible_replies(turns: Iterable[tuple[Request, JoinedTurn | None]], chat: Chat) -> dict[Request, str]:
+def _visible_replies(turns: Iterable[tuple[Words, JoinedTurn | None]], chat: Chat) -> dict[Words, str]:
     """Return the first reply to each request."""
-    found = dict[Request, str]()
+    found = dict[Words, str]()
     for request, turn in turns:
         if turn is not None and request not in found:
             with contextlib.suppress(ChatError):
@@ -336,27 +350,28 @@ def _visible_replies(turns: Iterable[tuple[Request, JoinedTurn | None]], chat: C
     return found
 
 
-def _row(one: Reaction, chat: Chat, room: float, check: JSON | None, criteria: Texts) -> JSON:
-    """Return the row of a turn, without its domain. `check`: what fits its group. Raises ChatError."""
-    logged, tools = _visible_reply(one.turn, chat), one.turn.session["tools"]
-    prompt = one.turn.session["messages"][: one.turn.index]
+def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, criteria: Texts) -> JSON:
+    """Return the row of a turn, without its domain. `check`: the patterns for its hint, if any. Raises ChatError."""
+    turn, is_complaint = reaction.turn, reaction.kind == COMPLAINT
+    logged, tools = _visible_reply(turn, chat), turn.session["tools"]
+    prompt = turn.session["messages"][: turn.index]
     is_asked, fits = prompt[-1]["role"] != "assistant", len(chat.prompt_ids(prompt, tools)) <= room
     if not (logged and is_asked and fits):
         raise ChatError("empty reply" if not logged else "too long" if is_asked else "no request")
-    right = [logged] if one.kind != COMPLAINT else [_visible_reply(one.other, chat)] if one.other else []
+    praised = reaction.praised_next
+    right = [logged] if not is_complaint else [_visible_reply(praised, chat)] if praised else []
     patterns = read_patterns(check) if check else None
     is_right = patterns is not None and all(map(patterns.passes, right))
-    if patterns and not is_right and one.kind != COMPLAINT and one.hint is None:
+    if patterns and not is_right and not is_complaint and reaction.hint is None:
         raise ChatError("praise for what others corrected")
-    if not patterns or not is_right or (one.kind == COMPLAINT and patterns.passes(logged)):
-        check = {"judge": criteria["follows_hint"], "hint": one.hint}
-        if one.kind != COMPLAINT:
-            check = {"judge": criteria["serves_as_well"], "praised": logged}
+    if not patterns or not is_right or (is_complaint and patterns.passes(logged)):
+        check = {"judge": criteria["follows_hint"], "hint": reaction.hint} if is_complaint else {
+            "judge": criteria["serves_as_well"], "praised": logged}  # fmt: skip
     is_plain = prompt == [message("user", prompt[0]["content"])] and bool((prompt[0]["content"] or "").strip())
     asked = {"prompt": prompt[0]["content"]} if is_plain else {
         "messages": [openai_message(m, arguments_as_text=True) for m in prompt]}  # fmt: skip
-    return {"id": one.turn.turn_id, "session": conversation_id(one.turn.session_id), "domain": "", **asked,
-            "check": check, "hint": one.hint, "logged": logged, "turns": 1,
+    return {"id": turn.turn_id, "session": conversation_id(turn.session_id), "domain": "", **asked,
+            "check": check, "hint": reaction.hint, "logged": logged, "turns": 1,
             "tools": tool_definitions(tools) or tools}  # fmt: skip
 
 

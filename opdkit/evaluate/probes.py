@@ -13,7 +13,8 @@ from dataclasses import replace
 from opdkit.chat.messages import message
 from opdkit.config.fields import JSON
 from opdkit.config.wording import Texts
-from opdkit.evaluate.checks import PROBES, HeldOutPrompt, Keeps, key_words
+from opdkit.evaluate.checks import PROBES, HeldOutPrompt, Keeps
+from opdkit.evaluate.key_words import key_words
 from opdkit.judge.phrases import CLOSING_FORMULA
 from opdkit.judge.words import says_nothing
 from opdkit.store.stable_hash import stable_hash
@@ -27,8 +28,8 @@ _QUESTION = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")  # of Latin, Chinese, Arab
 def hollow_kind(reply: str, request: str) -> str | None:
     """Return QUESTION for a reply that only asks, CONFIRMATION for one that only says that it is done; None for others.
 
-    Beside questions there may be confirmations and words of the request. A closing formula ("Anything else?") is no
-    question.
+    Beside questions there may be confirmations and words of the request. A closing formula ("Anything else?") is not
+    a question.
     """
     sentences = [text for text in map(str.strip, _SENTENCE_ENDS.split(reply)) if text]
     asked = [text for text in sentences if _QUESTION.search(text) and not CLOSING_FORMULA.search(text)]

@@ -1,19 +1,23 @@
 """Replies of the models under evaluation, and their checks. What reads stored replies needs no torch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
 
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.console import counted, warn
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of, index_hints
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt
+from opdkit.evaluate.echoes import echo_of, index_hints
 from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge
 
 if TYPE_CHECKING:
     from opdkit.model.scoring import PromptResponse
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,9 @@ def right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
     return found
 
 
-def sampled_replies(replies: Sequence[Reply]) -> list[Reply]:
-    """Return the sampled replies, or the greedy ones where there are no others."""
-    return [r for r in replies if r.sample] or list(replies)
+def sampled_replies(replies: Sequence[T], sample: Callable[[T], int] = attrgetter("sample")) -> list[T]:
+    """Return the sampled replies, or the greedy ones where there are no others. `sample` returns the number of one."""
+    return [reply for reply in replies if sample(reply)] or list(replies)
 
 
 def mark_echoes(

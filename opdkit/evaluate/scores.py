@@ -3,16 +3,16 @@
 import html
 import math
 from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from opdkit.config.fields import JSON
-from opdkit.console import counted, markdown_table, printable, stdout, warn, with_sign
+from opdkit.console import counted, markdown_table, plain_table, printable, stdout, warn, with_sign
 from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise, interval
 from opdkit.evaluate.checks import ALL, POOLED, PROBES, HeldOutPrompt
 from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
@@ -171,8 +171,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
     title = "Before and after training" if names is MODELS else printable(" and ".join(names))
     seen = {row["metric"] for row in scores if row["before"] or row["after"]}
     never = [metric for metric in RARE if metric not in seen and replies]
-    table = RichTable(title=escape(f"{title}, on held-out prompts"), title_justify="left", box=None,
-                      padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
+    table = plain_table(gap=1, title=escape(f"{title}, on held-out prompts"), title_justify="left")
     # Domains too long to stand beside the metric stand below it: the other columns take 65.
     is_beside = max((len(row["domain"]) for row in scores), default=0) <= stdout.width - 65
     if is_beside:
@@ -194,14 +193,13 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
         shown += rows
     stdout.print(table)
     for metric in never:
-        samples = {model: [r["sample"] for r in replies if r["model"] == model and not r["probe"]] for model in MODELS}
-        # The sampled replies, or the greedy ones where there are no others.
-        before, after = (len([k for k in samples[model] if k] or samples[model]) for model in MODELS)
+        sides = ([r for r in replies if r["model"] == model and not r["probe"]] for model in MODELS)
+        before, after = (len(sampled_replies(side, itemgetter("sample"))) for side in sides)
         stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}", soft_wrap=True)
     for row in (row for row in scores if row["metric"] in STREAKS):
         _, old, new, *_ = _cells(row)
-        sides = old if new == "-" else f"{new}, before {old}"
-        stdout.print(f"{METRICS[row['metric']].words}: {sides}, of {counted(row['count'], 'session')}", soft_wrap=True)
+        both = old if new == "-" else f"{new}, before {old}"
+        stdout.print(f"{METRICS[row['metric']].words}: {both}, of {counted(row['count'], 'session')}", soft_wrap=True)
     if names is MODELS:
         stdout.print("drift, log-probs: nats per token. n: prompts, turns or passages.", soft_wrap=True)
     if any(row["count"] and row["low"] is None for row in shown):

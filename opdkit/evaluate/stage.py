@@ -48,7 +48,7 @@ from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import manifest, model_identity, recorded_hint_text, stage_dir
-from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, read_part
+from opdkit.store.reading import has_stage, part_path, read_all, read_part
 from opdkit.store.reviews import check_targets_current, decisions_in_targets, plan_inputs, reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of
@@ -209,18 +209,15 @@ def model_names(config: EvalConfig) -> dict[str, str]:
     """Return the paths or names of both models. Raises OpdkitError without --trained and a finished training."""
     trained = config.trained or str(stage_dir(config.run, "train") / "model")
     if not config.trained and not part_path(config.run, "metrics", 0).exists():
-        raise OpdkitError(
-            f"{config.run} has no finished training: run `opdkit train {quote(config.run)} ...` first, "
-            "or pass --model and --trained"
-        )
+        raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {quote(config.run)} ...` first, "
+                          "or pass --model and --trained")  # fmt: skip
     return {"before": config.model or manifest(config.run, "train")["plan"]["config"]["model"], "after": trained}
 
 
 def run_hints(run: Path) -> set[str]:
     """Return all accepted hints of the run, and all hints from reviews."""
-    parts = (read_arrow(run, "verdicts", part, ["hints"]) for part in range(part_count(run, "judge")))
     reviewed = {review.hint for review in reviews_in_force(run).values() if review.hint is not None}
-    return reviewed | {hint for part in parts for hints in part["hints"].to_pylist() for hint in hints}
+    return reviewed | {hint for row in read_all(run, "verdicts", ["hints"]) for hint in row["hints"]}
 
 
 def load_models(
@@ -228,10 +225,8 @@ def load_models(
 ) -> tuple[dict[str, Any], Chat, list[tuple[HeldOutPrompt, list[int]]]]:
     """Load both models. Return them, the chat template of both, and the prompts with their token ids."""
     chat, longest = load_chat(config, names)
-    models: dict[str, Any] = {
-        label: load_model(name, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-        for label, name in names.items()
-    }
+    options: JSON = {name: getattr(config, name) for name in ("device", "dtype", "load_in_4bit")}
+    models: dict[str, Any] = {label: load_model(name, **options) for label, name in names.items()}
     return models, chat, [(p, prompt_ids(chat, p, config.max_new_tokens, longest)) for p in prompts]
 
 
@@ -260,9 +255,9 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
         rows, left_out = make_prompts(reactions, opinions, chat, room, criteria, own_names)
         say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
     if not rows:
-        none = "hold neither a hint nor praise that makes a prompt" if share else "are none"
-        raise OpdkitError(f"--from-log takes its prompts from sessions held out of training, and in {config.run} these "
-                          f"{none}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite ...`"
+        what = "of which those have neither a hint nor praise that makes a prompt" if share else "which has none"
+        raise OpdkitError(f"--from-log takes its prompts from the sessions held out of training of {config.run}, "
+                          f"{what}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite ...`"
                           ", or write prompts for --prompts")  # fmt: skip
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if path.exists() and read_text("--from-log", path) != text and not config.overwrite:

@@ -7,7 +7,6 @@ calls are not part of it: readers of logged calls take them from the latest prom
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from opdkit.store.skip_reasons import READ_BEFORE
 BY_LINE = "@"  # in the name of a snapshot whose lines have no ids, before the number of the night
 
 
-def logged_id(session_id: str) -> str:
+def id_in_log(session_id: str) -> str:
     """Return the part of a session id that the log itself gives: the same for all branches of a conversation."""
     return session_id.partition(":")[2].partition("#")[0]
 
@@ -33,12 +32,11 @@ def skip_known(
 
     `seen` counts the trainable turns of its unit: of equal ones as many are known as there were.
     """
-    scope = session["format"], logged_id(session["session_id"])
+    scope = session["format"], id_in_log(session["session_id"])
     query = "SELECT count FROM turn WHERE format = ? AND id = ? AND digest = ?"
     marked = []
-    for row, digest in zip(
-        rows, _turn_digests(session["messages"], [(*row[2:4], row[11]) for row in rows]), strict=True
-    ):
+    digests = _digest_replies(session["messages"], [(*row[2:4], row[11]) for row in rows])
+    for row, digest in zip(rows, digests, strict=True):
         if row[6]:
             seen[digest] += 1
             (count,) = known.execute(query, (*scope, digest)).fetchone() or (0,)
@@ -52,17 +50,17 @@ def record_turns(ledger: Path, run: Path) -> None:
 
     Sessions that a log gives no id do not continue, and are left out.
     """
-    from opdkit.store.joined_turns import joined_turns  # pyarrow is slow to import
+    from opdkit.store.joined_turns import joined_sessions  # pyarrow is slow to import
     from opdkit.store.reading import part_count
 
     columns = {"sessions": ["session_id", "format", "messages"], "turns": None}
     found: Counter[tuple[str, str, bytes]] = Counter()
     for part in range(part_count(run, "extract")):
-        for name, joined in groupby(joined_turns(run, part, columns, reviews={}), key=lambda one: one.session_id):
-            own = list(joined)
-            for one, digest in zip(own, digests_of(own), strict=True):
-                if one.turn["skip_reason"] in (None, READ_BEFORE) and BY_LINE not in name.partition(":")[0]:
-                    found[one.session["format"], logged_id(name), digest] += 1
+        for turns in joined_sessions(run, part, columns, reviews={}):
+            name = turns[0].session_id
+            for turn, digest in zip(turns, turn_digests(turns), strict=True):
+                if turn.turn["skip_reason"] in (None, READ_BEFORE) and BY_LINE not in name.partition(":")[0]:
+                    found[turn.session["format"], id_in_log(name), digest] += 1
     upsert = "INSERT INTO turn VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = max(count, excluded.count)"
     with open_ledger(ledger) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -70,11 +68,11 @@ def record_turns(ledger: Path, run: Path) -> None:
         connection.execute("COMMIT")
 
 
-def digests_of(turns: Sequence[Any], *, reactions: bool = True) -> Iterator[bytes]:
+def turn_digests(turns: Sequence[Any], *, reactions: bool = True) -> Iterator[bytes]:
     """Yield the digest of each JoinedTurn of one session; without `reactions`, of its prompt and reply alone."""
-    facts = [(one.index, *((one.turn["next_count"], one.turn["decision"]) if reactions else (0, None)))
-             for one in turns]  # fmt: skip
-    return _turn_digests(turns[0].session["messages"], facts)
+    facts = [(turn.index, *((turn.turn["next_count"], turn.turn["decision"]) if reactions else (0, None)))
+             for turn in turns]  # fmt: skip
+    return _digest_replies(turns[0].session["messages"], facts)
 
 
 def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
@@ -82,12 +80,12 @@ def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
     with open_ledger(ledger) as connection:
         connection.execute("PRAGMA secure_delete = ON")
         connection.executemany("DELETE FROM turn WHERE format = ? AND id = ?",
-                               [(log_format, logged_id(name)) for name, log_format in sessions.items()
+                               [(log_format, id_in_log(name)) for name, log_format in sessions.items()
                                 if BY_LINE not in name.partition(":")[0]])  # fmt: skip
         connection.execute("VACUUM")
 
 
-def _turn_digests(messages: Sequence[JSON], turns: Sequence[tuple[int, int, JSON | None]]) -> Iterator[bytes]:
+def _digest_replies(messages: Sequence[JSON], turns: Sequence[tuple[int, int, JSON | None]]) -> Iterator[bytes]:
     """Yield the digest of each turn, given as (index of its reply, messages in its next state, decision), in order."""
     read, done = xxhash.xxh3_128(), 0
     for index, next_count, decision in turns:

@@ -1,4 +1,4 @@
-"""Claims of hints, and groups of hints that ask for like things. Pure.
+"""Claims of hints, contradictions between them, and groups of hints that ask for like things. Pure.
 
 A hint makes claims: a word, and whether it is wanted. "Use Python, not Java" claims (python, True) and (java, False);
 "be brief" and "not so long" claim the same. No model is asked: a paraphrase in other words makes other claims.
@@ -47,4 +47,18 @@ def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]
                 break
         else:
             groups.append((claims, [(text, number)]))
-    return sorted((members for _, members in groups), key=lambda some: -sum(number for _, number in some))
+    return sorted((members for _, members in groups), key=lambda members: -sum(number for _, number in members))
+
+
+def commonest_wording(counts: Iterable[tuple[str, int]]) -> dict[str, str]:
+    """Return hint -> the commonest one of its group, from hints with how often each is given."""
+    return {text: members[0][0] for members in group_alike(counts) for text, _ in members}
+
+
+def contradicts(a: Claims, b: Claims) -> bool:
+    """Return whether one wants all of what the other denies, and beyond that at most one of them claims more."""
+    denied = frozenset((word, wanted) for word, wanted in a if (word, not wanted) in b)
+    unwanted = [{word for word, wanted in claims if not wanted} for claims in (a, b)]
+    is_whole = any(own and own <= {word for word, _ in denied} for own in unwanted)
+    rest_a, rest_b = a - denied, b - {(word, not wanted) for word, wanted in denied}
+    return is_whole and (rest_a <= rest_b or rest_b <= rest_a)

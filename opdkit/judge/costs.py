@@ -43,7 +43,7 @@ def measure(judge: Any, ask: Ask, turns: Sequence[Sequence[Question]]) -> tuple[
     `ask` asks `judge`, and no more votes than are needed.
     """
     given, seconds, expected = Answers(), 0.0, Counter[str]()
-    for questions in ([q for turn in some for q in turn] for some in (turns[:1], turns[1:]) if some):
+    for questions in ([q for turn in chosen for q in turn] for chosen in (turns[:1], turns[1:]) if chosen):
         expected += judge.count_work(questions)
         begin = time.monotonic()
         votes = ask(questions)

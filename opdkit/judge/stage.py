@@ -45,7 +45,7 @@ from opdkit.judge.warnings import NO_REWARD, remedy_for, warnings
 from opdkit.model.folder import pin_model
 from opdkit.store.counters import Counters, Summary, check_rows_left
 from opdkit.store.dry_run import print_dry_run
-from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
+from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_sessions
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import find_outdated_upstream, record_usage, stage_dir
 from opdkit.store.reading import part_count, part_path, read_all
@@ -240,9 +240,7 @@ def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
 def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterator[TurnToJudge]:
     """Yield the turns of a part to judge, within `--limit`. The others are counted as dropped, by their reason."""
     conditions = {1: parse_filters(config.good, "--good"), -1: parse_filters(config.bad, "--bad")}
-    joined_of_part = joined_turns(config.run, part, LOGGED, limit=config.limit, reviews={})
-    for _, group in groupby(joined_of_part, key=lambda joined: joined.session_id):
-        session_turns = list(group)
+    for session_turns in joined_sessions(config.run, part, LOGGED, limit=config.limit, reviews={}):
         indices = [joined.index for joined in session_turns]
         outcomes = session_outcomes(session_turns[0].session, indices, conditions)
         for joined in session_turns:

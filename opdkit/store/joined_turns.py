@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,12 @@ def joined_turns(
             name = turn["turn_id"]
             yield JoinedTurn(session_of[turn["session_id"]], turn, verdict_of.get(name), reviews.get(name),
                              targets_of.get(name, ()))  # fmt: skip
+
+
+def joined_sessions(run: Path, part: int, columns: Columns = JUDGED, **options: Any) -> Iterator[list[JoinedTurn]]:
+    """Yield the turns of each session of a part. The arguments are those of `joined_turns`."""
+    for _, turns in groupby(joined_turns(run, part, columns, **options), lambda turn: turn.session_id):
+        yield list(turns)
 
 
 def arrays_of(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:

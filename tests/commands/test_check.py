@@ -229,13 +229,13 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
                           "does not fit skip_reason"),
     "metadata that is no JSON": (lambda r: recommit(r, "sessions", 0, first("metadata", "{")), "extract", "sessions",
                                  "metadata is not JSON"),
-    "a reward of 2": (lambda r: recommit(r, "verdicts", 0, first("reward", 2)), "judge", "verdicts", "none of -1, 0"),
+    "a reward of 2": (lambda r: recommit(r, "verdicts", 0, first("reward", 2)), "judge", "verdicts", "not -1, 0 or 1"),
     "a reward against the votes": (lambda r: recommit(r, "verdicts", 0, first("reward_votes", [
         {"score": None, "raw": "", "error": "odd"}])), "judge", "verdicts", "votes add up to|fit"),
     "agreement over 1": (lambda r: recommit(r, "verdicts", 0, first("reward_agreement", 1.5)), "judge", "verdicts",
                          r"not in \[0, 1\]"),
     "a hint from nowhere": (lambda r: recommit(r, "verdicts", 0, lambda rows: rows[0].update(
-        hint="Be brief, please.", hint_status="ok", hints=[])), "judge", "verdicts", "hint is none of hints"),
+        hint="Be brief, please.", hint_status="ok", hints=[])), "judge", "verdicts", "hint is not one of hints"),
     "a log-prob that is no number": (lambda r: recommit(r, "targets", 0, first(
         "old_logprobs", lambda t: [float("nan")] * len(t["old_logprobs"]))), "teacher", "targets", "not finite, or"),
     "a log-prob over 0": (lambda r: recommit(r, "targets", 0, first(

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checked_runs import recommit
 from named_trainings import PROMPTS, train_named, two_trainings
 from typer.testing import CliRunner
 
@@ -14,6 +16,7 @@ from opdkit.commands.gate import gate
 from opdkit.config.gate import GateConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.reading import read_all
+from opdkit.store.tables import TABLES
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +60,18 @@ def test_without_an_evaluation_it_says_what_to_run(made, tmp_path, plain_model_d
         gate(GateConfig(run=run / "a.training"))
     with pytest.raises(ConfigError, match="--allow"):
         GateConfig(run=run, allow=("lenght",))
+
+
+@pytest.mark.parametrize("table", ["replies", "scores"])
+@pytest.mark.parametrize("command", ["gate", "compare", "report", "check"])
+def test_an_evaluation_of_another_version_is_refused(command: str, table: str, made, tmp_path) -> None:
+    run = Path(shutil.copytree(made.parent, tmp_path / "run"))
+    recommit(run / "a.training", table, 0, spec=replace(TABLES[table], version=TABLES[table].version - 1))
+    words = [str(run), "a", "b"] if command == "compare" else [str(run / "a.training")]
+    result = CliRunner().invoke(app, [command, *words])
+    assert result.exit_code == 1
+    if command == "check":
+        assert f"schema version {TABLES[table].version - 1}; this opdkit reads" in result.stdout
+    else:
+        assert f"{table}/part-00000.parquet was written by another version of opdkit" in result.stderr
+        assert "run `opdkit eval" in result.stderr

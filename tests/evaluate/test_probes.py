@@ -14,9 +14,10 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.gate import CHECKS
 from opdkit.config.wording import DEFAULTS
 from opdkit.evaluate import stage as evaluate
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Keeps, Patterns, key_words
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Keeps, Patterns
 from opdkit.evaluate.conclusion import find_unusual
 from opdkit.evaluate.gate import decide
+from opdkit.evaluate.key_words import key_words
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION, hollow_kind, make_probes
 from opdkit.evaluate.replies import Reply, right_replies
 from opdkit.evaluate.scores import reply_scores

@@ -115,15 +115,10 @@ def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int,
     resampled_B, plain_B = (resample_sums(x, seed).reshape(-1, 3, 3) for x in (confusions_S, plain_S))
     sessions = int(confusions_S.any(1).sum())
     share, beyond_chance = (None if np.isnan(x) else float(x) for x in (accuracy(matrix), kappa(matrix, weights)))
-    return MajorityScore(
-        majority,
-        int(matrix.sum()),
-        share,
-        share_interval(accuracy(resampled_B), share, sessions),
-        beyond_chance,
-        quantile_interval(kappa(resampled_B, weights)) if sessions >= FEWEST else None,
-        quantile_interval(accuracy(resampled_B) - accuracy(plain_B)) if sessions >= FEWEST else None,
-    )
+    share_span = share_interval(accuracy(resampled_B), share, sessions)
+    values = kappa(resampled_B, weights), accuracy(resampled_B) - accuracy(plain_B)
+    kappa_span, gain_span = (quantile_interval(x) if sessions >= FEWEST else None for x in values)
+    return MajorityScore(majority, int(matrix.sum()), share, share_span, beyond_chance, kappa_span, gain_span)
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,8 @@ def measure(config: CalibrateConfig) -> Calibration:
         raise OpdkitError(f"{config.labels}: the labels of each judged turn contradict each other, as often one as "
                           "another")  # fmt: skip
     # Agreement of labels and rewards: as stored, and as both ways to count the votes give them.
-    confusions = {
-        way: confusions_by_session(cases, config.session_reward, way) for way in ("stored", "plain", "weighed")
-    }
+    ways = "stored", "plain", "weighed"
+    confusions = {way: confusions_by_session(cases, config.session_reward, way) for way in ways}
     stored, *majorities = (
         agreement.majority_score(way, confusions_S, config.kappa_weights, config.seed, confusions["plain"])
         for way, confusions_S in confusions.items()
@@ -125,13 +124,13 @@ def measure_cascade(cases: list[Case], config: CalibrateConfig) -> CascadeScore 
     counters = summary_of(config.run, "judge").counters
     decided, left = ([c for c in cases if any(t.is_escalated for t in c.turns) == is_left] for is_left in (False, True))
     scores = []
-    for name, some, way, other in (("both judges", cases, "stored", "first"),
-                                   ("the first alone", cases, "first", "stored"),
-                                   ("the first, where it decided", decided, "stored", "stored"),
-                                   ("the first, where it did not", left, "first", "stored"),
-                                   ("the second there", left, "stored", "first")):  # fmt: skip
-        if some:
-            one_S, other_S = (confusions_by_session(some, config.session_reward, key) for key in (way, other))
+    for name, judged, way, other in (("both judges", cases, "stored", "first"),
+                                     ("the first alone", cases, "first", "stored"),
+                                     ("the first, where it decided", decided, "stored", "stored"),
+                                     ("the first, where it did not", left, "first", "stored"),
+                                     ("the second there", left, "stored", "first")):  # fmt: skip
+        if judged:
+            one_S, other_S = (confusions_by_session(judged, config.session_reward, key) for key in (way, other))
             score = agreement.majority_score(name, one_S, config.kappa_weights, config.seed, other_S)
             scores.append(replace(score, gain=None) if way == other else score)
     questions = counters.labels(DECIDED)
@@ -159,11 +158,8 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
     are a fair sample of the judge's. The labels are those whose turns have votes.
     """
     most = min((len(turn.scores) for case in cases for turn in case.turns if turn.scores), default=0)
-    full = [
-        replace(case, turns=[replace(turn, scores=turn.scores[:most]) for turn in case.turns])
-        for case in cases
-        if all(turn.scores for turn in case.turns)
-    ]
+    full = [replace(case, turns=[replace(turn, scores=turn.scores[:most]) for turn in case.turns])
+            for case in cases if all(turn.scores for turn in case.turns)]  # fmt: skip
     if not most or not full:
         return most, [], 0
     sizes = voting.sizes(most)

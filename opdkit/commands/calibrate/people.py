@@ -108,11 +108,9 @@ def _score_raters(
     kappas = {key: value for key, matrix in matrices.items()
               if matrix.sum() >= FEWEST_SHARED and not np.isnan(value := float(kappa(matrix, weights)))}  # fmt: skip
     pairs = {key: value for key, value in kappas.items() if isinstance(key[1], str)}
-    raters = [
-        RaterScore(rater, number, _mean([value for key, value in pairs.items() if rater in key]),
-                   [kappas.get((rater, j)) for j in range(len(rewards_NJ[0]))])
-        for rater, number in counts.most_common()
-    ]  # fmt: skip
+    raters = [RaterScore(rater, number, _mean([value for key, value in pairs.items() if rater in key]),
+                         [kappas.get((rater, j)) for j in range(len(rewards_NJ[0]))])
+              for rater, number in counts.most_common()]  # fmt: skip
     of_judges = [_mean([value for key, value in kappas.items() if key[1] == j]) for j in range(len(rewards_NJ[0]))]
     return raters, len(pairs), [_mean(list(pairs.values())), *of_judges] if pairs else []
 

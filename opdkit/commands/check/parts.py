@@ -34,7 +34,7 @@ class Part:
 
 
 def unexpected_entries(run: Path, table: Table, parts: int) -> Iterator[tuple[str, str]]:
-    """Yield (name, what is wrong) for everything in a table's folder that is none of its parts."""
+    """Yield (name, what is wrong) for everything in a table's folder that is not one of its parts."""
     expected = {part_path(run, table.name, k).name for k in range(parts)}
     folder = stage_dir(run, table.stage) / table.name
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -207,9 +207,9 @@ VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("turns", ("kind",), "is neither main nor side", lambda kind: kind not in ("main", "side")),
     ("turns", ("next_role",), "is neither user nor tool", lambda role: role not in ("user", "tool")),
     ("rejected", ("line",), "is negative", lambda line: line < 0),  # 0 is a whole input
-    ("verdicts", ("reward",), "is none of -1, 0, 1", lambda reward: reward not in _REWARDS),
+    ("verdicts", ("reward",), "is not -1, 0 or 1", lambda reward: reward not in _REWARDS),
     ("verdicts", ("reward_agreement",), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
-    ("targets", ("reward",), "is none of -1, 0, 1", lambda reward: reward not in _REWARDS),
+    ("targets", ("reward",), "is not -1, 0 or 1", lambda reward: reward not in _REWARDS),
     ("targets", ("overlap",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),
     ("targets", ("written", "cut_messages"), "is negative", lambda number: number < 0),
     ("targets", ("prompt_tokens",), "is less than 1", lambda tokens: tokens < 1),
@@ -253,14 +253,14 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     # A run of fresh replies carries hints over, and with them what people decided.
     ("verdicts", "hint does not fit hint_status", lambda row, known:
         row["hint_status"] != REVIEWED and (row["hint"] is None) == (row["hint_status"] in ("ok", *WANTED_REPLIES))),
-    ("verdicts", "hint is none of hints", lambda row, known:
+    ("verdicts", "hint is not one of hints", lambda row, known:
         row["hint"] is not None and row["hint"] not in row["hints"]),
     *[(table, "its turn is not in the same part of verdicts", lambda row, known:
         known.verdicts is not None and row["turn_id"] not in known.verdicts) for table in ("escalated", "targets")],
     ("targets", "reward is not that of its verdict", lambda row, known:
         (verdict := _verdict_of(row, known)) is not None
         and row["reward"] != (verdict[0] if row["written"] is None else None)),
-    ("targets", "hint is none of its verdict's", lambda row, known:
+    ("targets", "hint is not one of its verdict's", lambda row, known:
         (verdict := _verdict_of(row, known)) is not None
         and row["hint"] is not None and row["hint"] not in verdict[1]),
     ("targets", "a token id outside the vocabulary", lambda row, known: _has_no_token(row["response_ids"], known)),
@@ -275,7 +275,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
       for column in ("response_mask", *_LOGPROBS, *_SUPPORTS)],
     *[("targets", f"{column} does not have K values everywhere", lambda row, known, column=column:
         row[column] is not None and bool((row[column][0] != known.width).any())) for column in _SUPPORTS],
-    ("hint_checks", "its hint is none of its verdict's", lambda row, known:
+    ("hint_checks", "its hint is not one of its verdict's", lambda row, known:
         (verdict := (known.verdicts or {}).get(row["turn_id"])) is not None and row["hint"] not in verdict[1]),
     ("metrics", "the steps are not 1, 2, 3, ...", lambda row, known: row["step"] != row["row"] + 1),
     ("metrics", "turn_ids are not as many as turns", lambda row, known: len(row["turn_ids"]) != row["turns"]),

@@ -52,8 +52,31 @@ def run(config: CheckConfig) -> bool:
     left = find_all_left_overs(directory, report)
     if config.clean:
         remove_entries(left)
+    removed, commands = remove_damaged(directory, report) if config.recompute else ([], [])
+    if config.json:
+        print_json(directory, report, removed, left)
+    else:
+        print_findings(report.findings)
+    if removed or commands:
+        parts = counted(len(removed), "part")
+        say(f"removed {parts}, damaged or computed from one that is; now run again, in this order:")
+        for command in commands:
+            say(f"  {command}")
+    for path in left:
+        say(f"left by a killed process{', removed' if config.clean else ''}: {printable(str(path))}")
+    if left and not config.clean:
+        say(f"`opdkit check {quote(directory)} --clean` removes what is left")
+    outcome = counted(len(report.findings), "finding") if report.findings else "nothing wrong"
+    stages_done = ", ".join(f"{stage} {done} of {parts}" for stage, (done, parts) in report.parts.items())
+    text = f"check: {outcome}; {counted(report.files, 'file')}, {counted(report.rows, 'row')}"
+    say(f"{text}, parts done: {stages_done or 'none'}, {time.monotonic() - begin:.1f} s")
+    return not report.findings
+
+
+def remove_damaged(directory: Path, report: Report) -> tuple[list[Path], list[str]]:
+    """Remove the damaged parts, and those computed from them. Return their files, and what to run now, in order."""
     removed, commands = list[Path](), list[str]()
-    for name, run in {"": directory, **named_trainings(directory)}.items() if config.recompute else ():
+    for name, run in {"": directory, **named_trainings(directory)}.items():
         # All trainings are computed from the stages before them.
         own = [f for f in report.findings if f.stage in plans.BY_PART or f.stage.partition(" ")[2] == name]
         gone = parts_to_remove(own, plans.started_stages(run))
@@ -61,41 +84,33 @@ def run(config: CheckConfig) -> bool:
             removed += remove_parts(run, gone)
         stages = {TABLES[table].stage for table, _ in gone}
         manifests, _ = plans.read_plans(run, [stage for stage in plans.ORDER if stage in stages])
-        commands += [plans.command_again(run, *one) for one in manifests.items()]
+        commands += [plans.command_again(run, stage, document) for stage, document in manifests.items()]
+    return removed, list(dict.fromkeys(commands))
+
+
+def print_json(directory: Path, report: Report, removed: list[Path], left: list[Path]) -> None:
+    """Print what was found and removed, as one JSON object."""
     findings = [{name: getattr(finding, name) for name in _COLUMNS} for finding in report.findings]
-    if config.json:
-        print(json.dumps({
-            "run": str(directory),
-            "stages": {stage: {"done": done, "parts": parts} for stage, (done, parts) in report.parts.items()},
-            "files": report.files, "rows": report.rows,
-            "findings": findings, "removed": [str(path) for path in removed], "left_over": list(map(str, left)),
-        }, indent=2, ensure_ascii=True))  # fmt: skip
-    elif findings:
-        cells = [["" if finding[name] is None else finding[name] for name in _COLUMNS] for finding in findings]
-        rows = [[printable(" ".join(str(cell).split())) for cell in row] for row in cells]
-        if stdout.is_terminal:
-            for stage, table, part, place, key, what, todo in rows:
-                numbers = [f"{name} {number}" for name, number in (("part", part), ("row", place)) if number]
-                where = ", ".join(filter(None, ["/".join(filter(None, (stage, table))), *numbers, key]))
-                stdout.print(f"{where}: {what}\n  {todo}", markup=False, soft_wrap=True)
-        else:
-            for row in [list(_COLUMNS), *rows]:
-                print("\t".join(row))
-    if removed or commands:
-        parts = counted(len(removed), "part")
-        say(f"removed {parts}, damaged or computed from one that is; now run again, in this order:")
-        for command in dict.fromkeys(commands):
-            say(f"  {command}")
-    for path in left:
-        say(f"left by a killed process{', removed' if config.clean else ''}: {printable(str(path))}")
-    if left and not config.clean:
-        say(f"`opdkit check {quote(directory)} --clean` removes what is left")
-    outcome = counted(len(findings), "finding") if findings else "nothing wrong"
-    stages_done = ", ".join(f"{stage} {done} of {parts}" for stage, (done, parts) in report.parts.items())
-    text = f"check: {outcome}; {counted(report.files, 'file')}, {counted(report.rows, 'row')}"
-    text += f", parts done: {stages_done or 'none'}, {time.monotonic() - begin:.1f} s"
-    say(text)
-    return not findings
+    print(json.dumps({
+        "run": str(directory),
+        "stages": {stage: {"done": done, "parts": parts} for stage, (done, parts) in report.parts.items()},
+        "files": report.files, "rows": report.rows,
+        "findings": findings, "removed": [str(path) for path in removed], "left_over": list(map(str, left)),
+    }, indent=2, ensure_ascii=True))  # fmt: skip
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """Print the findings: for a person on a terminal, else as lines of tab-separated columns, the head first."""
+    cells = [[getattr(finding, name) for name in _COLUMNS] for finding in findings]
+    rows = [["" if cell is None else printable(" ".join(str(cell).split())) for cell in row] for row in cells]
+    if not stdout.is_terminal:
+        for row in [list(_COLUMNS), *rows] if rows else ():
+            print("\t".join(row))
+        return
+    for stage, table, part, place, key, what, todo in rows:
+        numbers = [f"{name} {number}" for name, number in (("part", part), ("row", place)) if number]
+        where = ", ".join(filter(None, ["/".join(filter(None, (stage, table))), *numbers, key]))
+        stdout.print(f"{where}: {what}\n  {todo}", markup=False, soft_wrap=True)
 
 
 def find_all_left_overs(run: Path, report: Report) -> list[Path]:

@@ -54,11 +54,8 @@ def run(config: ExportConfig) -> Summary | Imported:
         elif config.to == RULES:
             write_rules(config, temporary, path, counters)
         else:
-            target, rewards, chat = (
-                TARGETS[str(config.to)],
-                (1, 0) if config.include_neutral else (1,),
-                chat_of_teacher(config),
-            )
+            target, chat = TARGETS[str(config.to)], chat_of_teacher(config)
+            rewards = (1, 0) if config.include_neutral else (1,)
 
             def rows(counters: Counters) -> Iterator[JSON]:
                 sessions = read_judged_turns(config.run, config.limit, counters, chat)

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import progress
 from opdkit.store.counters import Counters
-from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
+from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions
 from opdkit.store.plans import recorded_hint_text
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Review, reviews_in_force
@@ -63,11 +63,10 @@ def read_judged_turns(
     """
     columns = CHECKED if chat is None else {**CHECKED, "targets": ("turn_id", "written", "response_ids")}
     hint_text, reviews, parts = recorded_hint_text(run), reviews_in_force(run), part_count(run, "judge")
-    of_parts = (joined_turns(run, part, columns, limit=limit, reviews=reviews) for part in range(parts))
-    turns = chain.from_iterable(progress(of_parts, "export", parts, "parts"))
-    for _, group in groupby(turns, key=lambda turn: turn.session_id):
+    of_parts = (joined_sessions(run, part, columns, limit=limit, reviews=reviews) for part in range(parts))
+    for session_turns in chain.from_iterable(progress(of_parts, "export", parts, "parts")):
         judged = []
-        for joined in group:
+        for joined in session_turns:
             counters.rows_in += 1
             row, verdict = joined.turn, joined.decided
             if verdict is not None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from opdkit.config.fields import JSON
-from opdkit.judge.claims import Claims, claims_of
+from opdkit.judge.claims import Claims, claims_of, contradicts
 
 Hint = tuple[str, str, str]  # its text, turn id, session
 
@@ -19,15 +19,6 @@ def is_near(a: Claims, b: Claims) -> bool:
     """Return whether one makes all claims of the other and few more, so that no word stands in place of another."""
     shorter, longer = sorted((a, b), key=len)
     return shorter <= longer and NEAR * (len(longer) - len(shorter)) <= len(longer)
-
-
-def contradicts(a: Claims, b: Claims) -> bool:
-    """Return whether one wants all of what the other denies, and beyond that at most one of them claims more."""
-    denied = frozenset((word, wanted) for word, wanted in a if (word, not wanted) in b)
-    unwanted = [{word for word, wanted in claims if not wanted} for claims in (a, b)]
-    is_whole = any(some and some <= {word for word, _ in denied} for some in unwanted)
-    rest_a, rest_b = a - denied, b - {(word, not wanted) for word, wanted in denied}
-    return is_whole and (rest_a <= rest_b or rest_b <= rest_a)
 
 
 def merge_hints(hints: Iterable[Hint]) -> list[tuple[Claims, list[Hint]]]:

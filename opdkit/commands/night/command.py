@@ -1,6 +1,6 @@
 """`opdkit night`: read what is new in the logs, judge it, train on it, and promote the model if it is better.
 
-A night that was killed goes on where it stopped, before the next one begins. Each step is a stage, and resumes itself.
+A night that was killed resumes where it stopped, before the next one begins. Each step is a stage, and resumes itself.
 """
 
 from dataclasses import replace
@@ -27,17 +27,17 @@ from opdkit.extract.stage import choose_format
 def run(config: NightConfig) -> None:
     """Finish the night that was killed, if one was, then do tonight's. One line on stdout says how each ended.
 
-    Raises OpdkitError while another night works in the same home, and where a stage fails: the same command goes on.
+    Raises OpdkitError while another night works in the same home, and where a stage fails: the same command resumes.
     """
     home = Home(config.home)
     with home.locked():
-        finish_all(home, config)
-        night = home.night(max((one.number for one in home.nights()), default=0) + 1)
-        found = collect(home, night, config)
+        finish_nights(home, config)
+        night = home.night(max((earlier.number for earlier in home.nights()), default=0) + 1)
+        news = copy_news(home, night, config)
         home.keep_options(home.path / "options", config)
-        if found:
-            say(f"night {night.number}: {found}")
-            finish(home, night, config)
+        if news:
+            say(f"night {night.number}: {news}")
+            finish_night(home, night, config)
         else:
             stdout.print(f"night {night.number}: nothing new in the logs", soft_wrap=True)
 
@@ -45,36 +45,36 @@ def run(config: NightConfig) -> None:
 def run_forget(config: ForgetConfig) -> None:
     """Take sessions out of all nights, and do the nights again that have seen them, each with its own options.
 
-    Raises OpdkitError for a folder without nights. The same command goes on after a kill.
+    Raises OpdkitError for a folder without nights. The same command resumes after a kill.
     """
     home = Home(config.home)
     if not home.nights():
         raise OpdkitError(f"{config.home} has no nights")
     with home.locked():
         last = home.read_options(home.path / "options")  # before anything is taken out: it may fail
-        found = forget(home, config.where)
-        say(f"{counted(found, 'session')} taken out")
-        finish_all(home, last)
-    stdout.print(f"forgotten: {counted(found, 'session')}", soft_wrap=True)
+        sessions = forget(home, config.where)
+        say(f"{counted(sessions, 'session')} taken out")
+        finish_nights(home, last)
+    stdout.print(f"forgotten: {counted(sessions, 'session')}", soft_wrap=True)
 
 
-def finish_all(home: Home, config: NightConfig) -> None:
+def finish_nights(home: Home, config: NightConfig) -> None:
     """Finish, in order, the nights that are not over: a kill, an error or `opdkit forget` leaves such."""
     finish_forgetting(home)
     for night in home.nights():
         if not night.record.get("decision"):
             if night.news.exists():
                 commit_news(home.ledger, night.news)
-            say(f"night {night.number} goes on")
+            say(f"night {night.number} resumes")
             try:
-                finish(home, night, config)
+                finish_night(home, night, config)
             except OpdkitError:
                 warn(f"night {night.number} cannot be finished; later logs wait until it is. Mend what the error says, "
                      "and call the same command again")  # fmt: skip
                 raise
 
 
-def collect(home: Home, night: Night, config: NightConfig) -> str:
+def copy_news(home: Home, night: Night, config: NightConfig) -> str:
     """Copy what is new in the logs into the night's folder. Return what it is in words; "" without news."""
     extract: Any = configurations(home, night, config)["extract"]
     for log in map(Path, extract.logs):
@@ -90,7 +90,7 @@ def collect(home: Home, night: Night, config: NightConfig) -> str:
     return f"{counted(news.records, 'new record')} in {counted(news.inputs, 'log')}"
 
 
-def finish(home: Home, night: Night, config: NightConfig) -> None:
+def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
     promoted = home.promoted()
     if night.record and promoted not in (night.record["parent"], night.number):
@@ -99,8 +99,8 @@ def finish(home: Home, night: Night, config: NightConfig) -> None:
     if (own := night.folder / "options").exists():
         say(f"night {night.number} is done again with its own options, in {own}")
         config = home.read_options(own)
-    finish_steps = load_function("opdkit.commands.night.steps:finish")  # imported now: it brings torch
-    record = finish_steps(home, night, config, configurations(home, night, config))
+    run_steps = load_function("opdkit.commands.night.steps:run_steps")  # imported now: it brings torch
+    record = run_steps(home, night, config, configurations(home, night, config))
     sentence = printable(f"night {night.number}: {record['decision']}. {record['sentence']}")
     stdout.print(sentence, markup=False, soft_wrap=True)
 
@@ -111,6 +111,7 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
     Raises ConfigError for options of these stages that a night cannot follow, and OpdkitError for files and models that
     they cannot read.
     """
+    # The first model judges every night. By default, the stages would take the one that they train: the promoted one.
     judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     pipeline = PipelineConfig(
         run=night.folder, logs=config.logs, model=student_of(home, night, config), judge=config.judge,
@@ -118,14 +119,14 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
     )  # fmt: skip
     stages = stages_of(pipeline) | {"eval": configure("eval", {"run": night.folder}, config.config)}
     for name, options in ((name, vars(stage)) for name, stage in stages.items()):
-        if refused := next((one for one in ("limit", "dry_run", "overwrite") if options.get(one)), None):
+        if refused := next((option for option in ("limit", "dry_run", "overwrite") if options.get(option)), None):
             raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")
         if options.get("shard", "auto") != "auto":
             raise ConfigError(f"shard of {name} is not for nights: a night is a single process")
     train, evaluation = vars(stages["train"]), vars(stages["eval"])
     if train["run"] != night.folder or train["holdout"] not in (TrainConfig.holdout, config.holdout):
         raise ConfigError("name and holdout of train are not for nights: a night has one training, and --holdout")
-    refused = next((one for one in ("from_log", "trained", "model", "max_prompts") if evaluation[one]), None)
+    refused = next((option for option in ("from_log", "trained", "model", "max_prompts") if evaluation[option]), None)
     if refused or evaluation["run"] != night.folder:
         raise ConfigError(f"{refused or 'name'} of eval is not for nights: a night compares its own model with the "
                           "promoted one, on all of its tests")  # fmt: skip

@@ -7,7 +7,7 @@ since the first of them are done again, one after the other, and sessions that c
 import json
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,10 @@ def forget(home: Home, where: Sequence[str]) -> int:
 
     Return how many sessions it was. Whoever calls this finishes the nights: what was copied and is not read yet is left
     out when it is read. Raises OpdkitError where no session is described so. A kill in between loses nothing:
-    `finish_forgetting` goes on.
+    `finish_forgetting` resumes.
     """
     before = read_forgotten(home)
-    entry = next((one for one in before if describe(where, one.get("salt", "")) | {"done": one["done"]} == one),
+    entry = next((old for old in before if describe(where, old.get("salt", "")) | {"done": old["done"]} == old),
                  describe(where, secrets.token_hex(16)))  # fmt: skip
     nights = home.nights()
     found = {name for night in nights for name in find_sessions(night, [entry])}
@@ -52,7 +52,7 @@ def forget(home: Home, where: Sequence[str]) -> int:
     if is_all_read and not found and entry not in before:
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
                           "cannot be named")  # fmt: skip
-    write_forgotten(home, [*(one for one in before if one != entry), entry | {"done": False}])
+    write_forgotten(home, [*(old for old in before if old != entry), entry | {"done": False}])
     finish_forgetting(home)
     return len(found)
 
@@ -60,7 +60,7 @@ def forget(home: Home, where: Sequence[str]) -> int:
 def finish_forgetting(home: Home) -> None:
     """Do what is left of each `forget` that a kill has cut off."""
     forgotten = read_forgotten(home)
-    undone = [one for one in forgotten if not one["done"]]
+    undone = [entry for entry in forgotten if not entry["done"]]
     nights = home.nights() if undone else []
     found = [find_sessions(night, undone) for night in nights]
     first = next((n for n, sessions in enumerate(found) if sessions), None)
@@ -73,22 +73,24 @@ def finish_forgetting(home: Home) -> None:
             reset(nights[n])
             drop_reviews(nights[n].folder, {name for sessions in found[: n + 1] for name in sessions})
             drop_sessions(nights[n], undone)
-    write_forgotten(home, [one | {"done": True} for one in forgotten])
+    write_forgotten(home, [entry | {"done": True} for entry in forgotten])
 
 
 def describe(where: Sequence[str], salt: str) -> JSON:
     """Return what forgotten.json keeps of conditions. Of FIELD=TEXT it is a digest, so that the file names nobody."""
     filters = parse_filters(where, "--where")
-    is_exact = [one.op == "=" and one.field != "time" and not set("*?[|") & {*one.value} for one in filters]
-    named = [one for one, exact in zip(filters, is_exact, strict=True) if exact and salt]
-    return {"where": [one.text for one in filters if one not in named]} | (
-        {"named": [[one.field, digests_of(one.value, salt)] for one in named], "salt": salt} if named else {}
-    )
+    named = [condition for condition in filters if salt and condition.op == "=" and condition.field != "time"
+             and not set("*?[|") & {*condition.value}]  # fmt: skip
+    described: JSON = {"where": [condition.text for condition in filters if condition not in named]}
+    if named:
+        digests = [[condition.field, value_digests(condition.value, salt)] for condition in named]
+        described |= {"named": digests, "salt": salt}
+    return described
 
 
-def digests_of(value: str, salt: str) -> list[str]:
+def value_digests(value: str, salt: str) -> list[str]:
     """Return the digests of a text, and of the number that it may write: 17 and 17.0 are the same one."""
-    return [fingerprint({salt: one}) for one in (value, plain_value(parse_number(value))) if one is not None]
+    return [fingerprint({salt: text}) for text in (value, plain_value(parse_number(value))) if text is not None]
 
 
 def plain_value(value: Any) -> Any:
@@ -152,15 +154,10 @@ def drop_sessions(night: Night, entries: Sequence[JSON]) -> None:
     drop_reviews(night.log, found)
     for stage, tables in _TABLES.items():
         for table in tables:
-            for path, part in parts_of(night.log, stage, table):
-                with disk_errors_explained(path):
-                    rewrite(path, table, part, found)
-
-
-def parts_of(run: Path, stage: str, table: str) -> Iterator[tuple[Path, int]]:
-    for part in range(part_count(run, stage) if has_stage(run, stage) else 0):
-        if (path := part_path(run, table, part)).exists():
-            yield path, part
+            for part in range(part_count(night.log, stage) if has_stage(night.log, stage) else 0):
+                if (path := part_path(night.log, table, part)).exists():
+                    with disk_errors_explained(path):
+                        rewrite(path, table, part, found)
 
 
 def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain
 
 from opdkit.commands.night.home import Home, Night
 from opdkit.commands.night.turned import Change, NightSession, Opinion, find_turned
@@ -16,10 +16,11 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
-from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE, request_of
-from opdkit.extract.known_turns import digests_of
+from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
+from opdkit.evaluate.similar import request_words
+from opdkit.extract.known_turns import turn_digests
 from opdkit.judge.hints import words
-from opdkit.store.joined_turns import JUDGED, JoinedTurn, joined_turns
+from opdkit.store.joined_turns import JoinedTurn, joined_sessions
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, manifest
 from opdkit.store.reading import has_stage, is_complete, part_count
@@ -52,7 +53,7 @@ class Gathered:
     def conversations(self, nights: Collection[int]) -> set[str]:
         """Return the ids of the conversations that one of these nights saw."""
         return {conversation_id(name) for name, versions in self.sessions.items()
-                if any(one.night in nights for one in versions)}  # fmt: skip
+                if any(version.night in nights for version in versions)}  # fmt: skip
 
 
 def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered:
@@ -63,36 +64,38 @@ def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered
     """
     learns = set(night.record["learns"])
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
-    read = [one for number in (*earlier, *sorted(learns)) for one in read_sessions(home.night(number), config.holdout)]
+    read = [session for number in (*earlier, *sorted(learns))
+            for session in read_sessions(home.night(number), config.holdout)]  # fmt: skip
     known = read_changes(home, night)
     changes, superseded = find_turned(read, learns, known)
-    read = [replace(one, opinions=counting) for one in read
-            if (counting := tuple(o for o in one.opinions if (one.night, o.turn_id) not in superseded))]  # fmt: skip
-    new = [one for one in read if one.night in learns]
-    new_ids = {one.session_id for one in new}
-    count = len({opinion.turn_id for one in new if not one.is_held_out for opinion in one.opinions})
-    old = [one for one in read if one.night not in learns and one.session_id not in new_ids]
-    blamed = {one.session_id for one in old if any(opinion.kind == COMPLAINT for opinion in one.opinions)}
-    drawn = sorted(old, key=lambda one: stable_hash(f"replay:{seed}:{night.number}:{one.session_id}"))
-    wanted, replay = round(count * config.replay / (1 - config.replay)), list[NightSession]()
-    for one in drawn:
-        is_calm = not one.is_held_out and one.session_id not in blamed
-        if is_calm and sum(len(each.opinions) for each in replay) < wanted:
-            replay.append(one)
-    tests = choose_tests([one for one in old if one.is_held_out], blamed)
+    current = (tuple(o for o in session.opinions if (session.night, o.turn_id) not in superseded) for session in read)
+    read = [replace(session, opinions=kept) for session, kept in zip(read, current, strict=True) if kept]
+    new = [session for session in read if session.night in learns]
+    new_ids = {session.session_id for session in new}
+    new_turns = {opinion.turn_id for session in new if not session.is_held_out for opinion in session.opinions}
+    old = [session for session in read if session.night not in learns and session.session_id not in new_ids]
+    blamed = {session.session_id for session in old if any(o.kind == COMPLAINT for o in session.opinions)}
+    drawn = sorted(old, key=lambda session: stable_hash(f"replay:{seed}:{night.number}:{session.session_id}"))
+    wanted, replay = round(len(new_turns) * config.replay / (1 - config.replay)), list[NightSession]()
+    for session in drawn:
+        is_calm = not session.is_held_out and session.session_id not in blamed
+        if is_calm and sum(len(replayed.opinions) for replayed in replay) < wanted:
+            replay.append(session)
+    tests = choose_tests([session for session in old if session.is_held_out], blamed)
     sessions: dict[str, list[NightSession]] = defaultdict(list)
-    for one in sorted([*new, *replay, *tests], key=lambda one: -one.night):
-        sessions[one.session_id].append(one)
+    for session in sorted([*new, *replay, *tests], key=lambda session: -session.night):
+        sessions[session.session_id].append(session)
+    replayed_turns = sum(len(session.opinions) for session in replay)
     kept_out = sum(versions[0].is_held_out for versions in sessions.values())
-    return Gathered(dict(sessions), count, sum(len(one.opinions) for one in replay), kept_out, changes,
-                    [one for one in changes if one not in known])  # fmt: skip
+    return Gathered(dict(sessions), len(new_turns), replayed_turns, kept_out, changes,
+                    [change for change in changes if change not in known])  # fmt: skip
 
 
 def read_changes(home: Home, night: Night) -> list[Change]:
     """Return the changes of what users want that the last night before this one wrote down."""
     records = (home.night(number).record for number in sorted(night.record["earlier"], reverse=True)
                if number < night.number)  # fmt: skip
-    return [Change.from_json(row) for row in next((one["changes"] for one in records if "changes" in one), ())]
+    return [Change.from_json(row) for row in next((record["changes"] for record in records if "changes" in record), ())]
 
 
 def choose_tests(held_out: Sequence[NightSession], blamed: Collection[str]) -> list[NightSession]:
@@ -100,22 +103,23 @@ def choose_tests(held_out: Sequence[NightSession], blamed: Collection[str]) -> l
 
     Those with a complaint (`blamed`) come first, then those with praise. A share of _CALM_TESTS is without a complaint.
     """
-    newest = sorted(held_out, key=lambda one: -one.night)
-    calm = sorted((one for one in newest if one.session_id not in blamed),
-                  key=lambda one: all(opinion.kind != PRAISE for opinion in one.opinions))  # fmt: skip
+    newest = sorted(held_out, key=lambda session: -session.night)
+    calm = sorted((session for session in newest if session.session_id not in blamed),
+                  key=lambda session: all(opinion.kind != PRAISE for opinion in session.opinions))  # fmt: skip
     least = min(len(calm), MOST_TESTS // _CALM_TESTS)
-    chosen = [one for one in newest if one.session_id in blamed][: MOST_TESTS - least]
+    chosen = [session for session in newest if session.session_id in blamed][: MOST_TESTS - least]
     return [*chosen, *calm[: MOST_TESTS - len(chosen)]]
 
 
 def read_sessions(night: Night, holdout: float) -> list[NightSession]:
     """Return the sessions of a night with a turn that a user liked, accepted or complained about."""
-    found = []
+    sessions = []
     for part in range(part_count(night.log, "judge") if has_stage(night.log, "judge") else 0):
-        for session_id, turns in groupby(joined_turns(night.log, part, JUDGED), lambda turn: turn.session_id):
+        for turns in joined_sessions(night.log, part):
             if opinions := tuple(filter(None, map(opinion_of, turns))):
-                found.append(NightSession(night.number, part, session_id, is_held_out(session_id, holdout), opinions))
-    return found
+                name = turns[0].session_id
+                sessions.append(NightSession(night.number, part, name, is_held_out(name, holdout), opinions))
+    return sessions
 
 
 def opinion_of(turn: JoinedTurn) -> Opinion | None:
@@ -125,7 +129,7 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
         return None
     is_complaint = verdict["hint"] is not None or verdict["reward"] == -1
     kind = COMPLAINT if is_complaint else PRAISE if verdict["reward"] == 1 else NEUTRAL
-    request = frozenset(request_of(turn)) if turn.index else frozenset()
+    request = frozenset(request_words(turn)) if turn.index else frozenset()
     message = turn.session["messages"][turn.index]
     said = " ".join([message["content"] or "", *(call["arguments"] for call in message["tool_calls"])])
     return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request)
@@ -133,10 +137,11 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
 
 def write_run(home: Home, night: Night, gathered: Gathered, extract: ExtractConfig, judge: JudgeConfig) -> None:
     """Write the stages `extract` and `judge` of the night's run. What is there stays if it has the same sessions."""
-    used = {one.night for versions in gathered.sessions.values() for one in versions}
+    nights = {name: [version.night for version in versions] for name, versions in gathered.sessions.items()}
+    used = sorted(set(chain.from_iterable(nights.values())))
     inputs: JSON = {
-        "nights": {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in sorted(used)},
-        "sessions": fingerprint({name: [one.night for one in some] for name, some in gathered.sessions.items()}),
+        "nights": {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in used},
+        "sessions": fingerprint(nights),
     }
     if all(is_complete(night.folder, stage) and manifest(night.folder, stage)["plan"]["inputs"] == inputs
            for stage in ("extract", "judge")):  # fmt: skip
@@ -151,7 +156,7 @@ def write_run(home: Home, night: Night, gathered: Gathered, extract: ExtractConf
         for part in range(len(gathered.parts)):
             with stage.writing(part) as out:
                 for table, rows in read_rows(home, gathered, part).items():
-                    if table in {each.name for each in tables}:
+                    if table in {written.name for written in tables}:
                         out.rows(table, rows)
                 out.counters.rows_in = len(out.arrow(tables[0]))
 
@@ -159,28 +164,26 @@ def write_run(home: Home, night: Night, gathered: Gathered, extract: ExtractConf
 def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]]:
     """Return the rows of one part, by table. Only turns that count are trainable: others are part of prompts."""
     number, source = gathered.parts[part]
-    mine = {name: versions for name, versions in gathered.sessions.items()
-            if (versions[0].night, versions[0].part) == (number, source)}  # fmt: skip
-    counting = {o.turn_id for versions in mine.values() for one in versions for o in one.opinions}
+    chosen = {name: versions for name, versions in gathered.sessions.items()
+              if (versions[0].night, versions[0].part) == (number, source)}  # fmt: skip
+    seen = [version for versions in chosen.values() for version in versions]
+    counting = {opinion.turn_id for version in seen for opinion in version.opinions}
     judged = dict[str, tuple[int, bytes, JSON]]()  # turn -> night, digest, verdict
-    for place in sorted({(one.night, one.part) for versions in mine.values() for one in versions}):
-        joined = joined_turns(home.night(place[0]).log, place[1], JUDGED, turn_ids=counting)
-        for own in (list(turns) for _, turns in groupby(joined, lambda turn: turn.session_id)):
-            for turn, digest in zip(own, digests_of(own), strict=True):
+    for judged_in, source_part in sorted({(version.night, version.part) for version in seen}):
+        for turns in joined_sessions(home.night(judged_in).log, source_part, turn_ids=counting):
+            for turn, digest in zip(turns, turn_digests(turns), strict=True):
                 if turn.decided is not None:  # the last night's counts, if a reaction came later
-                    judged[turn.turn_id] = place[0], digest, turn.decided
+                    judged[turn.turn_id] = judged_in, digest, turn.decided
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
-    joined = joined_turns(home.night(number).log, source, JUDGED)
-    for session_id, turns in groupby(joined, lambda turn: turn.session_id):
-        if session_id not in mine:
+    for turns in joined_sessions(home.night(number).log, source):
+        if turns[0].session_id not in chosen:
             continue
-        own = list(turns)
-        rows["sessions"].append(own[0].session)
-        for turn, digest in zip(own, digests_of(own), strict=True):
+        rows["sessions"].append(turns[0].session)
+        for turn, digest in zip(turns, turn_digests(turns), strict=True):
             # What an earlier night judged counts if the turn is still the same.
-            judged_in, of, verdict = judged.get(turn.turn_id, (0, b"", {}))
+            judged_in, judged_digest, verdict = judged.get(turn.turn_id, (0, b"", {}))
             is_known = turn.turn["skip_reason"] == READ_BEFORE
-            counts = judged_in == number or (is_known and of == digest)
+            counts = judged_in == number or (is_known and judged_digest == digest)
             skipped = None if counts else turn.turn["skip_reason"] or READ_BEFORE
             rows["turns"].append(turn.turn | {"trainable": counts, "skip_reason": skipped})
             rows["verdicts"] += [verdict] if counts else []
@@ -189,5 +192,6 @@ def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]
 
 def count_hints(nights: Sequence[Night], holdout: float) -> int:
     """Return the replies with a hint in these nights' sessions, less those that are kept out of training."""
-    sessions = (one for night in nights for one in read_sessions(night, holdout) if not one.is_held_out)
-    return sum({opinion.turn_id: opinion.hint is not None for one in sessions for opinion in one.opinions}.values())
+    sessions = (session for night in nights for session in read_sessions(night, holdout) if not session.is_held_out)
+    opinions = (opinion for session in sessions for opinion in session.opinions)
+    return sum({opinion.turn_id: opinion.hint is not None for opinion in opinions}.values())

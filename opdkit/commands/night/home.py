@@ -38,6 +38,11 @@ _COPIES = {"config": "config.toml", "prompts": "prompts.jsonl"}  # options that 
 MOST_PENDING = 10  # nights that one training learns from; of those before, it replays a share
 
 
+def utc_now() -> str:
+    """Return the time, as night.json and promotions.jsonl have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True)
 class Night:
     """Night of a series. Number 0 stands for the model before the first night; it has no folder."""
@@ -154,7 +159,7 @@ class Home:
     def promoted(self) -> int:
         """Return the number of the night whose model is promoted; 0 for the model before the first night.
 
-        Raises OpdkitError where HOME/promoted is no link to the model of a night: `cp -L` and scp copy it as a folder.
+        Raises OpdkitError where HOME/promoted is not a link to the model of a night: `cp -L` and scp make it a folder.
         """
         link = self.path / "promoted"
         match link.readlink().parts[-4:] if link.is_symlink() else ():
@@ -183,7 +188,7 @@ class Home:
             else:
                 link.unlink(missing_ok=True)
             if (self.promotions() or [{"night": 0}])[-1]["night"] != number:
-                line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "night": number, "by": by}
+                line = {"time": utc_now(), "night": number, "by": by}
                 with (self.path / "promotions.jsonl").open("a", encoding="utf-8") as out:
                     out.write(f"\n{json.dumps(line)}\n")  # after a line that a kill has cut, too
 

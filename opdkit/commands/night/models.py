@@ -3,13 +3,11 @@
 import json
 from typing import Literal
 
-from rich.table import Table as RichTable
-
 from opdkit.commands.night.home import Home
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
-from opdkit.console import printable, stdout
+from opdkit.console import plain_table, printable, stdout
 from opdkit.errors import OpdkitError
 
 _COLUMNS = ("night", "began (UTC)", "parent", "learned from", "new turns", "replayed turns", "decision", "promoted")
@@ -42,7 +40,7 @@ def run(config: ModelsConfig) -> None:
     if not stdout.is_terminal:
         print("\n".join("\t".join(line) for line in (_COLUMNS, *cells)))
         return
-    table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = plain_table()
     for name in _COLUMNS:
         justify: Literal["left", "right"] = "right" if name.endswith("turns") else "left"
         table.add_column(name.replace(" ", "\n"), justify=justify, no_wrap=name != "learned from")

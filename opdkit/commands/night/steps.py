@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 from opdkit.commands.gate import gate
 from opdkit.commands.night.forget import drop_sessions, read_forgotten
 from opdkit.commands.night.gather import count_hints, gather, write_run
-from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
+from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night, utc_now
 from opdkit.commands.report.command import run as write_report
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, StageConfig
@@ -35,7 +34,7 @@ from opdkit.judge.criterion import recorded_judge_options
 from opdkit.judge.stage import describe_failure
 from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
 from opdkit.store.counters import Summary
-from opdkit.store.reading import is_complete, part_count, read_arrow, read_part, summary_of
+from opdkit.store.reading import is_complete, read_all, read_arrow, read_part, summary_of
 from opdkit.store.run_stage import run_stage
 from opdkit.store.skip_reasons import FORGOTTEN
 
@@ -43,23 +42,23 @@ TESTS = "tests.jsonl"  # of a night: the prompts that decide
 _CHANCE = 0.05  # that a model which is no better is promoted, at most
 
 
-def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
+def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
     """Do what is left of a night, and return what its night.json says. Raises what the stages raise."""
-    shares = {one.record["holdout"] for one in home.nights() if "holdout" in one.record}
+    shares = {other.record["holdout"] for other in home.nights() if "holdout" in other.record}
     if shares - {config.holdout}:
         raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep it: what "
                           "has trained would become a test")  # fmt: skip
-    trained = [one.record for one in home.nights() if one.record.get("decision") in (KEPT, PROMOTED)]
-    first = next((one["model"] for one in trained if one.get("model", config.model) != config.model), None)
+    trained = [other.record for other in home.nights() if other.record.get("decision") in (KEPT, PROMOTED)]
+    first = next((record["model"] for record in trained if record.get("model", config.model) != config.model), None)
     if first:
         raise ConfigError(f"--model is {config.model}, but {first} in the nights before: keep it, with a link if its "
                           "folder has moved; another model begins its own nights, in another HOME")  # fmt: skip
     remove_entries(find_left_overs(night.folder, ".*"))  # of a night that was killed: news among them
     if not night.record:
-        nights = [one for one in home.nights() if one.number <= night.number]
+        nights = [other for other in home.nights() if other.number <= night.number]
         night.write({
-            "night": night.number, "began": now(), "parent": home.promoted(), "learns": home.pending(nights),
-            "earlier": [one.number for one in nights], "holdout": config.holdout, "decision": None,
+            "night": night.number, "began": utc_now(), "parent": home.promoted(), "learns": home.pending(nights),
+            "earlier": [other.number for other in nights], "holdout": config.holdout, "decision": None,
         })  # fmt: skip
     read_log(home, night, stages)
     counters = summary_of(night.log, "extract").counters
@@ -73,15 +72,11 @@ def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, S
     judged, unknown = count_unknown(night.log)
     if unknown:
         record["sentence"] += f" {unknown:,} of {counted(judged, 'reply')} {verb(unknown, 'has', 'have')} no verdict."
-    record |= {"model": config.model, "judged": judged, "without_verdict": unknown, "ended": now()}
+    record |= {"model": config.model, "judged": judged, "without_verdict": unknown, "ended": utc_now()}
     if not (night.folder / "options").exists():  # else they are those that it is done again with
         home.keep_options(night.folder / "options", config)
     night.write(record)
     return night.record
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_log(home: Home, night: Night, stages: Mapping[str, StageConfig]) -> None:
@@ -109,22 +104,15 @@ def read_log(home: Home, night: Night, stages: Mapping[str, StageConfig]) -> Non
             if failure := describe_failure(night.log, summary_of(night.log, "judge").counters):
                 raise OpdkitError(f"{failure}; once the judge answers, call the same command again: the night judges "
                                   "again") from why  # fmt: skip
-            if has_trainable(night.log):
+            if any(row["trainable"] for row in read_all(night.log, "turns", ["trainable"])):
                 raise
             warn(str(why))  # there is nothing to judge
 
 
 def count_unknown(run: Path) -> tuple[int, int]:
     """Return how many replies of a run were judged, and on how many of them too many votes failed for a verdict."""
-    tables = (read_arrow(run, "verdicts", part, ["reward_status"]) for part in range(part_count(run, "judge")))
-    found = Counter(status for table in tables for status in table["reward_status"].to_pylist())
+    found = Counter(row["reward_status"] for row in read_all(run, "verdicts", ["reward_status"]))
     return found.total(), found["failed"] + found["no_quorum"]
-
-
-def has_trainable(run: Path) -> bool:
-    """Return True if a turn of a run can be trained on."""
-    tables = (read_arrow(run, "turns", part, ["trainable"]) for part in range(part_count(run, "extract")))
-    return any(any(table["trainable"].to_pylist()) for table in tables)
 
 
 def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
@@ -145,10 +133,10 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
     pending = [home.night(number) for number in night.record["learns"]]
     # What was tried in vain, or taken back by hand, would most likely fail again, at the full cost of a training.
     parent = night.record["parent"]
-    vain = (one for one in pending if (decision := one.record.get("decision")) == PROMOTED
-            or (decision == KEPT and one.record["parent"] == parent))  # fmt: skip
-    tried = max((one.number for one in vain), default=0)
-    hints = count_hints([one for one in pending if one.number > tried], config.holdout)
+    vain = (earlier for earlier in pending if (decision := earlier.record.get("decision")) == PROMOTED
+            or (decision == KEPT and earlier.record["parent"] == parent))  # fmt: skip
+    tried = max((earlier.number for earlier in vain), default=0)
+    hints = count_hints([earlier for earlier in pending if earlier.number > tried], config.holdout)
     if hints < config.least_hints:
         is_back = tried and home.night(tried).record["decision"] == PROMOTED
         why = "whose model was taken back" if is_back else "which trained in vain"
@@ -158,23 +146,25 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
                             f"{config.least_hints:,} (--least-hints)."}  # fmt: skip
     chosen = gather(home, night, config, vars(stages["train"])["seed"])
     write_run(home, night, chosen, stages["extract"], stages["judge"])  # type: ignore[arg-type]
-    known = {one.hint for one in chosen.changes if one not in chosen.new_changes}
-    turned = sorted({one.hint for one in chosen.new_changes if one.hint and not one.is_back} - known)
-    facts = {"kept_out": chosen.kept_out, "turned": turned, "changes": [one.to_json() for one in chosen.changes]}
+    known = {change.hint for change in chosen.changes if change not in chosen.new_changes}
+    turned = sorted({change.hint for change in chosen.new_changes if change.hint and not change.is_back} - known)
+    changes = [change.to_json() for change in chosen.changes]
+    facts = {"kept_out": chosen.kept_out, "turned": turned, "changes": changes}
     say(f"{counted(chosen.new, 'judged turn')} to learn from, {chosen.replayed:,} of earlier nights, "
         f"{counted(chosen.kept_out, 'session')} kept out to decide with")  # fmt: skip
     for hint in turned:
         warn(f"users turned around what they wanted; from now on: {hint}")
-    for hint in sorted({one.hint for one in chosen.new_changes if one.hint and one.is_back}):
+    for hint in sorted({change.hint for change in chosen.new_changes if change.hint and change.is_back}):
         warn(f"users turned around what they wanted; they no longer ask for: {hint}")
     named = config.served_as or vars(stages["teacher"])["served_as"]
-    served_as = named or names_in(night.folder)
+    logged = {row["model"] for row in read_all(night.folder, "sessions", ["model"]) if row["model"]}
+    served_as = named or tuple(sorted(logged))
     if len(served_as) > 1 and not named:
         warn(f"the logs name several models, which all count as the student: {', '.join(served_as)}; --served-as says "
              "which of them it is")  # fmt: skip
     evaluation: Any = replace(stages["eval"], served_as=served_as)  # type: ignore[call-arg]
     tests = write_tests(night, config, evaluation, vars(stages["train"])["model"])
-    units = {one.unit for one in read_prompts(tests) if one.corrected} if tests else set()
+    units = {prompt.unit for prompt in read_prompts(tests) if prompt.corrected} if tests else set()
     if len(units) < FEWEST:
         return facts | {"decision": WAITS, "sentence": f"Users corrected the model in {counted(len(units), 'test')}: "
                         f"with fewer than {FEWEST}, no training could be promoted. More come with later nights, or from"
@@ -186,12 +176,6 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
     except NothingLearnedError as why:
         return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
     return facts | decide(home, night, config, evaluation, chosen.conversations(night.record["learns"]))
-
-
-def names_in(run: Path) -> tuple[str, ...]:
-    """Return the names of models in the sessions of a run: those under which the nights' models were served."""
-    tables = (read_arrow(run, "sessions", part, ["model"]) for part in range(part_count(run, "extract")))
-    return tuple(sorted({name for table in tables for name in table["model"].to_pylist() if name}))
 
 
 def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig, learned: Set[str]) -> JSON:

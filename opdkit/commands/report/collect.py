@@ -71,7 +71,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` shows its progress")
     totals = shares.result()
     checked, checks = tallies.hint_checks(run, finished)
-    concluded, comparison = read_conclusion(run), compare_trainings(run)
+    concluded, comparison = read_conclusion(run), describe_comparison(run)
     steps = [concluded.next] if concluded else [] if comparison else [next_step(run)]
     folders = {Path(log).parts[-2:] for log in manifest(run, "extract")["configuration"].get("logs", ())}
     steps += [f"On your own logs: `{OWN_LOGS}`"] * (("sample_data", "logs") in folders)
@@ -105,7 +105,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     return Collected(summary, lines[:rows], verdicts.groups.number_of, checks)
 
 
-def compare_trainings(run: Path) -> JSON | None:
+def describe_comparison(run: Path) -> JSON | None:
     """Return the comparison of a run's trainings, without texts; None where none but its own was evaluated."""
     concluded = {path: found for path in (run, *named_trainings(run).values()) if (found := read_conclusion(path))}
     if len(concluded) < 2:

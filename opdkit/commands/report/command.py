@@ -25,8 +25,7 @@ def run(config: ReportConfig) -> WrittenReport:
     """Write the report. Raises OpdkitError if there is nothing to report, or it cannot be written."""
     if config.out and config.out.is_dir():
         raise ConfigError(f"--out {config.out} is a folder; name a file")
-    html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb,
-                redacted=config.redacted)  # fmt: skip
+    html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb, redacted=config.redacted)
     path = config.out or config.run / ("report-redacted.html" if config.redacted else "report.html")
     with disk_errors_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -111,12 +111,10 @@ def write(
     """Write the scripts; remove those of stages that are done."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     place = Path.cwd(), Path(sys.executable).parent
-    texts = {
-        f"{name}.sbatch": train_script(config, stages[name], *place)
-        if name == "train"
-        else array_script(config, name, stages[name], shards, *place)
-        for name, shards in missing.items()
-    }
+    texts = dict[str, str]()
+    for name, shards in missing.items():
+        texts[f"{name}.sbatch"] = (train_script(config, stages[name], *place) if name == "train"
+                                   else array_script(config, name, stages[name], shards, *place))  # fmt: skip
     if missing:
         texts["submit.sh"] = submit_script({n: [] if n == "train" else shards for n, shards in missing.items()})
     for old in [*(f"{name}.sbatch" for name in ORDER), "submit.sh"]:

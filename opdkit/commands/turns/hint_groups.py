@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from opdkit.commands.export.rules import contradicts
 from opdkit.commands.turns.line import messages_text
 from opdkit.commands.turns.of_run import RunTurn
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import PASSED
-from opdkit.judge.claims import claims_of, group_alike
+from opdkit.judge.claims import claims_of, contradicts, group_alike
 from opdkit.judge.hints import words
 from opdkit.store.reading import part_count, part_path, read_arrow, read_part
 from opdkit.store.reviews import REVIEWED
@@ -34,10 +33,9 @@ def hints_of_group(run: Path, name: object) -> dict[str, str]:
     turns = defaultdict[str, list[str]](list)
     for part in range(part_count(run, "judge")):
         if part_path(run, "verdicts", part).exists():
-            columns = read_arrow(run, "verdicts", part, ["turn_id", "hint"]).to_pydict()
-            for turn_id, hint in zip(columns["turn_id"], columns["hint"], strict=True):
-                if hint is not None:
-                    turns[hint].append(turn_id)
+            for row in read_arrow(run, "verdicts", part, ["turn_id", "hint"]).to_pylist():
+                if row["hint"] is not None:
+                    turns[row["hint"]].append(row["turn_id"])
     for members in group_commonest(Counter({hint: len(of_hint) for hint, of_hint in turns.items()})):
         if members[0][0][:_CHARS] == name:
             return {turn_id: text for text, _ in members for turn_id in turns[text]}
@@ -113,13 +111,9 @@ class HintGroups:
                 "turns": turns,
                 "texts": len(members),
                 "wordings": [[text[:_CHARS], times] for text, times in members],
-                "scored": facts["scored"],
-                "still": facts["still"],
+                **{name: facts[name] for name in ("scored", "still", "rewarded", "split", "reviewed")},
                 "effect": facts["effect"] / facts["scored"] if facts["scored"] else None,
                 "sources": [[name[5:], n] for name, n in facts.most_common() if name.startswith("from ")],
-                "rewarded": facts["rewarded"],
-                "split": facts["split"],
-                "reviewed": facts["reviewed"],
                 "opposed": [other[0][0][:_CHARS] for n, other in enumerate(groups)
                             if not denied[number].isdisjoint(claims[n]) and contradicts(claims[number], claims[n])],
                 "topic": self._topics.scores.get(topic[3:]) if self._topics is not None else None,

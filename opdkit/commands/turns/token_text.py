@@ -1,7 +1,7 @@
 """Text of each token of a reply, for people. Needs neither torch nor transformers: `opdkit show` answers at once.
 
 A character may lie in several tokens. It is shown on the one that completes it; a token that completes none shows its
-bytes, and so does one whose bytes are no UTF-8:
+bytes, and so does one whose bytes are not UTF-8:
 
     "5", " €" as three tokens      5 ⟨e2⟩ ⟨82⟩ ...            the last one reads "€"
 """

@@ -9,10 +9,9 @@ import pytest
 from judged_runs import message, session, turn, verdict, write_run
 
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.rules import contradicts, is_near, merge_hints
+from opdkit.commands.export.rules import is_near, merge_hints
 from opdkit.config.export import ExportConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.claims import claims_of, group_alike
 from opdkit.judge.words import NEGATION, OPPOSITES
 from opdkit.store.reviews import Review, append
 
@@ -33,20 +32,6 @@ APART = [
     ("Name the train.", "Name the train and the platform."),
     ("使用Python", "不使用Python"),
 ]
-OPPOSITE = [
-    ("Use Python, not Java.", "Use Java, not Python."),
-    ("Use Python, not Java.", "Use Java."),
-    ("Do not use bullet points.", "Use bullet points in lists."),
-    ("Be brief.", "Write a detailed reply."),
-    ("Use Celsius.", "Give the temperature in Fahrenheit."),
-    ("使用Python", "不使用Python"),
-]
-AGREEING = [
-    ("Do not call the tool twice.", "Call the tool."),
-    ("Give a short summary.", "Write long paragraphs."),
-    ("Use Celsius.", "Use Python."),
-    ("Be brief.", "Not so long."),
-]
 
 
 @pytest.mark.parametrize(("a", "b"), MERGED)
@@ -57,11 +42,6 @@ def test_hints_that_say_the_same_are_one_rule(a: str, b: str) -> None:
 @pytest.mark.parametrize(("a", "b"), APART)
 def test_another_word_in_place_of_one_is_another_rule(a: str, b: str) -> None:
     assert len(merge_hints([(a, "s:1", "s"), (b, "t:1", "t")])) == 2
-
-
-@pytest.mark.parametrize(("a", "b", "is_one"), [*((*p, True) for p in OPPOSITE), *((*p, False) for p in AGREEING)])
-def test_contradictions(a: str, b: str, is_one: bool) -> None:
-    assert contradicts(claims_of(a), claims_of(b)) is contradicts(claims_of(b), claims_of(a)) is is_one
 
 
 def test_hints_without_a_word_of_their_own_are_not_merged_with_others() -> None:
@@ -166,21 +146,3 @@ def test_options_of_others_are_refused(run: Path, options: dict) -> None:
 def test_the_words_are_in_the_package() -> None:
     assert OPPOSITES["fahrenheit"] == ("celsius", False)
     assert NEGATION.search("do not")
-
-
-def test_hints_that_ask_for_like_things_are_one_group() -> None:
-    """The commonest first; an opposite, and one that shares a single word of two, are groups of their own."""
-    clock = [("Use the 24-hour clock for times.", 60), ("Write the time on the 24-hour clock.", 11)]
-    celsius = [("Report the temperature in degrees Celsius.", 35), ("Give the temperature in Celsius.", 16)]
-    tools = [("Call track_order with the argument order_id.", 48), ("Pass the order as order_id to track_order.", 34)]
-    apart = [
-        [("Use warm words.", 9)],
-        [("Write three words.", 8)],
-        [("Use tabs, not spaces.", 7)],
-        [("Use spaces, not tabs.", 6)],
-    ]
-    groups = [tools, clock, celsius, *apart]
-    texts = [one for group in groups for one in group]
-    for order in (texts, texts[::-1]):
-        assert group_alike(order) == groups
-    assert group_alike([]) == []

@@ -302,9 +302,7 @@ const scales = (widest) =>
   });
 
 const rightness = (value) => (value === null ? "? no verdict" : value ? "✓ right" : "✗ wrong");
-// Tables of an earlier opdkit have no `chance`.
-const clear = (row) =>
-  row.chance === undefined ? row.low !== null && (row.low > 0 || row.high < 0) : row.chance !== null && row.chance <= 0.05;
+const clear = (row) => row.chance !== null && row.chance <= 0.05;
 const change = (row, digits) =>
   row.difference === null
     ? MISSING

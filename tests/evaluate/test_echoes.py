@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.config.teacher import PLACEMENTS
-from opdkit.evaluate.checks import echo_of, index_hints
+from opdkit.evaluate.echoes import echo_of, index_hints
 
 ASKED = "What is the weather in Perth?"
 NONE = index_hints([])

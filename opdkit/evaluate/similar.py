@@ -1,0 +1,64 @@
+"""Texts that are alike, each as the set of its words: requests for the same thing, replies of one kind. Pure."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from opdkit.judge.hints import words
+from opdkit.judge.words import FILLER, specific_words
+from opdkit.store.joined_turns import JoinedTurn
+
+Words = frozenset[str]  # of a text
+_SPECIFIC = 3  # words of a request that says what it is about; "Go on." does not
+
+
+def request_words(turn: JoinedTurn) -> list[str]:
+    """Return the words of the last message of a prompt; all numbers are the same word.
+
+    If that says little, or is not the user's, the words of the user's message before it follow, marked: the reply to
+    "Go on." or to the result of a call is another one than that to the message itself.
+    """
+    *before, last = turn.session["messages"][: turn.index]
+    found = fold_words(last["content"])
+    if last["role"] == "user" and len(specific_words(found) - FILLER) >= _SPECIFIC:
+        return found
+    context = next((m["content"] for m in reversed(before) if m["role"] == "user"), None)
+    return found + [f"before: {word}" for word in fold_words(context)]
+
+
+def fold_words(text: str | None) -> list[str]:
+    """Return the words of a text; all numbers are the same word."""
+    return [re.sub(r"\d+", "0", word) for word in words(text or "")]
+
+
+def is_similar(one: Words, other: Words) -> bool:
+    """Return True for two texts that share half of their words."""
+    return bool(one) and 2 * len(one & other) >= len(one | other)
+
+
+class SimilarTexts:
+    """Texts, each with a label, by their rarest words: finds those alike without comparing all pairs.
+
+    The rarest words of two texts that are alike (half of each, and one more) have one in common.
+    """
+
+    def __init__(self, labelled: Iterable[tuple[Words, str]]) -> None:
+        self._labels = defaultdict[Words, Counter[str]](Counter)
+        for text, label in labelled:
+            self._labels[text][label] += 1
+        self._frequencies = Counter(word for text in self._labels for word in text)
+        self._holders = defaultdict[str, list[tuple[int, Words]]](list)  # word -> texts, by their places
+        for numbered in enumerate(self._labels):
+            for word in self._rarest(numbered[1]):
+                self._holders[word].append(numbered)
+
+    def count_labels(self, text: Words) -> Counter[str]:
+        """Return how often each label occurs among the texts like this one, in the order of the texts."""
+        others = {place: other for word in self._rarest(text) for place, other in self._holders.get(word, ())}
+        counts = Counter[str]()
+        for _, other in sorted(others.items(), key=lambda item: item[0]):
+            counts.update(self._labels[other] if is_similar(text, other) else ())
+        return counts
+
+    def _rarest(self, text: Words) -> list[str]:
+        return sorted(text, key=lambda word: (self._frequencies[word], word))[: len(text) // 2 + 1]

@@ -1,0 +1,168 @@
+"""opdkit/commands/night/steps.py: what a night's tests are, when it trains, and what its evaluation decides."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from night_logs import PROMPTS, judged_night
+from night_logs import night_options as options
+from night_logs import options as log_options
+from sample_world import MODEL
+from small_logs import chat, jsonl
+
+from opdkit.commands.night import steps
+from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.fields import JSON
+from opdkit.config.gate import GateConfig
+from opdkit.config.night import NightConfig
+from opdkit.errors import ConfigError
+from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.gate import Decision
+from opdkit.store.tables import REPLIES, to_arrow
+
+
+def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
+    def gains(better: int, worse: int, same: int, corrected: bool = True, per_session: int = 0) -> bool:
+        sides = [(False, True)] * better + [(True, False)] * worse + [(True, True)] * same
+        fields = {"domain": "d", "sample": 0, "kl": None, "probe": None, "hollow": None, "called": None, "reply": "r",
+                  "finish_reason": "stop", "hint_echo": None}  # fmt: skip
+        rows = [{"prompt_id": f"{n}", "session": f"log:{n // per_session}" if per_session else None, "model": model,
+                 "passed": passed} | fields for n, pair in enumerate(sides)
+                for model, passed in zip(("before", "after"), pair, strict=True)]  # fmt: skip
+        unknown = [row | {"prompt_id": f"unknown-{row['prompt_id']}", "passed": None} for row in rows]
+        others = [row | {"prompt_id": f"other-{row['prompt_id']}"} for row in rows]
+        ids = [str(row["prompt_id"]) for row in [*rows, *unknown]] if corrected else []
+        return steps.has_gained(steps.sum_known(to_arrow(REPLIES, [*rows, *unknown, *others]), ids))
+
+    assert not gains(1, 0, 99), "of so few changes, the bootstrap interval ends at 0"
+    assert not gains(4, 0, 96)
+    assert gains(5, 0, 95)
+    assert not gains(5, 1, 94)
+    assert gains(6, 0, 0)
+    assert not gains(5, 0, 0), "too few prompts"
+    assert not gains(0, 6, 0)
+    assert not gains(20, 0, 0, corrected=False), "what nobody complained about is no gain"
+    assert gains(20, 0, 80, per_session=2)
+    assert not gains(20, 0, 80, per_session=5), "four sessions are better: one gain each, not twenty"
+    assert not gains(20, 0, 0, per_session=4), "too few sessions"
+
+
+def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U+2028, U+2029 and U+0085 end a line for Python, but not in a file of JSON lines."""
+    rows = [{"id": f"{k}", "prompt": f"When?{separator}Now", "check": {"match": ["now"]}}
+            for k, separator in enumerate("\u2028\u2029\u0085")]  # fmt: skip
+    by_model, written = {"id": "m", "prompt": "When?", "check": {"judge": "It is now."}}, tmp_path / "from-log.jsonl"
+    written.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*rows, by_model]))
+    own = [row | {"id": f"own-{row['id']}"} for row in rows] + [rows[1] | {"prompt": "edited", "session": "log:1"}]
+    prompts = tmp_path / "prompts.jsonl"
+    lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in own)
+    prompts.write_text(lines + '\n{"prompt": "no id", "check": {"match": ["x"]}}\n', encoding="utf-8-sig")
+    own.append({"id": "line-8", "prompt": "no id", "check": {"match": ["x"]}})
+    with prompts.open("a") as out:
+        out.write(json.dumps(by_model | {"id": "own-by-model"}))
+    monkeypatch.setattr(steps, "write_log_prompts", lambda *_: written)
+    monkeypatch.setattr(steps, "recorded_judge_options", lambda _: {})
+    night = Home(tmp_path / "home").night(1)
+    night.folder.mkdir(parents=True)
+    tests = steps.write_tests(night, options(tmp_path, prompts=str(prompts)), EvalConfig(run=night.folder), "m")
+    assert tests is not None
+    expected = [rows[0], rows[2], *own]  # what the user edited is there once
+    assert [json.loads(line) for line in tests.read_text().rstrip("\n").split("\n")] == expected
+    assert [prompt.id for prompt in read_prompts(tests)] == [row["id"] for row in expected]
+
+
+def test_a_model_that_was_taken_back_is_not_trained_again_at_once(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    wrong = [chat(f"Please describe car {n} in short", f"It is {n}.", "Please use French instead.", "Oui.", "Thanks!")
+             for n in range(40)]  # fmt: skip
+    judged_night(home, 1, *wrong, decision=PROMOTED)
+    night = judged_night(home, 2, *wrong[:3], learns=[1, 2])
+    record = steps.learn(home, night, log_options(home), {})
+    assert record["decision"] == WAITS
+    assert "since night 1, whose model was taken back" in record["sentence"]
+
+
+def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nights_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night, seen = Home(tmp_path / "home").night(7), list[GateConfig]()
+    night.folder.mkdir(parents=True)
+    (night.folder / "tests.jsonl").write_bytes(b"".join(PROMPTS))
+
+    def decide_gate(config: GateConfig) -> Decision:
+        seen.append(config)
+        return Decision(True, "Ship: no domain is worse.", [], [], [], 0)
+
+    for name, stub in {"run_step": lambda *_: None, "gate": decide_gate, "read_arrow": lambda *_: replies_of({}),
+                       "write_report": lambda *_: None, "read_part": lambda *_: []}.items():  # fmt: skip
+        monkeypatch.setattr(steps, name, stub)
+    config = options(tmp_path, allow=("length",))
+    record = steps.decide(Home(config.home), night, config, EvalConfig(run=night.folder), set())
+    assert record["decision"] == KEPT
+    assert seen[0].allow == ("length",)
+    first, _, gate = (night.folder / "gate.md").read_text().partition("\n\n")
+    assert first == f"Night 7: kept. {record['sentence']}"
+    assert gate.startswith("The gate: **Ship:**")
+    with pytest.raises(ConfigError, match="--allow"):
+        NightConfig(home=config.home, model="m", judge="rules", allow=("lenght",))
+
+
+def replies_of(sides: dict[str, tuple[bool | None, bool | None]]) -> pa.Table:
+    """The table of replies: prompt -> whether the reply before and the one after are right."""
+    fields = {"domain": "d", "sample": 0, "kl": None, "probe": None, "hollow": None, "called": None, "reply": "r",
+              "finish_reason": "stop", "hint_echo": None, "session": None}  # fmt: skip
+    rows = [fields | {"prompt_id": name, "model": model, "passed": passed} for name, pair in sides.items()
+            for model, passed in zip(("before", "after"), pair, strict=True)]  # fmt: skip
+    return to_arrow(REPLIES, rows)
+
+
+WRONG, RIGHT, GAIN, LOSS, UNKNOWN = (False, False), (True, True), (False, True), (True, False), (None, None)
+
+
+def decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple]
+) -> JSON:  # fmt: skip
+    """What a night decides by replies to new complaints, to old ones, and to own prompts, each of another session."""
+    row = {"messages": [{"role": "user", "content": "hi"}], "check": {"match": ["x"]}, "corrected": True}
+    rows = [row | {"id": f"{kind}-{n}", "session": f"{kind}:{n}"} for kind, sides in
+            (("new", new), ("old", old), ("own", own)) for n in range(len(sides))]  # fmt: skip
+    rows.append(row | {"id": "calm", "session": "new:1", "corrected": False})
+    night = Home(tmp_path / "home").night(7)
+    jsonl(night.folder / "tests.jsonl", *rows)
+    jsonl(tmp_path / "own.jsonl", *rows[len(new) + len(old) : -1], rows[-1])
+    names = (one["id"] for one in rows[:-1])
+    replies = replies_of(dict(zip(names, [*new, *old, *own], strict=True)) | {"calm": RIGHT})
+    shutil.copytree(MODEL, night.model)
+    stubs = {"gate": lambda _: Decision(True, "Ship: well.", [], [], [], 0), "read_arrow": lambda *_: replies,
+             "read_part": lambda *_: [], "run_step": lambda *_: None, "write_report": lambda *_: None}  # fmt: skip
+    for name, stub in stubs.items():
+        monkeypatch.setattr(steps, name, stub)
+    config = options(tmp_path, prompts=str(tmp_path / "own.jsonl"))
+    record = steps.decide(Home(tmp_path / "home"), night, config, EvalConfig(run=night.folder),
+                          {f"new:{n}" for n in range(50)})  # fmt: skip
+    assert (Home(tmp_path / "home").promoted() == 7) is (record["decision"] == PROMOTED)
+    return record
+
+
+@pytest.mark.parametrize(("new", "old", "own", "decision", "words"), [
+    ([GAIN] * 6, [WRONG] * 40, [], PROMOTED, "on new complaints, 100% (0% before)"),
+    ([WRONG] * 6, [GAIN] * 30, [], KEPT, "No gain beyond chance: on new complaints, 0% (0% before)"),
+    ([WRONG] * 5, [GAIN] * 30, [], PROMOTED, "More replies are right"),
+    ([GAIN] * 5, [WRONG], [GAIN], PROMOTED, "on new complaints, 100% (0% before)"),
+    ([GAIN] * 6, [LOSS] * 6, [], KEPT, "it lost of older ones: on new complaints, 100% (0% before)"),
+    ([UNKNOWN] * 6, [GAIN] * 30, [], PROMOTED, "More replies are right"),
+    ([UNKNOWN] * 9, [GAIN] * 5, [], KEPT, "No gain beyond chance"),
+])  # fmt: skip
+def test_new_complaints_and_own_prompts_with_a_verdict_show_whether_a_model_is_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple],
+    decision: str, words: str,
+) -> None:  # fmt: skip
+    """Where there are enough; else all complaints do. Whatever is learned must not cost as much of what was before."""
+    record = decided(tmp_path, monkeypatch, new, old, own)
+    assert record["decision"] == decision
+    assert words in record["sentence"]
