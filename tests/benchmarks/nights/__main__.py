@@ -11,6 +11,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +26,12 @@ from .world import QUIET, WORLD, wishes_of
 NIGHTS = 30
 
 
-def simulate(work: Path, nights: int, seed: int, judge: str) -> list[JSON]:
-    """Return a row per night; nights that were simulated before are not repeated. `judge`: its address."""
+def simulate(work: Path, nights: int, seed: int, judge: str, options: Sequence[str]) -> list[JSON]:
+    """Return a row per night; nights that were simulated before are not repeated.
+
+    `judge`: its address; `options`: STAGE.OPTION=VALUE, as for --set.
+    """
+    more = [word for option in options for word in ("--set", option)]
     simulation = open_simulation(work, work / "world", seed, judge)
     for night in range(len(simulation.rows()) + 1, nights + 1):
         wishes = wishes_of(night)
@@ -34,7 +39,7 @@ def simulate(work: Path, nights: int, seed: int, judge: str) -> list[JSON]:
             world = replace(WORLD, sessions=SESSIONS, groups=(Group(wishes),))
             write_day(simulation.log, world, simulation.promoted(), night, seed)
         start = time.monotonic()
-        kills = run_night(simulation, night, seed)
+        kills = run_night(simulation, night, seed, more)
         row = {
             "night": night, "kills": kills, "promoted": simulation.home.promoted(),
             "seconds": time.monotonic() - start,
@@ -63,11 +68,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/opdkit-nights"))
     parser.add_argument("--nights", type=int, default=NIGHTS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="STAGE.OPTION=VALUE", help="as of a night")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     with serving() as judge:
-        rows = simulate(options.work, options.nights, options.seed, judge)
+        rows = simulate(options.work, options.nights, options.seed, judge, options.set)
     rows.append(train_from_scratch(options.work, options.seed, options.nights))
     print(save_rows("nights", rows, options.results))
 
