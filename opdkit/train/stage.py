@@ -21,6 +21,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.train import MOST_CYCLES, TrainConfig
 from opdkit.console import is_main_process, progress, say, warn
+from opdkit.errors import NothingLearnedError
 from opdkit.model.load import load_template, resolve_device
 from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
@@ -203,12 +204,14 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
     training.
     """
     rows, validation, kept = training.rows, training.validation, len(training.rows)
-    main = training.accelerator.is_main_process
     if validation:
-        # A best state is of use only beside a checkpoint, which a training can resume from.
-        if main and find_best(validation.rows)["step"] == 0 and not any(training.folder.glob("step-*.pt")):
-            checkpoints.clear(training.folder)
-        check_better(validation.rows, rows)
+        try:
+            check_better(validation.rows, rows)
+        except NothingLearnedError:
+            # A best state is of use only beside a checkpoint, which a training can resume from.
+            if training.accelerator.is_main_process and not any(training.folder.glob("step-*.pt")):
+                checkpoints.clear(training.folder)
+            raise
         if find_best(validation.rows)["step"] < len(rows):
             kept = validation.restore_best(training.student)
             say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
