@@ -94,7 +94,7 @@ def find_turned(
 
 
 def draw_complaints(opinions: Iterable[DatedOpinion], recent: Set[int]) -> list[DatedOpinion]:
-    """Return at most _COMPARED complaints, by a hash of their turns; of the nights `recent` half of them, if there are."""
+    """Return at most _COMPARED complaints, by a hash of their turns: first from `recent` nights, up to half of them."""
     complaints = sorted((dated for dated in opinions if dated[1].kind == COMPLAINT),
                         key=lambda dated: stable_hash(dated[1].turn_id))  # fmt: skip
     first = [dated for dated in complaints if dated[0] in recent][: _COMPARED // 2]
