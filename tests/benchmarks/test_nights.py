@@ -16,12 +16,17 @@ def test_the_page_has_the_results() -> None:
     for row in (nights[-1], scratch):
         assert " | ".join(f"{row['right'][topic]:.2f}" for topic in topics) in text
     trained = [row for row in nights if row.get("tokens")]
-    first, *later = [row["night"] for row in nights if row.get("decision") == "promoted"]
-    assert (first, later) == (1, [10, 15, 22])
+    promoted = [row["night"] for row in nights if row.get("decision") == "promoted"]
+    assert promoted == [1, 8, 10, 15, 22]
     assert "nights 10, 15 and 22 promoted a model" in text
-    assert f"Of {len(trained)} trainings, 4 were promoted" in text
+    assert f"Of {len(trained)} trainings, {len(promoted)} were promoted" in text
     assert f"read {sum(row['tokens'] for row in trained):,} tokens, and the training from scratch" in text
     assert f"from scratch {scratch['tokens']:,}" in text
-    capitals = {row["night"]: row["right"]["capitals"] for row in nights}
-    assert f"fell by {capitals[9] - capitals[10]:.2f}, and in night 15 by {capitals[14] - capitals[15]:.2f}" in text
-    assert f"After night 22 it was {capitals[22]:.2f} again" in text
+    shares = {row["night"]: row["right"] for row in nights}
+    losses = {(night, topic): shares[night - 1][topic] - share for night in promoted[1:]
+              for topic, share in shares[night].items()}  # fmt: skip
+    *others, trips, data, home = sorted(losses, key=losses.__getitem__)
+    assert (home, data, trips) == ((22, "home"), (8, "data"), (8, "trips"))
+    assert f"lost {losses[home]:.2f} of home" in text
+    assert f"lost {losses[data]:.2f} of data and {losses[trips]:.2f} of trips" in text
+    assert max(losses[other] for other in others) < 0.025
