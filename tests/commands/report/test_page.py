@@ -381,7 +381,8 @@ def test_a_change_is_good_or_bad_by_the_direction_of_its_metric(
     metric: str, low: float | None, high: float | None, kind: str, calculating: Watched
 ) -> None:
     row = {"metric": metric, "domain": "all", "before": 0.5, "after": 0.6, "low": low, "high": high, "count": 3,
-           "difference": (low + high) / 2 if low is not None and high is not None else 0.1}  # fmt: skip
+           "difference": (low + high) / 2 if low is not None and high is not None else 0.1,
+           "chance": None if low is None or high is None else 0.01 if low * high > 0 else 0.4}  # fmt: skip
     calculating.page.evaluate(
         "(row) => byId('evaluation').replaceChildren(...comparison(data.summary.evaluation, [row]))", row
     )
