@@ -75,7 +75,7 @@ def mark_echoes(
 def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     """Return the replies with `passed`: by patterns, or by a judge's votes. The judge reads equal replies once.
 
-    Raises OpdkitError where the votes on more than half of what the judge read failed: that decides nothing.
+    Raises OpdkitError where the votes on all of these replies failed: that decides nothing.
     """
     texts = read_wording(config.wording)["criterion"]
     asked = [FreshReply(r.prompt.id, r.prompt.messages, r.seen, check.text, check.hint, check.praised)
@@ -83,7 +83,7 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), asked, texts)
     verdicts = [reward.is_met for _, reward in judged]
     failed = [next(vote.error for vote in votes if vote.error) for votes, reward in judged if reward.reward is None]
-    if 2 * len(failed) > len(judged):
+    if failed and len(failed) == len(judged):
         raise OpdkitError(f"the votes on {len(failed):,} of {counted(len(judged), 'reply')} failed, the first one with "
                           f"{failed[0]}: once the judge answers, call the same command again")  # fmt: skip
     if unknown := verdicts.count(None):
