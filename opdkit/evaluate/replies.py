@@ -82,10 +82,10 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
              for r in replies if isinstance(check := r.prompt.check, Criterion)]  # fmt: skip
     judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), asked, texts)
     verdicts = [reward.is_met for _, reward in judged]
-    failed = [next(vote.error for vote in votes if vote.error) for votes, reward in judged if reward.reward is None]
-    if failed and len(failed) == len(judged):
-        raise OpdkitError(f"the votes on {len(failed):,} of {counted(len(judged), 'reply')} failed, the first one with "
-                          f"{failed[0]}: once the judge answers, call the same command again")  # fmt: skip
+    if judged and all(reward.reward is None for _, reward in judged):
+        reason = next(vote.error for votes, _ in judged for vote in votes if vote.error)
+        raise OpdkitError(f"the votes on {len(judged):,} of {counted(len(judged), 'reply')} failed, the first one with "
+                          f"{reason}: once the judge answers, call the same command again")  # fmt: skip
     if unknown := verdicts.count(None):
         warn(f"the judge gave no verdict on {unknown} of {counted(len(verdicts), 'reply')}; they count neither way")
     checked, left = [], iter(verdicts)
