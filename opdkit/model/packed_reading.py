@@ -258,8 +258,13 @@ def _attend(
 
     `packed_blocks` are those of each layer.
     """
+    size = value.shape[-1]
+    if query.device.type == "cpu" and size < query.shape[-1]:
+        # DeepSeek's values are smaller than its keys. torch has fast attention on a CPU for equal sizes only.
+        value = nn.functional.pad(value, (0, query.shape[-1] - size))
     if packed_blocks is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        read, weights = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return read[..., :size], weights
     parts = []
     for b in packed_blocks[module.layer_idx]:
         stop, mask = b.start + _rounded(b, query.device), None if b.mask is None else b.mask.to(query.device)
@@ -267,7 +272,7 @@ def _attend(
         with _kernels(query.device, mask):
             read = sdpa_attention_forward(module, query[:, :, b.start : stop], _rows(key, keys), _rows(value, keys),
                                           mask, **options)[0]  # fmt: skip
-        parts.append(read[:, : b.stop - b.start])
+        parts.append(read[:, : b.stop - b.start, :, :size])
     return _filled(parts, query.shape[2] - packed_blocks[module.layer_idx][-1].stop), None
 
 

@@ -1,12 +1,14 @@
 """Scoring of replies without opdkit: one sample per prompt, padded batches, logits of every token."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from opdkit.model.scoring import PromptResponse as ScoredSequence
+from opdkit.model.windows import PACKED
 from opdkit.teacher.scores import ReplyReadings
 
 try:
@@ -28,6 +30,18 @@ def samples(targets: Sequence[ReplyReadings]) -> list[ScoredSequence]:
     return [s for t in targets for s in (t.student, *(s for reading in t.hinted for s in reading))]
 
 
+@contextmanager
+def own_attention(model: Any) -> Iterator[None]:
+    """Give a model the attention of transformers within the `with` block, also where opdkit switched it to its own."""
+    config = model.config.get_text_config(decoder=True)
+    before = config._attn_implementation
+    config._attn_implementation = {packed: own for own, packed in PACKED.items()}.get(before, before)
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
 def read(model: Any, sequences: Sequence[ScoredSequence]) -> Iterator[list[tuple[int, Tensor]]]:
     """Yield the log-probs [R] of each response by its index, one list per batch, padded on the right."""
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
@@ -38,7 +52,8 @@ def read(model: Any, sequences: Sequence[ScoredSequence]) -> Iterator[list[tuple
             ids = sequences[i].prompt_ids + sequences[i].response_ids
             ids_BL[row, : len(ids)], mask_BL[row, : len(ids)] = torch.tensor(ids), 1
         ids_BL, mask_BL = ids_BL.to(model.device), mask_BL.to(model.device)
-        logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).logits
+        with own_attention(model):
+            logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).logits
         logprobs_BL = selective_log_softmax(logits_BLV[:, :-1], ids_BL[:, 1:])
         places = [slice(len(sequences[i].prompt_ids) - 1, len(sequences[i]) - 1) for i in some]
         yield [(i, logprobs_BL[row, place]) for row, (i, place) in enumerate(zip(some, places, strict=True))]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from model_families import EAGER, FAMILIES, PLAIN, STATES, build
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from opdkit.model.packed_reading import Pack, _kernels, enable_packing, find_chain_problem, read_packed
 from opdkit.model.scoring import PromptResponse, read_chains, response_logits, token_logprobs
@@ -62,6 +63,16 @@ def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> No
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)  # the log-softmax is float32
     for a, b in zip(gradients(model, actual), gradients(model, expected), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5 * float(b.abs().max()), rtol=1e-5)
+
+
+def test_values_smaller_than_keys_are_read_by_fast_attention() -> None:
+    """DeepSeek: transformers' own call falls back to products that hold scores of rows times keys, six times slower."""
+    model = build(*FAMILIES["DeepSeek-V3"])
+    expected = plain(model, TREES)
+    assert enable_packing(model) is None
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # an error where another kernel would be needed
+        torch.testing.assert_close(packed(model, TREES), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(plain(model, TREES), expected, atol=1e-5, rtol=0)
 
 
 def test_a_row_holds_every_token_once() -> None:
