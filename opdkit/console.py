@@ -71,9 +71,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def markdown_text(text: str) -> str:
+    """Return a text for a line of Markdown: no character of it is markup, and no @name is told of it."""
+    text = re.sub(r"[\\`*\[\]<>|~]|\b_|_\b", r"\\\g<0>", printable(text).replace("\n", " "))
+    return text.replace("@", "@<!-- -->")  # a backslash before it does not keep GitHub from telling @name
+
+
 def markdown_table(rows: Iterable[Iterable[str]]) -> str:
-    """Return rows, the head first, as a table of Markdown; all columns but the first are flush right."""
-    head, *body = [[printable(cell).replace("\n", " ").replace("|", "\\|") for cell in row] for row in rows]
+    """Return rows of Markdown, the head first, as a table; all columns but the first are flush right."""
+    head, *body = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *body))
 
 

@@ -100,7 +100,7 @@ def _reply(prompt: str, model: str, sample: int) -> Row:
 
 def _score(metric: str, before: float, after: float) -> Row:
     return {"metric": metric, "domain": "all", "before": before, "after": after, "difference": after - before,
-            "low": -1.0, "high": 1.0, "chance": 0.5, "count": 2}  # fmt: skip
+            "low": -1.0, "high": 1.0, "chance": 0.5, "count": 2, "units": 2}  # fmt: skip
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------

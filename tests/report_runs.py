@@ -204,5 +204,5 @@ def _hostile_results(run: Path, turn_ids: Sequence[str], bad: Callable[[], str])
                                   "kl": 0.5 if model == "before" else None}
                                  for model in ("before", "after")])  # fmt: skip
         out.rows("scores", [{"metric": metric, "domain": bad(), "before": 0.1, "after": 0.2, "difference": 0.1,
-                             "low": 0.0, "high": 0.2, "chance": 0.5, "count": 3}
+                             "low": 0.0, "high": 0.2, "chance": 0.5, "count": 3, "units": 3}
                             for metric in ("passed_sampled", bad())])  # fmt: skip

@@ -15,7 +15,7 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, did_you_mean, from_saved
 from opdkit.config.shared import TRAINING
 from opdkit.config.train import TrainConfig
-from opdkit.console import counted, markdown_table, printable, say
+from opdkit.console import counted, markdown_table, markdown_text, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.blame import Loss, WeightedReply, blame_turns, find_losses
 from opdkit.evaluate.checks import HeldOutPrompt, evaluated_prompts
@@ -54,7 +54,8 @@ class Blame:
                    f"{row['share']:.1%}", "; ".join(row["hints"])] for row in self.groups[:most]]  # fmt: skip
         turns = [[row["turn_id"], row["value"] or "(none)", f"{row['share']:.1%}", row["hint"] or ""]
                  for row in self.turns[:most]]  # fmt: skip
-        blocks = [printable(self.sentence)]
+        groups, turns = ([list(map(markdown_text, row)) for row in rows] for rows in (groups, turns))
+        blocks = [markdown_text(self.sentence)]
         if self.groups:
             blocks.append(markdown_table([[self.by, "sessions", "turns", "blame", "hints"], *groups]))
             blocks.append(markdown_table([["turn", self.by, "blame", "hint"], *turns]))

@@ -196,7 +196,8 @@ def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, floa
     least, learned, most = (turns**2 / (turns**2 + half**2) for half in halves)
     mean, spread = float(np.divide(*sums.sum(0))), np.divide(*resample_sums(sums, 0).T).std()
     margin = _NORMAL_90 * math.hypot(spread, SPREAD) * max(0.5, learned)
-    return learned * mean, max(-1.0, least * mean - margin), min(1.0, most * mean + margin)
+    low, high = sorted((least * mean, most * mean))  # of a loss, the most that is learned is the lowest
+    return learned * mean, max(-1.0, low - margin), min(1.0, high + margin)
 
 
 def measure_judge(

@@ -87,8 +87,10 @@ def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS)
     Whole sessions are drawn, since the turns of a session are correlated.
     """
     sessions = len(sums_SF)
-    rng, even = np.random.default_rng(seed), np.full(sessions, 1 / max(1, sessions))
-    block = max(1, _AT_ONCE // max(1, sessions))
+    if not sessions:
+        return np.zeros((resamples, sums_SF.shape[1]))
+    rng, even = np.random.default_rng(seed), np.full(sessions, 1 / sessions)
+    block = max(1, _AT_ONCE // sessions)
     sizes = (min(block, resamples - start) for start in range(0, resamples, block))
     return np.concatenate([rng.multinomial(sessions, even, size=size).astype(float) @ sums_SF for size in sizes])
 

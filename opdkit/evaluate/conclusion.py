@@ -119,7 +119,7 @@ def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str
     """
     level = LEVEL / (comparisons or len(shares))
     few = [WHERE[row["domain"]] for row in shares
-           if row["chance"] is None or 2 * chance_of_rise(np.ones(row["count"])) > level]  # fmt: skip
+           if row["chance"] is None or 2 * chance_of_rise(np.ones(row["units"])) > level]  # fmt: skip
     rose = {row["difference"] > 0 for row in shares if has_moved(row, level)}
     if rose:
         return MIXED if len(rose) == 2 else BETTER if rose == {True} else WORSE, few

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from opdkit.chat.markup import split_calls
 from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
-from opdkit.console import counted, markdown_table, printable, with_sign
+from opdkit.console import counted, markdown_table, markdown_text, with_sign
 from opdkit.evaluate.bootstrap import FEWEST, score_rise
 from opdkit.evaluate.checks import ALL, UNCORRECTED, unit_of
 from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_moved, has_unusual_length
@@ -77,7 +77,7 @@ class Decision:
             low, high = row["low"], row["high"]
             span = "-" if low is None else f"{with_sign(low, 3)} to {with_sign(high, 3)}"
             change = "-" if row["difference"] is None else with_sign(row["difference"], 3)
-            rows.append([row["domain"], f"{row['prompts']:,}", before, after, change, span, noise, finds,
+            rows.append([markdown_text(row["domain"]), f"{row['prompts']:,}", before, after, change, span, noise, finds,
                          marks[row["worse"]]])  # fmt: skip
         notes = (
             f"worse: beyond chance, which stops at most {FALSE_STOPS:.1%} of the models that are no worse, all "
@@ -85,7 +85,7 @@ class Decision:
             "model before training differ by less. would find: the smallest loss that is found 95 of 100 times."
         )
         word, rest = self.sentence.split(":", 1)
-        return "\n\n".join([printable(f"**{word}:**{rest}"), *map(markdown_table, (rows, checks)), notes])
+        return "\n\n".join([f"**{word}:**{markdown_text(rest)}", *map(markdown_table, (rows, checks)), notes])
 
 
 def decide(

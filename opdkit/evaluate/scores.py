@@ -160,7 +160,7 @@ def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
         if len(whole) >= FEWEST:  # in either direction
             chance = min(1.0, 2 * min(chance_of_rise(changes), chance_of_rise(-changes)))
     return {"metric": metric, "domain": domain, "before": before, "after": after, "difference": difference,
-            "low": low, "high": high, "chance": chance, "count": len(units)}  # fmt: skip
+            "low": low, "high": high, "chance": chance, "count": len(units), "units": len(whole)}  # fmt: skip
 
 
 def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequence[str] = MODELS) -> None:

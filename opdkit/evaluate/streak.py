@@ -71,5 +71,6 @@ def streak_scores(sessions: Sequence[LoggedSession], replies: Sequence[Reply]) -
             old, new = (None if right is None else float(sessions_before_streak(right)) for right in sides)
             difference = None if old is None or new is None else new - old
             rows.append({"metric": metric, "domain": ALL, "before": old, "after": new, "difference": difference,
-                         "low": None, "high": None, "chance": None, "count": len(sides[0])})  # fmt: skip
+                         "low": None, "high": None, "chance": None, "count": len(sides[0]),
+                         "units": len(sides[0])})  # fmt: skip
     return rows

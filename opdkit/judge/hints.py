@@ -31,6 +31,11 @@ _HAN, _THAI = (regex.compile(rf"[{scripts}]") for scripts in (
     r"\p{Han}\p{Hiragana}\p{Katakana}ー", r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"))  # fmt: skip
 _LETTERS = rf"[[\p{{L}}\p{{N}}]--{_HAN.pattern}][[\p{{L}}\p{{N}}\p{{M}}]--{_HAN.pattern}]*"
 _WORD = regex.compile(rf"(?V1){_HAN.pattern}\p{{M}}*|{_LETTERS}(?:['’]{_LETTERS})*")
+# Words with the signs that change what they say (C++, C#, -5, 20%), and signs that stand for a word (>=, €).
+_TERM = regex.compile(
+    rf"(?V1){_HAN.pattern}\p{{M}}*|(?:(?<![\p{{L}}\p{{N}}])[-−](?=\p{{N}}))?{_LETTERS}(?:['’]{_LETTERS})*"
+    r"(?:\+\+|[#%°](?![\p{L}\p{N}]))?|[<>=≤≥≠±×÷]+|\p{Sc}"
+)
 # What became of a candidate, in words.
 CHOSEN = "chosen"
 _REJECTED = {
@@ -172,22 +177,33 @@ def words(text: str) -> list[str]:
     return [w.replace("’", "'") for w in _WORD.findall(unicodedata.normalize("NFKC", text).casefold())]
 
 
+def terms(text: str) -> list[str]:
+    """Return the words of a text with the signs that change what they say, and signs that stand for a word.
+
+    >>> terms("Use C++, not C#: x >= -5 costs 3 €.")
+    ['use', 'c++', 'not', 'c#', 'x', '>=', '-5', 'costs', '3', '€']
+    """
+    found = _TERM.findall(unicodedata.normalize("NFKC", text).casefold())
+    return [term.replace("’", "'").replace("−", "-") for term in found]
+
+
 def distinct(hints: Sequence[str]) -> list[str]:
-    """Return the hints shortest first, no two with the same words."""
+    """Return the hints shortest first, no two with the same terms: of such, the commonest, then the shortest."""
+    wordings = Counter(hint.strip() for hint in hints)
     kept: dict[tuple[str, ...], str] = {}
-    for hint in sorted((h.strip() for h in hints), key=lambda h: (len(h), h)):
-        kept.setdefault(tuple(words(hint)), hint)
-    return list(kept.values())
+    for hint in sorted(wordings, key=lambda h: (-wordings[h], len(h), h)):
+        kept.setdefault(tuple(terms(hint)), hint)
+    return sorted(kept.values(), key=lambda h: (len(h), h))
 
 
 def consensus(hints: Sequence[str], votes: Sequence[str]) -> str:
     """Return the one of `hints` that is most like all votes.
 
-    Likeness is the sum of the Jaccard similarities of the sets of words (minimum Bayes risk selection; Kumar & Byrne
+    Likeness is the sum of the Jaccard similarities of the sets of terms (minimum Bayes risk selection; Kumar & Byrne
     2004, there with BLEU). A vote that stands alone with its hint loses, however long it is; equal votes count as often
     as they were given. Ties go to the first of `hints`.
     """
-    own, others = ([frozenset(words(text)) for text in texts] for texts in (hints, votes))
+    own, others = ([frozenset(terms(text)) for text in texts] for texts in (hints, votes))
     likeness = [math.fsum(len(a & b) / len(a | b) for b in others) for a in own]
     return hints[likeness.index(max(likeness))]
 

@@ -2,12 +2,15 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from opdkit.errors import OpdkitError
 
 _LONGEST_CELL = 1 << 20  # characters
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
+_TIME = re.compile(r"[\d./ -]*:[\d:./ -]*")  # such as the turn 1:1:1
 
 
 def read_utf8(path: Path) -> str:
@@ -39,3 +42,14 @@ def csv_rows(path: Path, text: str, *, strict: bool) -> Iterator[tuple[int, list
         raise OpdkitError(f"{path}, line {reader.line_num}: {error}; is a quotation mark missing?") from error
     finally:
         csv.field_size_limit(limit)
+
+
+def escape(text: str) -> str:
+    """Return `text` so that no spreadsheet takes it for a formula or a time; `unescape` reverses it."""
+    is_formula = text.startswith(_FORMULA) and text not in ("-1", "+1")
+    return f"'{text}" if is_formula or _TIME.fullmatch(text) else text
+
+
+def unescape(text: str) -> str:
+    """Return the text that `escape` was given."""
+    return text[1:] if text.startswith("'") else text

@@ -31,6 +31,7 @@ from opdkit.commands.blame import (
 from opdkit.config.blame import BlameConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.train import TrainConfig
+from opdkit.console import markdown_text
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.blame import Loss
@@ -107,7 +108,7 @@ def test_the_command_prints_tables_or_json(made) -> None:
     assert shown.stdout.count("| toy-") == 2
     assert "opdkit train" in shown.stdout
     answer = json.loads(CliRunner().invoke(app, ["blame", str(made), "--json", "--device", "cpu"]).stdout)
-    assert answer["sentence"] in shown.stdout
+    assert markdown_text(answer["sentence"]) in shown.stdout
     assert len(answer["turns"]) == 12
 
 

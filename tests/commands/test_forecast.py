@@ -106,6 +106,12 @@ def test_hints_that_are_followed_anyway_count_and_dropped_ones_do_not(config, mo
     assert (found["with_hint"], found["without_hint"]) == (1.0, pytest.approx(1.75 / 3))
 
 
+@pytest.mark.parametrize("turns", [2, 8, 1e9])
+def test_the_interval_holds_an_expected_loss_too(turns):
+    gain, low, high = expect(rows(*[(0.5, 1.0)] * 30), SURE, turns)
+    assert low <= gain <= high
+
+
 def test_few_and_different_turns_widen_the_interval_and_a_bad_judge_the_gain():
     shares = [(1.0, 0.0), (0.5, 0.0), (1.0, 0.5), (0.25, 0.0)]
     gain, low, high = expect(rows(*shares), SURE, 1e9)

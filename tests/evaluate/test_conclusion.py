@@ -46,7 +46,7 @@ def row(
     middle = (low + high) / 2 if span else 0.2
     chance = None if not span else 0.5 if low <= 0 <= high else 0.01
     return {"metric": metric, "domain": domain, "before": 0.5, "after": 0.5 + middle, "difference": middle,
-            "low": low, "high": high, "chance": chance, "count": count} | more  # fmt: skip
+            "low": low, "high": high, "chance": chance, "count": count, "units": count} | more  # fmt: skip
 
 
 def passed(corrected: tuple[float, float] | None, uncorrected: tuple[float, float] | None) -> list[dict]:
@@ -95,6 +95,15 @@ def prompt(name: str, corrected: bool | None, passed: tuple[bool, bool], session
     asked = HeldOutPrompt(name, "d", [message("user", "Hi")], None, Patterns((), ()), corrected, session=session)
     return [Reply(asked, model, 1, "x", "x", PromptResponse([1], [2]), "stop", bool(right))
             for model, right in zip(("before", "after"), passed, strict=True)]  # fmt: skip
+
+
+def test_too_few_sessions_are_not_the_same_however_many_prompts_they_have() -> None:
+    """Twelve prompts of six sessions: all became right, and yet six cannot tell where two shares are compared."""
+    rose = [prompt(f"{n}", True, (False, True), f"log:{n // 2}") for n in range(12)]
+    kept = [prompt(f"k{n}", False, (True, True)) for n in range(30)]
+    found = conclude(reply_scores([reply for both in rose + kept for reply in both], 0), RUN)
+    assert found.word == UNKNOWN
+    assert "too few prompts to tell what changed where users corrected the model" in found.sentence
 
 
 def test_the_prompts_of_a_session_rise_together() -> None:

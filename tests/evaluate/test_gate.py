@@ -255,6 +255,14 @@ def test_the_markdown_begins_with_the_decision_and_its_tables_are_whole() -> Non
     assert decide_on(answer("a", 0, 0, 30)).markdown().startswith("**Ship:** ")
 
 
+def test_no_domain_writes_markup_into_a_pull_request() -> None:
+    """Domains may be words of users: hints that a judge took from their complaints."""
+    name = r"ask @org/admins [x](http://e) <img src=x> a\|b"
+    markdown = decide_on(answer(name, 14, 1, 30) + answer("dates", 0, 0, 4)).markdown()
+    assert markdown.count(r"ask @<!-- -->org/admins \[x\](http://e) \<img src=x\> a\\\|b") == 2
+    assert name not in markdown
+
+
 # -- a hundred nights --------------------------------------------------------------------------------------------------
 
 DOMAINS, PROMPTS, SAMPLES = ("billing", "dates", "travel"), 600, 4

@@ -154,6 +154,21 @@ def test_no_two_alike_and_shortest_first() -> None:
     assert found == ["Be brief, please.", "Use metric units.", "Use metric units always."]
 
 
+@pytest.mark.parametrize(("most", "other"), [
+    ("Write the program in C++.", "Write the program in C."), ("The exponent must be -5.", "The exponent must be 5."),
+    ("Keep rows with x >= 3.", "Keep rows with x < 3."), ("Give the price in €.", "Give the price in $."),
+])  # fmt: skip
+def test_a_sign_that_changes_the_meaning_is_part_of_a_hint(most: str, other: str) -> None:
+    """Wrong before: the two counted as one hint, and the shorter one, of a single vote, was taken."""
+    choice = chosen([1] * 5, [most] * 4 + [other], select="consensus")
+    assert choice.hint == most
+    assert sorted(choice.hints) == sorted([most, other])
+
+
+def test_of_hints_with_the_same_words_the_commonest_is_kept() -> None:
+    assert distinct(["Use metric units!!", "Use metric units!!", "use metric units"]) == ["Use metric units!!"]
+
+
 @given(st.lists(st.text(min_size=1, max_size=30), max_size=8))
 def test_distinct_does_not_depend_on_the_order(hints: list[str]) -> None:
     assert distinct(hints) == distinct(hints[::-1])

@@ -111,6 +111,8 @@ def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int,
     `confusions_S` are the confusion matrices of the sessions, flat [S, 9], and `plain_S` those of the plain majority.
     A session without a reward says nothing, and does not count as one.
     """
+    answered_S = (confusions_S + plain_S).any(1)
+    confusions_S, plain_S = confusions_S[answered_S], plain_S[answered_S]
     matrix = confusions_S.sum(0).reshape(3, 3)
     resampled_B, plain_B = (resample_sums(x, seed).reshape(-1, 3, 3) for x in (confusions_S, plain_S))
     sessions = int(confusions_S.any(1).sum())

@@ -171,13 +171,14 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
             rewards = voting.session_distribution(config.session_reward, turns)
             sums[i] += rewards.get(case.label, 0.0), 1 - rewards.get(None, 0.0)
     sums_S = np.stack(list(by_session.values()))
-    resampled_B = resample_sums(sums_S.reshape(len(sums_S), -1), config.seed).reshape(-1, len(sizes), 2)
     points = []
     for i, (k, (right, answered)) in enumerate(zip(sizes, sums_S.sum(0), strict=True)):
         accuracy = float(right / answered) if answered else None
-        right_B, answered_B = resampled_B[:, i].T
-        shares_B = np.divide(right_B, answered_B, out=np.full(len(right_B), np.nan), where=answered_B > 0)
-        interval = share_interval(shares_B, accuracy, int((sums_S[:, i, 1] > 0).sum()))
+        answered_S = sums_S[:, i][sums_S[:, i, 1] > 0]
+        interval = None
+        if len(answered_S):
+            shares_B = np.divide(*resample_sums(answered_S, config.seed).T)
+            interval = share_interval(shares_B, accuracy, len(answered_S))
         points.append(Point(k, accuracy, interval, float(answered / len(full)), independent_accuracy(full, k)))
     if all(len(case.turns) == 1 for case in full):
         beyond = (k for k in voting.sizes(EXTRAPOLATED) if k > most and k % 2)

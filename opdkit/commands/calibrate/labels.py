@@ -16,7 +16,7 @@ from opdkit.judge.votes import NOT_BY_VOTES, confidences_of, reward_of
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_all, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, reviews_in_force
-from opdkit.store.spreadsheet import csv_rows, read_utf8
+from opdkit.store.spreadsheet import csv_rows, read_utf8, unescape
 from opdkit.store.turn_ids import session_of
 
 T = TypeVar("T")
@@ -189,6 +189,8 @@ def labels_of_reviews(run: Path) -> Labels:
 def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
     """Yield (line, row): of CSV the cells by column, of JSONL the text of the line."""
     text = read_utf8(path)
+    if text.lstrip().startswith("[") or text.lstrip().partition("\n")[0].strip() == "{":
+        raise OpdkitError(f"{path} is a single JSON document: write one object per line")
     if path.suffix == ".jsonl" or text.lstrip().startswith("{"):
         yield from ((line, written) for line, written in enumerate(text.split("\n"), 1) if written.strip())
         return
@@ -199,7 +201,8 @@ def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
         raise OpdkitError(f"{path}: its first line names the columns {', '.join(names)[:200] or '(none)'}; needed are "
                           "turn_id or session_id, and reward (or label)")  # fmt: skip
     for line, cells in rows:
-        yield line, dict.fromkeys(names, "") | dict(zip(names, cells, strict=False))
+        # The ids of a sheet of `opdkit export --to review-csv` may stand behind an apostrophe.
+        yield line, dict.fromkeys(names, "") | dict(zip(names, map(unescape, cells), strict=False))
 
 
 def _label(row: JSON | str, line: int) -> Label:

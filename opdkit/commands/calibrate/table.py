@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from opdkit.commands.calibrate.agreement import CLASSES, Calibration, MajorityScore, PeopleScore
@@ -100,7 +101,7 @@ def _show_people(people: PeopleScore) -> None:
             table.add_row(title, style="bold")
         for row in rows:
             figures = (_short(row.kappa, row.kappa_interval), _short(row.share, row.share_interval))
-            table.add_row(printable(f"  {row.who}"), _short(row.same), *figures)
+            table.add_row(escape(printable(f"  {row.who}")), _short(row.same), *figures)
     stdout.print(table)
     if people.raters:
         named = f"{counted(people.pairs, 'pair')} of {counted(len(people.raters), 'rater')}"

@@ -16,9 +16,14 @@ EXAMPLES = 5  # wordings and turns that are named of each rule
 
 
 def is_near(a: Claims, b: Claims) -> bool:
-    """Return whether one makes all claims of the other and few more, so that no word stands in place of another."""
+    """Return whether one makes all claims of the other and few more, so that no word stands in place of another.
+
+    No number may be among those more: in Chinese, "24 hours" has every character of "12 hours", and one of its own.
+    """
     shorter, longer = sorted((a, b), key=len)
-    return shorter <= longer and NEAR * (len(longer) - len(shorter)) <= len(longer)
+    more = longer - shorter
+    is_few = shorter <= longer and NEAR * len(more) <= len(longer)
+    return is_few and not any(word.isnumeric() for word, _ in more)
 
 
 def merge_hints(hints: Iterable[Hint]) -> list[tuple[Claims, list[Hint]]]:

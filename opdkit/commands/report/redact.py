@@ -12,6 +12,7 @@ from typing import Any
 
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
+from opdkit.evaluate.scores import METRICS
 from opdkit.store.turn_ids import logged_session_id, session_of
 
 _ORDINAL = re.compile(r"(?::\d+(?:/rollout-\d+)?)+")  # what follows the name of a log's session in a turn's id
@@ -46,7 +47,8 @@ def own_words() -> frozenset[str]:
     fields = [field for command in COMMANDS.values() for field in fields_of(command.config)]
     options = {word for field in fields for word in (field.name, *field.choices)}
     counted = Path(__file__).with_name("own_words.txt").read_text(encoding="utf-8").splitlines()
-    return frozenset(options | COMMANDS.keys() | set(counted))
+    metrics = {metric.words for metric in METRICS.values()}
+    return frozenset(options | COMMANDS.keys() | metrics | set(counted))
 
 
 def own_word(label: str) -> str:

@@ -15,7 +15,6 @@ one; reading removes it.
 """
 
 import csv
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,13 +28,11 @@ from opdkit.store import reviews
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Review, ReviewLog, reviews_in_force
-from opdkit.store.spreadsheet import csv_rows, read_utf8
+from opdkit.store.spreadsheet import csv_rows, escape, read_utf8, unescape
 
 FILLED_IN = ("reward", "hint", "note", "action")
 COLUMNS = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint", *FILLED_IN, "decision")
 NEEDED = ("turn_id", *FILLED_IN, "decision")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
-_TIME = re.compile(r"[\d./ -]*:[\d:./ -]*")  # such as the turn 1:1:1
 _NONE = "none"
 _CELL = 2000  # characters of a conversation that a cell shows; what is decided is never cut
 _BAD_ROWS_SHOWN = 10
@@ -88,17 +85,6 @@ def _decision_cells(review: Review | None) -> tuple[str, ...]:
     # A space tells a hint of the one word "none" from no hint.
     hint = f" {hint}" if review.hint is not None and hint.strip().casefold() == _NONE else hint
     return reward, hint, review.note or "", "" if reward or hint else "accept", str(review.ordinal)
-
-
-def escape(text: str) -> str:
-    """Return `text` so that no spreadsheet takes it for a formula or a time; `unescape` reverses it."""
-    is_formula = text.startswith(_FORMULA) and text not in ("-1", "+1")
-    return f"'{text}" if is_formula or _TIME.fullmatch(text) else text
-
-
-def unescape(text: str) -> str:
-    """Return the text that `escape` was given."""
-    return text[1:] if text.startswith("'") else text
 
 
 def read_csv(run: Path, path: Path) -> Imported:

@@ -117,6 +117,16 @@ def test_a_judge_without_an_error_has_a_kappa_without_an_interval() -> None:
     assert found.accuracy_interval == pytest.approx((0.7225, 1.0), abs=1e-4)
 
 
+def test_sessions_without_a_reward_change_no_interval() -> None:
+    few_S = np.tile(confusion([1], [1]).ravel(), (4, 1))
+    more_S = np.concatenate([few_S, np.zeros((4, 9))])
+    found = majority_score("stored", more_S, "none", 0, more_S)
+    assert found == majority_score("stored", few_S, "none", 0, few_S)
+    assert found.accuracy_interval == pytest.approx((0.510, 1.0), abs=1e-3)
+    nobody_S = np.zeros((4, 9))
+    assert majority_score("stored", nobody_S, "none", 0, nobody_S).accuracy_interval is None
+
+
 def test_sessions_without_a_reward_narrow_no_interval() -> None:
     each_S = np.tile(confusion([1, -1], [1, -1]).ravel(), (10, 1))
     more_S = np.concatenate([each_S, np.zeros((20, 9))])

@@ -40,6 +40,12 @@ def test_csv_as_spreadsheets_write_it(separator: str, tmp_path: Path) -> None:
     assert (found.rows, found.examples) == (3, [])
 
 
+def test_ids_of_a_review_sheet_stand_behind_an_apostrophe(tmp_path: Path) -> None:
+    """A log named after a date has turns such as 2026-11-27:1:1, which a spreadsheet would take for a time."""
+    path = write(tmp_path / "labels.csv", "turn_id,reward", "'2026-11-27:1:1,1", "a:1,-1")
+    assert [label.id for label in read_labels(path).labels] == ["2026-11-27:1:1", "a:1"]
+
+
 def test_the_first_column_that_is_filled_is_the_label(tmp_path: Path) -> None:
     path = write(tmp_path / "labels.csv", "turn_id,reward,label", "a:1,,good", "a:3,-1,1", "a:5,none,0", "a:7,,")
     found = read_labels(path)
@@ -108,6 +114,8 @@ def test_what_cannot_be_used_is_counted_and_shown_with_its_line(tmp_path: Path) 
         ("labels.csv", "", "needed are turn_id"),
         ("labels.jsonl", '{"turn_id": "a:1", "reward": "meh"}\n', "labels.jsonl:1: no such label"),
         ("labels.jsonl", "", "has no label"),
+        ("labels.json", '[{"turn_id": "a:1", "reward": 1}]', "one object per line"),
+        ("labels.jsonl", '{\n  "turn_id": "a:1",\n  "reward": 1\n}\n', "one object per line"),
         ("labels.csv", 'turn_id,reward\n"a:1,1\n' + 2_000_000 * "x", "quotation mark"),
     ],
 )

@@ -31,6 +31,11 @@ APART = [
     ("Use bullet points.", "Do not use bullet points."),
     ("Name the train.", "Name the train and the platform."),
     ("使用Python", "不使用Python"),
+    ("Write the program in C.", "Write the program in C++."),
+    ("Write the program in C.", "Write the program in C#."),
+    ("Keep rows where x > 3.", "Keep rows where x < 3."),
+    ("Give prices in €.", "Give prices in $."),
+    ("使用十二小时制", "使用二十四小时制"),
 ]
 
 

