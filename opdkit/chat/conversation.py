@@ -39,6 +39,14 @@ class Note:
         if known:
             self.decision = before | known
 
+    def drop_unchanged(self, content: str | None) -> None:
+        """Drop an edit, or a reply kept instead, that is the logged reply itself: nobody wanted another one."""
+        for name in ("edited", "kept"):
+            if self.decision and (self.decision[name] or "").strip() == (content or "").strip():
+                self.decision = self.decision | {name: None}
+        if self.decision == NO_DECISION:
+            self.decision = None
+
 
 @dataclass(slots=True)
 class Conversation:

@@ -15,7 +15,7 @@ MOST_MESSAGES = 100_000  # per session; each takes hundreds of bytes of memory, 
 NOT_ONLY_TEXT = "not only text"  # skip reason of a reply with an image or a web search in it
 TOO_DEEP = "nested too deeply"
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_CALL_PARTS = ("tool_use", "function_call", "tool_call")  # Anthropic, OpenAI's Responses, LangChain
+_CALL_PARTS = ("tool_use", "function_call", "tool_call", "tool-call")  # Anthropic, Responses, LangChain, the AI SDK
 _THOUGHT_PARTS = ("thinking", "reasoning")
 _OWN_FIELDS = (*_THOUGHT_PARTS, "redacted_thinking", *_CALL_PARTS)  # parts of a reply that have fields of their own
 _PLACEHOLDERS = {
@@ -28,6 +28,7 @@ _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
 PLACEHOLDERS = re.compile(rf"(\[{_WORD.pattern}(: {_MEDIA.pattern})?\]\s*)+")  # a text of nothing else
 _ARGUMENTS = ("arguments", "input", "args", "parameters")  # OpenAI, Anthropic, LangChain, Llama
+_ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
 _NOTED = frozenset((*_TOKEN_IDS, "logprobs", "finish_reason", "turn_type", "decision"))
 
@@ -178,6 +179,13 @@ def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
     if role == "tool" and not isinstance(content, list):
         yield message(role, dump(content), name=name, tool_call_id=call_id)
         return
+    if role == "tool" and content and all(_is_block(block, "tool-result") for block in content):  # the AI SDK
+        for block in content:
+            result = block.get("output", block.get("result"))
+            result = result["value"] if isinstance(result, dict) and result.keys() == {"type", "value"} else result
+            text, call_id = result if isinstance(result, str) else dump(result), first_text(block.get("toolCallId"))
+            yield message(role, text, name=first_text(block.get("toolName")), tool_call_id=call_id)
+        return
     blocks = content if role == "user" and isinstance(content, list) else []
     results = [block for block in blocks if _is_block(block, "tool_result")]
     for block in results:
@@ -214,8 +222,11 @@ def _part_text(part: Any) -> str:
         raise Unreadable("content of unknown shape", f"a content part is a {type(part).__name__}")
     kind = part.get("type")
     key = "refusal" if kind == "refusal" else "text"
-    if (kind is None or kind in (*_TEXT_PARTS, "refusal")) and isinstance(part.get(key), str):
-        return str(part[key])
+    if (kind is None or kind in (*_TEXT_PARTS, "refusal")) and key in part:
+        text = part[key]["value"] if isinstance(part[key], dict) and "value" in part[key] else part[key]
+        if text is None or isinstance(text, str):  # OpenAI's Assistants have an object with the text as `value`
+            return text or ""
+        raise Unreadable("content of unknown shape", f"the text of a content part is a {type(text).__name__}")
     if not isinstance(kind, str) or not _WORD.fullmatch(kind):
         raise Unreadable("content of unknown shape", f"a content part has type {str(kind)[:100]!r}")
     source = part.get("source")  # Anthropic: names the type of the base64 data, which is left out
@@ -230,6 +241,12 @@ def _is_text(part: Any) -> bool:
 
 def _is_block(block: Any, *types: str) -> bool:
     return isinstance(block, dict) and block.get("type") in types
+
+
+def first_choice(choices: Any) -> Any:
+    """Return the choice of index 0 of a response, or else its first one; None without any."""
+    items = as_list(choices)
+    return next((item for item in items if isinstance(item, dict) and item.get("index") == 0), next(iter(items), None))
 
 
 def read_tools(tools: Any) -> str | None:
@@ -257,13 +274,17 @@ def read_call(call: Any) -> JSON:
     if not isinstance(call, dict):
         raise Unreadable("tool calls of unknown shape", f"a call is a {type(call).__name__}")
     body = call.get("function") or call.get("custom") or call
-    name = body.get("name") if isinstance(body, dict) else None
+    name = body.get("name", body.get("toolName")) if isinstance(body, dict) else None
     if not isinstance(name, str):
         raise Unreadable("tool calls of unknown shape", "a call without a function name")
     arguments = next((body[key] for key in _ARGUMENTS if body.get(key) is not None), None)
     if arguments.__class__ is not str:
         arguments = "" if arguments is None else dump(arguments)
-    return {"id": first_text(call.get("call_id"), call.get("id")) or "", "name": name, "arguments": arguments}
+    return {
+        "id": first_text(call.get("call_id"), call.get("id"), call.get("toolCallId")) or "",
+        "name": name,
+        "arguments": arguments,
+    }
 
 
 def read_note(item: JSON) -> Note:
@@ -283,9 +304,9 @@ def read_note(item: JSON) -> Note:
         logged = logged.get("token_logprobs")
     logprobs = None
     if isinstance(logged, list) and all(
-        value.__class__ in (float, int) and math.isfinite(value) and value <= 0 for value in logged
+        value.__class__ in (float, int) and math.isfinite(value) and value < _ROUNDING for value in logged
     ):
-        logprobs = [float(value) for value in logged] or None
+        logprobs = [min(0.0, float(value)) for value in logged] or None
     if ids and logprobs and len(ids) != len(logprobs):
         ids = logprobs = None  # nobody can say which of them belong together
     kind = "side" if item.get("turn_type") == "side" else "main"

@@ -80,7 +80,8 @@ def write_conversation(
     Replies in `written` are not trainable again; its own are added. `seen`: see `skip_known`.
     """
     replies = {note.message_id for note in item.notes.values()} - {None}
-    for note in item.notes.values():
+    for index, note in item.notes.items():
+        note.drop_unchanged(item.messages[index]["content"])
         if note.message_id in written:
             note.skip_reason, note.decision = DUPLICATE, None
     row = session_row(item, unit, ordinal, options.redactor)

@@ -171,7 +171,7 @@ class Endpoint(Server):
             message, name = document["choices"][0]["message"], document.get("model")
             content, reason = message.get("content"), document["choices"][0].get("finish_reason")
             reason = reason.get("type") if isinstance(reason, dict) else reason  # SGLang's own form
-            text = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
+            text = content if isinstance(content, str) else "".join(p.get("text") or "" for p in content or ())
             silent = content is None and not any(message.get(field) for field in _INSTEAD_OF_TEXT)
         except MALFORMED:
             raise FailedAttemptError(f"an answer that is not a chat completion: {self.excerpt(response)}") from None

@@ -5,6 +5,7 @@ only repeats the rules, or whose last decision is not on offer is not a vote, an
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable
 
 from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
@@ -20,12 +21,17 @@ NO_DECISION = "no decision"
 HALF_DECISION = "the last decision is incomplete"
 ECHO = "repeats the rules"
 OFF_RANGE = "decision not on offer"
+DENIED = "the last decision is denied"
 
 _BOX = re.compile(r"\\+boxed\s*\{", re.IGNORECASE)
-_START = re.compile(r"\[\s*HINT_START\s*\]", re.IGNORECASE)
-_END = re.compile(r"\[\s*HINT_END\s*\]", re.IGNORECASE)
+# The markers of a hint, also with escaped characters, and in bold or as code on both sides.
+_START, _END = (
+    re.compile(r"(\*\*|`|)\\?\[\s*/?HINT\\?_" + name + r"\s*\\?\]\1", re.IGNORECASE) for name in ("START", "END")
+)
 _NUMBER = re.compile(r"([+-]?)\s*(\d)(?:\.0*)?")
-_DECISION = re.compile(r"(?:[+\-\u2212\u2013]\s*)?\d")  # also with a minus sign or an en dash
+_DASH = re.compile("[\u2010-\u2014\u2212\uff0d]")  # hyphens, dashes, the minus sign, and a minus of full width
+_DECISION = re.compile(rf"(?:(?:[+\-]|{_DASH.pattern})\s*)?\d")
+_DENIAL = re.compile(r"(?:\bnot|\brather than|\binstead of|\bnicht|不是|而非)[\s$`*'\"(]*\Z", re.IGNORECASE)
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|bf|rm)\s*\{([^{}]*)\}")
 # Between two decisions of an enumeration, and nowhere else.
 _ENUMERATION = re.compile(r"[\s$.`*'\"()]*(?:,|/|\||;|\bor\b|\band\b)(?:[\s$.`*'\"(),/|;]|\bor\b|\band\b)*")
@@ -116,6 +122,8 @@ def _decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple[int |
     if content is None:
         return None, HALF_DECISION
     value = _value(content)
+    if _DENIAL.search(body[max(0, boxes[-1][0] - 20) : boxes[-1][0]]):
+        return None, DENIED
     if value not in allowed:
         return None, f"{OFF_RANGE}: {content.strip()[:40]!r}"
     if len(boxes) > 1 and _is_echo(body, boxes, question):
@@ -135,8 +143,8 @@ def _braced(text: str, start: int) -> tuple[int, str | None]:
 
 def _value(content: str) -> int | None:
     """Return 1 for "1", " +1", "1.0", "\\text{1}", "$1$"; None for what is not one whole number of one digit."""
-    text = _WRAPPED.sub(r"\1", _WRAPPED.sub(r"\1", content)).strip().strip("$").strip()
-    match = _NUMBER.fullmatch(text.replace("\N{MINUS SIGN}", "-").replace("\N{EN DASH}", "-"))
+    text = _WRAPPED.sub(r"\1", _WRAPPED.sub(r"\1", content)).strip("{}$ \t\n")
+    match = _NUMBER.fullmatch(_DASH.sub("-", unicodedata.normalize("NFKC", text)))
     return int(match[1] + match[2]) if match else None
 
 

@@ -95,6 +95,17 @@ def test_ratings(tmp_path, logged, rating):
     assert told.notes[1].decision["rating"] == rating
 
 
+@pytest.mark.parametrize(("final", "edited"), [("Goodbye.", None), ("Goodbye.\n", None), ("Bye.", "Bye.")])
+def test_a_text_that_is_the_reply_itself_is_no_edit(tmp_path, final, edited):
+    """A column with the final text is filled in every row. Before, every reply that was kept as it was got -1."""
+    (tmp_path / "map.toml").write_text('prompt = "q"\nreply = "a"\nedited = "final"\nrating = "thumb"')
+    log = jsonl(tmp_path / "log.jsonl", {"q": "hi", "a": "Goodbye.", "final": final, "thumb": 1})
+    run(tmp_path / "run", log, map=str(tmp_path / "map.toml"))
+    (turn,) = tables(tmp_path / "run")["turns"]
+    assert turn["decision"]["edited"] == edited
+    assert turn["decision"]["rating"] == 1
+
+
 @pytest.mark.parametrize("stars", [5, "4", "*****", 0.5])
 def test_ratings_that_are_no_thumbs_are_counted(tmp_path, stars):
     fields, row = 'prompt = "q"\nreply = "a"\nrating = "stars"', {"q": "hi", "a": "hello", "stars": stars}

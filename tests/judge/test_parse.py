@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from opdkit.config.wording import DEFAULTS
 from opdkit.judge.parse import (
     CUT_OFF,
+    DENIED,
     ECHO,
     EMPTY,
     HALF_DECISION,
@@ -92,6 +93,29 @@ def test_a_decision_that_is_not_on_offer_is_no_vote(content: str) -> None:
 def test_zero_is_no_decision_on_a_hint() -> None:
     assert hint(r"\boxed{1} then \boxed{0}") == (None, None)
     assert "decision not on offer: '0'" in str(parse_hint(Answer(r"\boxed{0}")).error)
+
+
+@pytest.mark.parametrize("text", [
+    r"The answer is \boxed{-1}, not \boxed{1}.", r"\boxed{-1} rather than \boxed{1}", r"It is not $\boxed{1}$.",
+    r"答案是 \boxed{-1},而不是 \boxed{1}",
+])  # fmt: skip
+def test_a_decision_that_is_denied_is_no_vote(text: str) -> None:
+    assert parse_reward(Answer(text)).error == DENIED
+    assert reward(r"The reply is not good enough: \boxed{-1}") == -1
+
+
+@pytest.mark.parametrize("content", ["－1", "‑1", "—1", "{-1}", "-1"])
+def test_the_minus_may_be_any_dash(content: str) -> None:
+    assert reward(rf"\boxed{{{content}}}") == -1
+
+
+@pytest.mark.parametrize("text", [
+    r"**[HINT_START]** use x **[HINT_END]**", r"`[HINT_START]`use x`[HINT_END]`", r"\[HINT_START\] use x \[HINT\_END\]",
+    "[HINT_START] use x [/HINT_END]",
+])  # fmt: skip
+def test_markers_of_a_hint_in_markdown(text: str) -> None:
+    assert hint(text + r" \boxed{1}") == (1, "use x")
+    assert hint(r"[HINT_START] use **x** and `y`[HINT_END] \boxed{1}") == (1, "use **x** and `y`")
 
 
 def test_the_last_decision_counts() -> None:

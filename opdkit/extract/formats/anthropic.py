@@ -10,6 +10,7 @@ role tool; thinking becomes the reply's reasoning; images and documents leave a 
 
 from opdkit.chat.conversation import JSON, Conversation, Note
 from opdkit.chat.messages import first_text, message_key, read_messages, read_tools, require_messages
+from opdkit.extract.formats.openai import holder_of_choices, reply_of_choices
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
@@ -25,6 +26,8 @@ def recognises(record: JSON) -> bool:
     """Return whether messages stand beside a system prompt, or with blocks or a response of this interface alone."""
     request, response, _ = _split_call(record)
     if message_key(request, ("messages",)) is None or "response_text" in record:
+        return False
+    if "choices" in record or holder_of_choices(record):  # the reply of another interface
         return False
     if isinstance(response.get("content"), list) and ("stop_reason" in response or response.get("type") == "message"):
         return True
@@ -64,7 +67,8 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     items = require_messages(request.get("messages"), "messages")
     system = request.get("system")
     opening = [{"role": "system", "content": system}] if system else []
-    reply = [{"role": "assistant", "content": response.get("content")}] if response else []
+    choices = record if "choices" in record else record.get(holder_of_choices(record) or "", {})
+    reply = [{"role": "assistant", "content": response.get("content")}] if response else reply_of_choices(choices)
     messages, notes = read_messages([*opening, *items, *reply], first=-len(opening))
     if response:
         finish = response.get("stop_reason")

@@ -16,7 +16,7 @@ import orjson
 
 from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
 from opdkit.chat.markup import split_reply
-from opdkit.chat.messages import dump, first_text, read_messages
+from opdkit.chat.messages import dump, first_choice, first_text, read_messages
 from opdkit.extract.formats.items import has_items, openai_messages
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
@@ -102,7 +102,7 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
         notes[0].finish_reason = first_text(reason, output.get("status"))
         return messages[0], notes[0]
     if isinstance(output, dict) and isinstance(output.get("choices"), list) and output["choices"]:
-        choice = output["choices"][0]
+        choice = first_choice(output["choices"])
         body = choice.get("message", choice) if isinstance(choice, dict) else None
         if isinstance(body, dict):
             body = {key: value for key, value in choice.items() if key != "message"} | body
@@ -251,6 +251,22 @@ def _find_retries(nodes: Sequence[_Node]) -> set[int]:
     return lost
 
 
+def _find_holders(nodes: Sequence[_Node]) -> dict[int, int]:
+    """Return position of a record -> that of the last record of the conversation in which its reply counts.
+
+    Of several that continue a reply, it is the one that begins with the logged next state, else the one with the most
+    calls, of equal ones the last. Others may be side calls, such as for a title, or messages that the user took back:
+    what they say is no reaction to the reply.
+    """
+    calls, holders = dict[int, int](), dict[int, int]()
+    for node in sorted(nodes, key=lambda n: -n.depth):  # what continues a record is deeper
+        calls[node.position] = 1 + sum(calls[n.position] for n in node.children)
+        ranks = [(node.next == child.last, calls[child.position], child.position) for child in node.children]
+        main = node.children[ranks.index(max(ranks))] if ranks else None
+        holders[node.position] = holders[main.position] if main else node.position
+    return holders
+
+
 def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
     """Return whether the logged next state is the first message of another conversation under the session id.
 
@@ -284,7 +300,7 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
     _link(nodes)
     retries = _find_retries(nodes)
     following = dict(zip((n.position for n in nodes), nodes[1:], strict=False))
-    used: set[int] = set()  # positions of records that an earlier conversation holds
+    holders = _find_holders(nodes)
     begins: dict[int, int] = {}  # position of a record -> that of the first record which its conversation adds
     for node in sorted(nodes, key=lambda n: n.depth):  # lines may come out of order: parents first
         continued = node.parent if node.parent and node.parent.children[0] is node else node
@@ -299,9 +315,9 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
         conversation = _read_path(unit, read_call, path, with_next)
         for node in path:
             note = conversation.notes[node.depth]
-            skip = RETRY if node.position in retries else DUPLICATE if node.position in used else None
+            is_elsewhere = holders[node.position] != leaf.position
+            skip = RETRY if node.position in retries else DUPLICATE if is_elsewhere else None
             note.skip_reason = skip or note.skip_reason
-        used.update(n.position for n in path)
         yield conversation
 
 

@@ -1,5 +1,6 @@
 """Scores, labels and comments of people, as the front ends and tracing services of models keep them."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,9 @@ _LABELS = {
     **dict.fromkeys(("thumbsdown", "bad", "negative", "down", "dislike", "incorrect"), -1),
 }
 _SCORES = {1.0: 1, 0.0: -1, -1.0: -1}
+# In names of what is the worse the more of it there is: 1 is no thumb up.
+_FAULT = re.compile(r"toxic|hallucin|bias|harm|error|fail|fault|spam|unsafe|profan|refus|bad|wrong|incorrect|dislike"
+                    r"|down|negative|risk|leak|pii", re.IGNORECASE)  # fmt: skip
 
 
 def rating_of(score: Any, label: Any = None) -> int | None:
@@ -26,9 +30,14 @@ def rating_of(score: Any, label: Any = None) -> int | None:
 
 
 def add_feedback(note: Note, given: Iterable[JSON]) -> None:
-    """Add what people gave a reply (`score`, `label`, `comment`, `edited`) to its note; no rating where they differ."""
+    """Add what people gave a reply to its note: `name`, `score`, `label`, `comment`, `edited` of each.
+
+    There is no rating where they differ, and none by the score of a fault: 1 for "toxicity" is no thumb up.
+    """
     entries = list(given)
-    ratings = {rating for entry in entries if (rating := rating_of(entry.get("score"), entry.get("label"))) is not None}
+    scores = (None if _FAULT.search(str(entry.get("name"))) else entry.get("score") for entry in entries)
+    found = (rating_of(score, entry.get("label")) for score, entry in zip(scores, entries, strict=True))
+    ratings = {rating for rating in found if rating is not None}
     comments = [text for entry in entries if (text := first_text(entry.get("comment"))) is not None]
     labels = [text for entry in entries if (text := first_text(entry.get("label"))) is not None]
     edited = [text for entry in entries if (text := first_text(entry.get("edited"))) is not None]

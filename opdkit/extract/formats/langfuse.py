@@ -89,8 +89,9 @@ def _read_scores(record: JSON) -> Iterator[JSON]:
         if isinstance(score, dict) and score.get("source") != _EVALUATOR and _FEEDBACK.search(str(score.get("name"))):
             kind = first_text(score.get("dataType"), score.get("data_type"))
             category = first_text(score.get("stringValue"), score.get("string_value"))  # of a boolean: its value again
-            label = category if kind == "CATEGORICAL" else None
-            yield {"score": score.get("value"), "label": label, "comment": score.get("comment")}
+            # The number of a category is its place in a list that the log lacks: 0 for all where there is none.
+            rating = {"label": category} if kind == "CATEGORICAL" else {"score": score.get("value")}
+            yield rating | {"comment": score.get("comment")}
 
 
 def read_call(record: JSON) -> Call | LeftOut:

@@ -41,9 +41,13 @@ def unfold(record: JSON) -> list[JSON]:
     for root in as_list(record.get("runs")) or [record]:
         tree = list(_runs_below(root))
         calls = [n for n, run in enumerate(tree) if run.get("run_type") == "llm"]
-        feedback = {key: root[key] for key in _FEEDBACK if root.get(key)}
-        if feedback and calls and calls[-1] > 0 and not any(tree[calls[-1]].get(key) for key in _FEEDBACK):
-            tree[calls[-1]] = tree[calls[-1]] | feedback
+        if calls and calls[-1] > 0:
+            last = tree[calls[-1]]
+            given, stats = ([parse_text(run.get(key)) for run in (last, root)] for key in _FEEDBACK)
+            entries = [entry for own in given for entry in as_list(own)]
+            means = {name: own[name] for own in stats if isinstance(own, dict) for name in own}
+            feedback = zip(_FEEDBACK, (entries, means), strict=True)
+            tree[calls[-1]] = last | {key: value for key, value in feedback if value}
         runs += tree
     return runs
 
@@ -124,14 +128,14 @@ def _read_feedback(record: JSON) -> Iterator[JSON]:
     given, stats = (parse_text(record.get(key)) for key in _FEEDBACK)
     for entry in as_list(given):
         if isinstance(entry, dict) and value_at(entry, ("feedback_source", "type")) not in _MODELS:
-            yield {"score": entry.get("score"), "label": entry.get("value"), "comment": entry.get("comment"),
-                   "edited": entry.get("correction")}  # fmt: skip
-    for entry in stats.values() if isinstance(stats, dict) and not given else []:
+            yield {"name": entry.get("key"), "score": entry.get("score"), "label": entry.get("value"),
+                   "comment": entry.get("comment"), "edited": entry.get("correction")}  # fmt: skip
+    for name, entry in stats.items() if isinstance(stats, dict) and not given else ():
         sources = value_at(entry, ("sources",))
         texts = [source if isinstance(source, str) else dump(source) for source in as_list(sources)]
         if isinstance(entry, dict) and not any(f'"{name}"' in text for text in texts for name in _MODELS):
             comments = value_at(entry, ("comments",))
-            yield {"score": entry.get("avg")}
+            yield {"name": name, "score": entry.get("avg")}
             yield from ({"comment": comment} for comment in as_list(comments))
 
 

@@ -1,13 +1,13 @@
 """OpenAI chat messages: one conversation per line, under `messages`, `traj`, `history` or `conversation(s)`."""
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import first_text, message_key, read_messages, read_tools, require_messages
+from opdkit.chat.messages import first_choice, first_text, message_key, read_messages, read_tools, require_messages
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 from opdkit.extract.mapping import value_at
 
 KEYS = ("messages", "traj", "history", "conversation", "conversations")
-_OWN_COLUMNS = frozenset(("model", "tools", "functions", "choices"))
+_OWN_COLUMNS = frozenset(("model", "system", "tools", "functions", "choices"))
 _RESPONSES = ("response", "output", "result")  # fields that may hold the response of an API
 
 
@@ -17,18 +17,15 @@ def recognises(record: JSON) -> bool:
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read one conversation. The reply of an API call logged beside it (`choices[0]`) is its last message."""
+    """Read one conversation. What was logged beside it is its first and last message: `system`, and a call's reply."""
     key = message_key(record, KEYS) or next((k for k in KEYS if k in record), None)
     if key is None:
         raise Unreadable("no messages", f"none of {', '.join(KEYS)} in the record")
     items = require_messages(record[key], key)
-    holder = next((name for name in _RESPONSES if value_at(record, (name, "choices", 0))), None)
-    response = record[holder] if holder and "choices" not in record else {}
-    choice = value_at(record, ("choices", 0)) or value_at(response, ("choices", 0))
-    if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
-        logged_beside = {k: v for k, v in choice.items() if k != "message"}  # finish reason, log-probs
-        items = [*items, {"role": "assistant", **logged_beside, **choice["message"]}]
-    messages, notes = read_messages(items)
+    system, holder = record.get("system"), holder_of_choices(record)
+    opening = [{"role": "system", "content": system}] if system else []
+    response = record[holder] if holder else {}
+    messages, notes = read_messages([*opening, *items, *reply_of_choices(response or record)], first=-len(opening))
     if record.get("turn_type") == "side":
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -36,9 +33,24 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     model = first_text(*(source.get("model") for source in (record, *record[key], response)))
     tools = read_tools(record.get("tools") or record.get("functions"))
     metadata = {k: v for k, v in record.items() if k != key and k not in _OWN_COLUMNS}
-    if holder and response:
+    if holder:
         metadata[holder] = {k: v for k, v in response.items() if k != "choices"}
     return [Conversation(line.source, line.number, messages, model, tools, metadata, notes)]
+
+
+def holder_of_choices(record: JSON) -> str | None:
+    """Return the field with the response whose choices hold the reply; None where the record has them, or none."""
+    fields = (name for name in _RESPONSES if value_at(record, (name, "choices", 0)))
+    return None if "choices" in record else next(fields, None)
+
+
+def reply_of_choices(response: JSON) -> list[JSON]:
+    """Return the reply among the choices of a response as a list of one logged message, or an empty list."""
+    choice = first_choice(response.get("choices"))
+    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
+        return []
+    logged_beside = {k: v for k, v in choice.items() if k != "message"}  # finish reason, log-probs
+    return [{"role": "assistant", **logged_beside, **choice["message"]}]
 
 
 READER = line_reader("openai", recognises, read_record)

@@ -139,7 +139,8 @@ def _read_annotations(record: JSON) -> Iterator[JSON]:
         if isinstance(annotation, dict) and annotation.get("annotator_kind", "HUMAN") == "HUMAN":
             result = annotation.get("result")
             result = result if isinstance(result, dict) else annotation
-            yield {"score": result.get("score"), "label": result.get("label"), "comment": result.get("explanation")}
+            yield {"name": annotation.get("name"), "score": result.get("score"), "label": result.get("label"),
+                   "comment": result.get("explanation")}  # fmt: skip
 
 
 def _read_tools(tree: JSON) -> str | None:

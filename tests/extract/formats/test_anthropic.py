@@ -105,6 +105,17 @@ def test_recognised_by_what_only_this_interface_has(record, name):
     assert detect([Line("log", 1, json.dumps(record).encode())]) == name
 
 
+@pytest.mark.parametrize("beside", [
+    {"choices": [{"message": {"role": "assistant", "content": "two"}}]},
+    {"response": {"model": "m", "choices": [{"message": {"role": "assistant", "content": "two"}}]}},
+])  # fmt: skip
+def test_choices_beside_a_system_prompt_are_the_reply(beside):
+    """Of another interface, and yet a line of a file that is read as this one's loses nothing."""
+    record = {"system": "Be brief.", "messages": [ASK]} | beside
+    assert detect([Line("log", 1, json.dumps(record).encode())]) == "openai"
+    assert [m["content"] for m in read_one(record).messages] == ["Be brief.", ASK["content"], "two"]
+
+
 def test_what_is_no_request_is_set_aside():
     assert read_one({"messages": []}).reason == "no messages"
     assert read_one({"system": 7, "messages": [ASK]}).reason == "content of unknown shape"

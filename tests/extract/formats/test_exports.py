@@ -301,6 +301,15 @@ def test_feedback_of_people_in_langsmith(tmp_path):
         assert (turn["decision"] or {"rating": None})["rating"] == rating
 
 
+def test_a_thumb_on_a_trace_stays_beside_the_score_of_an_evaluator(tmp_path):
+    root, *rest = exports.langsmith()
+    judged = {"key": "conciseness", "score": 1, "feedback_source": {"type": "model"}}
+    calls = [call | {"feedback": [judged], "feedback_stats": {"conciseness": {"n": 1, "avg": 1.0}}}
+             for call in root["child_runs"]]  # fmt: skip
+    found = read_export(tmp_path, [root | {"child_runs": calls}, *rest])
+    assert found["turns"][0]["decision"]["rating"] == 1
+
+
 def test_runs_of_other_wrappers(tmp_path):
     """wrap_openai logs requests and responses as they are; older LangChain prompts and messages in other ways."""
     run_of = exports._run

@@ -106,6 +106,33 @@ def test_lists_of_parts_and_what_is_no_text():
     assert message({"role": "assistant", "content": None, "refusal": "no"})["content"] == "no"
 
 
+def test_the_text_of_a_part_may_be_an_object_or_null():
+    """Threads of OpenAI's Assistants have objects. Before, the texts were lost, and the replies trained on."""
+    thread = {"type": "text", "text": {"value": "b", "annotations": []}}
+    assert message({"role": "assistant", "content": [thread]})["content"] == "b"
+    assert message({"role": "assistant", "content": [{"type": "text", "text": None}]})["content"] == ""
+    assert isinstance(read({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}), Rejected)
+
+
+def test_calls_and_results_of_the_ai_sdk_have_parts_of_their_own():
+    call = {"type": "tool-call", "toolCallId": "1", "toolName": "f", "input": {"q": 1}}
+    output = {"type": "json", "value": {"error": "city missing"}}
+    results = [{"type": "tool-result", "toolCallId": "1", "toolName": "f", "output": output},
+               {"type": "tool-result", "toolCallId": "2", "toolName": "g", "result": "sun"}]  # fmt: skip
+    session = read({"messages": [USER, {"role": "assistant", "content": [call]}, {"role": "tool", "content": results}]})
+    assert session.messages[1]["tool_calls"] == [{"id": "1", "name": "f", "arguments": '{"q":1}'}]
+    assert session.messages[2:] == [plain("tool", '{"error":"city missing"}', name="f", tool_call_id="1"),
+                                    plain("tool", "sun", name="g", tool_call_id="2")]  # fmt: skip
+
+
+def test_a_system_prompt_beside_the_messages_is_the_first_of_them():
+    """Also of calls of tools. Before, it was metadata there: student and teacher read a prompt that nobody had sent."""
+    result = {"role": "tool", "tool_call_id": "1", "content": "x"}
+    session = read({"system": "Be terse.", "messages": [USER, REPLY | {"finish_reason": "length"}, result]})
+    assert session.messages[0] == plain("system", "Be terse.")
+    assert (session.notes[2].finish_reason, session.metadata) == ("length", {})
+
+
 def test_developer_is_system():
     """`developer` for `system`."""
     assert message({"role": "developer", "content": "be brief"}) == plain("system", "be brief")
@@ -190,6 +217,11 @@ def test_a_logged_call_ends_with_its_choice():
     assert session.metadata == {}
 
 
+def test_of_several_choices_that_of_index_0_is_the_reply():
+    choices = [{"index": n, "message": REPLY | {"content": f"choice {n}"}} for n in (1, 0)]
+    assert read({"messages": [USER], "choices": choices}).messages[1]["content"] == "choice 0"
+
+
 @pytest.mark.parametrize("key", ["response", "output", "result"])
 def test_a_logged_call_ends_with_the_choice_of_its_response(key):
     choice = {"message": REPLY, "finish_reason": "length"}
@@ -211,6 +243,7 @@ def test_a_logged_call_ends_with_the_choice_of_its_response(key):
     ({"token_ids": [5, True]}, None, None),
     ({"token_ids": [2**31]}, None, None),
     ({"logprobs": [0.5]}, None, None),
+    ({"logprobs": [-0.5, 1e-9]}, None, [-0.5, 0.0]),  # rounding
     ({"logprobs": "high"}, None, None),
 ])  # fmt: skip
 def test_sampled_tokens_are_kept_or_null(logged, ids, logprobs):

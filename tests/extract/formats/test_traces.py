@@ -57,6 +57,18 @@ def test_generations_of_one_conversation_become_one_session_whatever_their_trace
     assert [t["skip_reason"] for t in found["turns"]] == [None, "no next state", "no next state"]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_reply_counts_in_the_branch_that_goes_on(tmp_path, order: int):
+    """A call for a title repeats the conversation: what it says is no reaction, whether it was logged first or last."""
+    title, thanks = ({"role": "user", "content": text} for text in ("Write a title.", "Thanks."))
+    branches = [observation([U, A, title], "T", id="o1"), observation([U, A, V], "b", id="o2"),
+                observation([U, A, V, {"role": "assistant", "content": "b"}, thanks], "c", id="o3")]  # fmt: skip
+    found = extracted(tmp_path, observation([U], A), *branches[::order])
+    talks = {s["session_id"]: [m["content"] for m in s["messages"]] for s in found["sessions"]}
+    trainable = [talks[t["session_id"]][t["message_index"] :] for t in found["turns"] if t["trainable"]]
+    assert trainable == [["a", "no", "b", "Thanks.", "c"], ["b", "Thanks.", "c"]]
+
+
 def test_a_span_that_called_no_model_is_counted_and_left_out(tmp_path):
     rows = [observation([U, A, V], "b"), *[{"type": "SPAN", "traceId": "t", "input": "x"}] * 9]
     log = jsonl(tmp_path / "log.jsonl", *rows, observation([U], A))
@@ -108,7 +120,8 @@ def decisions(*records: dict) -> list[dict | None]:
 @pytest.mark.parametrize(("score", "decided"), [
     ({"name": "user-feedback", "value": 0, "comment": "too long"}, {"rating": -1, "comment": "too long"}),
     ({"name": "User_Feedback", "value": 1, "dataType": "BOOLEAN", "stringValue": "True"}, {"rating": 1}),
-    ({"name": "thumb", "dataType": "CATEGORICAL", "value": 0, "stringValue": "down"}, {"rating": -1, "tags": ["down"]}),
+    ({"name": "thumb", "dataType": "CATEGORICAL", "value": 1, "stringValue": "down"}, {"rating": -1, "tags": ["down"]}),
+    ({"name": "thumb", "dataType": "CATEGORICAL", "value": 0, "stringValue": "up"}, {"rating": 1, "tags": ["up"]}),
     ({"name": "user-feedback", "value": 0.85, "comment": "fine"}, {"comment": "fine"}),
     ({"name": "user-feedback", "value": 1, "source": "EVAL", "comment": "by a model"}, None),
     ({"name": "toxicity", "value": 1, "source": "ANNOTATION"}, None),
@@ -329,6 +342,16 @@ def test_an_annotation_on_a_chain_decides_about_the_last_reply_of_its_trace():
     assert [note.decision and note.decision["rating"] for note in session.notes.values()] == [None, -1]
     assert others.notes[1].decision is None
     assert read("otel", *READERS["otel"].unfold(chain)) == [LeftOut(NOT_OF_CALL)]
+
+
+@pytest.mark.parametrize(("name", "label", "rating"), [
+    ("toxicity", "toxic", None), ("hallucination", None, None), ("thumbs_down", None, None), ("quality", "good", 1),
+    ("toxicity", "good", 1),
+])  # fmt: skip
+def test_a_score_of_1_for_a_fault_is_no_thumb_up(name: str, label: str | None, rating: int | None):
+    said = {"name": name, "annotator_kind": "HUMAN", "result": {"label": label, "score": 1, "explanation": "so"}}
+    (session,) = read("otel", span(flat([U], A), annotations=[said]))
+    assert session.notes[1].decision["rating"] == rating
 
 
 def test_events_of_strands():
