@@ -37,7 +37,7 @@ def toy_turn(
         teacher_logprobs=teacher_logprobs,
         behavior_logprobs=behavior_logprobs,
         reward=reward,
-        advantage=reward,
+        shaped_reward=reward,
         support=support,
     )
 

@@ -29,7 +29,7 @@ from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all, read_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import session_of
-from opdkit.train.schedule import objectives
+from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import load_prompts
 from opdkit.train.training_set import load_training_set
 
@@ -94,13 +94,13 @@ def blame(config: BlameConfig) -> Blame:
 
     # The training set again, and the gradient of what was lost.
     chat = load_template(trained.model, template_args_of(run, "teacher", trained.template_arg))
-    phases = objectives(trained)
-    data, prompts = load_training_set(trained, phases, chat)
+    objectives = make_objectives(trained)
+    data, prompts = load_training_set(trained, objectives, chat)
     known_prompts = evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
     replies = weigh_replies(losses, known_prompts, evaluated)
     model = load_model(trained.model, device=config.device, dtype="float32")
     say(f"what {counted(len(data.turns), 'reply')} taught about {counted(len(losses), 'prompt')} that got worse")
-    scores = blame_turns(model, replies, data, prompts or load_prompts(run, data.turns, chat), phases,
+    scores = blame_turns(model, replies, data, prompts or load_prompts(run, data.turns, chat), objectives,
                          trained.micro_batch_tokens)  # fmt: skip
 
     # Sums over turns, of which the teacher may have written replies as well, and over groups.

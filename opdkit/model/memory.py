@@ -94,13 +94,13 @@ class Budget:
 
     work: str  # named in the warning
     lockstep: bool = False
-    most: int = sys.maxsize  # tokens; half of the smallest number that did not fit
+    max_tokens: int = sys.maxsize  # tokens; half of the smallest number that did not fit
 
     def halve(self, tokens: int) -> None:
         """Allow at most half of `tokens` from now on, since that many did not fit."""
-        if tokens // 2 < self.most:
-            self.most = max(1, tokens // 2)
-            warn(f"{self.work}: {tokens:,} tokens at once do not fit into memory; continuing with {self.most:,}")
+        if tokens // 2 < self.max_tokens:
+            self.max_tokens = max(1, tokens // 2)
+            warn(f"{self.work}: {tokens:,} tokens at once do not fit into memory; continuing with {self.max_tokens:,}")
 
     def batches(self, lengths: Sequence[int], tokens: int, most_items: int = sys.maxsize) -> Iterator[Attempt]:
         """Yield `batch_by_length` batches of items, given by their `lengths` (tokens), until each is done or too large.
@@ -110,7 +110,7 @@ class Budget:
         waiting = list(range(len(lengths)))
         while waiting:
             done = set[int]()
-            for members in batch_by_length([lengths[i] for i in waiting], min(tokens, self.most), most_items):
+            for members in batch_by_length([lengths[i] for i in waiting], min(tokens, self.max_tokens), most_items):
                 attempt = Attempt([waiting[k] for k in members], self.lockstep)
                 yield attempt
                 if attempt.failed and not attempt.too_large:

@@ -149,7 +149,7 @@ def logprobs_in_trees(
     for attempt in budget.halves([len(query.sequences[0]) for query in queries]):
         own = [queries[i] for i in attempt.items]
         with attempt:
-            limit = min(batch_tokens, budget.most)
+            limit = min(batch_tokens, budget.max_tokens)
             trees = read_trees([(model, [query.sequences[0] for query in own])], limit)
             answers = logprobs_of(Mixture((model,)), own, batch_tokens=limit, reader=trees)
             found |= zip(attempt.items, answers, strict=True)

@@ -130,7 +130,7 @@ def batch_sessions(
     tokens, last = 0, None
     for teacher, examples in sessions:
         size = count_tree_tokens(example.readings for example in examples)
-        if last is not None and (teacher is not last or tokens + size > min(batch_tokens, budget.most)):
+        if last is not None and (teacher is not last or tokens + size > min(batch_tokens, budget.max_tokens)):
             yield last, waiting
             waiting, tokens = [], 0
         waiting, tokens, last = [*waiting, *examples], tokens + size, teacher
@@ -168,7 +168,7 @@ def score_replies(
             tokens: Counter[str] = Counter()
             score_batch = partial(score_session, student, mixture, replies, options, counted=tokens)
             with attempt:
-                limit = min(config.batch_tokens, budget.most)
+                limit = min(config.batch_tokens, budget.max_tokens)
                 scores = score_batch(batch_tokens=limit, whole=not config.turn_by_turn)
             failed = attempt.failed
             if attempt.too_large:

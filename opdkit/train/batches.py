@@ -26,7 +26,7 @@ class Step:
     turns: list[int]
 
 
-def optimizer_steps(
+def draw_steps(
     phases: Sequence[int],
     strengths: Sequence[float],
     sessions: Sequence[str] | None,
@@ -98,7 +98,7 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
         reference_N=_concatenate([turn.reference_logprobs for turn in turns], sizes, nan, np.float32),
         teacher_logprobs_N=_concatenate([turn.teacher_logprobs for turn in turns], sizes, nan, np.float32),
         behavior_logprobs_N=_concatenate([turn.behavior_logprobs for turn in turns], sizes, nan, np.float32),
-        reward_N=_concatenate([turn.advantage for turn in turns], sizes, nan, np.float32),
+        reward_N=_concatenate([turn.shaped_reward for turn in turns], sizes, nan, np.float32),
         supported_N=_concatenate([s is not None and s.teacher is not None for s in supports], sizes, False, np.bool_),
         anchored_N=_concatenate([turn.is_anchor for turn in turns], sizes, False, np.bool_),
         support_ids_NK=_concatenate([s and s.ids for s in supports], support_sizes, 0, np.int64),

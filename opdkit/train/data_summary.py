@@ -25,9 +25,11 @@ MANY = 0.1  # share of degenerate replies that is worth a warning
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, phases: Sequence[Objective]) -> None:
+def check_signal(
+    data: TrainingSet, steps: Sequence[Step], config: TrainConfig, objectives: Sequence[Objective]
+) -> None:
     """Say how many replies train, and warn where the signal is weak. Raises NothingLearnedError when there is none."""
-    terms = {name for phase in phases for name in phase.weights}
+    terms = {name for objective in objectives for name in objective.weights}
     remedy = "It learns from hints and rewards: try a stronger --judge or more --votes."
     if terms == {"reward"}:
         remedy = "It learns from rewards: try a stronger --judge, more --votes, or --objective opd to learn from hints."
@@ -114,7 +116,7 @@ def describe_signal(data: TrainingSet) -> str:
             f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1")  # fmt: skip
 
 
-def describe(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> None:
+def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> None:
     """Print the composition of the training set and the number of steps on stdout."""
     kinds = Counter((t.teacher_logprobs is not None, t.reward is not None) for t in data.turns)
     rewards = Counter(_hints_and_rewards(data)[1])

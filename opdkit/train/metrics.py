@@ -54,28 +54,28 @@ def metrics_line(row: JSON, steps: int) -> str:
     ])  # fmt: skip
 
 
-def trace_rows(kept: int, rows: Sequence[JSON], returns: Mapping[int, int]) -> list[JSON]:
+def trace_rows(kept: int, rows: Sequence[JSON], rollbacks: Mapping[int, int]) -> list[JSON]:
     """Return the rows of the steps that led to the state after step `kept`.
 
-    After each step of `returns` the training went back to the state after an earlier one. The row of the next step
+    After each step of `rollbacks` the training went back to the state after an earlier one. The row of the next step
     describes that state, and is left out.
     """
     path: list[JSON] = []
     while kept > 0:
-        if kept - 1 in returns:
-            kept = returns[kept - 1]
+        if kept - 1 in rollbacks:
+            kept = rollbacks[kept - 1]
         else:
             kept -= 1
             path.append(rows[kept])
     return path[::-1]
 
 
-def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool, went_back: bool) -> None:
+def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool, rolled_back: bool) -> None:
     """Say how far the log-probs of the trained tokens moved, and warn where that is very little or very much.
 
     That is the mean of `shift` in the last quarter of the steps, from the forwards that these steps did before their
     updates: nothing is read again. A single step has nothing before it to compare with. A state that was `validated`
-    may move far without a warning: it is better than before. One whose training went back needs no higher rate.
+    may move far without a warning: it is better than before. One whose training was `rolled_back` needs no higher rate.
     """
     if rows and all(row["skipped"] for row in rows):
         warn("no step had a gradient: the weights are those of the model before")
@@ -87,9 +87,9 @@ def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool, went_ba
     moved = sum(row["shift"] for row in last) / len(last)
     say(f"log-probs of trained replies moved by {moved:.4f} nats per token, measured from step {last[0]['step']} on")
     if moved < HARDLY_MOVED:
-        remedy = "it went back from broken states; a lower" if went_back else "use a higher"
+        remedy = "it went back from broken states; a lower" if rolled_back else "use a higher"
         warn(f"the model hardly moved, by less than {HARDLY_MOVED} nats per token: {remedy} --learning-rate or more "
-             f"--epochs{' may help' if went_back else ''}")  # fmt: skip
+             f"--epochs{' may help' if rolled_back else ''}")  # fmt: skip
     elif moved > FAR_MOVED and not validated:
         warn(f"the model moved far, by more than {FAR_MOVED} nats per token: look at its replies before you use it "
              f"(`opdkit eval {quote(run)} --prompts FILE`); a lower --learning-rate moves it less")  # fmt: skip

@@ -34,8 +34,8 @@ def has_room(base: PreTrainedModel, size: int, config: TrainConfig, processes: i
     if place.type != "cuda":
         return True
     torch.cuda.empty_cache()  # what torch keeps for itself counts as taken
-    most, bytes_each = base.num_parameters(), resolve_dtype(config.dtype, place).itemsize
+    parameters, bytes_each = base.num_parameters(), resolve_dtype(config.dtype, place).itemsize
     if config.load_in_4bit:
-        bytes_each = sum(weights.numel() * weights.element_size() for weights in base.parameters()) / most
-    training = most * bytes_each if config.lora_rank else 12 * most / processes
+        bytes_each = sum(weights.numel() * weights.element_size() for weights in base.parameters()) / parameters
+    training = parameters * bytes_each if config.lora_rank else 12 * parameters / processes
     return bool(torch.cuda.mem_get_info(place)[0] > size * bytes_each + training)

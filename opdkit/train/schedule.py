@@ -23,7 +23,7 @@ class Position:
     relative_rate: float
 
 
-def objectives(config: TrainConfig) -> list[Objective]:
+def make_objectives(config: TrainConfig) -> list[Objective]:
     """Return the objective of each phase: the preset's weights, overridden by the given weights, and the options.
 
     A given weight applies to the phases whose preset has its term; a term that no phase has is added to all of them.
@@ -33,13 +33,13 @@ def objectives(config: TrainConfig) -> list[Objective]:
     numbers = {f.name: getattr(config, f.name) for f in dataclasses.fields(Objective) if f.name != "weights"}
     preset = PRESETS[config.objective]
     in_any_phase = {name for weights in preset for name in weights}
-    phases = []
+    objectives = []
     for weights in preset:
         changed = {n: w for n, w in given.items() if w is not None and (n in weights or n not in in_any_phase)}
-        phases.append(Objective({name: w for name, w in (weights | changed).items() if w}, **numbers))
-    if not all(phase.weights for phase in phases):
+        objectives.append(Objective({name: w for name, w in (weights | changed).items() if w}, **numbers))
+    if not all(objective.weights for objective in objectives):
         raise ConfigError(f"--objective {config.objective} has no term left: give one of its weights more than 0")
-    return phases
+    return objectives
 
 
 def objective_at(objective: Objective, config: TrainConfig, step: int, steps: int) -> Objective:

@@ -29,7 +29,7 @@ from opdkit.store.part_writer import PartWriter
 from opdkit.store.plans import check_options, stage_dir
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
-from opdkit.train.batches import Step, optimizer_steps
+from opdkit.train.batches import Step, draw_steps
 from opdkit.train.best_state import (
     MUCH_LEFT,
     check_better,
@@ -39,14 +39,14 @@ from opdkit.train.best_state import (
     has_stalled,
     has_two_broken,
 )
-from opdkit.train.data_summary import check_signal, describe
+from opdkit.train.data_summary import check_signal, print_composition
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement, trace_rows
 from opdkit.train.model_card import model_card
 from opdkit.train.policy import Policy
 from opdkit.train.reference import check_reference, with_reference
 from opdkit.train.room import has_room_for_base
-from opdkit.train.schedule import objective_at, objectives, position_at
+from opdkit.train.schedule import make_objectives, objective_at, position_at
 from opdkit.train.sharding import shard
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
@@ -60,34 +60,34 @@ from opdkit.train.validation_prompts import choose_hints, open_validation, token
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
 CHECKPOINT_SECONDS = 600.0  # after which a checkpoint is written, whatever --checkpoint-every says
-BACK_RATE = 0.25  # of the learning rate, with which a training continues from an earlier state
+ROLLBACK_RATE = 0.25  # of the learning rate, with which a training continues from an earlier state
 
 
 def run(config: TrainConfig) -> Summary:
     """Train `--model` on the targets of the run; resume from its newest checkpoint."""
     check_launch(config)
-    phases = objectives(config)
+    objectives = make_objectives(config)
     models = {"model": check_student(config.run, config.model, load_in_4bit=config.load_in_4bit)}
     check_options(config, "train")  # before anything is said of a training that is refused
     chat = load_template(config.model, template_args_of(config.run, "teacher", config.template_arg))
     models |= check_reference(config, chat)
 
-    data, prompts = load_training_set(config, phases, chat)
+    data, prompts = load_training_set(config, objectives, chat)
     turns, sessions = data.turns, batch_sessions(data.turns, config)
     # Validation of prompts with a hint shows whether much is left to learn.
     is_measured = any(turn.teacher_logprobs is not None for turn in data.validation)
     cycles = [
-        optimizer_steps(data.phases, data.strengths, sessions, config.batch_turns,
+        draw_steps(data.phases, data.strengths, sessions, config.batch_turns,
                         range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)
         for n in range(MOST_CYCLES if config.epochs is None and is_measured else 1)
     ]  # fmt: skip
-    check_signal(data, cycles[0], config, phases)
+    check_signal(data, cycles[0], config, objectives)
     counters = Counters(rows_in=data.scored, rows_out=len(turns), dropped=data.dropped)
     counters.count("written by the teacher", sum(turn.written is not None for turn in turns))
     if config.dry_run:
         counters.count("steps", len(cycles[0]))
         if is_main_process():
-            describe(data, cycles)
+            print_composition(data, cycles)
         return Summary("train --dry-run", counters, 0, 1, where=None)
 
     accelerator = start_accelerator(config)
@@ -108,7 +108,7 @@ def run(config: TrainConfig) -> Summary:
                 epoch = done // len(turns)
                 epoch_dir = checkpoints.epoch_dir(stage.folder, epoch)
                 save_student(training, data, chat, epoch_dir, epoch=epoch, step=number, continues=True)
-            if training.validation and number in training.validated_steps:
+            if training.validation and number in training.validation_steps:
                 validate(training, training.validation, number)
             if not training.is_ended:
                 save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(training.steps))
@@ -116,8 +116,8 @@ def run(config: TrainConfig) -> Summary:
         kept = write_result(training, data, chat, stage.folder, out)
     if main:
         checkpoints.clear(folder)
-    report_movement(trace_rows(kept, training.rows, training.returns), config.run,
-                    validated=training.validation is not None, went_back=bool(training.returns))  # fmt: skip
+    report_movement(trace_rows(kept, training.rows, training.rollbacks), config.run,
+                    validated=training.validation is not None, rolled_back=bool(training.rollbacks))  # fmt: skip
     say(f"the trained model is in {stage.folder / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} replies teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
@@ -146,7 +146,7 @@ def start_training(
     rows: list[JSON] = state["rows"] if state else []
     check_same_step(len(rows))  # before the processes measure anything together
     validation: Validation | None = None
-    validated_steps: set[int] = set()
+    validation_steps: set[int] = set()
     if data.validation and (config.sharding == "none" or has_room_for_base(config, accelerator)):
         validation = open_validation(data.validation, chat, config, accelerator,
                                      hints=choose_hints([*data.turns, *data.validation]),
@@ -154,7 +154,7 @@ def start_training(
                                      sharded=None if config.sharding == "none" else model)  # fmt: skip
         tokens = tokens_to_train(turns, data.epochs)
         ends = accumulate(map(len, cycles))
-        validated_steps = {end - len(cycle) + step for cycle, end in zip(cycles, ends, strict=True)
+        validation_steps = {end - len(cycle) + step for cycle, end in zip(cycles, ends, strict=True)
                            for step in steps_to_check(len(cycle), tokens, validation.cost)}  # fmt: skip
         if not validation.rows:
             validation.rows.append(validation.measure(student, 0))
@@ -164,9 +164,9 @@ def start_training(
         trust.factor = state["factor"]
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
-    training = Training(config, objectives(config), turns, prompts, cycles, accelerator, folder, student, model,
-                        optimizer, trust, rows, validation, validated_steps,
-                        returns=state.get("returns", {}) if state else {})  # fmt: skip
+    training = Training(config, make_objectives(config), turns, prompts, cycles, accelerator, folder, student, model,
+                        optimizer, trust, rows, validation, validation_steps,
+                        rollbacks=state.get("returns", {}) if state else {})  # fmt: skip
     training.plan_steps()
     if state:
         say(f"resuming after step {len(rows)} of {len(training.steps)}")
@@ -236,7 +236,7 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     step = steps[number - 1]
     batch = [training.turns[i] for i in step.turns]
     place, length = number - training.cycle_start, len(steps) - training.cycle_start  # in the cycle
-    objective = objective_at(training.phases[step.phase], config, place, length)
+    objective = objective_at(training.objectives[step.phase], config, place, length)
     metrics = optimizer_step(training, batch, objective, position_at(config, place, length))
     row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
@@ -269,7 +269,7 @@ def validate(training: Training, validation: Validation, number: int) -> None:
         say(f"training ends after step {number} of {planned}: the replies no longer improve")
         training.is_ended = True
     elif has_two_broken(validation.rows):
-        go_back(training, validation)
+        roll_back(training, validation)
 
 
 def track(training: Training, row: JSON, prefix: str = "") -> None:
@@ -278,18 +278,18 @@ def track(training: Training, row: JSON, prefix: str = "") -> None:
     training.accelerator.log(numbers, step=row["step"])
 
 
-def go_back(training: Training, validation: Validation) -> None:
+def roll_back(training: Training, validation: Validation) -> None:
     """Continue from the best state so far, with a new optimizer, at a lower rate.
 
     Its epsilon stays: gradients are as small as before, and as noisy.
     """
     step, epsilon = validation.restore_best(training.student), training.optimizer.param_groups[0]["eps"]
-    training.returns[len(training.rows)] = step
+    training.rollbacks[len(training.rows)] = step
     training.optimizer = make_optimizer(training.student, training.config)
     for parameters in training.optimizer.param_groups:
         parameters["eps"] = epsilon
-    training.trust.factor *= BACK_RATE
-    say(f"two broken states in a row: on from step {step}, at {BACK_RATE:g} of the rate")
+    training.trust.factor *= ROLLBACK_RATE
+    say(f"two broken states in a row: on from step {step}, at {ROLLBACK_RATE:g} of the rate")
 
 
 def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
@@ -301,7 +301,7 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
     if stop or (every and (number % every == 0 or broadcast_object_list([seconds > CHECKPOINT_SECONDS])[0])):
         training.saved = time.monotonic()
         more = {"validations": training.validation.rows if training.validation else [],
-                "factor": training.trust.factor, "returns": training.returns}  # fmt: skip
+                "factor": training.trust.factor, "returns": training.rollbacks}  # fmt: skip
         main = accelerator.is_main_process
         checkpoints.save(training.folder, training.student, training.optimizer, training.rows, more, main=main)
     if stop:

@@ -108,7 +108,7 @@ def compute_gradients(
     idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
     budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
     while True:
-        size = min(training.config.micro_batch_tokens, budget.most)
+        size = min(training.config.micro_batch_tokens, budget.max_tokens)
         forwards, tokens_read = plan_forwards(sequences, sessions_of(batch), size, accelerator.process_index,
                                               accelerator.num_processes, packed=policy.packed,
                                               chains=policy.chains)  # fmt: skip

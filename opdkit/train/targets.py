@@ -56,10 +56,10 @@ class Turn:
     teacher_logprobs: NDArray[np.float32] | None  # [R] nats; None: no hint
     behavior_logprobs: NDArray[np.float32] | None  # [R] nats; None: not in the log
     reward: int | None
-    advantage: float | None  # the shaped reward; before `shape_rewards` the reward itself
+    shaped_reward: float | None  # before `shape_rewards` the reward itself
     support: Support | None = None  # None: not stored, or not loaded
     hint: str | None = None
-    length_penalty: float | None = None  # the part of the advantage that is for its length; None: no reward, or off
+    length_penalty: float | None = None  # the part of the shaped reward that is for its length; None: no reward, or off
 
     def __len__(self) -> int:
         return self.prompt_tokens + len(self.response_ids)
@@ -127,7 +127,7 @@ def _turn(row: JSON, support: Support | None) -> Turn:
         reference_logprobs=logprobs["old_logprobs"],
         response_ids=np.asarray(row["response_ids"], np.int32),
         sampled=np.asarray(row["response_mask"], np.bool_),
-        advantage=None if row["reward"] is None else float(row["reward"]),
+        shaped_reward=None if row["reward"] is None else float(row["reward"]),
         support=support,
     )
 

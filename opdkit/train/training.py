@@ -24,7 +24,7 @@ class Training:
     """Options, data, models and progress of a training."""
 
     config: TrainConfig
-    phases: Sequence[Objective]
+    objectives: Sequence[Objective]  # one for each phase
     turns: Sequence[Turn]
     prompts: Prompts
     cycles: Sequence[Sequence[Step]]  # of the schedule; each but the first begins where much is left to learn
@@ -36,10 +36,10 @@ class Training:
     trust: TrustRegion
     rows: list[JSON]  # of the table `metrics`, one per step that was done
     validation: Validation | None
-    validated_steps: Collection[int] = ()  # after which to validate
+    validation_steps: Collection[int] = ()  # after which to validate
     cycle_start: int = 0  # steps before the cycle that is under way
     steps: Sequence[Step] = ()  # those before, and those of this cycle
-    returns: dict[int, int] = field(default_factory=dict)  # step, after which it went back -> step of the earlier state
+    rollbacks: dict[int, int] = field(default_factory=dict)  # step after which -> step of the earlier state
     is_ended: bool = False  # no step is left, or further ones are in vain
     saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written, or the training began
 

@@ -39,9 +39,9 @@ class TrainingSet:
     epochs: int  # passes over the turns
 
 
-def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Chat) -> tuple[TrainingSet, Prompts]:
+def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat: Chat) -> tuple[TrainingSet, Prompts]:
     """Return the training set, and the prompts where the normalisation of rewards needed them, else {}."""
-    terms = {name for phase in phases for name in phase.weights}
+    terms = {name for objective in objectives for name in objective.weights}
     supports = "any" if config.anchor_weight or config.step_limit else "none"
     scored = load_turns(config.run, config.limit, supports if terms.isdisjoint(SUPPORTED) else "needed")
     left, filtered = filter_turns(scored, config)
@@ -53,7 +53,7 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     turns, kept_out = drop_turns(turns, lambda t: FOR_VALIDATION if conversation_id(t.session_id) in apart else None)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
     turns = shape_rewards(turns, config, prompts)
-    data = build_training_set(turns, phases, len(scored), filtered + dropped + kept_out + over_limit)
+    data = build_training_set(turns, objectives, len(scored), filtered + dropped + kept_out + over_limit)
     return replace(data, validation=validation, epochs=choose_epochs(data.turns, config)), prompts
 
 
@@ -138,7 +138,7 @@ def limit_turns_per_session(
 
 
 def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[str, NDArray[np.int32]]) -> list[Turn]:
-    """Return the turns with their advantage: the reward with the overlong penalty, normalised among equal prompts.
+    """Return the turns with their shaped rewards: the reward with the overlong penalty, normalised among equal prompts.
 
     `prompts` (turn_id -> token ids) are only read with --group-normalise.
     """
@@ -154,7 +154,7 @@ def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[s
         rewards = dict(zip(rewards, values, strict=True))
     # A reply that the teacher sampled has the turn id of the logged reply, but not its reward.
     return [turn if turn.reward is None else
-            replace(turn, advantage=rewards[turn.turn_id], length_penalty=penalties.get(turn.turn_id))
+            replace(turn, shaped_reward=rewards[turn.turn_id], length_penalty=penalties.get(turn.turn_id))
             for turn in turns]  # fmt: skip
 
 

@@ -23,12 +23,13 @@ PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it
 # At most so many where prefixes are read once. It does not follow --micro-batch-tokens: how a step is split would then
 # decide what is read again, and so the learning rate.
 PROBE_TOKENS = 8192
-EVERY_STEP, THEN_EVERY = 8, 5  # so many first steps are measured, then every fifth
-LARGEST = 0.01  # rate of a step, as a share of the root mean square of the weights
+FIRST_STEPS = 8  # all of these are measured
+MEASURE_EVERY = 5  # after them: steps 10, 15, and so on
+MAX_RATE_TO_WEIGHTS = 0.01  # rate of a step, as a share of the root mean square of the weights
 _SLACK = 2.0  # a KL up to this multiple of the limit stays: it is an estimate from a few turns
 _LEAST = 0.02  # of the limit is allowed to the smallest step of the schedule
 _TRIES = 8  # sizes that are tried for one step
-_MOST = 100.0  # largest change of a rate from one try to the next
+_MAX_CHANGE = 100.0  # of a rate from one try to the next, as a factor
 
 
 class BoundedStep(NamedTuple):
@@ -43,21 +44,21 @@ class BoundedStep(NamedTuple):
 class TrustRegion:
     """Limit of a step, and the factor by which the learning rates of the schedule are multiplied to keep within it.
 
-    The first steps also raise the factor, up to `most`: from a small step the weights before it come back exactly.
+    The first steps also raise the factor, up to `max_factor`: a small step can be taken back exactly.
     """
 
     limit: float  # nats per reply, for a step at the peak of the schedule; 0: no limit
     factor: float = 1.0
-    most: float = 1.0
+    max_factor: float = 1.0
 
     def is_measured(self, step: int) -> bool:
         """Return True for a step (from 1) whose movement is measured."""
-        return bool(self.limit) and (step <= EVERY_STEP or step % THEN_EVERY == 0)
+        return bool(self.limit) and (step <= FIRST_STEPS or step % MEASURE_EVERY == 0)
 
     def bound(
         self, position: Position, move: Callable[[float, float], None], measure: Callable[[], float]
     ) -> BoundedStep:
-        """Make a step that was done as large as it may be.
+        """Rescale the step just taken until its KL is within _SLACK of the limit. Only the first step is also enlarged.
 
         The KL of a step grows with the square of its rate, so the limit falls with the square of the schedule.
         `move(a, b)` turns the weights after the step at rate a into those at rate b. `measure()` returns the KL (nats).
@@ -68,15 +69,15 @@ class TrustRegion:
         while True:
             kl, measurements = measure(), measurements + 1
             too_large = not kl <= _SLACK * limit  # NaN is too large
-            too_small = position.step == 1 and kl < limit / _SLACK and self.factor < 0.99 * self.most
+            too_small = position.step == 1 and kl < limit / _SLACK and self.factor < 0.99 * self.max_factor
             if measurements == _TRIES or not (too_large or too_small):
                 break
-            change = math.sqrt(limit / kl) if kl > 0 and math.isfinite(kl) else 1 / _MOST if too_large else _MOST
-            change = min(max(change, 1 / _MOST), _MOST, self.most / self.factor)
+            change = math.sqrt(limit / kl) if kl > 0 and math.isfinite(kl) else 0.0 if too_large else math.inf
+            change = min(max(change, 1 / _MAX_CHANGE), _MAX_CHANGE, self.max_factor / self.factor)
             move(rate, rate * change)
             rate, self.factor = rate * change, self.factor * change
-        if position.step <= EVERY_STEP and kl < limit / _SLACK**2:  # there is room in the next steps
-            self.factor = min(self.factor * math.sqrt(_SLACK), self.most)
+        if position.step <= FIRST_STEPS and kl < limit / _SLACK**2:  # there is room in the next steps
+            self.factor = min(self.factor * math.sqrt(_SLACK), self.max_factor)
         return BoundedStep(kl, rate, measurements)
 
 
@@ -84,8 +85,8 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
     """Return the trust region of a training.
 
     A learning rate that is given is the most that a step may take. The KL is measured on few replies, and not on those
-    that training makes likely. So no rate moves the weights by more than LARGEST of their root mean square (of all
-    matrices, trained or not), as in Adafactor (Shazeer and Stern 2018): a step of AdamW moves a weight by its rate.
+    that training makes likely. So no rate moves the weights by more than MAX_RATE_TO_WEIGHTS of their root mean square
+    (of all matrices, trained or not), as in Adafactor (Shazeer and Stern 2018): AdamW moves a weight by its rate.
     """
     if not config.step_limit:
         return TrustRegion(0.0)
@@ -96,13 +97,13 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
 
         matrices = map(dequantize_bnb_weight, matrices)
     squares, sizes = zip(*((float(m.detach().float().square().sum()), m.numel()) for m in matrices), strict=True)
-    largest = LARGEST * math.sqrt(sum(squares) / sum(sizes))
+    max_rate = MAX_RATE_TO_WEIGHTS * math.sqrt(sum(squares) / sum(sizes))
     if config.learning_rate is None:
-        most, start = largest / first_rate(config), 1.0
+        max_factor, start = max_rate / first_rate(config), 1.0
     else:
         rate = max(config.learning_rate, 1e-30)
-        most, start = min(largest / rate, 1.0), first_rate(config) / rate
-    return TrustRegion(config.step_limit, min(start, most), most)
+        max_factor, start = min(max_rate / rate, 1.0), first_rate(config) / rate
+    return TrustRegion(config.step_limit, min(start, max_factor), max_factor)
 
 
 @torch.no_grad()

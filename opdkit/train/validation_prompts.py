@@ -38,7 +38,7 @@ MOST_KEPT_OUT = 0.2  # of all turns, and of all hints, are in the sessions that 
 MOST_UNCRITICISED = 0.25  # of the turns in sessions without a complaint, at most
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
 HINTS = 8  # of the log: a reply that one of them explains is a wanted change
-POOL = 8  # times as many turns without a hint are drawn, or hints, and the most different of them taken
+OVERSAMPLE = 8  # candidates drawn per item that is wanted; of these the most different are taken
 ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
 LONGEST = 512  # tokens of a sampled reply, at most
 
@@ -49,9 +49,9 @@ class Pool:
 
     turns: Sequence[Turn]
     hinted: bool
-    most: int  # so many of them may be chosen
+    max_turns: int  # that may be chosen
     max_session_turns: float  # that all sessions may have which are kept out of training, once they are chosen
-    varied: int = 0  # of so many drawn turns, the most different come first
+    oversampled: int = 0  # of so many drawn turns, the most different come first
 
     @property
     def mean_cost(self) -> float:
@@ -59,8 +59,8 @@ class Pool:
         return sum(map(_cost, self.turns)) / len(self.turns)
 
 
-def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
-    """Return the turns whose prompts the student is validated on: at most `most` with a hint, and as many without.
+def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[Turn]:
+    """Return the turns whose prompts the student is validated on: at most `max_prompts` with a hint, as many without.
 
     They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
     at most MOST_KEPT_OUT of all turns, and their hints of all hints: a session that is too large for that is passed
@@ -72,7 +72,7 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
     session_hints = Counter(conversation_id(turn.session_id) for turn in logged if turn.teacher_logprobs is not None)
-    pools = make_pools(turns, logged, most)
+    pools = make_pools(turns, logged, max_prompts)
     mean_costs = [pool.mean_cost for pool in pools]
     tokens = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5)
     chosen: list[Turn] = []
@@ -87,29 +87,29 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     return chosen
 
 
-def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], most: int) -> list[Pool]:
+def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) -> list[Pool]:
     """Return the pools that may give FEWEST turns or more, that of turns without a hint first.
 
     There are none where the log has hints, but the pool of turns with one may not give so many.
     """
     hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
     unhinted = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
-    most_hinted, most_unhinted = (min(most, int(MOST_SHARE * len(of_kind))) for of_kind in (hinted, unhinted))
-    if hinted and most_hinted < FEWEST:
+    max_hinted, max_unhinted = (min(max_prompts, int(MOST_SHARE * len(of_kind))) for of_kind in (hinted, unhinted))
+    if hinted and max_hinted < FEWEST:
         return []
     criticised = {conversation_id(t.session_id) for t in turns if t.teacher_logprobs is not None or (t.reward or 0) < 0}
     uncriticised = [turn for turn in unhinted if conversation_id(turn.session_id) not in criticised]
-    most_uncriticised = int(MOST_UNCRITICISED * len(uncriticised))
-    max_session_turns = max_unhinted = MOST_KEPT_OUT * len(logged)
-    if most_uncriticised >= FEWEST:
-        unhinted, most_unhinted = uncriticised, min(most_unhinted, most_uncriticised)
+    max_uncriticised = int(MOST_UNCRITICISED * len(uncriticised))
+    hinted_session_turns = unhinted_session_turns = MOST_KEPT_OUT * len(logged)
+    if max_uncriticised >= FEWEST:
+        unhinted, max_unhinted = uncriticised, min(max_unhinted, max_uncriticised)
         # They are taken first, from other sessions: what the sessions with hints need is left to these, up to half.
         with_hints = {conversation_id(turn.session_id) for turn in hinted}
         session_turns = sum(conversation_id(turn.session_id) in with_hints for turn in logged)
-        max_unhinted -= min(most_hinted * session_turns / max(1, len(hinted)), max_session_turns / 2)
-    pools = (Pool(unhinted, False, most_unhinted, max_unhinted, varied=POOL * most),
-             Pool(hinted, True, most_hinted, max_session_turns))  # fmt: skip
-    return [pool for pool in pools if pool.most >= FEWEST]
+        unhinted_session_turns -= min(max_hinted * session_turns / max(1, len(hinted)), hinted_session_turns / 2)
+    pools = (Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
+             Pool(hinted, True, max_hinted, hinted_session_turns))  # fmt: skip
+    return [pool for pool in pools if pool.max_turns >= FEWEST]
 
 
 def take_turns(
@@ -119,11 +119,11 @@ def take_turns(
 
     At least FEWEST, where sessions allow it; no more than `affordable` turns of mean cost pay for.
     """
-    count, tokens = min(pool.most, max(FEWEST, int(affordable))), affordable * pool.mean_cost
+    count, tokens = min(pool.max_turns, max(FEWEST, int(affordable))), affordable * pool.mean_cost
     drawn = sorted(pool.turns, key=lambda turn: stable_hash(f"validation:{conversation_id(turn.session_id)}"))
     taken: list[Turn] = []
     # Varied replies show more kinds than a plain draw: any of them can be forgotten, not only the frequent ones.
-    for turn in vary(drawn, pool.varied, lambda turn: turn.response_ids.tolist()):
+    for turn in vary(drawn, pool.oversampled, lambda turn: turn.response_ids.tolist()):
         kept_out = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
         leaves_turns = sum(session_turns[name] for name in kept_out) <= pool.max_session_turns
         leaves_hints = sum(session_hints[name] for name in kept_out) <= MOST_KEPT_OUT * session_hints.total()
@@ -134,19 +134,19 @@ def take_turns(
     return taken
 
 
-def vary(items: Sequence[T], pool: int, pieces_of: Callable[[T], Iterable[Any]]) -> Iterator[T]:
-    """Yield the items in another order: of the first `pool`, the one that is least like those before is next.
+def vary(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]) -> Iterator[T]:
+    """Yield the items in another order: of the first `count`, the one that is least like those before is next.
 
     Items are alike by the share of their pieces that they have in common (Jaccard).
     """
-    left = [(item, frozenset(pieces_of(item))) for item in items[:pool]]
+    left = [(item, frozenset(pieces_of(item))) for item in items[:count]]
     alike = [0.0] * len(left)
     while left:
         chosen = min(range(len(left)), key=alike.__getitem__)
         (item, pieces), _ = left.pop(chosen), alike.pop(chosen)
         yield item
         alike = [max(old, len(own & pieces) / len(own | pieces)) for old, (_, own) in zip(alike, left, strict=True)]
-    yield from items[pool:]
+    yield from items[count:]
 
 
 def _cost(turn: Turn) -> int:
@@ -229,10 +229,10 @@ def fit_prompts(
 
 
 def choose_hints(turns: Sequence[Turn]) -> list[str]:
-    """Return HINTS hints of the turns: of the commonest POOL times as many, those with the most different words."""
+    """Return at most HINTS hints: of the HINTS * OVERSAMPLE most frequent ones, those whose words differ most."""
     counts = Counter(turn.hint for turn in turns if turn.hint and turn.written is None)
     commonest = [hint for hint, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-    return list(vary(commonest, POOL * HINTS, str.split))[:HINTS]
+    return list(vary(commonest, OVERSAMPLE * HINTS, str.split))[:HINTS]
 
 
 def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat) -> tuple[PreTrainedModel, Chat]:
@@ -249,9 +249,9 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
         (path,) = paths
         found = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
         skeleton = load_skeleton(path)
-        size, most = (model.num_parameters() for model in (skeleton, base))
+        size, base_size = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
-        fits = size <= ROOM * most and vocabulary >= needed and has_room(base, size, config)
+        fits = size <= ROOM * base_size and vocabulary >= needed and has_room(base, size, config)
     # All processes have the same teacher.
     if all(gather_object([fits])):
         with contextlib.suppress(OpdkitError):  # not enough memory

@@ -165,10 +165,10 @@ def test_losses_sum_to_that_of_a_step_where_hints_are_rare(model, objective: str
         turn = toy_turn(f"s{n}:1", old=old, reward=1 - 2 * (n % 3 == 0), teacher=old - 1 if n % 10 == 0 else None)
         turns.append(dataclasses.replace(turn, response_ids=reply.astype(np.int32)))
         prompts[turn.turn_id] = before.astype(np.int32)
-    phases = [Objective(weights, aggregation=aggregation, negative_below=1.0) for weights in PRESETS[objective]]
-    data = build_training_set(turns, phases, len(turns), {})
-    losses = turn_losses(Policy(model), data, prompts, phases, 64)
-    for phase, each in enumerate(phases):
+    objectives = [Objective(weights, aggregation=aggregation, negative_below=1.0) for weights in PRESETS[objective]]
+    data = build_training_set(turns, objectives, len(turns), {})
+    losses = turn_losses(Policy(model), data, prompts, objectives, 64)
+    for phase, each in enumerate(objectives):
         members = [i for i, p in enumerate(data.phases) if p == phase]
         tokens = tokens_of([data.turns[i] for i in members])
         of_turn = {turn.turn_id: x_N for turn, x_N in zip(turns, now, strict=True)}

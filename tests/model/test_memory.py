@@ -122,7 +122,7 @@ def test_the_budget_is_remembered_and_said_once(capsys) -> None:
                     raise torch.OutOfMemoryError
     assert sizes == [16, 8, 4, 4, 4, 4] + 2 * [4, 4, 4, 4]
     assert capsys.readouterr().err.count("do not fit into memory; continuing with 40") == 1
-    assert budget_of(torch.nn.Linear(1, 1), "work").most >= 160
+    assert budget_of(torch.nn.Linear(1, 1), "work").max_tokens >= 160
 
 
 LIMITED = """
@@ -141,7 +141,7 @@ free = score(model, some, batch_tokens=1024)
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (60 << 20), resource.RLIM_INFINITY))
 tight = score(model, some, batch_tokens=1 << 20)
-assert budget_of(model, "scoring").most < 16 * 256, "nothing was halved"
+assert budget_of(model, "scoring").max_tokens < 16 * 256, "nothing was halved"
 print(max(float((a - b).abs().max()) for a, b in zip(free, tight)))
 """
 

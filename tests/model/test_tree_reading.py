@@ -399,7 +399,7 @@ def test_queries_that_do_not_fit_together_are_read_in_halves(student, monkeypatc
         return real(readings, limit)
 
     monkeypatch.setattr(tree_reading, "read_trees", read)
-    budget_of(student, "another").most = 10_000
+    budget_of(student, "another").max_tokens = 10_000
     halves, more = logprobs_in_trees(student, queries, 10_000, "another")
     assert [k for k in whole if k not in halves] == [4], "the longest one"
     for k, answer in halves.items():

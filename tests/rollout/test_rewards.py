@@ -113,7 +113,7 @@ def test_groups_train_as_groups(config, student) -> None:
     to_train = TrainConfig(run=run, model=str(student), device="cpu", **options)
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(student)), {}))
-    advantages = [t.advantage for t in shape_rewards(turns, to_train, prompts)]
+    advantages = [t.shaped_reward for t in shape_rewards(turns, to_train, prompts)]
     mixed = 0
     for start in range(0, 12, 4):
         rewards, worth = [t.reward for t in turns[start : start + 4]], advantages[start : start + 4]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from toy_turns import toy_turn
 
-from opdkit.train.batches import Step, optimizer_steps, steps_per_epoch, tokens_of
+from opdkit.train.batches import Step, draw_steps, steps_per_epoch, tokens_of
 from opdkit.train.targets import Support
 
 
@@ -14,7 +14,7 @@ def steps_of(
     count: int, epochs: int = 1, *, seed: int = 1, order: str = "random", phases=None, strengths=None, sessions=None
 ):
     phases, strengths = phases or [0] * count, strengths or [0.0] * count
-    return optimizer_steps(phases, strengths, sessions, 4, range(epochs), seed, order)
+    return draw_steps(phases, strengths, sessions, 4, range(epochs), seed, order)
 
 
 def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own() -> None:
@@ -26,7 +26,7 @@ def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own() -> None:
     assert steps == steps_of(10, 3)
     assert steps != steps_of(10, 3, seed=2)
     assert steps[:3] == steps_of(10)
-    assert steps[3:] == optimizer_steps([0] * 10, [0.0] * 10, None, 4, range(1, 3), 1), "those of later epochs alone"
+    assert steps[3:] == draw_steps([0] * 10, [0.0] * 10, None, 4, range(1, 3), 1), "those of later epochs alone"
 
 
 def test_the_steps_of_an_epoch_are_counted_in_whole_sessions() -> None:
@@ -34,7 +34,7 @@ def test_the_steps_of_an_epoch_are_counted_in_whole_sessions() -> None:
     assert steps_per_epoch(None, 200, 16) == 13
     assert steps_per_epoch(["a"] * 100 + ["b"] * 100, 200, 16) == 2
     assert steps_per_epoch([f"{n // 2}" for n in range(200)], 200, 16) == len(
-        optimizer_steps([0] * 200, [0.0] * 200, [f"{n // 2}" for n in range(200)], 16, range(1), 0)
+        draw_steps([0] * 200, [0.0] * 200, [f"{n // 2}" for n in range(200)], 16, range(1), 0)
     )
 
 

@@ -44,7 +44,7 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     nothing = set_of(*(toy_turn(f"{n}", teacher=(-1.001, -2.004)) for n in range(20)), weights={"teacher": 1.0})
     (warning,) = thin_signal(nothing, {"teacher"}, 16)
     assert "40 teacher advantages" in warning
-    cancelled = [replace(toy_turn(f"{n}", reward=r), advantage=0.0) for n, r in enumerate((1, -1))]
+    cancelled = [replace(toy_turn(f"{n}", reward=r), shaped_reward=0.0) for n, r in enumerate((1, -1))]
     assert "all 4 reward advantages" in thin_signal(set_of(*cancelled), {"reward"}, 1)[0]
 
 

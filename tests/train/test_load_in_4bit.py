@@ -94,7 +94,7 @@ def test_a_model_that_was_evaluated_still_trains(quantized_run: Path, plain_mode
 
 def test_the_largest_rate_is_that_of_the_weights_and_not_of_their_bytes(quantized_run, plain_model_dir) -> None:
     rates = [
-        make_trust_region(config, load_student(config)).most
+        make_trust_region(config, load_student(config)).max_factor
         for options in ({"lora_rank": 4}, OPTIONS)
         for config in [train_config(quantized_run, plain_model_dir, learning_rate=None, step_limit=1.0, **options)]
     ]

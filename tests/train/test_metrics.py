@@ -8,19 +8,19 @@ ROWS = [{"step": n, "shift": n / 100, "skipped": False} for n in range(1, 13)]
 
 
 def test_steps_that_were_taken_back_and_those_after_the_best_state_do_not_count() -> None:
-    def steps(kept: int, returns: dict[int, int]) -> list[int]:
-        return [row["step"] for row in trace_rows(kept, ROWS, returns)]
+    def steps(kept: int, rollbacks: dict[int, int]) -> list[int]:
+        return [row["step"] for row in trace_rows(kept, ROWS, rollbacks)]
 
     assert steps(3, {}) == [1, 2, 3]
-    assert steps(12, {4: 2, 8: 6}) == [1, 2, 6, 10, 11, 12], "those after a return describe the state before it"
+    assert steps(12, {4: 2, 8: 6}) == [1, 2, 6, 10, 11, 12], "those after a rollback describe the state before it"
     assert steps(3, {4: 2}) == [1, 2, 3]
     assert steps(5, {4: 0}) == []
 
 
-def test_a_training_that_went_back_is_not_told_to_take_a_higher_rate(capsys) -> None:
+def test_a_training_that_rolled_back_is_not_told_to_take_a_higher_rate(capsys) -> None:
     still = [row | {"shift": 0.001} for row in ROWS]
-    for went_back in (False, True):
-        report_movement(still, Path("run"), validated=True, went_back=went_back)
-        assert ("higher" in capsys.readouterr().err) != went_back
-    report_movement([], Path("run"), validated=True, went_back=True)
+    for rolled_back in (False, True):
+        report_movement(still, Path("run"), validated=True, rolled_back=rolled_back)
+        assert ("higher" in capsys.readouterr().err) != rolled_back
+    report_movement([], Path("run"), validated=True, rolled_back=True)
     assert "gradient" not in capsys.readouterr().err

@@ -136,12 +136,12 @@ def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_mode
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(plain_model_dir)), {}))
     none = train_config(run, plain_model_dir, group_normalise="all", group_scale="none")
-    assert [t.advantage for t in shape_rewards(turns, none, prompts)] == [0.75, -1.25, 0.75, -0.25, 0]
+    assert [t.shaped_reward for t in shape_rewards(turns, none, prompts)] == [0.75, -1.25, 0.75, -0.25, 0]
     expected = {"off": [1, -1, 1, 0, -1], "repeated": [0.7833, -1.3056, 0.7833, -0.2611, -1],
                 "all": [0.7833, -1.3056, 0.7833, -0.2611, 0]}  # fmt: skip
     for choice, values in expected.items():
         options = train_config(run, plain_model_dir, group_normalise=choice)
-        assert [t.advantage for t in shape_rewards(turns, options, prompts)] == pytest.approx(values, abs=5e-5)
+        assert [t.shaped_reward for t in shape_rewards(turns, options, prompts)] == pytest.approx(values, abs=5e-5)
     train.run(train_config(run, plain_model_dir, objective="binary", group_normalise="all", batch_turns=100))
     (row,) = read_all(run, "metrics")
     assert row["reward_advantage"] == pytest.approx(0, abs=1e-6)

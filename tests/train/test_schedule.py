@@ -13,11 +13,11 @@ from opdkit.errors import ConfigError
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective.terms import Objective
-from opdkit.train.schedule import FULL_LEARNING_RATE, LORA_LEARNING_RATE, objective_at, objectives, position_at
+from opdkit.train.schedule import FULL_LEARNING_RATE, LORA_LEARNING_RATE, make_objectives, objective_at, position_at
 
 
 def weights(**options) -> list[dict[str, float]]:
-    return [dict(o.weights) for o in objectives(train_config(Path("run"), Path("model"), **options))]
+    return [dict(o.weights) for o in make_objectives(train_config(Path("run"), Path("model"), **options))]
 
 
 def test_a_preset_is_its_weights() -> None:
@@ -43,12 +43,12 @@ def test_no_term_is_no_objective() -> None:
 def test_every_number_of_the_formulas_is_an_option() -> None:
     """No option has two defaults, and each one arrives."""
     config = train_config(Path("run"), Path("model"), objective="opd")
-    assert objectives(config) == [Objective({"teacher": 1.0})]
+    assert make_objectives(config) == [Objective({"teacher": 1.0})]
     changed = {"advantage_clip": 2.0, "clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0, "divergence_alpha": 0.25,
                "forward_kl": 0.1, "kl_coef": 0.1, "kl_estimator": "k1", "min_advantage": 0.2, "skip_first": 3,
                "confidence_weight": True, "behavior_cap": 5.0, "negative_below": 0.5,
                "aggregation": "turn-mean"}  # fmt: skip
-    assert objectives(train_config(Path("run"), Path("model"), objective="opd", **changed)) == [
+    assert make_objectives(train_config(Path("run"), Path("model"), objective="opd", **changed)) == [
         Objective({"teacher": 1.0}, **changed)
     ]
 
@@ -65,7 +65,7 @@ def test_as_many_epochs_as_make_enough_steps() -> None:
 
 def test_clip_bounds_move_linearly_from_the_first_step_to_the_last() -> None:
     config = train_config(Path("run"), Path("model"), clip_low=0.2, clip_low_end=0.1, clip_high=0.28)
-    (objective,) = objectives(config)
+    (objective,) = make_objectives(config)
     assert [objective_at(objective, config, n, 5).clip_low for n in (1, 2, 3, 4, 5)] == pytest.approx(
         [0.2, 0.175, 0.15, 0.125, 0.1]
     )

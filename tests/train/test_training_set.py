@@ -14,7 +14,7 @@ from opdkit.errors import ConfigError
 from opdkit.model.load import load_tokenizer
 from opdkit.store.turn_ids import is_held_out
 from opdkit.train.objective.terms import TERMS, Objective
-from opdkit.train.schedule import objectives
+from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import Support, Turn
 from opdkit.train.training_set import (
     OVER_LIMIT,
@@ -151,9 +151,9 @@ def test_a_turn_without_a_token_left_is_left_out() -> None:
 
 
 def test_a_turn_belongs_to_the_last_phase_that_can_use_it() -> None:
-    phases = [Objective({"reward": 1.0}), Objective({"teacher": 1.0})]
+    objectives = [Objective({"reward": 1.0}), Objective({"teacher": 1.0})]
     data = build_training_set(
-        [toy_turn("a", reward=1), toy_turn("b", teacher=(-1, -1), reward=1), toy_turn("c", reward=0)], phases, 3, {}
+        [toy_turn("a", reward=1), toy_turn("b", teacher=(-1, -1), reward=1), toy_turn("c", reward=0)], objectives, 3, {}
     )
     assert {t.turn_id: phase for t, phase in zip(data.turns, data.phases, strict=True)} == {
         "a:1": 0,
@@ -168,7 +168,7 @@ def test_long_replies_lose_some_of_their_reward(shape: str, penalties: list[floa
     config = train_config(Path("run"), Path("model"), overlong_max=10, overlong_cache=2, overlong_shape=shape)
     turns = [toy_turn(str(n), old=(-1.0,) * (n + 1), sampled=[True] * n + [False], reward=1) for n in (8, 9, 10, 11)]
     shaped = shape_rewards([*turns, toy_turn("none")], config, {})
-    assert [t.advantage for t in shaped] == [*(1 + penalty for penalty in penalties), None]
+    assert [t.shaped_reward for t in shaped] == [*(1 + penalty for penalty in penalties), None]
     assert [t.length_penalty for t in shaped] == [*penalties, None]
     assert [t.reward for t in shaped] == [1] * 4 + [None]
     assert {t.length_penalty for t in shape_rewards(turns, train_config(Path("run"), Path("model")), {})} == {None}
@@ -177,9 +177,9 @@ def test_long_replies_lose_some_of_their_reward(shape: str, penalties: list[floa
 def test_a_reply_of_the_teacher_has_not_the_reward_of_the_logged_one() -> None:
     """Both have one turn id; nobody has reacted to what the teacher sampled."""
     logged = toy_turn("a:1", reward=-1, teacher=(-0.5, -0.5))
-    sampled = replace(logged, written=0, reward=None, advantage=None)
+    sampled = replace(logged, written=0, reward=None, shaped_reward=None)
     shaped = shape_rewards([logged, sampled], train_config(Path("run"), Path("model")), {})
-    assert [turn.advantage for turn in shaped] == [-1, None]
+    assert [turn.shaped_reward for turn in shaped] == [-1, None]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_only_sessions_that_pass_the_filter_train(
     metadata = {f"toy-{n}": {"user": user} for n, user in enumerate(users)}
     run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(6), metadata=metadata)
     config = train_config(run, plain_model_dir, filter=conditions, objective="combine")
-    data, _ = load_training_set(config, objectives(config), Chat(load_tokenizer(str(plain_model_dir)), {}))
+    data, _ = load_training_set(config, make_objectives(config), Chat(load_tokenizer(str(plain_model_dir)), {}))
     assert {turn.session_id for turn in data.turns} == {f"toy-{n}" for n in left}
     assert (data.scored, data.dropped) == (12, reasons)
 

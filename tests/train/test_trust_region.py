@@ -25,11 +25,11 @@ from opdkit.train.schedule import Position, position_at
 from opdkit.train.targets import Turn, load_turns
 from opdkit.train.training import Training
 from opdkit.train.trust_region import (
-    EVERY_STEP,
-    LARGEST,
+    FIRST_STEPS,
+    MAX_RATE_TO_WEIGHTS,
+    MEASURE_EVERY,
     PROBE_SHARE,
     PROBE_TOKENS,
-    THEN_EVERY,
     TrustRegion,
     change_rate,
     choose_probe,
@@ -99,7 +99,7 @@ def test_the_last_steps_may_move_the_replies_by_rounding() -> None:
 
 @pytest.mark.parametrize("scale", [1e-2, 1e6, 1e12])
 def test_the_first_step_finds_the_rate_of_the_limit(scale: float) -> None:
-    trust, model = TrustRegion(0.02, most=math.inf), Quadratic(scale, 1e-5)
+    trust, model = TrustRegion(0.02, max_factor=math.inf), Quadratic(scale, 1e-5)
     bounded = trust.bound(Position(1, 1e-5, 1.0), model.move, model.measure)
     assert 0.01 <= bounded.kl <= 0.04
     assert trust.factor * 1e-5 == pytest.approx(model.rate)
@@ -107,7 +107,7 @@ def test_the_first_step_finds_the_rate_of_the_limit(scale: float) -> None:
 
 @pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
 def test_no_rate_is_above_the_largest_one(factor: float) -> None:
-    trust, model = TrustRegion(0.02, factor, most=5.0), Quadratic(1e-6, 1e-5 * factor)
+    trust, model = TrustRegion(0.02, factor, max_factor=5.0), Quadratic(1e-6, 1e-5 * factor)
     for step in range(1, 20):
         model.rate = 1e-5 * trust.factor
         trust.bound(Position(step, 1e-5, 1.0), model.move, model.measure)
@@ -133,7 +133,7 @@ def test_every_search_begins_at_a_small_rate(tmp_path, options, first, share_of_
     trust, peak = make_trust_region(config, student), position_at(config, 1, 10).rate
     largest = 0.01 * math.sqrt((32 * 0.5**2 + 24 * 0.2**2) / 56) if config.step_limit else math.inf
     assert trust.factor * peak == pytest.approx(first)
-    assert trust.most * peak == pytest.approx(min(largest, share_of_peak * peak))
+    assert trust.max_factor * peak == pytest.approx(min(largest, share_of_peak * peak))
 
 
 @pytest.mark.parametrize("rate", [None, 1.0])
@@ -143,7 +143,7 @@ def test_a_step_is_a_hundredth_of_the_weights_at_most(run, plain_model_dir, rate
     weights = load_file(plain_model_dir / "model.safetensors").values()
     numbers = torch.cat([weight.double().flatten() for weight in weights if weight.ndim >= 2])
     rates = [row["learning_rate"] for row in read_all(run, "metrics")]
-    assert rates[0] == pytest.approx(LARGEST * float(numbers.square().mean().sqrt()), rel=1e-3)
+    assert rates[0] == pytest.approx(MAX_RATE_TO_WEIGHTS * float(numbers.square().mean().sqrt()), rel=1e-3)
     assert max(rates) == pytest.approx(rates[0])
 
 
@@ -237,7 +237,7 @@ def test_a_rate_that_destroys_the_model_is_made_smaller(run, tmp_path, plain_mod
     rows, wild = (list(read_all(folder, "metrics")) for folder in (run, free))
     assert max(row["shift"] for row in rows) < 0.2 * max(row["shift"] for row in wild)
     measured = [row["step"] for row in rows if row["step_kl"] is not None]
-    assert measured == [n for n in range(1, len(rows) + 1) if n <= EVERY_STEP or n % THEN_EVERY == 0]
+    assert measured == [n for n in range(1, len(rows) + 1) if n <= FIRST_STEPS or n % MEASURE_EVERY == 0]
     assert all(row["step_kl"] <= 0.04 for row in rows if row["step_kl"] is not None)
     assert all(row["step_kl"] is None and row["learning_rate"] <= 1.0 for row in wild)
 

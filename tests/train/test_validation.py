@@ -31,7 +31,7 @@ from opdkit.train import stage as train
 from opdkit.train import validation as validating
 from opdkit.train import validation_prompts as prompting
 from opdkit.train.launch import start_accelerator
-from opdkit.train.schedule import objectives
+from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import Turn, load_turns
 from opdkit.train.training_set import load_training_set
 from opdkit.train.validation import CAP, CAP_PER_TOKEN, COST, LOST, Validation, ValidationPrompt, steps_to_check
@@ -345,7 +345,7 @@ def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -
     first = list(vary(turns, 60, tokens_of))[:3]
     assert {tuple(turn.response_ids[:3]) for turn in first} == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
     assert first[0] is turns[0]
-    assert list(vary(turns, 10, tokens_of))[10:] == turns[10:], "behind the pool the order stays"
+    assert list(vary(turns, 10, tokens_of))[10:] == turns[10:], "after the first ten the order stays"
     assert sorted(t.turn_id for t in vary(turns, 60, tokens_of)) == sorted(t.turn_id for t in turns)
 
 
@@ -557,7 +557,7 @@ def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_ra
     before, moments, factor, _ = begins[4]
     assert all(torch.equal(before[name], value) for name, value in weights[back].items())
     assert moments == 0 < begins[3][1]
-    assert factor == train.BACK_RATE * begins[3][3]
+    assert factor == train.ROLLBACK_RATE * begins[3][3]
     assert [after[2] for after in begins[1:4]] == [before[3] for before in begins[:3]], "and nowhere else"
     model = load_model(str(run / "train/model"), device="cpu", dtype="float32")
     assert all(torch.equal(p, weights[6][name]) for name, p in model.named_parameters())
@@ -565,13 +565,13 @@ def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_ra
 
 @pytest.mark.parametrize("scores", [BACK_TO_0, BACK_TO_1], ids=("before training", "on the way"))
 @pytest.mark.parametrize(("every", "steps"), [(1, 3), (1, 5), (3, 5), (4, 5)])
-def test_a_training_that_went_back_resumes_with_the_same_bytes(
+def test_a_training_that_rolled_back_resumes_with_the_same_bytes(
     run, tmp_path, plain_model_dir, monkeypatch, scored_as, scores, every: int, steps: int
 ) -> None:
     """Killed before and after it goes back, with a checkpoint before, after, and at the very step."""
     whole, reported = Path(shutil.copytree(run, tmp_path / "whole")), []
     monkeypatch.setattr(train, "report_movement", lambda rows, _, **facts: (
-        reported.append(([row["step"] for row in rows], facts["went_back"]))))  # fmt: skip
+        reported.append(([row["step"] for row in rows], facts["rolled_back"]))))  # fmt: skip
     scored_as(scores)
     train.run(train_config(whole, plain_model_dir, **BACK))
     options = BACK | {"checkpoint_every": every}
@@ -604,7 +604,7 @@ def cycle(run, plain_model_dir, monkeypatch) -> int:
     monkeypatch.setattr(training_set, "choose_epochs", lambda *_: 1)
     monkeypatch.setattr(train, "steps_to_check", lambda steps, *_: {2, 4, steps})
     config, chat = train_config(run, plain_model_dir, **UNFINISHED), load_template(str(plain_model_dir), {})
-    steps = math.ceil(len(load_training_set(config, objectives(config), chat)[0].turns) / 30)
+    steps = math.ceil(len(load_training_set(config, make_objectives(config), chat)[0].turns) / 30)
 
     def measure(self, student, step):
         return validation_row(step, 3.0 - 0.2 * step if step <= steps else 0.5, 0.0) | dict.fromkeys(

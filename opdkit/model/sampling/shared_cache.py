@@ -44,7 +44,7 @@ def sample_shared(
         while left := [i for i, group in enumerate(samplings) if any(s.finish_reason is None for s in group)]:
             waiting = [prompts[i] for i in left]
             unfinished = [[s for s in samplings[i] if s.finish_reason is None] for i in left]
-            tokens, counts = min(batch_tokens, budget.most), [len(group) for group in unfinished]
+            tokens, counts = min(batch_tokens, budget.max_tokens), [len(group) for group in unfinished]
             for batch in plan_batches(waiting, counts, rule.max_new_tokens, tokens):
                 with Attempt(lockstep=budget.lockstep) as attempt:
                     _run_batch(model, waiting, unfinished, rule, batch)
