@@ -11,8 +11,8 @@ from opdkit.config.fields import JSON
 from opdkit.errors import NothingLearnedError
 
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
-# Share of the prompts that nobody complained of that may be lost. A single lost one of validation.FEW or more is not in
-# the share of a row: two of twenty may be lost, and one of five, but not two of nineteen.
+# Largest share of the replies that nobody complained about that may be lost. A single lost reply among validation.FEW
+# or more is counted as none (`validation._row`). So 2 of 20 and 1 of 5 pass, 2 of 19 do not.
 FORGOTTEN = 0.1
 LITTLE_LEFT = 0.1  # of the distance from the hints before training: with more, another cycle follows
 MUCH_LEFT = 1 / 3  # of that distance: with more, the hints were not learned
@@ -23,15 +23,15 @@ _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student
 
 
 def has_forgotten(row: JSON) -> bool:
-    """Return True where too many of the replies that nobody complained of are lost."""
+    """Return True where too many of the replies that nobody complained about are lost."""
     return (row["forgotten"] or 0.0) > FORGOTTEN
 
 
 def is_nearer(row: JSON, before: JSON) -> bool:
     """Return True for a state that is nearer to the hints than the student before training, by more than chance.
 
-    A gain of less than CLEAR_CHANGE has to exceed its standard error, from the differences at the same prompts: of few
-    replies, one that fell out well makes a mean.
+    A gain of less than CLEAR_CHANGE has to exceed its standard error, from the differences at the same prompts: with
+    few replies, a single lucky one decides the mean.
     """
     if row["hint_kl"] < (1 - CLEAR_CHANGE) * before["hint_kl"]:
         return True
@@ -50,11 +50,12 @@ def costs_more(row: JSON, before: JSON) -> bool:
 
 
 def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
-    """Return the row of the best state: nearer to the hints than before training, nothing forgotten, the least score.
+    """Return the row of the best state.
 
-    A state that `costs_more` than it gains is none. Of equal ones it is the last. Without hinted prompts no score shows
-    what was learned: then it is the last that has not forgotten. Where no state of the training is such, it is the one
-    before. With `any_gain`, a state whose gain may be chance counts as nearer, too.
+    Of the states that are nearer to the hints than before training, have not forgotten and do not cost more than they
+    gain (`costs_more`), it is the one with the lowest score; of equal ones the last. Without hinted prompts: the last
+    that has not forgotten. If there is none: the row before training. With `any_gain`, a state whose gain may be chance
+    counts as nearer, too.
     """
     before = rows[0]
     hinted, able = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
@@ -128,7 +129,7 @@ def _why_not_better(rows: Sequence[JSON]) -> str:
     """Return what is wrong with all states after the first row, as the end of a sentence about the training."""
     able = [row for row in rows[1:] if not has_forgotten(row)]
     if not able:
-        return "lost replies that nobody complained of"
+        return "lost replies that nobody complained about"
     if not any(is_nearer(row, rows[0]) for row in able):
         return "brought the model no nearer to the hints than chance would"
     return "moved the model further away from the student before training than towards the hints"

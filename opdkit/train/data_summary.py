@@ -51,7 +51,7 @@ def check_signal(
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
     if config.validate and not data.validation:
         say("no validation: it takes whole sessions, with a fifth of all turns at most, and they hold fewer than "
-            f"{FEWEST} turns with a hint (without any hints: turns that nobody complained of)")  # fmt: skip
+            f"{FEWEST} turns with a hint (without any hints: turns that nobody complained about)")  # fmt: skip
     if config.anchor_weight and all(turn.support is None for turn in data.turns):
         say("no anchor holds the replies without a hint: their targets have no support (`opdkit teacher --top-k 4`)")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))

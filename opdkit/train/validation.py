@@ -1,7 +1,7 @@
 """On-policy validation: replies that the student writes now, under the hinted teacher and under itself before training.
 
-What a training breaks shows in no logged reply: the student no longer writes those. So replies are sampled to prompts
-of sessions that are kept out of training. After a prompt whose logged reply was complained of, the reply is compared
+Logged replies do not show what training breaks: the student no longer writes them. So replies are sampled to prompts of
+sessions that are kept out of training. After a prompt whose logged reply was complained about, the reply is compared
 with the teacher that reads the hint; after one of a session without a complaint, with the student before training. The
 mean KL per reply of both is the score; less is better. It is the loss of on-policy distillation (GKD, Agarwal et al.
 2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
@@ -43,9 +43,9 @@ COST = 0.07
 CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else one outlier of few decides the mean
-CHANGED = 1.0  # nats: of a reply to a prompt that nobody complained of, above which a hint may explain it
-FIRST_HINTS = 3  # that such a reply is read again with; where they explain nothing, with the others as well
-LOST = 0.4  # of that cap: a reply to a prompt that nobody complained of is lost where its KL is above
+CHANGED = 1.0  # nats per reply: a larger KL on an uncriticised prompt is compared again with hints of other turns
+FIRST_HINTS = 3  # that such a reply is read again with; where they do not explain it, with the others as well
+LOST = 0.4  # of the cap (CAP, CAP_PER_TOKEN): a reply to an uncriticised prompt is lost where its KL is above
 FEW = 5  # of so many prompts without a complaint, a single one that is lost counts as chance
 
 

@@ -65,7 +65,7 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
     They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
     at most MOST_KEPT_OUT of all turns, and their hints of all hints: a session that is too large for that is passed
     over. Turns without a hint are varied, and from sessions without a complaint, where there are enough: elsewhere the
-    hints are likely to ask for a change of replies that nobody complained of, too. A kind with too few turns is left
+    hints are likely to ask for a change of replies that nobody complained about, too. A kind with too few turns is left
     out, and the list is empty where that is the kind with hints. It is short enough that CHECKS measurements cost at
     most COST of the training's tokens, but has at least FEWEST turns of each kind.
     """

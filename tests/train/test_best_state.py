@@ -59,7 +59,7 @@ def test_a_state_that_has_forgotten_is_not_the_best() -> None:
 
 
 def test_the_best_state_is_nearer_to_the_hints_and_may_move_elsewhere() -> None:
-    """The wanted change moves replies that nobody complained of, too, but not clearly further than those with hints."""
+    """The wanted change moves replies that nobody complained about, too, but not clearly further than hinted ones."""
     rows = [_row(0, 2.0, 0.0), _row(5, 1.0, 1.15), _row(10, 2.1, 0.0)]
     assert find_best(rows)["step"] == 5
     assert find_best([rows[0], rows[2]])["step"] == 0
@@ -109,7 +109,7 @@ def test_a_cycle_is_unfinished_where_it_ends_near_its_best_state_and_far_from_th
 
 
 def test_two_broken_states_are_no_place_to_go_on_from() -> None:
-    """Broken: further from the hints than before training, or too far from what nobody complained of."""
+    """Broken: further from the hints than before training, or too far from what nobody complained about."""
     before, better, worse, forgot = (
         _row(0, 0.3, 0.0),
         _row(5, 0.1, 2.0),
@@ -138,5 +138,5 @@ def test_the_error_names_the_step_that_moved_most() -> None:
 def test_a_state_that_only_forgets_is_no_better_either() -> None:
     """Its score can be below that before training, which no step comes before."""
     forgot = _row(4, 0.5, 1.4) | {"forgotten": 0.2}
-    with pytest.raises(NothingLearnedError, match=r"lost replies that nobody complained of.*log:1:1"):
+    with pytest.raises(NothingLearnedError, match=r"lost replies that nobody complained about.*log:1:1"):
         check_better([_row(0, 3.0, 0.0), forgot], [{"step": 1, "step_kl": 0.1, "shift": 0.1, "turn_ids": ["log:1:1"]}])

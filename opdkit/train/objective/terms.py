@@ -119,7 +119,7 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
 
 
 def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Term:
-    """Return any term except kl: its mask, the weights of its tokens, its advantages."""
+    """Return one of TERMS: its mask, token weights and advantages; `terms_of` builds anchor and kl."""
     old_N, teacher_N, clip = tokens.old_logprobs_N, tokens.teacher_logprobs_N, objective.advantage_clip
     if name == "reward":
         mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
@@ -190,7 +190,8 @@ def step_loss(
     `logprobs_N` and `support_NK` are the student's current log-probs of the sampled tokens and of the supports.
     `totals` is the `step_totals` of the whole step: summed over micro-batches and processes, the shares are the loss
     and the metrics of the step, however it was split. Metrics (no gradient): `NAME_loss` of each term,
-    `NAME_advantage` of each term with advantages, `clip_fraction` where there are ratios, and `approx_kl`.
+    `NAME_advantage` of each term with advantages, `clip_fraction` where there are ratios, `approx_kl`, and `shift`
+    (mean |l - l_old|, nats per token).
     """
     sampled_terms = [term for term in terms if term.name in SAMPLED]
     loss, clipped, metrics = _sampled_loss(logprobs_N, tokens, sampled_terms, totals, objective)
