@@ -136,7 +136,7 @@ class TrainConfig(NamedTraining, ModelOptions):
     validate: int = HOW.option(
         32,
         "prompts to find the best state on; of each kind, with a hint and without complaint, kept out of training; a "
-        "state that is worse than before training is not handed out; 0 is off",
+        "state that is worse than before training is not written; 0 is off",
         unit="prompts",
         low=0,
     )

@@ -1,4 +1,4 @@
-"""Best state of a training by its validations; a training that only made the model worse hands out none.
+"""Best state of a training by its validations; a training that only made the model worse writes no model.
 
 Pure functions of the rows of the table `validations`, the first of which is the student before training.
 """
@@ -118,10 +118,10 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
         if worst[column] is not None
     )
     raise NothingLearnedError(
-        f"training {_why_not_better(rows)}, so no model is handed out. Distances of its own replies to prompts kept "
+        f"training {_why_not_better(rows)}, so no model is written. Distances of its own replies to prompts kept "
         f"out of training (nats per reply): {distances}. Step {broke['step']} moved the replies most, at "
         f"turns {turns}. Look at their hints and rewards, try another --objective or a stronger --judge; --validate 0 "
-        "hands out any model"
+        "writes the model anyway"
     )
 
 

@@ -20,7 +20,7 @@ def has_room_for_base(config: TrainConfig, accelerator: Accelerator) -> bool:
     if all(gather_object([fits])):
         return True
     warn("no validation: the whole model before training does not fit beside a share of this training, so a model that "
-         "became worse is handed out, too")  # fmt: skip
+         "became worse is written, too")  # fmt: skip
     return False
 
 

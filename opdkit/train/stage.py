@@ -214,7 +214,7 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
             raise
         if find_best(validation.rows)["step"] < len(rows):
             kept = validation.restore_best(training.student)
-            say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
+            say(f"the state after step {kept} of {len(rows)} is the best: that one is written")
         if (share := distance_left(validation.rows, find_best(validation.rows))) > MUCH_LEFT:
             warn(f"{share:.0%} of the distance from the hinted teacher is left: the model has not learned all that "
                  "the hints ask for; more --epochs or more logs may help")  # fmt: skip

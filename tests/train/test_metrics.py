@@ -1,4 +1,4 @@
-"""What a training says of how far it moved the model: from the steps that led to the state that is handed out."""
+"""What a training says of how far it moved the model: from the steps that led to the state that is written."""
 
 from pathlib import Path
 

@@ -98,7 +98,7 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
 
 
 def test_processes_that_share_the_weights_validate_as_one_does(tmp_path, plain_model_dir) -> None:
-    """The same replies and distances, and the weights of the same best state are handed out."""
+    """The same replies and distances, and the weights of the same best state are written."""
     toys = [Toy(f"toy-{n}", [Said("red blue green", n % 2 or -1)]) for n in range(60)]
     one = write_run(tmp_path / "one", plain_model_dir, toys)
     two = Path(shutil.copytree(one, tmp_path / "two"))

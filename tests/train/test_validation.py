@@ -1,4 +1,4 @@
-"""On-policy validation: what it measures, which prompts it takes, and that no worse model is handed out."""
+"""On-policy validation: what it measures, which prompts it takes, and that no worse model is written."""
 
 import json
 import math
@@ -90,7 +90,7 @@ def validation(open_toys) -> Validation:
 
 @pytest.fixture
 def any_state(monkeypatch) -> None:
-    """Hand out the last state whatever its score: a hint means nothing to a model of random weights."""
+    """Write the last state whatever its score: a hint means nothing to a model of random weights."""
     monkeypatch.setattr(train, "check_better", lambda *_: None)
     for module in (train, validating):
         monkeypatch.setattr(module, "find_best", lambda rows: rows[-1])
@@ -478,11 +478,11 @@ def test_longer_trainings_pay_for_more_prompts(run) -> None:
     assert tokens_to_train(turns, 4) == 4 * tokens_to_train(turns, 1)
 
 
-# -- the model that is handed out -----------------------------------------------------------------------------------
+# -- the model that is written --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("objective", ["blend", "binary", "opd"])
-def test_a_broken_model_is_not_handed_out(run, plain_model_dir, objective: str) -> None:
+def test_a_broken_model_is_not_written(run, plain_model_dir, objective: str) -> None:
     config = train_config(run, plain_model_dir, **(VALIDATED | {"learning_rate": 3.0, "objective": objective}))
     with pytest.raises(OpdkitError) as caught:
         train.run(config)
@@ -496,7 +496,7 @@ def test_a_broken_model_is_not_handed_out(run, plain_model_dir, objective: str) 
     assert (run / "train/model").exists()
 
 
-def test_the_best_state_is_handed_out_and_not_the_last(run, plain_model_dir, monkeypatch) -> None:
+def test_the_best_state_is_written_and_not_the_last(run, plain_model_dir, monkeypatch) -> None:
     """The scores are set so that the state in the middle is the best: its weights are those of the model."""
     scores, weights = iter([1.0, 0.5, 0.1, 0.6, 0.7]), []
     measure = validating.Validation.measure
@@ -697,7 +697,7 @@ def test_a_killed_training_remembers_its_validations(run, tmp_path, plain_model_
 def test_two_processes_measure_what_one_does(run, tmp_path, plain_model_dir, sharding: str) -> None:
     """Each samples replies to its share of the prompts, or with a share of the weights to all of them.
 
-    Both hand out nothing, for the reason of one process.
+    Both write nothing, for the reason of one process.
     """
     two = Path(shutil.copytree(run, tmp_path / "two"))
     options = VALIDATED | {"learning_rate": 3.0, "device": "cpu"}
