@@ -6,22 +6,14 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 
 from opdkit.config.train import TrainConfig
-from opdkit.console import warn
 from opdkit.model.load import load_skeleton, resolve_device, resolve_dtype
 
 
 def has_room_for_base(config: TrainConfig, accelerator: Accelerator) -> bool:
-    """Return True where each process has room for the whole student before training; warn that there is none.
-
-    All processes must call it.
-    """
+    """Return True where every process has room for the whole student before training. All processes must call it."""
     skeleton = load_skeleton(config.model)
     fits = has_room(skeleton, skeleton.num_parameters(), config, accelerator.num_processes)
-    if all(gather_object([fits])):
-        return True
-    warn("no validation: the whole model before training does not fit beside a share of this training, so a model that "
-         "became worse is written, too")  # fmt: skip
-    return False
+    return all(gather_object([fits]))
 
 
 def has_room(base: PreTrainedModel, size: int, config: TrainConfig, processes: int = 1) -> bool:

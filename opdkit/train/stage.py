@@ -8,7 +8,6 @@ gradient of a step are the same to rounding, however it is split.
 import math
 import time
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def run(config: TrainConfig) -> Summary:
             if config.keep_epochs and done % len(turns) == 0:
                 epoch = done // len(turns)
                 epoch_dir = checkpoints.epoch_dir(stage.folder, epoch)
-                save_student(training, data, chat, epoch_dir, epoch=epoch, step=number, continues=True)
+                save_with_card(training, data, chat, epoch_dir, epoch=epoch, step=number, continues=True)
             if training.validation and number in training.validation_steps:
                 validate(training, training.validation, number)
             if not training.is_ended:
@@ -153,12 +152,16 @@ def start_training(
                                      rows=state["validations"] if state else (),
                                      sharded=None if config.sharding == "none" else model)  # fmt: skip
         tokens = tokens_to_train(turns, data.epochs)
-        ends = accumulate(map(len, cycles))
-        validation_steps = {end - len(cycle) + step for cycle, end in zip(cycles, ends, strict=True)
-                           for step in steps_to_check(len(cycle), tokens, validation.cost)}  # fmt: skip
+        first = 0
+        for cycle in cycles:
+            validation_steps |= {first + n for n in steps_to_check(len(cycle), tokens, validation.cost)}
+            first += len(cycle)
         if not validation.rows:
-            validation.rows.append(validation.measure(student, 0))
-            validation.keep_best(student)
+            validation.measure(student, 0)
+            validation.save_if_best(student)
+    elif data.validation:
+        warn("no validation: the whole model before training does not fit beside a share of this training, so a model "
+             "that became worse is written, too")  # fmt: skip
     if state:
         checkpoints.restore(state, student, optimizer)
         trust.factor = state["factor"]
@@ -188,7 +191,7 @@ def steps_left(training: Training) -> Iterator[tuple[int, int]]:
                 break
 
 
-def save_student(
+def save_with_card(
     training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int, continues: bool = False
 ) -> None:
     """Save the student, whose weights are those after `step`, in `folder`, with its model card."""
@@ -224,7 +227,7 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
     if len(rows) < len(training.steps):
         out.counters.count("steps left out", len(training.steps) - len(rows))
     out.counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
-    save_student(training, data, chat, folder, epoch=math.ceil(rows[kept - 1]["epoch"]), step=kept)
+    save_with_card(training, data, chat, folder, epoch=math.ceil(rows[kept - 1]["epoch"]), step=kept)
     return kept
 
 
@@ -253,7 +256,6 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     best state where it is broken.
     """
     row = validation.measure(training.student, number)
-    validation.rows.append(row)
     track(training, row, "validation_")
     say(f"validation after step {number}: replies {describe_state(row)}")
     planned = len(training.steps)
@@ -261,7 +263,7 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     if number == len(training.steps):
         training.is_ended = True
         return
-    validation.keep_best(training.student)
+    validation.save_if_best(training.student)
     if len(training.steps) > planned:
         say(f"{distance_left(validation.rows, row):.0%} of the distance from the hinted teacher is left: "
             f"{len(training.steps) - planned} more steps")  # fmt: skip

@@ -63,7 +63,7 @@ class ValidationPrompt:
     hinted: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class Validation:
     """Prompts that the student is validated on, and its measurements in a training so far."""
 
@@ -79,7 +79,7 @@ class Validation:
     sharded: Policy | None  # the student, where the processes share its weights
     rows: list[JSON]  # of the table `validations`
 
-    def keep_best(self, student: nn.Module) -> None:
+    def save_if_best(self, student: nn.Module) -> None:
         """Save the weights of the student if its row, the last one, is that of the best state so far."""
         if find_best(self.rows) is self.rows[-1]:
             checkpoints.save_best(self.folder, student, self.rows[-1]["step"], main=self.accelerator.is_main_process)
@@ -92,7 +92,7 @@ class Validation:
         return step
 
     def measure(self, student: nn.Module, step: int) -> JSON:
-        """Return the row of the table `validations` for the student after `step` steps (0: before training).
+        """Measure the student after `step` steps (0: before training). Append the row of `validations`, and return it.
 
         The random stream of a prompt's reply is always the same: only the student differs. Before training, prompts
         without a hint say nothing: the student is at no distance from itself.
@@ -110,7 +110,8 @@ class Validation:
                 if not accelerator.is_main_process:
                     results, tokens = [], 0
         row = _row(gather_object(results), sum(gather_object([tokens])), step)
-        return row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0}
+        self.rows.append(row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0})
+        return self.rows[-1]
 
     def _answer_twice(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
         """Return the results and tokens of `_answer`. A reply can be lost by chance: where one is, a second decides."""

@@ -503,7 +503,9 @@ def test_the_best_state_is_written_and_not_the_last(run, plain_model_dir, monkey
 
     def ranked(self, student, step):
         weights.append({name: p.detach().clone() for name, p in student.named_parameters()})
-        return measure(self, student, step) | {"hint_kl": 0.1 if step else 1.0, "forgotten": 0.0, "score": next(scores)}
+        row = measure(self, student, step)
+        row |= {"hint_kl": 0.1 if step else 1.0, "forgotten": 0.0, "score": next(scores)}
+        return row
 
     monkeypatch.setattr(validating.Validation, "measure", ranked)
     monkeypatch.setattr(train, "steps_to_check", lambda *_: {2, 4, 6, 8})
@@ -523,8 +525,9 @@ def scored_as(monkeypatch):
 
         def measure(self, student, step):
             weights[step] = {name: p.detach().clone() for name, p in student.named_parameters()}
-            return validation_row(step, scores[step], 0.0) | dict.fromkeys(("ended", "looped", "broke_call"), 0.0) | {
-                "replies": 1, "tokens_read": 1}  # fmt: skip
+            row = validation_row(step, scores[step], 0.0) | dict.fromkeys(("ended", "looped", "broke_call"), 0.0)
+            self.rows.append(row | {"replies": 1, "tokens_read": 1})
+            return self.rows[-1]
 
         monkeypatch.setattr(Validation, "measure", measure)
         monkeypatch.setattr(train, "steps_to_check", lambda *_: scores.keys() - {0})
@@ -607,8 +610,9 @@ def cycle(run, plain_model_dir, monkeypatch) -> int:
     steps = math.ceil(len(load_training_set(config, make_objectives(config), chat)[0].turns) / 30)
 
     def measure(self, student, step):
-        return validation_row(step, 3.0 - 0.2 * step if step <= steps else 0.5, 0.0) | dict.fromkeys(
-            ("ended", "looped", "broke_call"), 0.0) | {"replies": 1, "tokens_read": 1}  # fmt: skip
+        row = validation_row(step, 3.0 - 0.2 * step if step <= steps else 0.5, 0.0)
+        self.rows.append(row | dict.fromkeys(("ended", "looped", "broke_call"), 0.0) | {"replies": 1, "tokens_read": 1})
+        return self.rows[-1]
 
     monkeypatch.setattr(Validation, "measure", measure)
     return steps
