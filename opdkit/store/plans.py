@@ -29,6 +29,11 @@ def stage_dir(run: Path, stage: str) -> Path:
     return (run.parent if is_shared else run) / stage
 
 
+def checkpoints_dir(run: Path) -> Path:
+    """Return the folder of the checkpoints of a training."""
+    return stage_dir(run, "train") / "checkpoints"
+
+
 def named_trainings(run: Path) -> dict[str, Path]:
     """Return the named trainings of a run, by name: each is a run for every command."""
     folders = sorted(path.parent.parent for path in run.glob(f"*{TRAINING}/train/manifest.json"))

@@ -18,7 +18,7 @@ from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
-from opdkit.train.validation_prompts import FEWEST
+from opdkit.train.validation_turns import FEWEST
 
 NEAR_ZERO = 0.01  # nats: a smaller advantage counts as none
 MANY = 0.1  # share of degenerate replies that is worth a warning

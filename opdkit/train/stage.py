@@ -25,7 +25,7 @@ from opdkit.model.load import load_template, resolve_device
 from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import PartWriter
-from opdkit.store.plans import check_options, stage_dir
+from opdkit.store.plans import check_options, checkpoints_dir
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, draw_steps
@@ -54,7 +54,8 @@ from opdkit.train.training import Training
 from opdkit.train.training_set import TrainingSet, batch_sessions, load_training_set
 from opdkit.train.trust_region import make_trust_region
 from opdkit.train.validation import Validation, steps_to_check
-from opdkit.train.validation_prompts import choose_hints, open_validation, tokens_to_train
+from opdkit.train.validation_models import open_validation
+from opdkit.train.validation_turns import choose_hints, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
@@ -92,7 +93,7 @@ def run(config: TrainConfig) -> Summary:
     accelerator = start_accelerator(config)
     main = accelerator.is_main_process
     stage = open_stage(config, accelerator, models)
-    folder = stage.folder / "checkpoints"
+    folder = checkpoints_dir(config.run)
     if not stage.todo():
         if main:
             checkpoints.clear(folder)  # a training that is killed at its very end leaves one
@@ -133,7 +134,7 @@ def start_training(
     accelerator: Accelerator,
 ) -> Training:
     """Load student, optimizer and validation, from the newest checkpoint if there is one."""
-    folder = stage_dir(config.run, "train") / "checkpoints"
+    folder = checkpoints_dir(config.run)
     turns = with_reference(data.turns, prompts, config, accelerator)  # before the student takes its memory
     student = load_student(config, on_cpu=config.sharding == "fsdp")
     trust = make_trust_region(config, student)

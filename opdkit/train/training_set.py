@@ -17,7 +17,7 @@ from opdkit.train.batches import steps_per_epoch, tokens_of
 from opdkit.train.objective.advantages import group_normalised, overlong
 from opdkit.train.objective.terms import SUPPORTED, TERMS, Objective, terms_of, trained_positions
 from opdkit.train.targets import Prompts, Turn, load_prompts, load_turns
-from opdkit.train.validation_prompts import choose_turns
+from opdkit.train.validation_turns import choose_turns
 
 FOR_VALIDATION = "kept for validation"
 OVER_LIMIT = "over --max-turns-per-session"

@@ -36,11 +36,8 @@ from opdkit.train.objective.losses import divergence
 from opdkit.train.policy import Policy
 from opdkit.train.sharding import release_weights
 from opdkit.train.student import autocast
+from opdkit.train.validation_turns import CHECKS, COST
 
-# Share of the training's tokens that validation may read and write. Not counted: the tokens of the hints themselves,
-# second replies, and changed replies that are read again after other hints.
-COST = 0.07
-CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else one outlier of few decides the mean
 CHANGED = 1.0  # nats per reply: a larger KL on an uncriticised prompt is compared again with hints of other turns
@@ -53,13 +50,13 @@ FEW = 5  # of so many prompts without a complaint, a single one that is lost cou
 class ValidationPrompt:
     """Prompt of a logged turn, and the prompts after which other models read the same reply.
 
-    With a hint that is the prompt with it, for the teacher. Without, the first is the prompt itself, for the student
-    before training; the others have hints of other turns, for the teacher: the student was to learn these, too.
+    The teacher reads it after hints, also of other turns, which the student was to learn, too.
     """
 
     turn_id: str
     prompt_ids: list[int]
-    readings: list[list[int]]
+    compared_ids: list[int]  # with the hint, for the teacher; without one the prompt itself, for the untrained student
+    other_hint_ids: list[list[int]]  # with hints of other turns; [] for a hinted prompt
     hinted: bool
 
 
@@ -139,10 +136,10 @@ class Validation:
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]
         tokens = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
-        kls, read = self._compare([(self.teacher if p.hinted else self.base, p.readings[0], r) for p, r in answered])
-        for batch in (slice(1, 1 + FIRST_HINTS), slice(1 + FIRST_HINTS, None)):
+        kls, read = self._compare([(self.teacher if p.hinted else self.base, p.compared_ids, r) for p, r in answered])
+        for batch in (slice(FIRST_HINTS), slice(FIRST_HINTS, None)):
             changed = [i for i, (prompt, _) in enumerate(answered) if not prompt.hinted and kls[i] > CHANGED]
-            again = [(i, ids) for i in changed for ids in answered[i][0].readings[batch]]
+            again = [(i, ids) for i in changed for ids in answered[i][0].other_hint_ids[batch]]
             explained, more = self._compare([(self.teacher, ids, answered[i][1]) for i, ids in again])
             read += more
             for (i, _), kl in zip(again, explained, strict=True):

@@ -25,7 +25,7 @@ from opdkit.evaluate.checks import read_prompts
 from opdkit.extract.stage import run as extract
 from opdkit.judge.rules import judge
 from opdkit.store.reading import read_all
-from opdkit.train import validation_prompts
+from opdkit.train import validation_turns
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="the worlds are made with torch 2.9 or newer")
 
@@ -279,7 +279,7 @@ def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, mo
 
 def test_a_path_is_measured_to_its_end(work: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MOST_SHARE", "MOST_KEPT_OUT"):  # its log is short
-        monkeypatch.setattr(validation_prompts, name, 0.5)
+        monkeypatch.setattr(validation_turns, name, 0.5)
     measure.prepared(built, built.folder / "run")
     cell = trainings.path_cell("habit", SEARCH, DEFAULT, 1e-3)
     numbers = cell.measure(work, **cell.settings)

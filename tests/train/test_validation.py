@@ -14,7 +14,6 @@ import torch
 from forked import ranks
 from runs import Messages
 from scored_runs import ALONE, WORDS, Said, Toy, toy_sessions, train_and_kill, train_config, write_run
-from toy_turns import toy_turn
 from transformers import PreTrainedModel
 from validation_rows import validation_row
 
@@ -29,23 +28,21 @@ from opdkit.store.reading import read_all
 from opdkit.train import checkpoints, room, training_set
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
-from opdkit.train import validation_prompts as prompting
+from opdkit.train import validation_models as models
 from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import make_objectives
-from opdkit.train.targets import Turn, load_turns
+from opdkit.train.targets import load_turns
 from opdkit.train.training_set import load_training_set
-from opdkit.train.validation import CAP, CAP_PER_TOKEN, COST, LOST, Validation, ValidationPrompt, steps_to_check
-from opdkit.train.validation_prompts import (
+from opdkit.train.validation import CAP, CAP_PER_TOKEN, LOST, Validation, ValidationPrompt, steps_to_check
+from opdkit.train.validation_models import fit_prompts, open_validation
+from opdkit.train.validation_turns import (
+    COST,
     FEWEST,
-    MOST_KEPT_OUT,
+    HINTS,
     MOST_SHARE,
-    MOST_UNCRITICISED,
     choose_hints,
     choose_turns,
-    fit_prompts,
-    open_validation,
     tokens_to_train,
-    vary,
 )
 
 VALIDATED = ALONE | {"validate": 8, "objective": "distill", "batch_turns": 8, "learning_rate": 3e-3}
@@ -180,12 +177,12 @@ def test_a_teacher_with_more_weights_is_not_loaded(run, plain_model_dir, monkeyp
     config, chat = train_config(run, plain_model_dir, **VALIDATED), Chat(load_tokenizer(str(plain_model_dir)), {})
     base = load_model(str(plain_model_dir), device="cpu", dtype="float32")
     other = str(shutil.copytree(plain_model_dir, run / "other"))
-    for times, is_loaded in ((prompting.ROOM, True), (0.5, False)):
-        monkeypatch.setattr(prompting, "ROOM", times)
-        model, _ = prompting.load_teacher(config, {"teacher": [other]}, base, chat)
+    for times, is_loaded in ((models.ROOM, True), (0.5, False)):
+        monkeypatch.setattr(models, "ROOM", times)
+        model, _ = models.load_teacher(config, {"teacher": [other]}, base, chat)
         assert (model is not base) == is_loaded
-    assert prompting.load_teacher(config, {"teacher": [other, str(plain_model_dir)]}, base, chat) == (base, chat)
-    assert prompting.load_teacher(config, {"teacher": []}, base, chat) == (base, chat)
+    assert models.load_teacher(config, {"teacher": [other, str(plain_model_dir)]}, base, chat) == (base, chat)
+    assert models.load_teacher(config, {"teacher": []}, base, chat) == (base, chat)
 
 
 @pytest.mark.parametrize(("options", "copies"), [({}, 4), ({"lora_rank": 8}, 2)], ids=str)
@@ -247,8 +244,8 @@ def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(validat
     readings = {"same": [hinted, own], "lost": [own], "explained": [own, hinted], "by none": [own, other],
                 "unchanged": [own, hinted]}  # fmt: skip
     rows = {}
-    for name, some in readings.items():
-        prompts = [validating.ValidationPrompt(f"log:{n}:1", hinted, some, False) for n in range(4)]
+    for name, (compared, *others) in readings.items():
+        prompts = [validating.ValidationPrompt(f"log:{n}:1", hinted, compared, others, False) for n in range(4)]
         measured = replace(validation, prompts=prompts)
         monkeypatch.setattr(validating, "CHANGED", math.inf if name == "unchanged" else 1e-4)
         monkeypatch.setattr(validating, "LOST", 0.0 if name == "same" else 1e-4)
@@ -271,7 +268,7 @@ def test_one_lost_prompt_of_five_or_more_is_chance(lost: int, kept: int, share: 
 def test_a_prompt_is_lost_where_two_replies_to_it_are(validation, plain_model_dir, monkeypatch) -> None:
     """One reply can be odd by chance. The second is read for the first that are lost, and for no other."""
     _, after = before_and_after(plain_model_dir, 0.02)
-    prompts = [replace(p, readings=p.readings[:1]) for p in validation.prompts if not p.hinted]
+    prompts = [replace(p, other_hint_ids=[]) for p in validation.prompts if not p.hinted]
     validation = replace(validation, prompts=prompts)
     first, second = ([r["kl"] for r in validation._answer(after, prompts, draw)[0].values()] for draw in (0, 1))
     assert max(first + second) < CAP
@@ -317,93 +314,53 @@ def test_its_sessions_train_on_nothing(run, plain_model_dir, any_state) -> None:
     assert trained | {t.turn_id for t in turns if t.session_id in sessions} >= hinted
 
 
-def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
-    """Where there are enough; else from any session."""
-    calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(40)]
-    hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(40, 80)]
-    mended = [toy_turn(f"log:{n}:3", reward=1) for n in range(40, 80)]
-    of_two, of_any = (
-        [t for t in choose_turns(turns, 8, 100) if t.teacher_logprobs is None]
-        for turns in (calm + hinted + mended, calm[:9] + hinted + mended)
-    )
-    assert {t.turn_id for t in of_two} <= {t.turn_id for t in calm}
-    assert len(of_two) == 8
-    assert len(of_any) == int(MOST_SHARE * 49)
-    assert not {t.turn_id for t in of_any} <= {t.turn_id for t in calm}
-    assert 9 * MOST_UNCRITICISED < FEWEST < 40 * MOST_UNCRITICISED
-
-
-def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -> None:
-    """Of 60 replies, 54 of one kind: few prompts have replies of the other kinds as well, and the order is fixed."""
-    kinds = [[1, 2, 3]] * 54 + [[4, 5, 6]] * 3 + [[7, 8, 9]] * 3
-    turns = [replace(toy_turn(f"log:{n}:1", reward=1), response_ids=np.array([*kind, 100 + n], np.int32))
-             for n, kind in enumerate(kinds)]  # fmt: skip
-
-    def tokens_of(turn: Turn) -> list[int]:
-        return list(turn.response_ids)
-
-    first = list(vary(turns, 60, tokens_of))[:3]
-    assert {tuple(turn.response_ids[:3]) for turn in first} == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
-    assert first[0] is turns[0]
-    assert list(vary(turns, 10, tokens_of))[10:] == turns[10:], "after the first ten the order stays"
-    assert sorted(t.turn_id for t in vary(turns, 60, tokens_of)) == sorted(t.turn_id for t in turns)
-
-
 def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, open_toys, monkeypatch) -> None:
     """Those that `choose_hints` takes, and none that is too long."""
     hints, validation = choose_hints(load_turns(run)), open_toys()
     targets = {row["turn_id"]: row["hint"] for row in read_all(run, "targets")}
-    assert 0 < len(hints) <= prompting.HINTS
+    assert 0 < len(hints) <= HINTS
     for prompt in validation.prompts:
         if prompt.hinted:
-            (reading,) = prompt.readings
-            assert targets[prompt.turn_id] in validation.chat.text(reading)
+            assert prompt.other_hint_ids == []
+            assert targets[prompt.turn_id] in validation.chat.text(prompt.compared_ids)
         else:
-            assert prompt.readings[0] == prompt.prompt_ids
-            for hint, reading in zip(hints, prompt.readings[1:], strict=True):
-                assert hint in validation.chat.text(reading)
+            assert prompt.compared_ids == prompt.prompt_ids
+            for hint, ids in zip(hints, prompt.other_hint_ids, strict=True):
+                assert hint in validation.chat.text(ids)
     longest = max(len(prompt.prompt_ids) for prompt in validation.prompts)
-    monkeypatch.setattr(prompting, "context_length", lambda _: longest + validation.max_new_tokens)
+    monkeypatch.setattr(models, "context_length", lambda _: longest + validation.max_new_tokens)
     short = open_toys()
     assert any(not prompt.hinted for prompt in short.prompts)
-    assert all(len(reading) <= longest for prompt in short.prompts for reading in prompt.readings)
+    assert all(len(ids) <= longest for prompt in short.prompts for ids in (prompt.compared_ids, *prompt.other_hint_ids))
 
 
 def test_prompts_and_replies_keep_within_the_tokens_of_the_teacher_stage(run, open_toys) -> None:
     whole = open_toys()
-    most = max(len(prompt.readings[0]) for prompt in whole.prompts) + 2
+    most = max(len(prompt.compared_ids) for prompt in whole.prompts) + 2
     path = run / "teacher/manifest.json"
     document = json.loads(path.read_text())
     document["plan"]["config"]["max_tokens"] = most
     path.write_text(json.dumps(document))
     validation = open_toys()
     assert validation.max_new_tokens == 2 < whole.max_new_tokens
-    assert all(len(ids) + validation.max_new_tokens <= most for p in validation.prompts for ids in p.readings)
+    read = [ids for prompt in validation.prompts for ids in (prompt.compared_ids, *prompt.other_hint_ids)]
+    assert all(len(ids) + validation.max_new_tokens <= most for ids in read)
 
 
 def test_replies_have_less_room_where_too_few_prompts_would_have_it() -> None:
     """Prompts near the end of the context are left out, but not a whole kind of them: no hint would be checked."""
 
     def prompt(tokens: int, *, hinted: bool) -> ValidationPrompt:
-        return ValidationPrompt(f"log:{tokens}:1", [1] * tokens, [[1] * (tokens + 5), [1] * (tokens + 40)], hinted)
+        return ValidationPrompt(f"log:{tokens}:1", [1] * tokens, [1] * (tokens + 5), [[1] * (tokens + 40)], hinted)
 
     hinted, calm = ([prompt(tokens, hinted=kind) for tokens in (10, 20, 30, 60)] for kind in (True, False))
     fitting, room = fit_prompts([*hinted, *calm], 100, 50)
     assert room == 50
     assert [len(p.prompt_ids) for p in fitting] == [10, 20, 30] * 2
-    assert [len(p.readings) for p in fitting] == [2, 1, 1] * 2, "other hints have to leave room, too"
+    assert [len(p.other_hint_ids) for p in fitting] == [1, 0, 0] * 2, "other hints have to leave room, too"
     fitting, room = fit_prompts([*hinted[1:], *calm], 100, 50)
     assert (room, len(fitting)) == (35, 7)
     assert fit_prompts([prompt(98, hinted=True)], 100, 50)[0] == []
-
-
-def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
-    hints = ["Use Python."] * 3 + [f"Please use Python {n}." for n in range(9)] + ["Be brief."] * 4 + ["Number steps."]
-    turns = [replace(toy_turn(f"log:{n}:1", reward=-1), hint=hint) for n, hint in enumerate(hints)]
-    chosen = choose_hints(turns)
-    assert chosen[:3] == ["Be brief.", "Use Python.", "Number steps."]
-    assert len(chosen) == prompting.HINTS
-    assert choose_hints([replace(turns[0], written=0), toy_turn("log:20:1", reward=1)]) == []
 
 
 def test_prompts_that_cannot_be_rendered_are_left_out(run, open_toys, monkeypatch) -> None:
@@ -416,11 +373,12 @@ def test_prompts_that_cannot_be_rendered_are_left_out(run, open_toys, monkeypatc
             raise ChatError("no message for the hint")
         return with_hint(messages, *rest)
 
-    monkeypatch.setattr(prompting, "with_hint", place)
+    monkeypatch.setattr(models, "with_hint", place)
     left = {prompt.turn_id: prompt for prompt in open_toys().prompts}
     apart = {prompt.turn_id for prompt in before} - left.keys()
     assert apart == {t.turn_id for t in turns if t.hint and t.session_id in (calm.session_id, other.session_id)}
-    assert left[calm.turn_id].readings == [left[calm.turn_id].prompt_ids]
+    assert left[calm.turn_id].compared_ids == left[calm.turn_id].prompt_ids
+    assert left[calm.turn_id].other_hint_ids == []
 
 
 def test_few_turns_all_train(run) -> None:
@@ -430,28 +388,6 @@ def test_few_turns_all_train(run) -> None:
     assert len(choose_turns(hinted[:enough], 8, 1)) == FEWEST
     assert choose_turns(hinted[: enough - 1], 8, 1) == []
     assert choose_turns(turns, 0, 1) == []
-
-
-@pytest.mark.parametrize(("sessions", "replies"), [(1, 200), (8, 25), (16, 12), (40, 5), (100, 2), (200, 1)])
-def test_whole_sessions_are_a_fifth_of_the_turns_at_most(sessions: int, replies: int) -> None:
-    """A session that holds more is passed over; where all do, every turn trains."""
-    turns = [
-        toy_turn(f"log:{s}:{2 * n + 1}", reward=1 - 2 * (hinted := (s + n) % 2), teacher=(-1, -3) if hinted else None)
-        for s in range(sessions) for n in range(replies)
-    ]  # fmt: skip
-    chosen = {t.session_id for t in choose_turns(turns, 32, 10)}
-    apart = [t.teacher_logprobs is not None for t in turns if t.session_id in chosen]
-    assert len(apart) <= MOST_KEPT_OUT * len(turns)
-    assert sum(apart) <= MOST_KEPT_OUT * len(turns) / 2, "of the hints, too"
-    assert bool(apart) == (sessions >= 1 / MOST_KEPT_OUT)
-
-
-def test_a_session_with_most_hints_trains() -> None:
-    calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(400)]
-    hinted = [toy_turn(f"log:500:{2 * n + 1}", reward=-1, teacher=(-1.0, -3.0)) for n in range(30)]
-    apart = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(600, 630)]
-    assert choose_turns(calm + hinted, 32, 10) == []
-    assert "log:500" not in {t.session_id for t in choose_turns(calm + hinted + apart, 32, 10)}
 
 
 def test_one_session_alone_trains_without_a_validation(tmp_path, plain_model_dir, capsys) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from opdkit.config.command_line import command_line
 from opdkit.config.fields import StageConfig
 from opdkit.config.slurm import SlurmConfig
-from opdkit.store.plans import stage_dir
+from opdkit.store.plans import checkpoints_dir
 
 
 def array_script(
@@ -52,7 +52,7 @@ def train_script(slurm: SlurmConfig, config: StageConfig, folder: Path, programs
     launch = (f"accelerate launch --multi_gpu --num_machines {slurm.nodes} --num_processes {total} "
               "--mixed_precision no --dynamo_backend no")  # fmt: skip
     # `ask` sends USR1 to the processes of a training, but to no launcher, which would die of it.
-    checkpoints = shlex.quote(str(stage_dir(config.run, "train") / "checkpoints"))
+    checkpoints = shlex.quote(str(checkpoints_dir(config.run)))
     if total == 1:
         ask = """ask() { kill -USR1 "$task"; }"""
         start = [f"(trap '' USR1; exec {command}) &"]

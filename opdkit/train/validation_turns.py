@@ -1,36 +1,23 @@
-"""Prompts of the on-policy validation: the choice of their turns, and the models that read replies to them."""
+"""Turns whose prompts the student is validated on, and the hints that may explain its replies to the others.
 
-import contextlib
-import math
+Pure functions of the turns.
+"""
+
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-from transformers import PreTrainedModel
-
-from opdkit.chat.hint_placement import with_hint
-from opdkit.chat.template import Chat, ChatError
-from opdkit.config.fields import JSON
-from opdkit.config.teacher_models import parse_teachers
-from opdkit.config.train import TrainConfig
-from opdkit.console import say
-from opdkit.errors import OpdkitError
-from opdkit.model.load import context_length, load_model, load_skeleton, load_template
-from opdkit.model.memory import TooLargeError
-from opdkit.model.sampling import reply_room
-from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import conversation_id
-from opdkit.train.policy import Policy
-from opdkit.train.room import has_room
-from opdkit.train.targets import Turn, prompt_messages, with_sessions
-from opdkit.train.validation import CHECKS, COST, Validation, ValidationPrompt
+from opdkit.train.targets import Turn
 
 T = TypeVar("T")
+
+# Share of the training's tokens that validation may read and write. Not counted: the tokens of the hints themselves,
+# second replies, and changed replies that are read again after other hints.
+COST = 0.07
+CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
 
 # Shares and counts, beside the limit of --validate.
 MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at most
@@ -39,8 +26,6 @@ MOST_UNCRITICISED = 0.25  # of the turns in sessions without a complaint, at mos
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
 HINTS = 8  # of the log: a reply that one of them explains is a wanted change
 OVERSAMPLE = 8  # candidates drawn per item that is wanted; of these the most different are taken
-ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
-LONGEST = 512  # tokens of a sampled reply, at most
 
 
 @dataclass(frozen=True)
@@ -56,7 +41,7 @@ class Pool:
     @property
     def mean_cost(self) -> float:
         """Mean tokens per turn."""
-        return sum(map(_cost, self.turns)) / len(self.turns)
+        return sum(map(validation_cost, self.turns)) / len(self.turns)
 
 
 def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[Turn]:
@@ -80,7 +65,7 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
         affordable = tokens / sum(mean_costs[n:])  # turns of each kind
         taken = take_turns(pool, affordable, chosen, session_turns, session_hints)
         if len(taken) >= FEWEST:
-            tokens -= sum(map(_cost, taken))
+            tokens -= sum(map(validation_cost, taken))
             chosen = taken + chosen
         elif pool.hinted:
             return []
@@ -129,7 +114,7 @@ def take_turns(
         leaves_hints = sum(session_hints[name] for name in kept_out) <= MOST_KEPT_OUT * session_hints.total()
         if leaves_turns and leaves_hints:
             taken.append(turn)
-        if len(taken) == count or (len(taken) >= FEWEST and sum(map(_cost, taken)) >= tokens):
+        if len(taken) == count or (len(taken) >= FEWEST and sum(map(validation_cost, taken)) >= tokens):
             break
     return taken
 
@@ -149,7 +134,7 @@ def vary(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]
     yield from items[count:]
 
 
-def _cost(turn: Turn) -> int:
+def validation_cost(turn: Turn) -> int:
     """Return the tokens of a reply to the prompt of a turn: it is read and written, and read by another model."""
     return 2 * len(turn)
 
@@ -162,101 +147,8 @@ def tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
     return epochs * (sum(longest.values()) + sum(len(turn.response_ids) for turn in turns) // 2)
 
 
-def open_validation(
-    turns: Sequence[Turn],
-    chat: Chat,
-    config: TrainConfig,
-    accelerator: Accelerator,
-    *,
-    hints: Sequence[str],
-    rows: Sequence[JSON] = (),
-    sharded: Policy | None = None,
-) -> Validation:
-    """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
-
-    `hints` are what the log asks for; `rows` are the measurements of a training that resumes; `sharded` is the student
-    where processes share its weights. Prompts that leave no room for a reply, or that a template cannot render, are
-    left out. Raises TooLargeError where memory does not hold a second model.
-    """
-    try:
-        base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-    except TooLargeError:
-        what = "the student before training, a second copy that validation needs,"
-        raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --validate 0") from None
-    scored = manifest(config.run, "teacher")["plan"]["config"]
-    teacher, teacher_chat = load_teacher(config, scored, base, chat)
-    # Within --max-tokens of the teacher stage, validation needs no more memory than scoring did.
-    limits = context_length(base), context_length(teacher), scored.get("max_tokens") or math.inf
-    context: Any = min(limits)  # whole, or infinite
-    hint_text = recorded_hint_text(config.run)
-    prompts: list[ValidationPrompt] = []
-    for session, turn in with_sessions(config.run, turns):
-        messages = prompt_messages(session, turn)
-        with contextlib.suppress(ChatError):
-            prompt_ids = chat.prompt_ids(messages, session["tools"])
-            readings = [] if turn.hint is not None else [prompt_ids]
-            for hint in [turn.hint] if turn.hint else hints:
-                with contextlib.suppress(ChatError):  # such as a prompt that another turn's hint has no place in
-                    prompt = with_hint(messages, hint, scored["hint_placement"], hint_text)
-                    readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
-            if readings:
-                prompts.append(ValidationPrompt(turn.turn_id, prompt_ids, readings, turn.hint is not None))
-    longest_reply = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST)
-    prompts, max_new_tokens = fit_prompts(prompts, context, longest_reply)
-    folder = stage_dir(config.run, "train") / "checkpoints"
-    return Validation(prompts, sum(map(_cost, turns)), max_new_tokens, chat, config, accelerator, base, teacher,
-                      folder, sharded, list(rows))  # fmt: skip
-
-
-def fit_prompts(
-    prompts: Sequence[ValidationPrompt], context: float, longest_reply: int
-) -> tuple[list[ValidationPrompt], int]:
-    """Return the prompts that leave room for a reply within `context`, and how many tokens a reply may have.
-
-    That is `longest_reply`, or less where fewer than FEWEST prompts of a kind would have room for it.
-    """
-    rooms = [context - max(len(prompt.prompt_ids), len(prompt.readings[0])) for prompt in prompts]
-    room = longest_reply
-    for hinted in (True, False):
-        of_kind = sorted((r for r, p in zip(rooms, prompts, strict=True) if p.hinted == hinted and r > 0), reverse=True)
-        room = int(min([room, *of_kind[:FEWEST]]))
-    fitting = [
-        replace(prompt, readings=[ids for ids in prompt.readings if len(ids) + room <= context])
-        for prompt, own in zip(prompts, rooms, strict=True)
-        if own >= room
-    ]
-    return fitting, room
-
-
 def choose_hints(turns: Sequence[Turn]) -> list[str]:
     """Return at most HINTS hints: of the HINTS * OVERSAMPLE most frequent ones, those whose words differ most."""
     counts = Counter(turn.hint for turn in turns if turn.hint and turn.written is None)
     commonest = [hint for hint, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     return list(vary(commonest, OVERSAMPLE * HINTS, str.split))[:HINTS]
-
-
-def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat) -> tuple[PreTrainedModel, Chat]:
-    """Return the model that read the hints in the teacher stage, and its template.
-
-    `scored`: the options of the teacher stage. A training may have no room for a larger teacher, or for several, and
-    some may no longer be there: then the student before training reads the hints in their place.
-    """
-    paths = set(parse_teachers(scored["teacher"]).values())
-    if paths <= {config.model}:
-        return base, chat
-    found, teacher, fits = None, None, False
-    with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
-        (path,) = paths
-        found = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
-        skeleton = load_skeleton(path)
-        size, base_size = (model.num_parameters() for model in (skeleton, base))
-        vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
-        fits = size <= ROOM * base_size and vocabulary >= needed and has_room(base, size, config)
-    # All processes have the same teacher.
-    if all(gather_object([fits])):
-        with contextlib.suppress(OpdkitError):  # not enough memory
-            teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-        if all(gather_object([teacher is not None])) and teacher and found:
-            return teacher, found
-    say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
-    return base, chat

@@ -1,0 +1,125 @@
+"""Models and prompts of the on-policy validation: what reads the replies, and after which prompts."""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel
+
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat, ChatError
+from opdkit.config.fields import JSON
+from opdkit.config.teacher_models import parse_teachers
+from opdkit.config.train import TrainConfig
+from opdkit.console import say
+from opdkit.errors import OpdkitError
+from opdkit.model.load import context_length, load_model, load_skeleton, load_template
+from opdkit.model.memory import TooLargeError
+from opdkit.model.sampling import reply_room
+from opdkit.store.plans import checkpoints_dir, manifest, recorded_hint_text
+from opdkit.store.template_args import template_args_of
+from opdkit.train.policy import Policy
+from opdkit.train.room import has_room
+from opdkit.train.targets import Turn, prompt_messages, with_sessions
+from opdkit.train.validation import Validation, ValidationPrompt
+from opdkit.train.validation_turns import FEWEST, validation_cost
+
+ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
+LONGEST = 512  # tokens of a sampled reply, at most
+
+
+def open_validation(
+    turns: Sequence[Turn],
+    chat: Chat,
+    config: TrainConfig,
+    accelerator: Accelerator,
+    *,
+    hints: Sequence[str],
+    rows: Sequence[JSON] = (),
+    sharded: Policy | None = None,
+) -> Validation:
+    """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
+
+    `hints` are what the log asks for; `rows` are the measurements of a training that resumes; `sharded` is the student
+    where processes share its weights. Prompts that leave no room for a reply, or that a template cannot render, are
+    left out. Raises TooLargeError where memory does not hold a second model.
+    """
+    try:
+        base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
+    except TooLargeError:
+        what = "the student before training, a second copy that validation needs,"
+        raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --validate 0") from None
+    scored = manifest(config.run, "teacher")["plan"]["config"]
+    teacher, teacher_chat = load_teacher(config, scored, base, chat)
+    # Within --max-tokens of the teacher stage, validation needs no more memory than scoring did.
+    limits = context_length(base), context_length(teacher), scored.get("max_tokens") or math.inf
+    context: Any = min(limits)  # whole, or infinite
+    hint_text = recorded_hint_text(config.run)
+    prompts: list[ValidationPrompt] = []
+    for session, turn in with_sessions(config.run, turns):
+        messages = prompt_messages(session, turn)
+        with contextlib.suppress(ChatError):
+            prompt_ids = chat.prompt_ids(messages, session["tools"])
+            hinted, own = turn.hint is not None, [turn.hint] if turn.hint is not None else hints
+            readings = [] if hinted else [prompt_ids]
+            for hint in own:
+                with contextlib.suppress(ChatError):  # such as a prompt that another turn's hint has no place in
+                    prompt = with_hint(messages, hint, scored["hint_placement"], hint_text)
+                    readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
+            if readings:
+                prompts.append(ValidationPrompt(turn.turn_id, prompt_ids, readings[0], readings[1:], hinted))
+    longest_reply = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST)
+    prompts, max_new_tokens = fit_prompts(prompts, context, longest_reply)
+    cost, folder = sum(map(validation_cost, turns)), checkpoints_dir(config.run)
+    return Validation(prompts, cost, max_new_tokens, chat, config, accelerator, base, teacher, folder, sharded, [*rows])
+
+
+def fit_prompts(
+    prompts: Sequence[ValidationPrompt], context: float, longest_reply: int
+) -> tuple[list[ValidationPrompt], int]:
+    """Return the prompts that leave room for a reply within `context`, and how many tokens a reply may have.
+
+    That is `longest_reply`, or less where fewer than FEWEST prompts of a kind would have room for it.
+    """
+    rooms = [context - max(len(prompt.prompt_ids), len(prompt.compared_ids)) for prompt in prompts]
+    room = longest_reply
+    for hinted in (True, False):
+        of_kind = sorted((r for r, p in zip(rooms, prompts, strict=True) if p.hinted == hinted and r > 0), reverse=True)
+        room = int(min([room, *of_kind[:FEWEST]]))
+    fitting = [
+        replace(prompt, other_hint_ids=[ids for ids in prompt.other_hint_ids if len(ids) + room <= context])
+        for prompt, own in zip(prompts, rooms, strict=True)
+        if own >= room
+    ]
+    return fitting, room
+
+
+def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat) -> tuple[PreTrainedModel, Chat]:
+    """Return the model that read the hints in the teacher stage, and its template.
+
+    `scored`: the options of the teacher stage. A training may have no room for a larger teacher, or for several, and
+    some may no longer be there: then the student before training reads the hints in their place.
+    """
+    paths = set(parse_teachers(scored["teacher"]).values())
+    if paths <= {config.model}:
+        return base, chat
+    found, teacher, fits = None, None, False
+    with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
+        (path,) = paths
+        found = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
+        skeleton = load_skeleton(path)
+        size, base_size = (model.num_parameters() for model in (skeleton, base))
+        vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
+        fits = size <= ROOM * base_size and vocabulary >= needed and has_room(base, size, config)
+    # All processes have the same teacher.
+    if all(gather_object([fits])):
+        with contextlib.suppress(OpdkitError):  # not enough memory
+            teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
+        if all(gather_object([teacher is not None])) and teacher and found:
+            return teacher, found
+    say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
+    return base, chat

@@ -1,0 +1,82 @@
+"""Choice of the turns and hints of a validation: kinds, sessions, shares, variety."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from toy_turns import toy_turn
+
+from opdkit.train.targets import Turn
+from opdkit.train.validation_turns import (
+    FEWEST,
+    HINTS,
+    MOST_KEPT_OUT,
+    MOST_SHARE,
+    MOST_UNCRITICISED,
+    choose_hints,
+    choose_turns,
+    vary,
+)
+
+
+def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
+    """Where there are enough; else from any session."""
+    calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(40)]
+    hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(40, 80)]
+    mended = [toy_turn(f"log:{n}:3", reward=1) for n in range(40, 80)]
+    of_two, of_any = (
+        [t for t in choose_turns(turns, 8, 100) if t.teacher_logprobs is None]
+        for turns in (calm + hinted + mended, calm[:9] + hinted + mended)
+    )
+    assert {t.turn_id for t in of_two} <= {t.turn_id for t in calm}
+    assert len(of_two) == 8
+    assert len(of_any) == int(MOST_SHARE * 49)
+    assert not {t.turn_id for t in of_any} <= {t.turn_id for t in calm}
+    assert 9 * MOST_UNCRITICISED < FEWEST < 40 * MOST_UNCRITICISED
+
+
+def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -> None:
+    """Of 60 replies, 54 of one kind: few prompts have replies of the other kinds as well, and the order is fixed."""
+    kinds = [[1, 2, 3]] * 54 + [[4, 5, 6]] * 3 + [[7, 8, 9]] * 3
+    turns = [replace(toy_turn(f"log:{n}:1", reward=1), response_ids=np.array([*kind, 100 + n], np.int32))
+             for n, kind in enumerate(kinds)]  # fmt: skip
+
+    def tokens_of(turn: Turn) -> list[int]:
+        return list(turn.response_ids)
+
+    first = list(vary(turns, 60, tokens_of))[:3]
+    assert {tuple(turn.response_ids[:3]) for turn in first} == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
+    assert first[0] is turns[0]
+    assert list(vary(turns, 10, tokens_of))[10:] == turns[10:], "after the first ten the order stays"
+    assert sorted(t.turn_id for t in vary(turns, 60, tokens_of)) == sorted(t.turn_id for t in turns)
+
+
+def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
+    hints = ["Use Python."] * 3 + [f"Please use Python {n}." for n in range(9)] + ["Be brief."] * 4 + ["Number steps."]
+    turns = [replace(toy_turn(f"log:{n}:1", reward=-1), hint=hint) for n, hint in enumerate(hints)]
+    chosen = choose_hints(turns)
+    assert chosen[:3] == ["Be brief.", "Use Python.", "Number steps."]
+    assert len(chosen) == HINTS
+    assert choose_hints([replace(turns[0], written=0), toy_turn("log:20:1", reward=1)]) == []
+
+
+@pytest.mark.parametrize(("sessions", "replies"), [(1, 200), (8, 25), (16, 12), (40, 5), (100, 2), (200, 1)])
+def test_whole_sessions_are_a_fifth_of_the_turns_at_most(sessions: int, replies: int) -> None:
+    """A session that holds more is passed over; where all do, every turn trains."""
+    turns = [
+        toy_turn(f"log:{s}:{2 * n + 1}", reward=1 - 2 * (hinted := (s + n) % 2), teacher=(-1, -3) if hinted else None)
+        for s in range(sessions) for n in range(replies)
+    ]  # fmt: skip
+    chosen = {t.session_id for t in choose_turns(turns, 32, 10)}
+    apart = [t.teacher_logprobs is not None for t in turns if t.session_id in chosen]
+    assert len(apart) <= MOST_KEPT_OUT * len(turns)
+    assert sum(apart) <= MOST_KEPT_OUT * len(turns) / 2, "of the hints, too"
+    assert bool(apart) == (sessions >= 1 / MOST_KEPT_OUT)
+
+
+def test_a_session_with_most_hints_trains() -> None:
+    calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(400)]
+    hinted = [toy_turn(f"log:500:{2 * n + 1}", reward=-1, teacher=(-1.0, -3.0)) for n in range(30)]
+    apart = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(600, 630)]
+    assert choose_turns(calm + hinted, 32, 10) == []
+    assert "log:500" not in {t.session_id for t in choose_turns(calm + hinted + apart, 32, 10)}
