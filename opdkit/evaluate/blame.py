@@ -32,12 +32,11 @@ from opdkit.config.fields import JSON
 from opdkit.console import progress
 from opdkit.evaluate.gate import measured_replies
 from opdkit.model.scoring import PromptResponse
-from opdkit.store.turn_ids import first_branch
-from opdkit.train.batches import tokens_of
+from opdkit.train.batches import requested_ids, tokens_of
 from opdkit.train.forwards import plan_forwards
 from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of
 from opdkit.train.policy import Policy
-from opdkit.train.targets import Prompts
+from opdkit.train.targets import Prompts, sequence_of
 from opdkit.train.training_set import TrainingSet
 
 LAYERS = 0.5  # share of the layers, the last ones, whose weights are looked at
@@ -144,12 +143,10 @@ def turn_losses(
     for phase, objective in enumerate(objectives):
         tokens = tokens_of([turn for turn, p in zip(turns, data.phases, strict=True) if p == phase] or turns)
         totals.append(step_totals(terms_of(objective, tokens), tokens, objective.aggregation))
-    sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in turns]
-    ids = [torch.cat([torch.from_numpy(turn.response_ids).long()[:, None], tokens_of([turn]).support_ids_NK], 1)
-           for turn in turns]  # fmt: skip
+    sequences = [sequence_of(turn, prompts) for turn in turns]
+    ids = [requested_ids([turn], tokens_of([turn])) for turn in turns]
     losses, turns_in = np.zeros(len(turns)), Counter(data.phases)
-    sessions = [first_branch(turn.session_id) for turn in turns]
-    for members, logprobs in read_forwards(policy, sequences, sessions, ids, batch_tokens):
+    for members, logprobs in read_forwards(policy, sequences, [turn.branch_root for turn in turns], ids, batch_tokens):
         for i, x_NK in zip(members, logprobs, strict=True):
             phase = data.phases[i]
             tokens, objective = tokens_of([turns[i]]).to(device), objectives[phase]

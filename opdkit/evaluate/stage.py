@@ -42,7 +42,6 @@ from opdkit.model.load import (
     load_template,
     load_tokenizer,
 )
-from opdkit.model.scoring import PromptResponse
 from opdkit.store.atomic import write_text
 from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
@@ -54,7 +53,7 @@ from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import is_held_out
 from opdkit.train.model_card import add_scores
-from opdkit.train.targets import load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_turns, sequence_of
 
 
 def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
@@ -198,7 +197,7 @@ def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON
         chosen = choose_by_hash((t for t in turns if t.reward == reward), lambda t: t.turn_id, MAX_TURNS)
         if chosen:
             prompts = load_prompts(config.run, chosen, chat)
-            sequences = [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in chosen]
+            sequences = [sequence_of(t, prompts) for t in chosen]
             masks = [torch.from_numpy(t.sampled) for t in chosen]
             shifts = reply_shifts(models["before"], models["after"], sequences, masks, config.batch_tokens)
             scores.append(shift_score(metric, shifts, config.seed))

@@ -107,6 +107,12 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
     )
 
 
+def requested_ids(turns: Sequence[Turn], tokens: Tokens) -> torch.Tensor:
+    """Return the ids [N, 1 + K] whose log-probs are read: each turn's own tokens, then its support; as `tokens_of`."""
+    own_N = torch.from_numpy(np.concatenate([turn.response_ids for turn in turns]))
+    return torch.cat([own_N[:, None].to(tokens.support_ids_NK), tokens.support_ids_NK], 1)
+
+
 def _concatenate(values: Sequence[Any], shapes: Sequence[tuple[int, ...]], missing: float, dtype: type) -> torch.Tensor:
     """Concatenate the values of all turns along N. A turn has an array, a number for all its tokens, or None."""
     blocks: list[NDArray[Any]] = [

@@ -50,12 +50,11 @@ def costs_more(row: JSON, before: JSON) -> bool:
 
 
 def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
-    """Return the row of the best state.
+    """Return the row of the best state; the row before training if there is none.
 
     Of the states that are nearer to the hints than before training, have not forgotten and do not cost more than they
-    gain (`costs_more`), it is the one with the lowest score; of equal ones the last. Without hinted prompts: the last
-    that has not forgotten. If there is none: the row before training. With `any_gain`, a state whose gain may be chance
-    counts as nearer, too.
+    gain (`costs_more`), it is the one with the lowest score; of equal ones the last. Without hinted prompts, it is the
+    last that has not forgotten. With `any_gain`, a state whose gain may be chance counts as nearer, too.
     """
     before = rows[0]
     hinted, able = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]

@@ -25,9 +25,7 @@ MANY = 0.1  # share of degenerate replies that is worth a warning
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-def check_signal(
-    data: TrainingSet, steps: Sequence[Step], config: TrainConfig, objectives: Sequence[Objective]
-) -> None:
+def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, objectives: Sequence[Objective]) -> None:
     """Say how many replies train, and warn where the signal is weak. Raises NothingLearnedError when there is none."""
     terms = {name for objective in objectives for name in objective.weights}
     remedy = "It learns from hints and rewards: try a stronger --judge or more --votes."

@@ -20,11 +20,10 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import pin_model
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.model.memory import TooLargeError
-from opdkit.model.scoring import LogprobQuery, PromptResponse
+from opdkit.model.scoring import LogprobQuery
 from opdkit.model.tree_reading import logprobs_in_trees
-from opdkit.store.turn_ids import first_branch
 from opdkit.train.forwards import deal, pack_side_by_side
-from opdkit.train.targets import Prompts, Turn
+from opdkit.train.targets import Prompts, Turn, sequence_of
 
 
 def check_reference(config: TrainConfig, chat: Chat) -> JSON:
@@ -53,7 +52,7 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
         raise ConfigError(f"--reference was built for at most {context} tokens; a turn has {longest}")
     by_session = defaultdict[str, list[int]](list)
     for i, turn in enumerate(turns):
-        by_session[first_branch(turn.session_id)].append(i)
+        by_session[turn.branch_root].append(i)
     sessions, size = list(by_session.values()), config.micro_batch_tokens
     sizes = [
         max(len(turns[i]) for i in session) + sum(len(turns[i].response_ids) for i in session) for session in sessions
@@ -63,8 +62,7 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
     logprobs, tokens = dict[int, NDArray[np.float32]](), 0
     for group in progress(groups, "reference", len(groups), "batches"):
         members = [i for g in group for i in sessions[own[g]]]
-        queries = [LogprobQuery((PromptResponse(prompts[turns[i].turn_id].tolist(), turns[i].response_ids.tolist()),))
-                   for i in members]  # fmt: skip
+        queries = [LogprobQuery((sequence_of(turns[i], prompts),)) for i in members]
         answers, read = logprobs_in_trees(model, queries, size, "reading the reference")
         for k, i in enumerate(members):
             if k not in answers:

@@ -12,8 +12,7 @@ from opdkit.model.load import load_skeleton, resolve_device, resolve_dtype
 def has_room_for_base(config: TrainConfig, accelerator: Accelerator) -> bool:
     """Return True where every process has room for the whole student before training. All processes must call it."""
     skeleton = load_skeleton(config.model)
-    fits = has_room(skeleton, skeleton.num_parameters(), config, accelerator.num_processes)
-    return all(gather_object([fits]))
+    return all(gather_object([has_room(skeleton, skeleton.num_parameters(), config, accelerator.num_processes)]))
 
 
 def has_room(base: PreTrainedModel, size: int, config: TrainConfig, processes: int = 1) -> bool:

@@ -78,7 +78,7 @@ def run(config: TrainConfig) -> Summary:
     is_measured = any(turn.teacher_logprobs is not None for turn in data.validation)
     cycles = [
         draw_steps(data.phases, data.strengths, sessions, config.batch_turns,
-                        range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)
+                   range(n * data.epochs, (n + 1) * data.epochs), config.seed, config.order)
         for n in range(MOST_CYCLES if config.epochs is None and is_measured else 1)
     ]  # fmt: skip
     check_signal(data, cycles[0], config, objectives)
@@ -93,10 +93,9 @@ def run(config: TrainConfig) -> Summary:
     accelerator = start_accelerator(config)
     main = accelerator.is_main_process
     stage = open_stage(config, accelerator, models)
-    folder = checkpoints_dir(config.run)
     if not stage.todo():
         if main:
-            checkpoints.clear(folder)  # a training that is killed at its very end leaves one
+            checkpoints.clear(checkpoints_dir(config.run))  # a training that is killed at its very end leaves one
         leave(accelerator)
         return stage.summary()
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
@@ -115,7 +114,7 @@ def run(config: TrainConfig) -> Summary:
         out.counters = counters
         kept = write_result(training, data, chat, stage.folder, out)
     if main:
-        checkpoints.clear(folder)
+        checkpoints.clear(training.folder)
     report_movement(trace_rows(kept, training.rows, training.rollbacks), config.run,
                     validated=training.validation is not None, rolled_back=bool(training.rollbacks))  # fmt: skip
     say(f"the trained model is in {stage.folder / 'model'}")
@@ -152,8 +151,7 @@ def start_training(
                                      hints=choose_hints([*data.turns, *data.validation]),
                                      rows=state["validations"] if state else (),
                                      sharded=None if config.sharding == "none" else model)  # fmt: skip
-        tokens = tokens_to_train(turns, data.epochs)
-        first = 0
+        tokens, first = tokens_to_train(turns, data.epochs), 0
         for cycle in cycles:
             validation_steps |= {first + n for n in steps_to_check(len(cycle), tokens, validation.cost)}
             first += len(cycle)

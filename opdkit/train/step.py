@@ -21,15 +21,14 @@ from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse
 from opdkit.model.windows import depends_on_length
 from opdkit.store import stopping
-from opdkit.store.turn_ids import first_branch
-from opdkit.train.batches import tokens_of
+from opdkit.train.batches import requested_ids, tokens_of
 from opdkit.train.forwards import Forward, Tree, group_turns, plan_forwards
 from opdkit.train.objective.losses import divergence
 from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
 from opdkit.train.schedule import Position
 from opdkit.train.sharding import gather, release_weights, trained_parameters
 from opdkit.train.student import autocast
-from opdkit.train.targets import Turn
+from opdkit.train.targets import Turn, sequence_of
 from opdkit.train.training import Training
 from opdkit.train.trust_region import PROBE_TOKENS, BoundedStep, change_rate, choose_probe, raise_epsilon
 
@@ -48,7 +47,7 @@ def optimizer_step(
     accelerator, model, optimizer = training.accelerator, training.model, training.optimizer
     tokens = tokens_of(batch)
     totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
-    sequences = [PromptResponse(training.prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in batch]
+    sequences = [sequence_of(turn, training.prompts) for turn in batch]
     forwards, shares, logprobs, tokens_read = compute_gradients(training, batch, sequences, totals, objective)
     grad_norm = gather(
         accelerator.clip_grad_norm_(trained_parameters(model).values(), config.max_grad_norm or math.inf)
@@ -74,11 +73,6 @@ def optimizer_step(
     optimizer.zero_grad(set_to_none=True)  # a validation may need the memory
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return metrics | counts | {"tokens_read": tokens_read}
-
-
-def sessions_of(batch: Sequence[Turn]) -> list[str]:
-    """Return the session of each turn; the branches of a conversation are one."""
-    return [first_branch(turn.session_id) for turn in batch]
 
 
 class Gradients(NamedTuple):
@@ -109,19 +103,20 @@ def compute_gradients(
     budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
     while True:
         size = min(training.config.micro_batch_tokens, budget.max_tokens)
-        forwards, tokens_read = plan_forwards(sequences, sessions_of(batch), size, accelerator.process_index,
-                                              accelerator.num_processes, packed=policy.packed,
-                                              chains=policy.chains)  # fmt: skip
-        shares: list[dict[str, Tensor]] = []
-        logprobs: dict[int, Tensor] = {}
+        forwards, tokens_read = plan_forwards(sequences, [turn.branch_root for turn in batch], size,
+                                              accelerator.process_index, accelerator.num_processes,
+                                              packed=policy.packed, chains=policy.chains)  # fmt: skip
+        shares, logprobs = list[dict[str, Tensor]](), dict[int, Tensor]()
         training.optimizer.zero_grad(set_to_none=True)
         for n, trees in enumerate(forwards, start=1):
             # Gradients are exchanged once per step, in its last backward.
             exchange = contextlib.nullcontext() if n == len(forwards) else accelerator.no_sync(model)
             with Attempt() as attempt, exchange:
-                shares.append(add_gradients(
-                    training, trees or idle, batch, sequences, totals, objective, logprobs, counts=bool(trees)
-                ))  # fmt: skip
+                share, own = add_gradients(
+                    training, trees or idle, batch, sequences, totals, objective, counts=bool(trees)
+                )
+                shares.append(share)
+                logprobs |= own
             if attempt.failed:
                 break
         if len(shares) == len(forwards):
@@ -153,34 +148,29 @@ def add_gradients(
     sequences: Sequence[PromptResponse],
     totals: Mapping[str, int],
     objective: Objective,
-    logprobs: dict[int, Tensor],
     *,
     counts: bool,
-) -> dict[str, Tensor]:
-    """Add the gradients of one micro-batch. Return its share of the step's loss and metrics, detached.
+) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+    """Add the gradients of one micro-batch. Return its share of the step's loss and metrics, detached, and log-probs.
 
-    The log-probs of its turns [R, 1 + K], of the sampled tokens and the supports, are added to `logprobs`. Without
-    `counts` all of these are 0: the process only takes part in the exchange of gradients.
+    These are [R, 1 + K] for each of its turns, of the sampled tokens and the supports. Without `counts` there are none,
+    and the share is 0: the process only takes part in the exchange of gradients.
     """
     device = next(training.model.parameters()).device
     members = [i for tree in trees for i in tree.turns]
     tokens = tokens_of([batch[i] for i in members]).to(device)
     if not counts:
         tokens = dataclasses.replace(tokens, sampled_N=torch.zeros_like(tokens.sampled_N))
-    ids_N1 = torch.tensor([[token] for i in members for token in sequences[i].response_ids], device=device)
+    ids_NK = requested_ids([batch[i] for i in members], tokens)
     with autocast(training.config):
-        logprobs_NK, entropy_N = training.model(
-            [[sequences[i] for i in tree.turns] for tree in trees], torch.cat([ids_N1, tokens.support_ids_NK], -1)
-        )
-    if counts:
-        by_turn = logprobs_NK.detach().split([len(batch[i].response_ids) for i in members])
-        logprobs |= zip(members, by_turn, strict=True)
+        logprobs_NK, entropy_N = training.model([[sequences[i] for i in tree.turns] for tree in trees], ids_NK)
+    by_turn = logprobs_NK.detach().split([len(batch[i].response_ids) for i in members])
     terms = terms_of(objective, tokens)
     loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, totals, objective)
     metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / totals["trained_tokens"]
     # Gradients are averaged over processes, and the loss is a sum.
     (loss * training.accelerator.num_processes).backward()
-    return {"loss": loss.detach(), **metrics}
+    return {"loss": loss.detach(), **metrics}, dict(zip(members, by_turn, strict=True)) if counts else {}
 
 
 def lower_budget(training: Training, budget: Budget, trees: Forward, batch: Sequence[Turn]) -> None:
@@ -227,7 +217,8 @@ def bound_step(
     `logprobs` [R, 1 + K] are those of the turns that this process read, before the step.
     """
     policy: Any = training.accelerator.unwrap_model(training.model)
-    trees = group_turns(sequences, sessions_of(batch), PROBE_TOKENS, packed=policy.packed, chains=policy.chains)
+    roots = [turn.branch_root for turn in batch]
+    trees = group_turns(sequences, roots, PROBE_TOKENS, packed=policy.packed, chains=policy.chains)
     probe = choose_probe(batch, sum(tree.tokens for tree in trees))
     own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
     before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
@@ -255,10 +246,10 @@ def measure_movement(
     tokens = 1 if depends_on_length(training.student) else config.micro_batch_tokens
     for attempt in budget_of(model, "training").batches(list(map(len, sequences)), tokens):
         members = sorted(attempt.items)
-        ids_N1 = torch.tensor([[token] for i in members for token in sequences[i].response_ids])
-        ids = torch.cat([ids_N1, tokens_of([turns[i] for i in members]).support_ids_NK], -1).to(device)
+        read = [turns[i] for i in members]
+        ids_NK = requested_ids(read, tokens_of(read)).to(device)
         with attempt, torch.no_grad(), autocast(config):
-            read_NK, _ = training.accelerator.unwrap_model(model)([[sequences[i]] for i in members], ids)
+            read_NK, _ = training.accelerator.unwrap_model(model)([[sequences[i]] for i in members], ids_NK)
             now |= zip(members, read_NK.cpu().split([len(turns[i].response_ids) for i in members]), strict=True)
         if attempt.too_large or (attempt.failed and config.sharding != "none"):  # sharded, all run the same forwards
             what = f"turn {turns[members[0]].turn_id}, read again after a step,"

@@ -20,10 +20,11 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import pin_model
+from opdkit.model.scoring import PromptResponse
 from opdkit.store.plans import is_same_path, manifest
 from opdkit.store.reading import part_count, read_arrow, read_part, sessions_within
 from opdkit.store.reviews import check_targets_current
-from opdkit.store.turn_ids import message_index_of, session_of
+from opdkit.store.turn_ids import first_branch, message_index_of, session_of
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
 
@@ -73,6 +74,16 @@ class Turn:
     def session_id(self) -> str:
         """Session that the turn is in."""
         return session_of(self.turn_id)
+
+    @property
+    def branch_root(self) -> str:
+        """Session that stands for all branches of the turn's conversation: the first of them."""
+        return first_branch(self.session_id)
+
+
+def sequence_of(turn: Turn, prompts: Prompts) -> PromptResponse:
+    """Return the prompt of a turn with its response."""
+    return PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist())
 
 
 def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> list[Turn]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +12,17 @@ from opdkit.config.conditions import find_rejection, parse_session_filters
 from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import conversation_id, first_branch, is_held_out, logged_session_id
+from opdkit.store.turn_ids import conversation_id, is_held_out, logged_session_id
 from opdkit.train.batches import steps_per_epoch, tokens_of
 from opdkit.train.objective.advantages import group_normalised, overlong
-from opdkit.train.objective.terms import SUPPORTED, TERMS, Objective, terms_of, trained_positions
+from opdkit.train.objective.terms import SAMPLED, SUPPORTED, TERMS, Objective, terms_of, trained_positions
 from opdkit.train.targets import Prompts, Turn, load_prompts, load_turns
 from opdkit.train.validation_turns import choose_turns
 
 FOR_VALIDATION = "kept for validation"
 OVER_LIMIT = "over --max-turns-per-session"
 _CHUNK = 256  # turns whose tensors are in memory together
+Advantages = dict[str, NDArray[np.float32]]  # reward and teacher: of every token that has one
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class TrainingSet:
     turns: list[Turn]
     phases: list[int]  # of each turn: index of its objective
     strengths: list[float]  # of each turn: its mean absolute advantage, 0 where it has none
-    advantages: dict[str, NDArray[np.float32]]  # reward and teacher: of every token that has one
+    advantages: Advantages
     tokens: int  # trained positions
     scored: int  # turns before any was dropped
     dropped: Counter[str]
-    validation: list[Turn]  # kept out of training
-    epochs: int  # passes over the turns
+    validation: list[Turn] = field(default_factory=list)  # kept out of training
+    epochs: int = 1  # passes over the turns
 
 
 def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat: Chat) -> tuple[TrainingSet, Prompts]:
@@ -64,7 +65,7 @@ def choose_epochs(turns: Sequence[Turn], config: TrainConfig) -> int:
 
 def batch_sessions(turns: Sequence[Turn], config: TrainConfig) -> list[str] | None:
     """Return the session of each turn where steps take whole sessions; None where they take single turns."""
-    return [first_branch(turn.session_id) for turn in turns] if config.batch_by == "session" else None
+    return [turn.branch_root for turn in turns] if config.batch_by == "session" else None
 
 
 def filter_turns(turns: Sequence[Turn], config: TrainConfig) -> tuple[list[Turn], Counter[str]]:
@@ -100,12 +101,10 @@ def _drop_reason(turn: Turn, terms: Collection[str], holdout: float, *, anchored
         return "held out"
     if not turn.sampled.any():
         return "nothing sampled"
-    missing = []
-    if "reward" in terms and turn.reward is None:
-        missing.append("no reward")
-    if set(terms) - {"reward"} and turn.teacher_logprobs is None:
-        missing.append("no hint")
-    if len(missing) == len({term == "reward" for term in terms}) and not (anchored and turn.is_anchor):
+    needs_reward, needs_hint = "reward" in terms, bool(set(terms) - {"reward"})
+    missing = ["no reward"] * (needs_reward and turn.reward is None)
+    missing += ["no hint"] * (needs_hint and turn.teacher_logprobs is None)
+    if len(missing) == needs_reward + needs_hint and not (anchored and turn.is_anchor):
         return " and ".join(missing)
     support = [turn.support.old, turn.support.teacher] if turn.support else []
     numbers = [turn.old_logprobs, turn.teacher_logprobs, turn.behavior_logprobs, *support]
@@ -159,57 +158,53 @@ def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[s
 
 
 def build_training_set(
-    turns: Sequence[Turn], phases: Sequence[Objective], scored: int, dropped: Mapping[str, int]
+    turns: Sequence[Turn], objectives: Sequence[Objective], scored: int, dropped: Mapping[str, int]
 ) -> TrainingSet:
     """Assign turns to phases and measure their advantages. Drop turns whose tokens are all filtered out.
 
     A turn belongs to the last phase that can use it, and to the first where only the anchor can. Advantages over a
     support are measured on the logged token, which shows as well where teacher and student differ.
     """
-    data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped), [], 1)
-    advantages: dict[str, list[NDArray[np.float32]]] = {"reward": [], "teacher": []}
-    trained_tokens = 0
-    members: list[list[Turn]] = [[] for _ in phases]
+    kept, phases, strengths, measured = list[Turn](), list[int](), list[float](), list[Advantages]()
+    tokens = skipped = 0
+    members: list[list[Turn]] = [[] for _ in objectives]
     for turn in turns:
         usable = {"reward"} if turn.reward is not None else set()
         if turn.teacher_logprobs is not None:
             usable |= set(TERMS) - {"reward"}
-        phase = max((p for p, objective in enumerate(phases) if usable & set(objective.weights)), default=0)
+        phase = max((p for p, objective in enumerate(objectives) if usable & set(objective.weights)), default=0)
         members[phase].append(turn)
-    for phase, objective in enumerate(phases):
+    for phase, objective in enumerate(objectives):
         teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
         weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
         on_logged_token = replace(objective, weights={n: w for n, w in weights.items() if w}, kl_coef=0.0,
                                   aggregation="token-mean")  # fmt: skip
         for start in range(0, len(members[phase]), _CHUNK):
             chunk = members[phase][start : start + _CHUNK]
-            counts, strengths = _measure(chunk, on_logged_token, advantages)
-            for turn, count, strength in zip(chunk, counts, strengths, strict=True):
-                if count:
-                    data.turns.append(turn)
-                    data.phases.append(phase)
-                    data.strengths.append(strength)
-                    trained_tokens += count
-                else:
-                    data.dropped["every token skipped"] += 1
-    gathered = {name: np.concatenate(parts) for name, parts in advantages.items() if parts}
-    return replace(data, advantages=gathered, tokens=trained_tokens)
+            counts, means, advantages = _measure(chunk, on_logged_token)
+            measured.append(advantages)
+            trained = [i for i, count in enumerate(counts) if count]
+            kept += [chunk[i] for i in trained]
+            phases += [phase] * len(trained)
+            strengths += [means[i] for i in trained]
+            tokens, skipped = tokens + sum(counts), skipped + len(chunk) - len(trained)
+    gathered = {name: np.concatenate(parts) for name in SAMPLED if (parts := [m[name] for m in measured if name in m])}
+    reasons = Counter(dropped) + Counter({"every token skipped": skipped})
+    return TrainingSet(kept, phases, strengths, gathered, tokens, scored, reasons)
 
 
-def _measure(
-    turns: Sequence[Turn], objective: Objective, advantages: dict[str, list[NDArray[np.float32]]]
-) -> tuple[list[int], list[float]]:
-    """Return the trained tokens and the mean absolute advantage of each turn; append the tokens' to `advantages`."""
-    tokens = tokens_of(turns)
+def _measure(turns: Sequence[Turn], objective: Objective) -> tuple[list[int], list[float], Advantages]:
+    """Return the trained tokens and the mean absolute advantage of each turn, and the advantages of tokens."""
+    tokens, advantages = tokens_of(turns), Advantages()
     terms = terms_of(objective, tokens)
     trained_N = trained_positions(terms)
     total_N = np.zeros(len(trained_N), np.float64)
     for term in terms:
         if term.advantages is None:  # the anchor
             continue
-        advantages[term.name].append(term.advantages[term.mask_N].numpy())
+        advantages[term.name] = term.advantages[term.mask_N].numpy()
         total_N += (term.scale_N * term.advantages).numpy()
     turn_N, where_N = tokens.turn_N.numpy(), trained_N.numpy()
     counts = np.bincount(turn_N[where_N], minlength=len(turns))
     sums = np.bincount(turn_N, weights=np.abs(total_N) * where_N, minlength=len(turns))
-    return counts.tolist(), (sums / np.maximum(counts, 1)).tolist()
+    return counts.tolist(), (sums / np.maximum(counts, 1)).tolist(), advantages

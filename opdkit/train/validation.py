@@ -48,15 +48,12 @@ FEW = 5  # of so many prompts without a complaint, a single one that is lost cou
 
 @dataclass(frozen=True, eq=False)
 class ValidationPrompt:
-    """Prompt of a logged turn, and the prompts after which other models read the same reply.
-
-    The teacher reads it after hints, also of other turns, which the student was to learn, too.
-    """
+    """Prompt of a logged turn, and the prompts after which other models read the same reply."""
 
     turn_id: str
     prompt_ids: list[int]
     compared_ids: list[int]  # with the hint, for the teacher; without one the prompt itself, for the untrained student
-    other_hint_ids: list[list[int]]  # with hints of other turns; [] for a hinted prompt
+    other_hint_ids: list[list[int]]  # with hints of other turns, which it was to learn, too; [] for a hinted prompt
     hinted: bool
 
 

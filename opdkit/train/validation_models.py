@@ -4,7 +4,6 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -56,8 +55,7 @@ def open_validation(
     scored = manifest(config.run, "teacher")["plan"]["config"]
     teacher, teacher_chat = load_teacher(config, scored, base, chat)
     # Within --max-tokens of the teacher stage, validation needs no more memory than scoring did.
-    limits = context_length(base), context_length(teacher), scored.get("max_tokens") or math.inf
-    context: Any = min(limits)  # whole, or infinite
+    context = min(context_length(base), context_length(teacher), scored.get("max_tokens") or math.inf)
     hint_text = recorded_hint_text(config.run)
     prompts: list[ValidationPrompt] = []
     for session, turn in with_sessions(config.run, turns):

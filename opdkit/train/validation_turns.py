@@ -1,7 +1,4 @@
-"""Turns whose prompts the student is validated on, and the hints that may explain its replies to the others.
-
-Pure functions of the turns.
-"""
+"""Turns whose prompts the student is validated on, and hints that may explain its replies: pure functions."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +15,6 @@ T = TypeVar("T")
 # second replies, and changed replies that are read again after other hints.
 COST = 0.07
 CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
-
 # Shares and counts, beside the limit of --validate.
 MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at most
 MOST_KEPT_OUT = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most
@@ -58,11 +54,10 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
     session_hints = Counter(conversation_id(turn.session_id) for turn in logged if turn.teacher_logprobs is not None)
     pools = make_pools(turns, logged, max_prompts)
-    mean_costs = [pool.mean_cost for pool in pools]
     tokens = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5)
     chosen: list[Turn] = []
     for n, pool in enumerate(pools):  # as many of both kinds; the second takes what the first leaves
-        affordable = tokens / sum(mean_costs[n:])  # turns of each kind
+        affordable = tokens / sum(each.mean_cost for each in pools[n:])  # turns of each kind
         taken = take_turns(pool, affordable, chosen, session_turns, session_hints)
         if len(taken) >= FEWEST:
             tokens -= sum(map(validation_cost, taken))

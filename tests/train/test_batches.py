@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from toy_turns import toy_turn
 
-from opdkit.train.batches import Step, draw_steps, steps_per_epoch, tokens_of
+from opdkit.train.batches import Step, draw_steps, requested_ids, steps_per_epoch, tokens_of
 from opdkit.train.targets import Support
 
 
@@ -106,10 +106,14 @@ def test_what_a_turn_does_not_have_is_nan() -> None:
 def test_supports_stand_beside_turns_without_one() -> None:
     support = Support(np.array([[5, 6, 7], [7, 8, 9]], np.int32), np.full((2, 3), -1, np.float16),
                       np.full((2, 3), -2, np.float16))  # fmt: skip
-    tokens = tokens_of([toy_turn(reward=1), toy_turn(teacher=(-1, -1), support=support, behavior=(-3, -4))])
+    turns = [toy_turn(reward=1), toy_turn(teacher=(-1, -1), support=support, behavior=(-3, -4))]
+    tokens = tokens_of(turns)
     assert tokens.supported_N.tolist() == [False, False, True, True]
     assert tokens.support_ids_NK.tolist() == [[0, 0, 0]] * 2 + [[5, 6, 7], [7, 8, 9]]
     assert tokens.support_ids_NK.dtype == torch.int64
+    ids = requested_ids(turns, tokens)
+    assert ids[:, 0].tolist() == [token for turn in turns for token in turn.response_ids.tolist()]
+    assert torch.equal(ids[:, 1:], tokens.support_ids_NK)
     assert tokens.support_old_NK[:2].isnan().all()
     assert tokens.support_teacher_NK[2:].tolist() == [[-2.0] * 3] * 2
     assert tokens.support_old_NK.dtype == torch.float32

@@ -188,10 +188,9 @@ def step_loss(
     """Return this micro-batch's share of the optimizer step's loss, and its share of each metric.
 
     `logprobs_N` and `support_NK` are the student's current log-probs of the sampled tokens and of the supports.
-    `totals` is the `step_totals` of the whole step: summed over micro-batches and processes, the shares are the loss
-    and the metrics of the step, however it was split. Metrics (no gradient): `NAME_loss` of each term,
-    `NAME_advantage` of each term with advantages, `clip_fraction` where there are ratios, `approx_kl`, and `shift`
-    (mean |l - l_old|, nats per token).
+    `totals` is the `step_totals` of the whole step: summed over micro-batches and processes, the shares are its loss
+    and metrics, however it was split. Metrics (no gradient): `NAME_loss` of each term, `NAME_advantage` of those with
+    advantages, `clip_fraction` where there are ratios, `approx_kl`, and `shift` (mean |l - l_old|, nats per token).
     """
     sampled_terms = [term for term in terms if term.name in SAMPLED]
     loss, clipped, metrics = _sampled_loss(logprobs_N, tokens, sampled_terms, totals, objective)
