@@ -39,7 +39,7 @@ class Training:
     validation_steps: Collection[int] = ()  # after which to validate
     cycle_start: int = 0  # steps before the cycle that is under way
     steps: Sequence[Step] = ()  # those before, and those of this cycle
-    rollbacks: dict[int, int] = field(default_factory=dict)  # step after which -> step of the earlier state
+    rollbacks: dict[int, int] = field(default_factory=dict)  # step after which it rolled back -> the earlier step
     is_ended: bool = False  # no step is left, or further ones are in vain
     saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written, or the training began
 
