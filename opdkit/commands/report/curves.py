@@ -36,7 +36,7 @@ def training(run: Path) -> JSON | None:
             curves[field.name] = {"values": means, "meaning": field.metadata[b"meaning"].decode()}
     measured = read_part(run, "validations", 0) if is_written(run, "validations", 0) else []
     validations: JSON = {name: [row[name] for row in measured] for name in ("step", "hint_kl", "kept_kl")}
-    validations |= {"kept": find_best(measured)["step"]} if measured else {}  # the step whose state was handed out
+    validations |= {"kept": find_best(measured)["step"]} if measured else {}  # the step whose state became the model
     steps, epochs = ([chunk[-1][name] for chunk in chunks] for name in ("step", "epoch"))
     return {"steps": len(rows), "stride": stride, "step": steps, "epoch": epochs, "curves": curves,
             "validations": validations}  # fmt: skip

@@ -227,7 +227,7 @@ def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, ope
 
 def test_validations_are_drawn_with_the_step_that_was_handed_out(report: Path, opened: Opening) -> None:
     watched = opened(report)
-    watched.says("#training", "step 2: the best state, which was handed out (hint_kl 0.25, kept_kl 0.12)")
+    watched.says("#training", "step 2: the best state, which became the model (hint_kl 0.25, kept_kl 0.12)")
     chart = watched.page.locator("#training .chart").first
     chart.scroll_into_view_if_needed()
     assert chart.locator(".u-legend .u-label").all_inner_texts() == ["step", "hint_kl", "kept_kl"]
@@ -242,10 +242,10 @@ def test_validations_are_drawn_with_the_step_that_was_handed_out(report: Path, o
     }""")
     assert dark[1] > 0.3 > 0.1 > max(dark[0], dark[2])
     watched.page.locator("#training").get_by_text("As a table").first.click()
-    watched.says("#training .scroll", "handed out")
+    watched.says("#training .scroll", "the model")
     rows = watched.page.locator("#training .scroll").first.locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows] == [
-        ["0", "0.75", "0", ""], ["2", "0.25", "0.125", "handed out"], ["4", "0.125", "0.5", ""]
+        ["0", "0.75", "0", ""], ["2", "0.25", "0.125", "the model"], ["4", "0.125", "0.5", ""]
     ]  # fmt: skip
 
 

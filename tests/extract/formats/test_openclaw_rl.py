@@ -178,7 +178,7 @@ def test_conversations_keep_their_numbers_in_a_log_that_grows():
 
 
 def test_a_turn_that_two_sessions_share_is_trained_once():
-    """The user went back and asked something else: the shared turn belongs to the way whose beginning is logged with it."""
+    """The user went back and asked something else: it belongs to the way whose beginning is logged with it."""
     first = record([user("u1")], "a1", 1, user("u2"))
     ways = [record([user("u1"), answer("a1"), user(u)], f"to {u}", 2, user("ok")) for u in ("u2", "v2")]
     sessions, _ = read([first, *ways])

@@ -146,11 +146,11 @@ function showValidations(found) {
         "Distance of the model's own replies",
         "In nats per reply, on prompts kept out of training: hint_kl falls as the replies become those of the teacher " +
           "that reads the hint, kept_kl rises as they move away from those before training where nobody complained; " +
-          `the dashed line is step ${count(found.kept)}: the best state, which was handed out (${atKept}).`,
+          `the dashed line is step ${count(found.kept)}: the best state, which became the model (${atKept}).`,
         "step",
         found.step,
         names.map((name) => [name, found[name]]),
-        [found.kept, "handed out"],
+        [found.kept, "the model"],
       ),
     ),
   );
