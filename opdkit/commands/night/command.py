@@ -92,7 +92,7 @@ def copy_news(home: Home, night: Night, config: NightConfig) -> str:
 
 def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
-    promoted = home.promoted()
+    promoted = home.promoted_night()
     if night.record and promoted not in (night.record["parent"], night.number):
         say("another model was promoted since this night began: it begins again with that one")
         reset(night)
@@ -153,7 +153,7 @@ def check_prompts(path: Path) -> None:
 
 def student_of(home: Home, night: Night, config: NightConfig) -> str:
     """Return the model that a night trains: that of its parent. Raises OpdkitError where its folder was removed."""
-    parent = night.record["parent"] if night.record else home.promoted()
+    parent = night.record["parent"] if night.record else home.promoted_night()
     model = home.night(parent).model
     if parent and not model.is_dir():
         raise OpdkitError(f"{model}, which this night trains, was removed: promote another model with `opdkit models "

@@ -44,8 +44,8 @@ def forget(home: Home, where: Sequence[str]) -> int:
     `finish_forgetting` resumes.
     """
     before = read_forgotten(home)
-    entry = next((old for old in before if describe(where, old.get("salt", "")) | {"done": old["done"]} == old),
-                 describe(where, secrets.token_hex(16)))  # fmt: skip
+    entry = next((old for old in before if forgotten_entry(where, old.get("salt", "")) | {"done": old["done"]} == old),
+                 forgotten_entry(where, secrets.token_hex(16)))  # fmt: skip
     nights = home.nights()
     found = {name for night in nights for name in find_sessions(night, [entry])}
     is_all_read = all(is_complete(night.log, "extract") for night in nights)
@@ -76,7 +76,7 @@ def finish_forgetting(home: Home) -> None:
     write_forgotten(home, [entry | {"done": True} for entry in forgotten])
 
 
-def describe(where: Sequence[str], salt: str) -> JSON:
+def forgotten_entry(where: Sequence[str], salt: str) -> JSON:
     """Return what forgotten.json keeps of conditions. Of FIELD=TEXT it is a digest, so that the file names nobody."""
     filters = parse_filters(where, "--where")
     named = [condition for condition in filters if salt and condition.op == "=" and condition.field != "time"
@@ -112,7 +112,7 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
 
 
 def read_forgotten(home: Home) -> list[JSON]:
-    """Return what was forgotten: what `describe` returns, and whether all sessions that it describes are gone."""
+    """Return what `forgotten_entry` returned for each `forget`, and whether all sessions that it describes are gone."""
     path = home.path / "forgotten.json"
     return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
 
@@ -173,10 +173,10 @@ def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> Non
         if table == "sessions" and (turns := part_path(path.parents[2], "turns", part)).exists():  # written before
             counters.counts["turns"] = Counter({"": pq.read_metadata(turns).num_rows})
         kept = kept.replace_schema_metadata(kept.schema.metadata | {COUNTERS_KEY: counters.to_json().encode()})
-        home, before = stage_dir(path.parents[2], TABLES[table].stage), file_digest(path)
+        folder, before = stage_dir(path.parents[2], TABLES[table].stage), file_digest(path)
         with temporary_file(path) as temporary:
             options = encodings(kept.schema) | {"compression": "zstd", "write_page_checksum": True}
             pq.write_table(kept, temporary, **options)
-            record_digest(home, table, part, file_digest(temporary))
+            record_digest(folder, table, part, file_digest(temporary))
             move_into_place(temporary, path)
-        forget_digest(home, table, part, before)
+        forget_digest(folder, table, part, before)

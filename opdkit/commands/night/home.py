@@ -156,7 +156,7 @@ class Home:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]  # a kill cuts lines
 
-    def promoted(self) -> int:
+    def promoted_night(self) -> int:
         """Return the number of the night whose model is promoted; 0 for the model before the first night.
 
         Raises OpdkitError where HOME/promoted is not a link to the model of a night: `cp -L` and scp make it a folder.
@@ -179,7 +179,7 @@ class Home:
         if number and not (self.night(number).model / "config.json").exists():
             raise OpdkitError(f"night {number} has no model: `opdkit models {quote(self.path)}` lists those that do")
         if not link.is_symlink():
-            self.promoted()  # which refuses a folder
+            self.promoted_night()  # which refuses a folder
         with disk_errors_explained(self.path):
             if number:
                 temporary = self.path / owned_name(".promoted")
@@ -206,10 +206,10 @@ class Home:
     def pending(self, nights: Sequence[Night]) -> list[int]:
         """Return those of `nights` that the promoted model has not learned from.
 
-        Of those that were trained on in vain, or whose model was taken back, they are the last MOST_PENDING, and all
-        that waited since the first of these. What was older than that when the promoted model was trained stays out.
+        If at least MOST_PENDING of them were already trained on (in vain, or taken back since), only those from the
+        MOST_PENDING-th last of these on are returned. Nights older than those of its last training are left out.
         """
-        promoted = self.promoted()
+        promoted = self.promoted_night()
         learned = self.lineage(promoted)
         oldest = min(self.night(promoted).record["learns"], default=0) if promoted else 0
         unknown = [night for night in nights if night.number not in learned and night.number >= oldest]
@@ -221,7 +221,7 @@ class Home:
         """Return True for a night that promoted its model before it was killed, if another model is promoted now."""
         promotions = [line for line in self.promotions() if (line["night"], line["by"]) == (night.number, "night")
                       and line["time"] >= night.record["began"]]  # fmt: skip
-        return bool(promotions) and self.promoted() != night.number
+        return bool(promotions) and self.promoted_night() != night.number
 
     def go_back(self, night: Night) -> None:
         """Promote what was promoted when a night began, and remove what promotions.jsonl says of it and later ones."""

@@ -21,9 +21,9 @@ def run(config: ModelsConfig) -> None:
         raise OpdkitError(f"{config.home} has no nights: `{begin}` begins them")
     number = config.promote
     if config.back:
-        if not home.promoted():
+        if not home.promoted_night():
             raise OpdkitError(f"{config.home}: the model before the first night is promoted; there is none before it")
-        number = home.night(home.promoted()).record.get("parent", 0)
+        number = home.night(home.promoted_night()).record.get("parent", 0)
     if number is not None:
         with home.locked():
             home.promote(number, by="hand")
@@ -54,7 +54,7 @@ def run(config: ModelsConfig) -> None:
 
 def list_models(home: Home) -> list[JSON]:
     """Return what each night wrote down, its model where it has one, and whether that is promoted."""
-    promoted, rows = home.promoted(), list[JSON]()
+    promoted, rows = home.promoted_night(), list[JSON]()
     for night in home.nights():
         model = str(night.model) if night.model.exists() else None
         rows.append({"night": night.number} | night.record | {"promoted": night.number == promoted, "model": model})

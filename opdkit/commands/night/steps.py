@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from opdkit.commands.gate import gate
 from opdkit.commands.night.forget import drop_sessions, read_forgotten
-from opdkit.commands.night.gather import count_hints, gather, write_run
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night, utc_now
+from opdkit.commands.night.sessions import choose_sessions, count_hints, write_run
 from opdkit.commands.report.command import run as write_report
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, StageConfig
@@ -57,7 +57,7 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     if not night.record:
         nights = [other for other in home.nights() if other.number <= night.number]
         night.write({
-            "night": night.number, "began": utc_now(), "parent": home.promoted(), "learns": home.pending(nights),
+            "night": night.number, "began": utc_now(), "parent": home.promoted_night(), "learns": home.pending(nights),
             "earlier": [other.number for other in nights], "holdout": config.holdout, "decision": None,
         })  # fmt: skip
     read_log(home, night, stages)
@@ -65,10 +65,11 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     if counters.rows_out == 0 and 0 < counters.dropped[FORGOTTEN] == counters.dropped.total():
         remove_folder(night.folder)
         return {"decision": "removed", "sentence": "All that it read is forgotten."}
-    record = night.record | (
-        {"decision": KEPT, "sentence": "The model stays: somebody took this night's promotion back."}
-        if home.is_taken_back(night) else learn(home, night, config, stages)
-    )  # fmt: skip
+    if home.is_taken_back(night):
+        outcome = {"decision": KEPT, "sentence": "The model stays: somebody took this night's promotion back."}
+    else:
+        outcome = learn(home, night, config, stages)
+    record = night.record | outcome
     judged, unknown = count_unknown(night.log)
     if unknown:
         record["sentence"] += f" {unknown:,} of {counted(judged, 'reply')} {verb(unknown, 'has', 'have')} no verdict."
@@ -144,7 +145,7 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
         return {"decision": WAITS,
                 "sentence": f"{counted(hints, 'new reply')} with a hint{since}; a training begins at "
                             f"{config.least_hints:,} (--least-hints)."}  # fmt: skip
-    chosen = gather(home, night, config, vars(stages["train"])["seed"])
+    chosen = choose_sessions(home, night, config, vars(stages["train"])["seed"])
     write_run(home, night, chosen, stages["extract"], stages["judge"])  # type: ignore[arg-type]
     known = {change.hint for change in chosen.changes if change not in chosen.new_changes}
     turned = sorted({change.hint for change in chosen.new_changes if change.hint and not change.is_back} - known)
@@ -188,7 +189,7 @@ def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig
         run_step("eval", replace(evaluation, from_log=False, prompts=str(tests)))
     decision = gate(GateConfig(run=night.folder, max_loss=config.max_loss, allow=config.allow))
     # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out. What
-    # users complained of before, the parent has learned: it only adds noise, where there are enough new complaints.
+    # users complained about before, the parent has learned: it only adds noise, where there are enough new complaints.
     own = {prompt.id for prompt in read_prompts(Path(config.prompts))} if config.prompts else set()
     corrected = [prompt for prompt in read_prompts(tests) if prompt.corrected]
     new = [prompt for prompt in corrected if prompt.id in own or (prompt.session or "") in learned]

@@ -41,7 +41,7 @@ def simulate(work: Path, nights: int, seed: int, judge: str, options: Sequence[s
         start = time.monotonic()
         kills = run_night(simulation, night, seed, more)
         row = {
-            "night": night, "kills": kills, "promoted": simulation.home.promoted(),
+            "night": night, "kills": kills, "promoted": simulation.home.promoted_night(),
             "seconds": time.monotonic() - start,
             "right": measure(simulation.promoted(), wishes, work / "prompts.jsonl", seed),
         }  # fmt: skip

@@ -56,7 +56,7 @@ def test_nights_follow_a_log_and_a_night_without_news_loads_nothing(
         assert trained
         assert not any(is_held_out(name.rpartition(":")[0], config.holdout) for name in trained)
     assert second.record["parent"] == (1 if first.record["decision"] == PROMOTED else 0)
-    assert home.promoted() == max(
+    assert home.promoted_night() == max(
         [night.number for night in home.nights() if night.record["decision"] == PROMOTED] or [0]
     )
     script = ("import sys; from opdkit.cli import app; app(sys.argv[1:], standalone_mode=False); "
@@ -321,10 +321,10 @@ def test_a_promotion_that_was_taken_back_before_the_night_was_over_stays_so(
     grow(tmp_path, 6)
     with pytest.raises(Killed):
         run(options(tmp_path))
-    assert home.promoted() == 1
+    assert home.promoted_night() == 1
     models(ModelsConfig(home=home.path, back=True))
     run(options(tmp_path))
-    assert (home.promoted(), home.night(1).record["decision"], calls) == (0, KEPT, [1])
+    assert (home.promoted_night(), home.night(1).record["decision"], calls) == (0, KEPT, [1])
 
 
 def test_a_night_whose_judge_failed_judges_again(tmp_path: Path) -> None:

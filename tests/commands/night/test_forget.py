@@ -14,7 +14,7 @@ from sample_world import DATA
 from opdkit.commands.check.stage import examine
 from opdkit.commands.check.stage import run as check
 from opdkit.commands.night.command import run, run_forget
-from opdkit.commands.night.forget import describe, find_sessions, is_described, read_forgotten
+from opdkit.commands.night.forget import find_sessions, forgotten_entry, is_described, read_forgotten
 from opdkit.commands.night.home import Home
 from opdkit.config.check import CheckConfig
 from opdkit.config.fields import JSON
@@ -248,7 +248,7 @@ def test_the_user_is_not_named_and_a_night_of_nobody_else_is_gone(folder: Path) 
 def test_a_number_is_the_same_however_it_is_written() -> None:
     def described(where: str, user: object) -> bool:
         session = LoggedFields("s", "log", None, "openai", {"user": user})
-        return is_described(session, describe([f"metadata.user={where}"], "salt"))
+        return is_described(session, forgotten_entry([f"metadata.user={where}"], "salt"))
 
     same = [("17", 17), ("17", 17.0), ("17.0", 17), ("1.5", 1.5), ("17", "17"), ("true", True), ("a", ["b", "a"]),
             ("a", [["b", "a"], ["c"]])]  # fmt: skip
@@ -318,7 +318,7 @@ def test_weights_and_tables_are_those_of_nights_that_never_saw_the_user(folder: 
     (other.home / "forgotten.json").write_text(json.dumps([{"where": list(where), "done": True}]))
     do_nights(folder, other, 80)
     ours, theirs = Home(config.home), Home(other.home)
-    assert ours.promoted() == theirs.promoted()
+    assert ours.promoted_night() == theirs.promoted_night()
     for one, two in zip(ours.nights(), theirs.nights(), strict=True):
         assert (one.model / "model.safetensors").read_bytes() == (two.model / "model.safetensors").read_bytes()
         for table in ("sessions", "turns", "verdicts", "targets", "replies"):

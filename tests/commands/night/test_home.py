@@ -43,9 +43,9 @@ def test_the_link_is_a_model_folder_whatever_is_promoted(home: Home) -> None:
     for number in (1, 4):
         home.promote(number, by="hand")
         assert json.loads((home.path / "promoted" / "config.json").read_text()) == {"night": number}
-        assert home.promoted() == number
+        assert home.promoted_night() == number
     home.promote(0, by="hand")
-    assert home.promoted() == 0
+    assert home.promoted_night() == 0
     assert not (home.path / "promoted").exists()
     assert [line["night"] for line in home.promotions()] == [1, 4, 1, 4, 0]
 
@@ -55,21 +55,21 @@ def test_a_copied_home_keeps_its_promotion_or_says_that_it_is_lost(home: Home, t
     shutil.copytree(home.path, moved.path, symlinks=True)
     (moved.path / "promoted").unlink()
     (moved.path / "promoted").symlink_to(home.night(4).model.absolute())
-    assert moved.promoted() == 4, "rsync and backups can make links absolute"
+    assert moved.promoted_night() == 4, "rsync and backups can make links absolute"
     copy = Home(tmp_path / "a copy")
     shutil.copytree(home.path, copy.path)  # as cp -L and scp: the link becomes a folder
-    for refused in (copy.promoted, lambda: copy.promote(1, by="hand"), lambda: copy.pending(copy.nights())):
+    for refused in (copy.promoted_night, lambda: copy.promote(1, by="hand"), lambda: copy.pending(copy.nights())):
         with pytest.raises(OpdkitError, match=r"remove it.*opdkit models '.*a copy' --promote N"):
             refused()
     shutil.rmtree(copy.path / "promoted")
     copy.promote(4, by="hand")
-    assert copy.promoted() == 4
+    assert copy.promoted_night() == 4
     (copy.path / "promoted").unlink()
     (copy.path / "promoted").symlink_to(tmp_path)
     with pytest.raises(OpdkitError, match="not a link to the model"):
-        copy.promoted()
+        copy.promoted_night()
     copy.promote(1, by="hand")
-    assert copy.promoted() == 1
+    assert copy.promoted_night() == 1
 
 
 def test_models_in_a_pipe_are_tab_separated_and_whole(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,22 +116,22 @@ def test_going_back_is_to_what_was_promoted_when_the_night_began(
         home.night(night).write(home.night(night).record | {"began": began})
     home.promote(3, by="hand")
     home.go_back(home.night(4))
-    assert home.promoted() == 3, "by hand, before night 4"
+    assert home.promoted_night() == 3, "by hand, before night 4"
     assert [line["night"] for line in home.promotions()] == [1, 3]
     home.promote(1, by="hand")
     home.go_back(home.night(3))
-    assert home.promoted() == 1
+    assert home.promoted_night() == 1
     assert [(line["night"], line["by"]) for line in home.promotions()] == [(1, "night")]
     assert "night 3 was promoted by hand" in capsys.readouterr().err
     home.go_back(home.night(1))
-    assert (home.promoted(), home.promotions()) == (0, [])
+    assert (home.promoted_night(), home.promotions()) == (0, [])
 
 
 def test_only_models_that_are_there_can_be_promoted(home: Home) -> None:
     for number in (2, 9):
         with pytest.raises(OpdkitError, match=f"night {number} has no model"):
             home.promote(number, by="hand")
-    assert home.promoted() == 4
+    assert home.promoted_night() == 4
 
 
 def test_models_lists_promotes_and_goes_back(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,9 +140,9 @@ def test_models_lists_promotes_and_goes_back(home: Home, capsys: pytest.CaptureF
     assert [(row["night"], row["promoted"], row["model"] is None) for row in rows] == [
         (1, False, False), (2, False, True), (3, False, False), (4, True, False)]  # fmt: skip
     models(ModelsConfig(home=home.path, back=True))
-    assert home.promoted() == 1, "the parent of night 4, not the night before"
+    assert home.promoted_night() == 1, "the parent of night 4, not the night before"
     models(ModelsConfig(home=home.path, back=True))
-    assert home.promoted() == 0
+    assert home.promoted_night() == 0
     with pytest.raises(OpdkitError, match="none before it"):
         models(ModelsConfig(home=home.path, back=True))
     models(ModelsConfig(home=home.path, promote=3))

@@ -145,7 +145,7 @@ def decided(
     config = options(tmp_path, prompts=str(tmp_path / "own.jsonl"))
     record = steps.decide(Home(tmp_path / "home"), night, config, EvalConfig(run=night.folder),
                           {f"new:{n}" for n in range(50)})  # fmt: skip
-    assert (Home(tmp_path / "home").promoted() == 7) is (record["decision"] == PROMOTED)
+    assert (Home(tmp_path / "home").promoted_night() == 7) is (record["decision"] == PROMOTED)
     return record
 
 

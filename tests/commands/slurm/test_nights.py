@@ -121,5 +121,5 @@ def assert_same(ours: Home, theirs: Home) -> None:
         times = {"began": "", "ended": ""}
         assert night.record | times == other.record | times
         assert (night.model / "model.safetensors").read_bytes() == (other.model / "model.safetensors").read_bytes()
-    assert ours.promoted() == theirs.promoted() == 2
+    assert ours.promoted_night() == theirs.promoted_night() == 2
     assert [line["night"] for line in ours.promotions()] == [line["night"] for line in theirs.promotions()]

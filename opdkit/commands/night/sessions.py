@@ -35,7 +35,7 @@ _CALM_TESTS = 4  # at least one in so many of these is without a complaint, if t
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ChosenSessions:
     """Sessions of a night's run, and what they are there for."""
 
     sessions: dict[str, list[NightSession]]  # id -> as each of its nights saw it, the last one first
@@ -56,7 +56,7 @@ class Gathered:
                 if any(version.night in nights for version in versions)}  # fmt: skip
 
 
-def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered:
+def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) -> ChosenSessions:
     """Choose the sessions of a night. The same homes, options and seed give the same ones.
 
     New ones are all that the promoted model has not learned from. Of the earlier nights come those without a complaint,
@@ -77,18 +77,20 @@ def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered
     blamed = {session.session_id for session in old if any(o.kind == COMPLAINT for o in session.opinions)}
     drawn = sorted(old, key=lambda session: stable_hash(f"replay:{seed}:{night.number}:{session.session_id}"))
     wanted, replay = round(len(new_turns) * config.replay / (1 - config.replay)), list[NightSession]()
+    replayed_turns = 0
     for session in drawn:
-        is_calm = not session.is_held_out and session.session_id not in blamed
-        if is_calm and sum(len(replayed.opinions) for replayed in replay) < wanted:
+        if replayed_turns >= wanted:
+            break
+        if not session.is_held_out and session.session_id not in blamed:
             replay.append(session)
+            replayed_turns += len(session.opinions)
     tests = choose_tests([session for session in old if session.is_held_out], blamed)
     sessions: dict[str, list[NightSession]] = defaultdict(list)
     for session in sorted([*new, *replay, *tests], key=lambda session: -session.night):
         sessions[session.session_id].append(session)
-    replayed_turns = sum(len(session.opinions) for session in replay)
     kept_out = sum(versions[0].is_held_out for versions in sessions.values())
-    return Gathered(dict(sessions), len(new_turns), replayed_turns, kept_out, changes,
-                    [change for change in changes if change not in known])  # fmt: skip
+    return ChosenSessions(dict(sessions), len(new_turns), replayed_turns, kept_out, changes,
+                          [change for change in changes if change not in known])  # fmt: skip
 
 
 def read_changes(home: Home, night: Night) -> list[Change]:
@@ -101,7 +103,8 @@ def read_changes(home: Home, night: Night) -> list[Change]:
 def choose_tests(held_out: Sequence[NightSession], blamed: Collection[str]) -> list[NightSession]:
     """Return at most MOST_TESTS of the sessions that are kept out of training, the newest of their kind.
 
-    Those with a complaint (`blamed`) come first, then those with praise. A share of _CALM_TESTS is without a complaint.
+    Those with a complaint (`blamed`) come first, then those with praise. At least one in _CALM_TESTS is without a
+    complaint, if there are enough.
     """
     newest = sorted(held_out, key=lambda session: -session.night)
     calm = sorted((session for session in newest if session.session_id not in blamed),
@@ -135,9 +138,9 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
     return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request)
 
 
-def write_run(home: Home, night: Night, gathered: Gathered, extract: ExtractConfig, judge: JudgeConfig) -> None:
+def write_run(home: Home, night: Night, chosen: ChosenSessions, extract: ExtractConfig, judge: JudgeConfig) -> None:
     """Write the stages `extract` and `judge` of the night's run. What is there stays if it has the same sessions."""
-    nights = {name: [version.night for version in versions] for name, versions in gathered.sessions.items()}
+    nights = {name: [version.night for version in versions] for name, versions in chosen.sessions.items()}
     used = sorted(set(chain.from_iterable(nights.values())))
     inputs: JSON = {
         "nights": {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in used},
@@ -151,22 +154,22 @@ def write_run(home: Home, night: Night, gathered: Gathered, extract: ExtractConf
         (judge, [VERDICTS], ["extract"]),
     ):
         own = replace(config, run=night.folder, overwrite=True)  # it is cheap, and a person may have reviewed since
-        stage = Stage.open(own, tables[0].stage, tables, parts=len(gathered.parts), inputs=inputs, upstream=upstream,
+        stage = Stage.open(own, tables[0].stage, tables, parts=len(chosen.parts), inputs=inputs, upstream=upstream,
                            command="night")  # fmt: skip
-        for part in range(len(gathered.parts)):
+        for part in range(len(chosen.parts)):
             with stage.writing(part) as out:
-                for table, rows in read_rows(home, gathered, part).items():
+                for table, rows in read_rows(home, chosen, part).items():
                     if table in {written.name for written in tables}:
                         out.rows(table, rows)
                 out.counters.rows_in = len(out.arrow(tables[0]))
 
 
-def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]]:
+def read_rows(home: Home, chosen: ChosenSessions, part: int) -> dict[str, list[JSON]]:
     """Return the rows of one part, by table. Only turns that count are trainable: others are part of prompts."""
-    number, source = gathered.parts[part]
-    chosen = {name: versions for name, versions in gathered.sessions.items()
-              if (versions[0].night, versions[0].part) == (number, source)}  # fmt: skip
-    seen = [version for versions in chosen.values() for version in versions]
+    number, source = chosen.parts[part]
+    in_part = {name: versions for name, versions in chosen.sessions.items()
+               if (versions[0].night, versions[0].part) == (number, source)}  # fmt: skip
+    seen = [version for versions in in_part.values() for version in versions]
     counting = {opinion.turn_id for version in seen for opinion in version.opinions}
     judged = dict[str, tuple[int, bytes, JSON]]()  # turn -> night, digest, verdict
     for judged_in, source_part in sorted({(version.night, version.part) for version in seen}):
@@ -176,7 +179,7 @@ def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]
                     judged[turn.turn_id] = judged_in, digest, turn.decided
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
     for turns in joined_sessions(home.night(number).log, source):
-        if turns[0].session_id not in chosen:
+        if turns[0].session_id not in in_part:
             continue
         rows["sessions"].append(turns[0].session)
         for turn, digest in zip(turns, turn_digests(turns), strict=True):

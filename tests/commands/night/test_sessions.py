@@ -8,8 +8,8 @@ import pytest
 from night_logs import judged_night, options
 from small_logs import chat
 
-from opdkit.commands.night.gather import choose_tests, gather, write_run
 from opdkit.commands.night.home import Home
+from opdkit.commands.night.sessions import choose_sessions, choose_tests, write_run
 from opdkit.commands.night.turned import NightSession, Opinion
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
@@ -44,14 +44,14 @@ def trainable(run: Path) -> Iterator[str]:
 
 def write(home: Home, number: int, **changed: object) -> Path:
     night = home.night(number)
-    chosen = gather(home, night, options(home, **changed), seed=0)
+    chosen = choose_sessions(home, night, options(home, **changed), seed=0)
     write_run(home, night, chosen, ExtractConfig(run=night.folder, logs=("x",)),
               JudgeConfig(run=night.folder, judge="rules"))  # fmt: skip
     return night.folder
 
 
 def test_a_night_learns_what_is_new_and_replays_its_share(home: Home) -> None:
-    chosen = gather(home, home.night(2), options(home, replay=0.25), seed=0)
+    chosen = choose_sessions(home, home.night(2), options(home, replay=0.25), seed=0)
     new = [row["turn_id"] for row in read_all(home.night(2).log, "verdicts") if row["reward"] is not None]
     assert chosen.new == sum(not is_held_out(name.rpartition(":")[0], 0.2) for name in new)
     assert chosen.replayed == round(chosen.new / 3)
@@ -74,8 +74,10 @@ def test_sessions_kept_out_are_kept_out_of_every_night(home: Home) -> None:
 
 
 def test_no_replay_and_the_same_draw_each_time(home: Home) -> None:
-    assert gather(home, home.night(2), options(home, replay=0.0), seed=0).replayed == 0
-    first, again, other = (gather(home, home.night(2), options(home), seed=seed).sessions for seed in (0, 0, 1))
+    assert choose_sessions(home, home.night(2), options(home, replay=0.0), seed=0).replayed == 0
+    first, again, other = (
+        choose_sessions(home, home.night(2), options(home), seed=seed).sessions for seed in (0, 0, 1)
+    )
     assert list(first) == list(again)
     assert first.keys() != other.keys()
 
@@ -89,7 +91,7 @@ def test_a_run_that_was_killed_half_way_is_written_again(home: Home) -> None:
 
 def test_nights_that_were_not_learned_from_are_new(home: Home) -> None:
     night = judged_night(home, 3, *praised("kind dog", "wild cat"), learns=[2, 3])
-    chosen = gather(home, night, options(home), seed=0)
+    chosen = choose_sessions(home, night, options(home), seed=0)
     both = [opinion for versions in chosen.sessions.values() for one in versions for opinion in one.opinions
             if one.night in (2, 3) and not one.is_held_out]  # fmt: skip
     assert chosen.new == len(both)
@@ -102,7 +104,7 @@ def test_of_a_session_only_what_turned_no_longer_counts(home: Home) -> None:
     again = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Please use English instead.", "It is.")
              for thing in THINGS[8:20]]  # fmt: skip
     judged_night(home, 3, *first, learns=[3])
-    chosen = gather(home, judged_night(home, 4, *again, learns=[3, 4]), options(home, replay=0.0), seed=0)
+    chosen = choose_sessions(home, judged_night(home, 4, *again, learns=[3, 4]), options(home, replay=0.0), seed=0)
     assert chosen.new_changes == chosen.changes
     assert len(chosen.changes) == 1
     left = [opinion for versions in chosen.sessions.values() for one in versions if one.night == 3
@@ -118,9 +120,9 @@ def test_a_change_is_found_once_and_stays(home: Home) -> None:
              for thing in THINGS[9:20]]  # fmt: skip
     judged_night(home, 3, *first, learns=[3])
     night = judged_night(home, 4, *again, learns=[3, 4])
-    chosen = gather(home, night, options(home), seed=0)
+    chosen = choose_sessions(home, night, options(home), seed=0)
     night.write(night.record | {"changes": [one.to_json() for one in chosen.changes]})
-    later = gather(home, judged_night(home, 5, *first[:2], learns=[3, 4, 5]), options(home), seed=0)
+    later = choose_sessions(home, judged_night(home, 5, *first[:2], learns=[3, 4, 5]), options(home), seed=0)
     assert (len(chosen.new_changes), later.new_changes) == (1, [])
     assert later.changes == chosen.changes
 
