@@ -2,19 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from opdkit.config.commands import COMMANDS, configure
-from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, find_option, parse_pairs
+from opdkit.config.commands import COMMANDS
+from opdkit.config.fields import StageConfig, fields_of
 from opdkit.config.judge import WARNINGS
-from opdkit.config.run import ORDER, PipelineConfig, RunConfig
+from opdkit.config.pipeline import stage_configurations
+from opdkit.config.run import ORDER, RunConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS
 from opdkit.console import print_facts, say, stdout, warn
-from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.folder import check_model_folder
-from opdkit.store.announce import models_of
+from opdkit.errors import OpdkitError
+from opdkit.model.folder import check_models
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.reading import has_stage, summary_of
@@ -29,7 +28,7 @@ def run(config: RunConfig) -> Summary:
 
     With `--dry-run` each stage reports what it would do. For one that reads an unfinished stage, bounds are printed.
     """
-    stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
+    stages = stage_configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
     check_models(stages.values())
     for stage in stages.values():
         stage.check_inputs()
@@ -56,7 +55,7 @@ def run(config: RunConfig) -> Summary:
             raise
         if name == "extract":
             extracted = summary.counters
-        if summary.next and name in reporting[:-1]:  # the judge waits for its batch
+        if summary.is_waiting:
             break
         if name in reporting[:-1]:
             say(summary.text())
@@ -114,53 +113,3 @@ def with_set_forms(message: str, stage: str) -> str:
                 forms.append(f"--set {name}.{field.name}={_PLACEHOLDERS.get(field.type, 'VALUE')}")
                 break
     return f"{message} (with `opdkit run`: {' '.join(forms)})" if forms else message
-
-
-def configurations(config: PipelineConfig) -> dict[str, StageConfig]:
-    """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults."""
-    common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None,
-                    "dry_run": config.is_dry_run or None}  # fmt: skip
-    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
-    model: JSON = {"model": config.model, "seed": config.seed}
-    costed: JSON = {name: getattr(config, name, None) for name in ("price", "measure")}  # `slurm` has neither
-    common_to_two = costed | {"wording": config.wording}
-    flags: dict[str, JSON] = {
-        "extract": {"logs": config.logs},
-        "judge": {"judge": config.judge, "judge_model": judge_model, "judge_url": config.judge_url,
-                  "criterion": config.criterion, "seed": config.seed, **common_to_two},
-        "teacher": model | common_to_two,
-        "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
-    }  # fmt: skip
-    overrides = _overrides(config)
-    # A local judge comes last: where --model is missing, the error names that, and not what judge takes from it.
-    names = sorted(ORDER, key="judge".__eq__) if config.judge == "local" else ORDER
-    made = {name: configure(name, common | flags[name] | overrides.get(name, {}), config.config) for name in names}
-    if len({made[name].effective()["load_in_4bit"] for name in ("teacher", "train")}) > 1:
-        raise ConfigError("--load-in-4bit must be the same for both: --set teacher.load_in_4bit=true --set "
-                          "train.load_in_4bit=true")  # fmt: skip
-    return {name: made[name] for name in ORDER}
-
-
-def check_models(stages: Iterable[StageConfig]) -> None:
-    """Raise OpdkitError for a path among the models of these stages that holds no model."""
-    for model in (model for stage in stages for model in models_of(stage)):
-        check_model_folder(model)
-
-
-def _overrides(config: PipelineConfig) -> dict[str, JSON]:
-    """Return {"judge": {"votes": 7}} for `--set judge.votes=7`, checked against the stages' options.
-
-    An option that may be repeated keeps all its values; of any other the last one counts, as on a command line.
-    """
-    overrides: dict[str, dict[str, Any]] = {}
-    for path, value in (pair for text in config.set for pair in parse_pairs([text], "--set").items()):
-        stage, _, name = path.replace("-", "_").partition(".")
-        if stage not in ORDER:
-            raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
-        options = [field for field in fields_of(COMMANDS[stage].config) if not field.positional]
-        field = find_option(stage, name, options, f"--set {path}: {stage}")
-        value = str(value) if field.type is str and not field.is_list and not isinstance(value, str) else value
-        value = convert(field, value, f"--set {path}")
-        own = overrides.setdefault(stage, {})
-        own[field.name] = (*own.get(field.name, ()), *value) if field.is_list else value
-    return overrides

@@ -51,7 +51,7 @@ class Batch(Endpoint):
     def __init__(self, config: JudgeConfig, folder: Path | None = None) -> None:
         super().__init__(config, folder)
         self.where = "the batch"
-        self.next = ""
+        self.next, self.is_waiting = "", False
         self.names: Counter[str] = Counter()  # of the models that answer
         self.counts: Counter[str] = Counter()  # of lines, by what they are
         self.failures: Counter[str] = Counter()  # of requests without an answer, by the kind of the error
@@ -231,6 +231,7 @@ class Batch(Endpoint):
             if left > MOST_REQUESTS or size > MOST_BYTES:
                 say(f"OpenAI takes {MOST_REQUESTS:,} requests and {MOST_BYTES // 10**6} MB per file: split it between "
                     "lines (`split -l`); vLLM takes it as it is")  # fmt: skip
+        self.is_waiting = left > 0
         if left:
             then = (f"once {config.out} is answered, `{again} --in ANSWERS`" if config.out else
                     f"`{again} --out FILE` writes the requests")  # fmt: skip

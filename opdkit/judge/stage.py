@@ -142,7 +142,8 @@ def run(config: JudgeConfig) -> Summary:
     check_votes(config, summary)
     warn(*warnings(config, summary.counters))
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
-    summary.next = judge.next if config.judge == "batch" else ""
+    if config.judge == "batch":
+        summary.next, summary.is_waiting = judge.next, judge.is_waiting
     return summary
 
 

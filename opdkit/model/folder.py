@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, StageConfig
 from opdkit.errors import OpdkitError
+from opdkit.store.announce import models_of
 from opdkit.store.plans import check_model_path, model_identity
 
 _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.json, *.safetensors"
@@ -34,6 +35,12 @@ def check_model_folder(name: str) -> None:
         weights += map(str, named.values()) if isinstance(named, dict) else ["no file"]
     if not weights or any(not file.endswith(".safetensors") for file in weights):
         raise OpdkitError(f"{name} holds no weights as *.safetensors{_pickle_advice(path)}")
+
+
+def check_models(stages: Iterable[StageConfig]) -> None:
+    """Raise OpdkitError for a path among the models of these stages that holds no model."""
+    for model in (model for stage in stages for model in models_of(stage)):
+        check_model_folder(model)
 
 
 def pin_model(name: str) -> JSON:

@@ -124,6 +124,7 @@ class Summary:
     parts: int
     where: Path | None  # None: a dry run, which writes nothing
     next: str = ""  # what to do now
+    is_waiting: bool = False  # a batch of the judge has votes without an answer
 
     def rows(self) -> str:
         """Return the rows in, out and dropped, by reason, each with its noun."""

@@ -9,10 +9,11 @@ from small_logs import chat, jsonl
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands.run import configurations, with_set_forms
+from opdkit.commands.run import with_set_forms
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import RunConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
@@ -55,7 +56,7 @@ def test_the_judge_of_a_run_is_named_by_flag_set_or_table(where: str, tmp_path: 
     file.write_text('[judge]\njudge = "rules"\n' if where == "table" else "", encoding="utf-8")
     options: dict[str, JSON] = {"flag": {"judge": "rules"}, "set": {"set": ("judge.judge=rules",)}, "table": {}}
     config = RunConfig(run=tmp_path / "run", logs=("x",), model="m", config=file, **options[where])
-    assert configurations(config)["judge"].effective()["judge"] == "rules"
+    assert stage_configurations(config)["judge"].effective()["judge"] == "rules"
 
 
 def test_the_error_of_a_stage_has_them(tmp_path) -> None:

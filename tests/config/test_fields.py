@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from opdkit.commands.run import configurations
 from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig, fields_of, from_saved, option, parse_pairs
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import RunConfig
 from opdkit.config.shard import parse_shard
 from opdkit.config.train import TrainConfig
@@ -194,7 +194,7 @@ def test_optional_fields_may_be_absent():
 def test_an_option_that_may_be_given_repeatedly_keeps_all_that_is_set(tmp_path):
     given = ("extract.filter=model=a*", "extract.filter=metadata.b=1", "judge.votes=3", "judge.votes=7",
              'judge.good=["metadata.c=1", "metadata.d=1"]', "judge.good=metadata.e=1")  # fmt: skip
-    stages = configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
+    stages = stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
     assert stages["extract"].filter == ("model=a*", "metadata.b=1")
     assert stages["judge"].good == ("metadata.c=1", "metadata.d=1", "metadata.e=1")
     assert stages["judge"].votes == 7

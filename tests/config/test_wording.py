@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from opdkit.chat.messages import message
 from opdkit.chat.template import Chat
 from opdkit.cli import app
-from opdkit.commands.run import configurations
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.pipeline import stage_configurations
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.run import RunConfig
 from opdkit.config.teacher import TeacherConfig
@@ -121,7 +121,7 @@ def test_a_missing_file_is_refused_before_anything_begins(command: str, tmp_path
 
 
 def test_run_gives_the_file_to_judge_and_teacher(own: Path, tmp_path: Path) -> None:
-    stages = configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", wording=own))
+    stages = stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", wording=own))
     assert {name: stage.effective().get("wording") for name, stage in stages.items()} == {
         "extract": None, "judge": str(own), "teacher": str(own), "train": None,
     }  # fmt: skip
@@ -211,7 +211,7 @@ def test_a_criterion_changes_the_verdicts_and_the_manifest(tmp_path: Path) -> No
 def test_a_criterion_of_run_is_the_judges(tmp_path: Path) -> None:
     path = tmp_path / "criterion.txt"
     config = RunConfig(run=tmp_path, logs=("x",), model="m", judge="local", criterion=path)
-    assert {name: stage.effective().get("criterion") for name, stage in configurations(config).items()} == {
+    assert {name: stage.effective().get("criterion") for name, stage in stage_configurations(config).items()} == {
         "extract": None, "judge": str(path), "teacher": None, "train": None,
     }  # fmt: skip
 

@@ -23,6 +23,7 @@ from opdkit.cli import app
 from opdkit.commands import run as pipeline
 from opdkit.config.commands import configure
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.criterion import recorded_judge_options
@@ -191,6 +192,7 @@ def test_two_rounds_with_errors_and_losses_give_the_verdicts_of_the_server(
     lines, draw = read(tmp_path / "1.jsonl"), random.Random(0)
     assert (len(lines), first.parts_done) == (VOTES, 0)
     assert str(tmp_path / "1.jsonl") in first.next
+    assert first.is_waiting
     draw.shuffle(lines)
     failed, missing, good = lines[:7], lines[7:10], lines[10:]
     output = [answer(line) for line in good + good[:12]]
@@ -214,7 +216,7 @@ def test_two_rounds_with_errors_and_losses_give_the_verdicts_of_the_server(
     assert f"10 votes in {len(waiting)} parts" in second.next
     done = snapshot(extracted / "judge" / "verdicts")
     third = judge(extracted, None, write(tmp_path / "answers.jsonl", [answer(line) for line in left]))
-    assert (third.parts_done, third.next) == (12, "")
+    assert (third.parts_done, third.next, third.is_waiting) == (12, "", False)
     assert done.items() <= snapshot(extracted / "judge" / "verdicts").items()
     assert not list((extracted / "judge" / ".tmp").iterdir())
     calm = write_extract(tmp_path / "calm", SESSIONS, per_part=1)
@@ -443,11 +445,11 @@ def test_options_that_do_not_go_together(options: dict, word: str) -> None:
 # -- beside other commands ---------------------------------------------------------------------------------------------
 
 
-def test_the_option_in_is_written_without_the_line_at_its_end(tmp_path: Path) -> None:
+def test_the_option_in_is_written_without_its_trailing_underscore(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('[judge]\njudge = "batch"\njudge_model = "m"\nin = ["a", "b"]\n')
     assert configure("judge", {"run": Path("run")}, tmp_path / "own.toml").in_ == ("a", "b")
     flags = ("judge.judge=batch", "judge.judge_model=m", "judge.in=a", "judge.in=b")
-    stages = pipeline.configurations(RunConfig(run=Path("run"), logs=("x",), model="m", set=flags))
+    stages = stage_configurations(RunConfig(run=Path("run"), logs=("x",), model="m", set=flags))
     assert stages["judge"].effective()["in_"] == ["a", "b"]
 
 

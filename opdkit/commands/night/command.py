@@ -9,12 +9,11 @@ from typing import Any
 
 from opdkit.commands.night.forget import finish_forgetting, forget, reset
 from opdkit.commands.night.home import Home, Night
-from opdkit.commands.run import check_models
-from opdkit.commands.run import configurations as stages_of
 from opdkit.config.command_line import quote
 from opdkit.config.commands import configure, load_function
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.night import ForgetConfig, NightConfig
+from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import PipelineConfig
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, printable, say, stdout, warn
@@ -22,6 +21,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import read_prompts
 from opdkit.extract.news import collect_news, commit_news
 from opdkit.extract.stage import choose_format
+from opdkit.model.folder import check_models
 
 
 def run(config: NightConfig) -> None:
@@ -117,7 +117,7 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
         run=night.folder, logs=config.logs, model=student_of(home, night, config), judge=config.judge,
         judge_model=judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
-    stages = stages_of(pipeline) | {"eval": configure("eval", {"run": night.folder}, config.config)}
+    stages = stage_configurations(pipeline) | {"eval": configure("eval", {"run": night.folder}, config.config)}
     for name, options in ((name, vars(stage)) for name, stage in stages.items()):
         if refused := next((option for option in ("limit", "dry_run", "overwrite") if options.get(option)), None):
             raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")

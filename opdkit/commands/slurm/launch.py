@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from opdkit.commands.run import check_models, configurations
 from opdkit.commands.slurm.scripts import array_script, submit_script, train_script
 from opdkit.config.command_line import quote
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
+from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import choose_format
+from opdkit.model.folder import check_models
 from opdkit.store import plans
 from opdkit.store.plans import check_upstream, differences, manifest, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path
@@ -51,7 +52,7 @@ def run(config: SlurmConfig) -> Launch:
     any stage, missing logs, a stage begun under another plan. Raises OpdkitError for a missing model, or if sbatch is
     missing or refuses.
     """
-    stages = configurations(config)
+    stages = stage_configurations(config)
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
