@@ -140,12 +140,12 @@ class Run:
         return compared
 
     def gate(self, **options: "Unpack[typed.GateOptions]") -> "Decision":
-        """Say whether the trained model may replace the one before it; `print(decision.markdown())` as the command."""
+        """Say whether the trained model may replace the one before it; `markdown()` is what the command prints."""
         decision: Decision = self._run("gate", options)
         return decision
 
     def blame(self, **options: "Unpack[typed.BlameOptions]") -> "Blame":
-        """Say what taught the model what it now does worse; `print(answer.markdown())` as the command."""
+        """Say what taught the model what it now does worse; `markdown()` is what the command prints."""
         answer: Blame = self._run("blame", options)
         return answer
 

@@ -43,7 +43,7 @@ def main() -> None:
     try:
         app()
     finally:
-        gc.freeze()  # Python would look for cycles in all that ends with the process anyway: a second
+        gc.freeze()  # Skip the last garbage collection: it takes a second, and the process ends anyway
         # Flushed here, not when Python ends: here a failure to write can be caught.
         if sys.stdout is not None:
             try:

@@ -61,7 +61,7 @@ class JudgeOptions(TypedDict, total=False):
     seed: int | None
     """seed of every random draw"""
     wording: Text | None
-    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     judge: Literal["rules", "reaction", "local", "endpoint", "batch"] | Judge | None
     """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, through files of requests and answers; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint"""
     judge_model: Text | None
@@ -87,7 +87,7 @@ class JudgeOptions(TypedDict, total=False):
     bad: Texts | None
     """reward -1, without a vote, where this holds; as --good; both or none: votes decide"""
     conflicts: Literal["rating", "hint", "neither"] | None
-    """what holds where a reply was rated +1, and was edited, given up for another one, or complained of next; rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing"""
+    """what holds where a reply was rated +1, and was edited, given up for another one, or complained about next; rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing"""
     criterion: Text | None
     """text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md"""
     votes: int | None
@@ -144,7 +144,7 @@ class TeacherOptions(TypedDict, total=False):
     seed: int | None
     """seed of every random draw"""
     wording: Text | None
-    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     sample_url: Texts | None
     """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
@@ -358,7 +358,7 @@ class EvalOptions(TypedDict, total=False):
     seed: int | None
     """seed of every random draw"""
     wording: Text | None
-    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     sample_url: Texts | None
     """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
@@ -413,7 +413,7 @@ class RolloutOptions(TypedDict, total=False):
     seed: int | None
     """seed of every random draw"""
     wording: Text | None
-    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     sample_url: Texts | None
     """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
@@ -468,7 +468,7 @@ class RunOptions(TypedDict, total=False):
     criterion: Text | None
     """text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md"""
     wording: Text | None
-    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     set: Texts | None
     """any option, as STAGE.OPTION=VALUE; may be given repeatedly"""
     shard: Text | None
@@ -505,7 +505,7 @@ class SlurmOptions(TypedDict, total=False):
     criterion: Text | None
     """text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md"""
     wording: Text | None
-    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     set: Texts | None
     """any option, as STAGE.OPTION=VALUE; may be given repeatedly"""
     shards: int | None

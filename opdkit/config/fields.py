@@ -1,4 +1,4 @@
-"""Declares an option once, as a field of a frozen dataclass. Flag, TOML key, docs and manifest derive from it.
+"""Declare each option once, as a field of a frozen dataclass. Flag, TOML key, docs and manifest derive from it.
 
     votes: int = HOW.option(5, "per question and turn; rules always give one", unit="votes", low=1)
 
@@ -111,7 +111,7 @@ def fields_of(cls: type["CommandConfig"]) -> list[Field]:
             type_ = next(arg for arg in get_args(type_) if arg is not type(None))
         is_list = get_origin(type_) is tuple
         type_ = str if is_list else type_
-        # `in_`: what is a word of Python has a line at its end.
+        # `in_`: an option named like a Python keyword gets a trailing underscore.
         flag = field.name.upper() if "positional" in meta else "--" + field.name.rstrip("_").replace("_", "-")
         name = "list of text" if is_list else words[type_]
         kind = " | ".join(meta.get("choices", ())) or name + (f", {meta['unit']}" if "unit" in meta else "")

@@ -67,7 +67,7 @@ class JudgeConfig(WordedOptions):
     )
     conflicts: str = WHAT.expert(
         "rating",
-        "what holds where a reply was rated +1, and was edited, given up for another one, or complained of next; "
+        "what holds where a reply was rated +1, and was edited, given up for another one, or complained about next; "
         "rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing",
         choices=("rating", "hint", "neither"),
     )

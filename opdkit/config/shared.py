@@ -91,8 +91,8 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
                 {"unit": "turns", "low": 0, "plan": False, "needs": "dry_run"}),
     "criterion": (None, "text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md",
                   {"plan": False}),
-    "wording": (None, "TOML file of own words for the prompts; the judge's questions and criterion, the words around a "
-                "hint: docs/wording.md", {"plan": False, "expert": True}),
+    "wording": (None, "TOML file with your own wording of the prompts; the judge's questions and criterion, the words "
+                "around a hint: docs/wording.md", {"plan": False, "expert": True}),
     "load_in_4bit": (False, "quantize the models while they load (NF4, needs bitsandbytes)", {}),
     "compile": (False, "fuse small operations with torch.compile; faster on a GPU, and the first passes take up to a "
                 "minute longer", {}),
