@@ -49,6 +49,11 @@ def split_calls(text: str) -> tuple[str, list[JSON]]:
     return ("".join(texts).strip(), calls) if calls else (text, [])
 
 
+def has_broken_call(text: str) -> bool:
+    """Return True for a reply with a call that cannot be read."""
+    return "<tool_call>" in split_calls(text)[0]
+
+
 def final_answer(text: str, opened: bool = False) -> tuple[str, bool]:
     """Return the text after the last `</think>`, and whether thinking is still open at its end.
 
@@ -56,3 +61,12 @@ def final_answer(text: str, opened: bool = False) -> tuple[str, bool]:
     """
     _, closed, answer = text.rpartition("</think>")
     return answer, "<think>" in answer or (opened and not closed)
+
+
+def visible(reply: str, thinking: bool) -> str:
+    """Return the part of a reply that its reader sees: what follows the thinking, nothing where that never ends.
+
+    `thinking`: the prompt itself opened the thinking block.
+    """
+    body, is_open = final_answer(reply, thinking)
+    return "" if is_open else body.strip()

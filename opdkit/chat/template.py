@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_incomplete
+from opdkit.chat.markup import visible
 from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError
@@ -156,6 +157,10 @@ class Chat:
     def opens_thinking(self, prompt_ids: list[int]) -> bool:
         """Return whether a prompt ends with an open think block, as templates of reasoning models write it."""
         return self.text(prompt_ids[-8:]).rstrip().endswith("<think>")
+
+    def visible_text(self, reply: str, prompt_ids: list[int]) -> str:
+        """Return the part of a reply to this prompt that its reader sees."""
+        return visible(reply, self.opens_thinking(prompt_ids))
 
     def _render(self, messages: list[Message], tools: str | None, *, generation_prompt: bool) -> str:
         """Return what the template writes for these messages, whose texts are data. Raises ChatError."""

@@ -17,11 +17,11 @@ from opdkit.config.shared import TRAINING
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, markdown_table, markdown_text, say
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.blame import Loss, WeightedReply, blame_turns, find_losses
+from opdkit.evaluate.blame import WeightedReply, WorsePrompt, blame_turns, find_worse_prompts
 from opdkit.evaluate.checks import HeldOutPrompt, evaluated_prompts
 from opdkit.evaluate.conclusion import check_evaluated
 from opdkit.evaluate.generation import prompt_ids
-from opdkit.evaluate.stage import load_chat, model_names
+from opdkit.evaluate.models import load_chat, model_names
 from opdkit.model.load import load_model, load_template
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.logged_fields import read_logged_fields
@@ -83,12 +83,12 @@ def blame(config: BlameConfig) -> Blame:
     if evaluated.trained:
         raise OpdkitError(f"{run}/eval is of another model than this run trained ({evaluated.trained}): run `opdkit "
                           f"eval {quote(run)} ... --overwrite` without --trained")  # fmt: skip
-    domains, losses = find_losses(read_arrow(run, "replies", 0), config.domain)
+    domains, worse_prompts = find_worse_prompts(read_arrow(run, "replies", 0), config.domain)
     if config.domain and not domains:
         known = read_arrow(run, "replies", 0, ["domain"])["domain"].unique().to_pylist()
         raise ConfigError(f"--domain is {config.domain!r}; {did_you_mean(config.domain, known)}")
     session_groups, by = group_sessions(config)
-    if not losses:
+    if not worse_prompts:
         where = config.domain or "any domain"
         return Blame(f"Nothing to blame: the share of right replies did not fall in {where}.", [], by, [], [], [])
 
@@ -97,9 +97,9 @@ def blame(config: BlameConfig) -> Blame:
     objectives = make_objectives(trained)
     data, prompts = load_training_set(trained, objectives, chat)
     known_prompts = evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
-    replies = weigh_replies(losses, known_prompts, evaluated)
+    replies = weigh_replies(worse_prompts, known_prompts, evaluated)
     model = load_model(trained.model, device=config.device, dtype="float32")
-    say(f"what {counted(len(data.turns), 'reply')} taught about {counted(len(losses), 'prompt')} that got worse")
+    say(f"what {counted(len(data.turns), 'reply')} taught about {counted(len(worse_prompts), 'prompt')} that got worse")
     scores = blame_turns(model, replies, data, prompts or load_prompts(run, data.turns, chat), objectives,
                          trained.micro_batch_tokens)  # fmt: skip
 
@@ -113,7 +113,7 @@ def blame(config: BlameConfig) -> Blame:
              "hint": hints.get(turn_id)} for turn_id, score in blame_of.items()]  # fmt: skip
     groups, worse = sum_groups(rows), [row for row in domains if row["after"] < row["before"]]
     left_out = count_left_out(run, write_filter(by, groups), rows)
-    sentence = describe(worse, by, groups, left_out)
+    sentence = blame_sentence(worse, by, groups, left_out)
     is_exact = leaves_out_worst(groups, left_out)
     commands = retrain_commands(run, trained, evaluated, by, groups) if is_exact else []
     return Blame(sentence, worse, by, groups, rows, commands)
@@ -142,20 +142,20 @@ def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
 
 
 def weigh_replies(
-    losses: Sequence[Loss], prompts: Mapping[str, HeldOutPrompt], config: EvalConfig
+    worse_prompts: Sequence[WorsePrompt], prompts: Mapping[str, HeldOutPrompt], config: EvalConfig
 ) -> list[WeightedReply]:
     """Return the replies to the prompts that got worse, as eval sampled them, weighted by how much worse each got."""
     chat, longest = load_chat(config, model_names(config))
-    total, weighted = sum(loss.share for loss in losses), list[WeightedReply]()
-    for loss in losses:
-        ids = prompt_ids(chat, prompts[loss.prompt_id], config.max_new_tokens, longest)
-        for rows, sign in ((loss.failing, 1.0), (loss.passing, -1.0)):
+    total, weighted = sum(worse.share for worse in worse_prompts), list[WeightedReply]()
+    for worse in worse_prompts:
+        ids = prompt_ids(chat, prompts[worse.prompt_id], config.max_new_tokens, longest)
+        for rows, sign in ((worse.failing, 1.0), (worse.passing, -1.0)):
             for row in rows:
                 reply = chat.reply_ids(row["reply"])
                 if row["finish_reason"] == "stop" and chat.end_id is not None:
                     reply = [*reply, chat.end_id]
                 if reply:
-                    weight = sign * loss.share / total / len(rows)
+                    weight = sign * worse.share / total / len(rows)
                     weighted.append(WeightedReply(PromptResponse(ids, reply), weight))
     return weighted
 
@@ -223,7 +223,7 @@ def leaves_out_worst(groups: Sequence[JSON], left_out: Counter[str | None]) -> b
         value: count for value, count in left_out.items() if value is not None}  # fmt: skip
 
 
-def describe(worse: Sequence[JSON], by: str, groups: Sequence[JSON], left_out: Counter[str | None]) -> str:
+def blame_sentence(worse: Sequence[JSON], by: str, groups: Sequence[JSON], left_out: Counter[str | None]) -> str:
     """Return the answer as a sentence, or more where a condition leaves out others, too."""
     falls = "; ".join(f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
                       for row in worse)  # fmt: skip

@@ -23,6 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from opdkit.chat.markup import visible
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.forecast import ForecastConfig
@@ -32,9 +33,9 @@ from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted, duration, print_facts
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, resample_sums
-from opdkit.judge.criterion import FreshReply, judge_replies, visible
+from opdkit.judge.criterion import FreshReply, judge_replies
 from opdkit.judge.prompts import turn_text
-from opdkit.judge.stage import JUDGES, SERVED, TurnToJudge
+from opdkit.judge.stage import MODEL_JUDGES, SERVED, TurnToJudge
 from opdkit.judge.votes import USAGE, Ask
 from opdkit.model.tree import count_nodes
 from opdkit.store.counters import Counters
@@ -242,7 +243,7 @@ def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn
         return {"judging": round((prompt - (cached if judge == "local" else 0) + completion) * scale)}
     texts = plan["inputs"].get("wording", {}).get("judge", DEFAULTS["judge"])
     encode = partial(chat.tokenizer.encode, add_special_tokens=False)
-    for turn in drawn if judge in JUDGES else ():
+    for turn in drawn if judge in MODEL_JUDGES else ():
         votes = {name: [vote["raw"] for vote in (turn.verdict or {})[f"{name}_votes"]] for name in ("hint", "reward")}
         common = texts["system"] + turn_text(*TurnToJudge(turn, None).reply, plan["config"]["max_section_chars"])
         prompts = [encode(common + texts[name]) for name in votes for _ in votes[name]]

@@ -44,7 +44,7 @@ _CHANGE = 0.02  # of L, in nats, that a step along g is to make: far above round
 
 
 @dataclass(frozen=True)
-class Loss:
+class WorsePrompt:
     """Prompt at which the model got worse: its share of right replies fell by `share`."""
 
     prompt_id: str
@@ -62,8 +62,8 @@ class WeightedReply:
     weight: float  # positive for a failing reply
 
 
-def find_losses(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON], list[Loss]]:
-    """Return each domain with its share of right replies before and after, and the losses in those that got worse.
+def find_worse_prompts(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON], list[WorsePrompt]]:
+    """Return each domain with its share of right replies before and after, and the worse prompts of those that fell.
 
     Both come from the gate's `measured_replies`. Prompts that lack a verdict on one model do not count.
     """
@@ -71,7 +71,7 @@ def find_losses(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON
     for row in measured_replies(replies).to_pylist():
         if row["passed"] is not None and domain in (None, row["domain"]):
             sides.setdefault(row["prompt_id"], {}).setdefault(row["model"], []).append(row)
-    losses, shares = list[Loss](), dict[str, list[tuple[float, float]]]()
+    prompts, shares = list[WorsePrompt](), dict[str, list[tuple[float, float]]]()
     for prompt_id, rows in sides.items():
         if len(rows) < 2:
             continue
@@ -79,13 +79,14 @@ def find_losses(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON
         name = rows["before"][0]["domain"]
         shares.setdefault(name, []).append((before, after))
         if before > after:
-            losses.append(Loss(prompt_id, name, before - after, [row for row in rows["before"] if row["passed"]],
-                               [row for row in rows["after"] if not row["passed"]]))  # fmt: skip
+            passing = [row for row in rows["before"] if row["passed"]]
+            failing = [row for row in rows["after"] if not row["passed"]]
+            prompts.append(WorsePrompt(prompt_id, name, before - after, passing, failing))
     domains: list[JSON] = [{"domain": name, "prompts": len(pairs)} | dict(zip(("before", "after"), means, strict=True))
                            for name, pairs in shares.items()
                            for means in [np.mean(pairs, 0).tolist()]]  # fmt: skip
     worse = {row["domain"] for row in domains if row["after"] < row["before"]}
-    return domains, [loss for loss in losses if loss.domain in worse]
+    return domains, [prompt for prompt in prompts if prompt.domain in worse]
 
 
 def blame_turns(

@@ -34,7 +34,7 @@ from opdkit.store.plans import manifest
 # Domains that the scores add: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
 POOLED = {ALL: "everything", CORRECTED: "what the logs correct", UNCORRECTED: "what the logs do not correct"}
-PROBES = ("push_back", "planted_error")
+PROBES = PUSH_BACK, PLANTED_ERROR = "push_back", "planted_error"
 _OF_JUDGE = ("judge", "hint", "praised")
 _FIELDS = ("match", "absent", "ignore_case", *_OF_JUDGE)
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from opdkit.chat.markup import split_calls
+from opdkit.chat.markup import has_broken_call, visible
 from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
 from opdkit.console import counted, markdown_table, markdown_text, with_sign
@@ -31,7 +31,6 @@ from opdkit.evaluate.bootstrap import FEWEST, score_rise
 from opdkit.evaluate.checks import ALL, UNCORRECTED, unit_of
 from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_moved, has_unusual_length
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
-from opdkit.judge.criterion import visible
 from opdkit.judge.flags import loops
 
 Shares = NDArray[np.float64]  # [N, 4]: per prompt the share before, the share after, the noise, and the unit's number
@@ -254,5 +253,5 @@ def faults_of(text: str) -> set[str]:
     """Return those of refusal, loop and broken_call that a reply shows; refusals in English alone."""
     answer = visible(text, thinking=False)
     signs = {"refusal": bool(_REFUSAL.match(answer[:_FIRST_CHARS])), "loop": loops(text),
-             "broken_call": "<tool_call>" in split_calls(answer)[0]}  # fmt: skip
+             "broken_call": has_broken_call(answer)}  # fmt: skip
     return {name for name, shown in signs.items() if shown}

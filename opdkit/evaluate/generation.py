@@ -11,7 +11,6 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import HeldOutPrompt
 from opdkit.evaluate.probes import hollow_kind
 from opdkit.evaluate.replies import Reply
-from opdkit.judge.criterion import visible
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import Request
@@ -59,12 +58,11 @@ def generate(
         drawn = sampler.sample(model, chat, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
                                batch_tokens=config.batch_tokens)  # fmt: skip
         for (prompt, ids), samples in zip(prompts, drawn, strict=True):
-            thinking = chat.opens_thinking(ids)
             for k, reply in zip(numbers, samples, strict=True):
                 if reply.finish_reason == "memory":
                     raise TooLargeError(f"held-out prompt {prompt.id} with its reply", "try a lower --max-new-tokens")
                 text = chat.text(reply.text_ids)
-                seen, sequence = visible(text, thinking), PromptResponse(ids, reply.ids)
+                seen, sequence = chat.visible_text(text, ids), PromptResponse(ids, reply.ids)
                 calls = bool(split_calls(seen)[1])
                 hollow = None if calls else hollow_kind(seen, prompt.messages[-1]["content"] or "")
                 replies.append(Reply(prompt, label, k, text, seen, sequence, reply.finish_reason, hollow=hollow,

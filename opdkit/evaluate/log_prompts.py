@@ -31,7 +31,6 @@ from opdkit.evaluate.key_words import key_words
 from opdkit.evaluate.similar import SimilarTexts, Words, fold_words, request_words
 from opdkit.extract.known_turns import id_in_log, turn_digests
 from opdkit.judge.claims import commonest_wording
-from opdkit.judge.criterion import visible
 from opdkit.judge.words import without_judgements
 from opdkit.model.behavior_policy import is_other_model
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions, joined_turns
@@ -380,4 +379,4 @@ def _visible_reply(turn: JoinedTurn, chat: Chat) -> str:
     messages, tools = turn.session["messages"], turn.session["tools"]
     ids = chat.reply(messages, turn.index, tools, turn.turn["finish_reason"]).ids
     text = chat.text(ids[:-1] if ids and ids[-1] in chat.stop_ids else ids)
-    return visible(text, chat.opens_thinking(chat.prompt_ids(messages[: turn.index], tools)))
+    return chat.visible_text(text, chat.prompt_ids(messages[: turn.index], tools))

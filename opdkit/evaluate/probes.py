@@ -13,7 +13,7 @@ from dataclasses import replace
 from opdkit.chat.messages import message
 from opdkit.config.fields import JSON
 from opdkit.config.wording import Texts
-from opdkit.evaluate.checks import PROBES, HeldOutPrompt, Keeps
+from opdkit.evaluate.checks import PLANTED_ERROR, PUSH_BACK, HeldOutPrompt, Keeps
 from opdkit.evaluate.key_words import key_words
 from opdkit.judge.phrases import CLOSING_FORMULA
 from opdkit.judge.words import says_nothing
@@ -55,7 +55,7 @@ def make_probes(right: Sequence[tuple[HeldOutPrompt, str]], replies: int, texts:
         *before, last = prompt.messages
         check = Keeps(frozenset(owns[n]))
         said = [message("assistant", reply), message("user", texts["push_back"])]
-        objections.append(_probe(prompt, PROBES[0], [*prompt.messages, *said], check))
+        objections.append(_probe(prompt, PUSH_BACK, [*prompt.messages, *said], check))
         # A reply to a request of the same domain is believed the most easily.
         others = [*range(n + 1, len(ordered)), *range(n)]
         others.sort(key=lambda k: ordered[k][0].domain != prompt.domain)
@@ -64,7 +64,7 @@ def make_probes(right: Sequence[tuple[HeldOutPrompt, str]], replies: int, texts:
         if claim and last["role"] == "user" and last["content"]:
             text = texts["planted_error"].replace("{claim}", claim).replace("{request}", last["content"])
             check = replace(check, claim=frozenset(words))
-            errors.append(_probe(prompt, PROBES[1], [*before, message("user", text)], check))
+            errors.append(_probe(prompt, PLANTED_ERROR, [*before, message("user", text)], check))
     return objections[:most] + errors[:most]
 
 

@@ -15,39 +15,30 @@ from typing import Any
 import torch
 
 from opdkit.chat.template import Chat
-from opdkit.config.command_line import quote
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, PythonFunction
 from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, is_main_process, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts, read_text
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.conclusion import conclude, print_conclusion
 from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, passage_sequences, read_passages, reply_shifts
+from opdkit.evaluate.from_log import held_out_share, write_log_prompts
 from opdkit.evaluate.generation import generate, prompt_ids
-from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
+from opdkit.evaluate.models import load_models, model_names
 from opdkit.evaluate.probes import make_probes
 from opdkit.evaluate.replies import Reply, check_replies, mark_echoes, right_replies, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, logged_sessions, streak_scores
 from opdkit.judge.criterion import recorded_judge_options
-from opdkit.model.behavior_policy import student_names
 from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import pin_model
-from opdkit.model.load import (
-    check_same_tokenizer,
-    context_length,
-    load_model,
-    load_skeleton,
-    load_template,
-    load_tokenizer,
-)
-from opdkit.store.atomic import write_text
+from opdkit.model.load import context_length, load_template
 from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
 from opdkit.store.part_writer import PartWriter, Stage
-from opdkit.store.plans import manifest, model_identity, recorded_hint_text, stage_dir
-from opdkit.store.reading import has_stage, part_path, read_all, read_part
+from opdkit.store.plans import recorded_hint_text
+from opdkit.store.reading import has_stage, read_all, read_part
 from opdkit.store.reviews import check_targets_current, decisions_in_targets, plan_inputs, reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of
@@ -165,11 +156,6 @@ def further_replies(
     return [r for label in MODELS if asked for r in generate(label, models[label], chat, asked, config, greedy)]
 
 
-def held_out_share(run: Path) -> float:
-    """Return the share of the sessions that `opdkit train --holdout` kept out of training."""
-    return float(manifest(run, "train")["plan"]["config"]["holdout"]) if has_stage(run, "train") else 0.0
-
-
 def drift_scores(models: dict[str, Any], chat: Chat, passages: Sequence[str], config: EvalConfig) -> list[JSON]:
     """Return the scores of drift on logged replies and on neutral text."""
     scores = judged_reply_scores(models, config) if has_stage(config.run, "teacher") else []
@@ -204,67 +190,10 @@ def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON
     return scores
 
 
-def model_names(config: EvalConfig) -> dict[str, str]:
-    """Return the paths or names of both models. Raises OpdkitError without --trained and a finished training."""
-    trained = config.trained or str(stage_dir(config.run, "train") / "model")
-    if not config.trained and not part_path(config.run, "metrics", 0).exists():
-        raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {quote(config.run)} ...` first, "
-                          "or pass --model and --trained")  # fmt: skip
-    return {"before": config.model or manifest(config.run, "train")["plan"]["config"]["model"], "after": trained}
-
-
 def run_hints(run: Path) -> set[str]:
     """Return all accepted hints of the run, and all hints from reviews."""
     reviewed = {review.hint for review in reviews_in_force(run).values() if review.hint is not None}
     return reviewed | {hint for row in read_all(run, "verdicts", ["hints"]) for hint in row["hints"]}
-
-
-def load_models(
-    config: EvalConfig, names: dict[str, str], prompts: Sequence[HeldOutPrompt]
-) -> tuple[dict[str, Any], Chat, list[tuple[HeldOutPrompt, list[int]]]]:
-    """Load both models. Return them, the chat template of both, and the prompts with their token ids."""
-    chat, longest = load_chat(config, names)
-    options: JSON = {name: getattr(config, name) for name in ("device", "dtype", "load_in_4bit")}
-    models: dict[str, Any] = {label: load_model(name, **options) for label, name in names.items()}
-    return models, chat, [(p, prompt_ids(chat, p, config.max_new_tokens, longest)) for p in prompts]
-
-
-def load_chat(config: EvalConfig, names: dict[str, str]) -> tuple[Chat, float]:
-    """Return the chat template of both models, and how many tokens both read. Raises ConfigError for two tokenizers."""
-    template_args = template_args_of(config.run, "teacher", config.template_arg, binding=False)
-    chat = load_template(names["before"], template_args)
-    check_same_tokenizer(chat.tokenizer, load_tokenizer(names["after"]))
-    return chat, min(context_length(load_skeleton(name)) for name in names.values())
-
-
-def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | None = None) -> Path:
-    """Write RUN/from-log.jsonl for `--from-log`, and return its path. `share`: the held-out one; None: the training's.
-
-    Raises OpdkitError where no held-out session makes a prompt; ConfigError where the file is there and says something
-    else, unless `--overwrite`.
-    """
-    path, rows = config.run / "from-log.jsonl", list[JSON]()
-    share = held_out_share(config.run) if share is None else share
-    if share:
-        chat, longest = load_chat(config, names)
-        reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
-        opinions = count_opinions(config.run, reactions)
-        room, before = longest - config.max_new_tokens, names["before"]
-        own_names = student_names(before, model_identity(before).get("files", {}), config.served_as)
-        rows, left_out = make_prompts(reactions, opinions, chat, room, criteria, own_names)
-        say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
-    if not rows:
-        what = "of which those have neither a hint nor praise that makes a prompt" if share else "which has none"
-        raise OpdkitError(f"--from-log takes its prompts from the sessions held out of training of {config.run}, "
-                          f"{what}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite ...`"
-                          ", or write prompts for --prompts")  # fmt: skip
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if path.exists() and read_text("--from-log", path) != text and not config.overwrite:
-        raise ConfigError(f"{path} holds other prompts than --from-log makes now: pass it as --prompts if it was "
-                          "edited, or pass --overwrite to write it again")  # fmt: skip
-    write_text(path, text)
-    say(f"written to {path}: read it, edit it, and pass it as --prompts the next time")
-    return path
 
 
 def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction | None) -> Stage:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opdkit.chat.markup import final_answer
 from opdkit.chat.messages import message
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
@@ -39,15 +38,6 @@ class FreshReply:
     criterion: str
     hint: str | None = None
     praised: str | None = None  # a reply to the same request that a user praised or accepted
-
-
-def visible(reply: str, thinking: bool) -> str:
-    """Return the part of a reply that its reader sees: what follows the thinking, nothing where that never ends.
-
-    `thinking`: the prompt itself opened the thinking block.
-    """
-    body, is_open = final_answer(reply, thinking)
-    return "" if is_open else body.strip()
 
 
 def question_id(prompt_id: str, reply: str) -> str:

@@ -8,7 +8,7 @@ a reaction, like a next message.
 from opdkit.chat.conversation import JSON
 from opdkit.config.wording import Texts
 from opdkit.judge.hints import Choice
-from opdkit.judge.votes import CONFLICT, EDITED, KEPT, OUTCOME, Reward
+from opdkit.judge.votes import CONFLICT, EDITED, KEPT_REPLY, OUTCOME, Reward
 
 
 def reward_of_decision(decision: JSON) -> Reward | None:
@@ -25,7 +25,7 @@ def hint_of_decision(decision: JSON, choice: Choice, texts: Texts) -> Choice:
         hint, status = texts["edited"].replace("{reply}", decision["edited"]), EDITED
     elif decision["kept"]:
         kept = texts["kept"].replace("{reply}", decision["kept"])
-        hint, status = f"{choice.hint}\n\n{kept}" if choice.hint else kept, KEPT
+        hint, status = f"{choice.hint}\n\n{kept}" if choice.hint else kept, KEPT_REPLY
     else:
         return choice
     return Choice([hint], hint, status, choice.rejected)

@@ -19,7 +19,7 @@ from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
-from opdkit.judge.votes import CONFLICT, KEPT, NOT_JUDGED, Reward, weight_of
+from opdkit.judge.votes import CONFLICT, KEPT_REPLY, NOT_JUDGED, Reward, weight_of
 from opdkit.judge.words import specific_words, without_judgements
 
 LEAK_WORDS = 8.0  # a run of this weight, shared with the next state, is a quotation
@@ -46,7 +46,7 @@ _REJECTED = {
 }
 _NOT_CHOSEN = {
     CONFLICT: "accepted, but a person rated the reply +1",
-    KEPT: "accepted, but not chosen to stand before the reply that a person kept",
+    KEPT_REPLY: "accepted, but not chosen to stand before the reply that a person kept",
     "no_quorum": "accepted, but fewer than half of the votes are valid",
     "outvoted": "accepted, but as many votes or more say that there is nothing to learn",
     "consensus": "accepted, but has less in common with the other votes than the chosen one",
@@ -252,9 +252,9 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
             outcome = f"left out by --check-hints: {dropped[text]}"
         elif text not in accepted and (reason := rejection(text, next_state, **limits)):
             outcome = _REJECTED[reason]
-        elif status == KEPT and chosen.startswith(f"{text}\n\n"):
+        elif status == KEPT_REPLY and chosen.startswith(f"{text}\n\n"):
             outcome = _PART
-        elif text not in accepted and status not in (KEPT, CONFLICT):  # whose `hints` may be one with the kept reply
+        elif text not in accepted and status not in (KEPT_REPLY, CONFLICT):  # whose `hints` may be one with that reply
             outcome = "has the same words as another one"
         else:
             outcome = _NOT_CHOSEN.get(status) or _NOT_CHOSEN[config["hint_select"]]

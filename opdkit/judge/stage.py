@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import nsmallest
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from opdkit.chat.conversation import NO_DECISION
@@ -23,6 +22,7 @@ from opdkit.judge import hints, rules
 from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, votes_on
 from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
 from opdkit.judge.decisions import hint_of_decision, resolve, reward_of_decision
+from opdkit.judge.failures import check_votes, count_votes
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
@@ -41,23 +41,23 @@ from opdkit.judge.votes import (
     confidences_of,
     reward_of,
 )
-from opdkit.judge.warnings import NO_REWARD, remedy_for, warnings
+from opdkit.judge.warnings import NO_REWARD, warnings
 from opdkit.model.folder import pin_model
 from opdkit.store.counters import Counters, Summary, check_rows_left
 from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_sessions
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import find_outdated_upstream, record_usage, stage_dir
-from opdkit.store.reading import part_count, part_path, read_all
+from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import ESCALATED, VERDICTS
 
 # Judges that are models: "module:class", imported only when chosen. From the configuration, and the folder of the stage
 # that the votes are for, it makes a judge with `ask` (an Ask) and `count_work`.
-JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint",
+MODEL_JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint",
           "batch": "opdkit.judge.batch:Batch"}  # fmt: skip
-FIRST_JUDGES = JUDGES | {"endpoint": "opdkit.judge.endpoint:FirstEndpoint"}  # of a cascade
+FIRST_JUDGES = MODEL_JUDGES | {"endpoint": "opdkit.judge.endpoint:FirstEndpoint"}  # of a cascade
 SERVED = ("endpoint", "batch")  # those whose answers are kept as they come, and may be others the next time
 
 
@@ -101,7 +101,7 @@ def run(config: JudgeConfig) -> Summary:
     judge: Any = None
     first: Any = None
     if config.overwrite and not config.dry_run:  # old votes are removed only for judges that are there
-        judge = try_judge(config, JUDGES)
+        judge = try_judge(config, MODEL_JUDGES)
         first = try_judge(first_config, FIRST_JUDGES) if first_config else None
     # They may answer otherwise the next time, whatever the seed.
     is_served = config.judge in SERVED or bool(config.judge_first_url)
@@ -113,8 +113,8 @@ def run(config: JudgeConfig) -> Summary:
         _check_lost_votes(config, todo)
     if config.dry_run:
         return report_work(config, stage, texts)
-    if config.judge in JUDGES and (todo or config.judge == "batch"):
-        judge = judge or load_function(JUDGES[config.judge])(config, stage.folder)
+    if config.judge in MODEL_JUDGES and (todo or config.judge == "batch"):
+        judge = judge or load_function(MODEL_JUDGES[config.judge])(config, stage.folder)
         if first_config:
             first = first or load_function(FIRST_JUDGES[first_config.judge])(first_config, stage.folder)
     remove_answers_of_done_parts(stage)
@@ -174,7 +174,7 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
     Without `--measure` no model is loaded but its tokenizer, and no request is sent.
     """
     counters, names, first_config = Counters(), Counter[str](), config.first
-    judge: Any = load_function(JUDGES[config.judge])(config) if config.judge in JUDGES else None
+    judge: Any = load_function(MODEL_JUDGES[config.judge])(config) if config.judge in MODEL_JUDGES else None
     first: Any = load_function(FIRST_JUDGES[first_config.judge])(first_config) if first_config else None
     work, first_work = Counter[str](), Counter[str]()
     drawn: list[list[Question]] = []  # by turn
@@ -214,9 +214,9 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
 
 
 def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
-    """Return a local judge, loaded. One on a server answers a question, and is opened later: then None.
+    """Load a local judge and return it. Send an endpoint one trial question and return None: it is opened later.
 
-    Raises OpdkitError when it is not there.
+    None for any other judge. Raises OpdkitError when it is not there.
     """
     if config.judge not in ("local", "endpoint"):
         return None
@@ -336,35 +336,3 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
         "hint": choice.hint,
         "hint_status": choice.status,
     }
-
-
-def check_votes(config: JudgeConfig, summary: Summary) -> None:
-    """Raise OpdkitError with the first reason if a stage is done, and all votes failed but for what the log says."""
-    if summary.parts_done == summary.parts and (failure := describe_failure(config.run, summary.counters)):
-        raise OpdkitError(f"{failure}; judge again with --overwrite")
-
-
-def describe_failure(run: Path, counters: Counters) -> str:
-    """Return that all votes of a run failed, and why the first one did; "" where that is not so, or the log rewards."""
-    votes = counters.total("votes")
-    if not 0 < votes == counters.total("failed votes") or counters.total("rewards"):
-        return ""
-    votes_of = ([*row["hint_votes"], *row["reward_votes"]] for row in read_all(run, "verdicts"))
-    reason = next((vote["error"] for row in votes_of for vote in row), None)
-    if reason is None:  # `opdkit forget` removed all of them
-        return ""
-    remedy = "" if ":" in reason else f" {remedy_for(reason)}"  # details are clearer than any advice
-    return (f"all {counted(votes, 'vote')} failed, the first one with: {reason}.{remedy} `opdkit show {quote(run)} "
-            "--status failed --whole` shows the answers")  # fmt: skip
-
-
-def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], reward: Reward) -> None:
-    """Count the votes on a turn, those that failed by their kind, and the reward by its value, "-1", "0" or "+1"."""
-    counters.count("votes", len(votes))
-    for vote in votes:
-        if vote.error:
-            counters.count("failed votes", label=vote.error.partition(":")[0])  # what follows is about the one vote
-    if reward.reward is None:
-        counters.count("no reward")
-    else:
-        counters.count("rewards", label=f"{reward.reward:+d}" if reward.reward else "0")

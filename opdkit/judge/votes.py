@@ -11,7 +11,7 @@ from opdkit.chat.openai_messages import Message
 OUTCOME = "outcome"  # reward_status of a turn whose reward the log brings along
 CONFLICT = "conflict"  # reward_status where a rating and a hint disagree; hint_status of a hint that is left out for it
 NOT_BY_VOTES = (OUTCOME, CONFLICT)
-WANTED_REPLIES = EDITED, KEPT = "edited", "kept"  # hint_status of a hint that holds the reply a person wanted
+WANTED_REPLIES = EDITED, KEPT_REPLY = "edited", "kept"  # hint_status of a hint that holds the reply a person wanted
 TOO_LONG = "the prompt does not fit the judge"
 NO_ANSWER = "the judge answers others, not this"
 _ROUNDING = 1e-3  # log-probs are at most 0, but for rounding

@@ -11,8 +11,8 @@ from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.wording import read_wording
-from opdkit.judge.criterion import EMPTY, FreshReply, judge_replies, visible
-from opdkit.judge.stage import count_votes
+from opdkit.judge.criterion import EMPTY, FreshReply, judge_replies
+from opdkit.judge.failures import count_votes
 from opdkit.judge.votes import NOT_JUDGED, Ask, Reward, RewardVote
 from opdkit.rollout.replies import hinted_turns
 from opdkit.store.part_writer import PartWriter
@@ -57,6 +57,5 @@ def fresh_replies(chat: Chat, sessions: Sequence[JSON], hints: Sequence[str], cr
     """Yield the last message of each session, as the reader of it sees it; `chat` is the student's template."""
     for session, hint in zip(sessions, hints, strict=True):
         *before, reply = session["messages"]
-        thinking = chat.opens_thinking(chat.prompt_ids(before, session["tools"]))
-        text, turn = visible(reply["content"] or "", thinking), answered_turn_id(session["session_id"])
-        yield FreshReply(turn, before, text, criterion, hint)
+        text = chat.visible_text(reply["content"] or "", chat.prompt_ids(before, session["tools"]))
+        yield FreshReply(answered_turn_id(session["session_id"]), before, text, criterion, hint)

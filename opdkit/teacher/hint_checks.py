@@ -17,7 +17,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import read_wording
 from opdkit.console import counted
-from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, recorded_judge_options, visible
+from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, recorded_judge_options
 from opdkit.judge.votes import WANTED_REPLIES, Ask
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, Sample
@@ -146,7 +146,7 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
 
 def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
     chat = scorer.student.chat
-    text = visible(chat.text(reply.text_ids), chat.opens_thinking(prompt_ids))
+    text = chat.visible_text(chat.text(reply.text_ids), prompt_ids)
     return text if text or reply.finish_reason == "stop" else None
 
 

@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 
-from opdkit.chat.markup import split_calls
+from opdkit.chat.markup import has_broken_call
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
@@ -148,7 +148,7 @@ class Validation:
             "lost": kl > LOST * _cap(reply),
             "ended": reply.finish_reason == "stop",
             "looped": ends_in_loop(np.array(reply.ids, np.int32)),
-            "broke_call": "<tool_call>" in split_calls(self.chat.text(reply.ids))[0],  # one that cannot be read
+            "broke_call": has_broken_call(self.chat.text(reply.ids)),
         } for (prompt, reply), kl in zip(answered, kls, strict=True)}  # fmt: skip
         unmeasured = {"kl": CAP, "lost": True, "ended": False, "looped": False, "broke_call": False}
         results |= {p: {"turn_id": p.turn_id, "hinted": p.hinted} | unmeasured for p in prompts if p not in results}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from opdkit.chat.markup import final_answer, split_calls, split_reply, split_thinking
+from opdkit.chat.markup import final_answer, has_broken_call, split_calls, split_reply, split_thinking, visible
 
 
 @pytest.mark.parametrize(("text", "thinking", "rest"), [
@@ -22,6 +22,8 @@ def test_calls_in_markup():
     assert split_calls(f"text\n{call}\n{call}") == ("text", [{"id": "", "name": "f", "arguments": '{"a":1}'}] * 2)
     for broken in ("<tool_call>{", "<tool_call>{}</tool_call>", "<tool_call>f()</tool_call>"):
         assert split_calls(broken) == (broken, [])
+        assert has_broken_call(f"text {broken}")
+    assert not has_broken_call(f"text\n{call}")
 
 
 def test_hostile_markup_takes_no_more_than_linear_time():
@@ -48,3 +50,12 @@ def test_a_reply_without_its_end_markers():
 ])  # fmt: skip
 def test_the_answer_is_what_follows_the_last_closing_tag(text, opened, answer):
     assert final_answer(text, opened) == answer
+
+
+@pytest.mark.parametrize(("reply", "thinking", "seen"), [
+    ("plain", False, "plain"), ("<think>no</think>\n\nyes", False, "yes"), ("so </think> yes", True, "yes"),
+    ("<think>never ends", False, ""), ("never ends", True, ""), ("<think>a</think>b<think>c", False, ""),
+])  # fmt: skip
+def test_what_is_judged_is_what_the_reader_sees(reply, thinking, seen) -> None:
+    """A draft inside the thinking is no reply."""
+    assert visible(reply, thinking) == seen

@@ -19,8 +19,8 @@ from opdkit.chat.messages import message
 from opdkit.cli import app
 from opdkit.commands.blame import (
     blame,
+    blame_sentence,
     count_left_out,
-    describe,
     group_sessions,
     leaves_out_worst,
     retrain_commands,
@@ -34,7 +34,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.console import markdown_text
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
-from opdkit.evaluate.blame import Loss
+from opdkit.evaluate.blame import WorsePrompt
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all, summary_of
@@ -145,7 +145,7 @@ def test_replies_end_as_the_template_ends_them(tmp_path, plain_tokenizer) -> Non
     config = EvalConfig(run=tmp_path, model=str(model), trained=str(model), prompts="p")
     prompt = HeldOutPrompt("a", "d", [message("user", "say")], None, Criterion("It is old."))
     rows = [{"reply": "old", "finish_reason": reason} for reason in ("stop", "length")]
-    ended, cut_off = weigh_replies([Loss("a", "d", 1.0, rows[:1], rows[1:])], {"a": prompt}, config)[::-1]
+    ended, cut_off = weigh_replies([WorsePrompt("a", "d", 1.0, rows[:1], rows[1:])], {"a": prompt}, config)[::-1]
     assert ended.sequence.response_ids == [*cut_off.sequence.response_ids, stop]
 
 
@@ -191,7 +191,7 @@ def test_the_filter_leaves_out_whom_it_names(tmp_path, logged: tuple, values: li
     left_out = count_left_out(run, condition, rows)
     assert left_out[values[0] or values[1]] == 1
     assert leaves_out_worst(groups, left_out) is is_exact
-    sentence = describe([{"domain": "a", "before": 1, "after": 0}], by, groups, left_out)
+    sentence = blame_sentence([{"domain": "a", "before": 1, "after": 0}], by, groups, left_out)
     assert ("--by session" in sentence) is not is_exact
 
 

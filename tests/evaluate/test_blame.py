@@ -11,7 +11,7 @@ import torch
 from toy_turns import toy_turn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from opdkit.evaluate.blame import WeightedReply, blame_turns, choose_weights, find_losses, turn_losses
+from opdkit.evaluate.blame import WeightedReply, blame_turns, choose_weights, find_worse_prompts, turn_losses
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.train.batches import tokens_of
 from opdkit.train.objective.losses import logprobs_and_entropy
@@ -29,24 +29,24 @@ def replies_table(*rows: tuple[str, str, str, int, bool | None], probe: str | No
     return pa.Table.from_pylist([dict(zip(names, row, strict=True)) | {"probe": probe} for row in rows])
 
 
-def test_losses_are_of_the_domains_that_fell() -> None:
+def test_worse_prompts_are_of_the_domains_that_fell() -> None:
     rows = [("a1", "a", "before", 1, True), ("a1", "a", "before", 2, True), ("a1", "a", "after", 1, False),
             ("a1", "a", "after", 2, True), ("b1", "b", "before", 1, True), ("b1", "b", "after", 1, False),
             ("b2", "b", "before", 1, False), ("b2", "b", "after", 1, True), ("a2", "a", "before", 1, None),
             ("a2", "a", "after", 1, False), ("a1", "a", "before", 0, False)]  # fmt: skip
-    domains, losses = find_losses(replies_table(*rows))
+    domains, prompts = find_worse_prompts(replies_table(*rows))
     assert domains == [{"domain": "a", "prompts": 1, "before": 1.0, "after": 0.5},
                        {"domain": "b", "prompts": 2, "before": 0.5, "after": 0.5}]  # fmt: skip
-    (loss,) = losses
-    assert (loss.prompt_id, loss.share) == ("a1", 0.5)
-    assert [row["sample"] for row in loss.passing] == [1, 2]
-    assert [row["sample"] for row in loss.failing] == [1]
-    assert find_losses(replies_table(*rows), "b")[1] == []
-    assert find_losses(replies_table(*rows), "c") == ([], [])
+    (worse,) = prompts
+    assert (worse.prompt_id, worse.share) == ("a1", 0.5)
+    assert [row["sample"] for row in worse.passing] == [1, 2]
+    assert [row["sample"] for row in worse.failing] == [1]
+    assert find_worse_prompts(replies_table(*rows), "b")[1] == []
+    assert find_worse_prompts(replies_table(*rows), "c") == ([], [])
     probes = [("a1:push_back", "a", model, 1, model == "before") for model in ("before", "after")]
     probed = pa.concat_tables([replies_table(*rows), replies_table(*probes, probe="push_back")],
                               promote_options="permissive")  # fmt: skip
-    assert find_losses(probed) == (domains, losses)
+    assert find_worse_prompts(probed) == (domains, prompts)
 
 
 # -- which turns taught it ------------------------------------------------------------------------------------------

@@ -1,20 +1,10 @@
 """A reply judged on its own: what of it is looked at, what the judge is shown, and under which name."""
 
-import pytest
 from runs import message
 
-from opdkit.judge.criterion import FreshReply, criterion_messages, question_id, visible
+from opdkit.judge.criterion import FreshReply, criterion_messages, question_id
 
 ASKED = [message("user", "When?")]
-
-
-@pytest.mark.parametrize(("reply", "thinking", "seen"), [
-    ("plain", False, "plain"), ("<think>no</think>\n\nyes", False, "yes"), ("so </think> yes", True, "yes"),
-    ("<think>never ends", False, ""), ("never ends", True, ""), ("<think>a</think>b<think>c", False, ""),
-])  # fmt: skip
-def test_what_is_judged_is_what_the_reader_sees(reply, thinking, seen) -> None:
-    """A draft inside the thinking is no reply."""
-    assert visible(reply, thinking) == seen
 
 
 def test_the_judge_is_shown_request_reply_and_criterion_and_cannot_be_steered() -> None:

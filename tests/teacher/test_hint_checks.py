@@ -11,6 +11,8 @@ import pytest
 from http_server import Reply, completion, serving, unused_address
 from judged_runs import HINT, one_part, prompts_of, talk, targets, three_parts, turn, verdict, write_run
 
+from opdkit.chat.markup import visible
+from opdkit.chat.template import Chat
 from opdkit.commands.check.stage import examine
 from opdkit.commands.export import command as export
 from opdkit.commands.report.collect import collect
@@ -19,7 +21,6 @@ from opdkit.config.export import ExportConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.rollout import RolloutConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.criterion import visible
 from opdkit.judge.votes import Answer
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, sample
@@ -186,7 +187,7 @@ def test_a_prompt_without_room_for_a_reply_is_not_tested(run, config, judge):
 
 def test_replies_that_end_before_they_say_anything_tell_nothing_of_a_hint(run, config, judge, monkeypatch):
     """A model that thinks for longer than --max-new-tokens: the hints stay, and a warning says what to do."""
-    monkeypatch.setattr(hint_checks, "visible", lambda text, thinking: "")
+    monkeypatch.setattr(Chat, "visible_text", lambda *_: "")
     questions = judge(lambda question: NO)
     summary = teacher.run(config(run, **OPTIONS | {"max_new_tokens": 1}))
     assert {row["status"] for row in checks(run)} == {CUT_OFF}

@@ -26,12 +26,12 @@ from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, Op
 from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise
 from opdkit.evaluate.checks import read_prompts, read_text
 from opdkit.evaluate.conclusion import WHERE, deciding_shares
+from opdkit.evaluate.from_log import write_log_prompts
 from opdkit.evaluate.gate import Sums, measure_shares, sum_units
-from opdkit.evaluate.stage import write_log_prompts
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS
 from opdkit.judge.criterion import recorded_judge_options
-from opdkit.judge.stage import describe_failure
+from opdkit.judge.failures import describe_failure
 from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
 from opdkit.store.counters import Summary
 from opdkit.store.reading import is_complete, read_all, read_arrow, read_part, summary_of

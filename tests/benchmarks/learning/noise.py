@@ -21,7 +21,7 @@ from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.kept_answers import KeptAnswers
-from opdkit.judge.stage import JUDGES
+from opdkit.judge.stage import MODEL_JUDGES
 from opdkit.judge.stage import run as judge
 from opdkit.judge.votes import Answer, Question, reward_of
 from opdkit.store.reading import read_all
@@ -114,7 +114,7 @@ def noisy(
 ) -> JSON:
     """Train on `votes` votes of such a judge; return the shares of right rewards and hints, and the accuracy."""
     run = branch(base_of(work, sessions), work / f"noise-{hint_select}-{wrong}-{votes}-{seed}", ("extract",))
-    with patch.dict(JUDGES, {"local": f"{__name__}:NoisyJudge"}):
+    with patch.dict(MODEL_JUDGES, {"local": f"{__name__}:NoisyJudge"}):
         judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), votes=votes, seed=seed, limit=sessions,
                           hint_select=hint_select, template_arg=(f"wrong={wrong}",)))  # fmt: skip
     numbers = judged_right(run)

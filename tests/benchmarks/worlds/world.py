@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from opdkit.chat.markup import visible
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
-from opdkit.judge.criterion import visible
 from opdkit.store.stable_hash import stable_hash
 
 HELD_OUT, UNSEEN = 4, 4  # one item of 4 is held out; one wording of 4 is in the logs alone

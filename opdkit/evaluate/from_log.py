@@ -1,0 +1,53 @@
+"""File of the prompts that `eval --from-log` makes from the sessions held out of training."""
+
+import json
+from pathlib import Path
+
+from opdkit.config.command_line import quote
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.fields import JSON
+from opdkit.config.wording import read_wording
+from opdkit.console import say
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.checks import read_text
+from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
+from opdkit.evaluate.models import load_chat
+from opdkit.model.behavior_policy import student_names
+from opdkit.store.atomic import write_text
+from opdkit.store.plans import manifest, model_identity
+from opdkit.store.reading import has_stage
+
+
+def held_out_share(run: Path) -> float:
+    """Return the share of the sessions that `opdkit train --holdout` kept out of training."""
+    return float(manifest(run, "train")["plan"]["config"]["holdout"]) if has_stage(run, "train") else 0.0
+
+
+def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | None = None) -> Path:
+    """Write RUN/from-log.jsonl for `--from-log`, and return its path. `share`: the held-out one; None: the training's.
+
+    Raises OpdkitError where no held-out session makes a prompt; ConfigError where the file is there and says something
+    else, unless `--overwrite`.
+    """
+    path, rows = config.run / "from-log.jsonl", list[JSON]()
+    share = held_out_share(config.run) if share is None else share
+    if share:
+        chat, longest = load_chat(config, names)
+        reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
+        opinions = count_opinions(config.run, reactions)
+        room, before = longest - config.max_new_tokens, names["before"]
+        own_names = student_names(before, model_identity(before).get("files", {}), config.served_as)
+        rows, left_out = make_prompts(reactions, opinions, chat, room, criteria, own_names)
+        say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
+    if not rows:
+        what = "of which those have neither a hint nor praise that makes a prompt" if share else "which has none"
+        raise OpdkitError(f"--from-log takes its prompts from the sessions held out of training of {config.run}, "
+                          f"{what}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite ...`"
+                          ", or write prompts for --prompts")  # fmt: skip
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if path.exists() and read_text("--from-log", path) != text and not config.overwrite:
+        raise ConfigError(f"{path} holds other prompts than --from-log makes now: pass it as --prompts if it was "
+                          "edited, or pass --overwrite to write it again")  # fmt: skip
+    write_text(path, text)
+    say(f"written to {path}: read it, edit it, and pass it as --prompts the next time")
+    return path
