@@ -4,8 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from opdkit.judge.hints import words
-from opdkit.judge.words import FILLER, specific_words
+from opdkit.judge.words import FILLER, specific_words, words
 from opdkit.store.joined_turns import JoinedTurn
 
 Words = frozenset[str]  # of a text

@@ -7,8 +7,7 @@ A hint makes claims: a word, and whether it is wanted. "Use Python, not Java" cl
 import re
 from collections.abc import Iterable
 
-from opdkit.judge.hints import terms
-from opdkit.judge.words import FILLER, LEAD, NEGATION, OPPOSITES, specific_words, without_judgements
+from opdkit.judge.words import FILLER, LEAD, NEGATION, OPPOSITES, specific_words, terms, without_judgements
 
 Claims = frozenset[tuple[str, bool]]
 

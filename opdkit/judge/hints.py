@@ -5,7 +5,6 @@ reply should have done, and a hint that quotes the next state gives the answer a
 """
 
 import math
-import unicodedata
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -13,29 +12,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-import regex
-
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.judge.votes import CONFLICT, KEPT_REPLY, NOT_JUDGED, Reward, weight_of
-from opdkit.judge.words import specific_words, without_judgements
+from opdkit.judge.words import specific_words, terms, without_judgements, word_weight, words
 
 LEAK_WORDS = 8.0  # a run of this weight, shared with the next state, is a quotation
 _SCORE_WORDS = 25  # where a hint of even density scores highest: one or two sentences
 
-# Each Han or Kana character counts as a word, since there are no spaces between words. In Thai and the like, a phrase
-# without a space does: a letter alone means nothing. Vowel signs and other marks are part of their word.
-_HAN, _THAI = (regex.compile(rf"[{scripts}]") for scripts in (
-    r"\p{Han}\p{Hiragana}\p{Katakana}ー", r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"))  # fmt: skip
-_LETTERS = rf"[[\p{{L}}\p{{N}}]--{_HAN.pattern}][[\p{{L}}\p{{N}}\p{{M}}]--{_HAN.pattern}]*"
-_WORD = regex.compile(rf"(?V1){_HAN.pattern}\p{{M}}*|{_LETTERS}(?:['’]{_LETTERS})*")
-# Words with the signs that change what they say (C++, C#, -5, 20%), and signs that stand for a word (>=, €).
-_TERM = regex.compile(
-    rf"(?V1){_HAN.pattern}\p{{M}}*|(?:(?<![\p{{L}}\p{{N}}])[-−](?=\p{{N}}))?{_LETTERS}(?:['’]{_LETTERS})*"
-    r"(?:\+\+|[#%°](?![\p{L}\p{N}]))?|[<>=≤≥≠±×÷]+|\p{Sc}"
-)
 # What became of a candidate, in words.
 CHOSEN = "chosen"
 _REJECTED = {
@@ -132,14 +118,9 @@ def is_leak(hint: str, next_state: str) -> bool:
     Two Han or Kana characters count as one word, and so do four characters of Thai.
     """
     ours, theirs = words(hint), f" {' '.join(words(next_state))} "
-    sums = [0.0, *accumulate(map(_weight, ours))]
+    sums = [0.0, *accumulate(map(word_weight, ours))]
     spans = ((start, bisect_left(sums, before + LEAK_WORDS)) for start, before in enumerate(sums))
     return any(end < len(sums) and f" {' '.join(ours[start:end])} " in theirs for start, end in spans)
-
-
-def _weight(word: str) -> float:
-    """Return how many words of a language with spaces a word stands for."""
-    return 0.5 if _HAN.match(word) else max(1.0, len(word) / 4) if _THAI.match(word) else 1.0
 
 
 def reply_in_context(messages: list[Message], index: int, next_count: int, decision: JSON) -> ReplyInContext:
@@ -170,21 +151,6 @@ def raw_reaction(messages: Sequence[Message], index: int, next_count: int) -> tu
     said = (message["content"] or "" for message in following if message["role"] in ("user", "tool"))
     hint = "\n\n".join(text for text in map(str.strip, said) if text)
     return NOT_JUDGED, Choice([hint], hint, "ok") if hint else Choice([], None, "none")
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text, case folded, compatibility forms unified, without punctuation."""
-    return [w.replace("’", "'") for w in _WORD.findall(unicodedata.normalize("NFKC", text).casefold())]
-
-
-def terms(text: str) -> list[str]:
-    """Return the words of a text with the signs that change what they say, and signs that stand for a word.
-
-    >>> terms("Use C++, not C#: x >= -5 costs 3 €.")
-    ['use', 'c++', 'not', 'c#', 'x', '>=', '-5', 'costs', '3', '€']
-    """
-    found = _TERM.findall(unicodedata.normalize("NFKC", text).casefold())
-    return [term.replace("’", "'").replace("−", "-") for term in found]
 
 
 def distinct(hints: Sequence[str]) -> list[str]:

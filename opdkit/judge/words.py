@@ -1,11 +1,14 @@
-"""Words that the rules judge and the filter of hints know, from words.toml: which language a text is in, what is empty.
+"""Words of a text, and those that words.toml lists: which language a text is in, what is empty.
 
 Neither is exact. The language decides only whether English patterns are applied, and one frequent word tells enough.
 """
 
 import re
 import tomllib
+import unicodedata
 from pathlib import Path
+
+import regex
 
 _LISTS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 _FREQUENT = {language: frozenset(words.split()) for language, words in _LISTS["frequent"].items()}
@@ -31,6 +34,37 @@ _LETTERS = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _SAMPLE_WORDS = 200
 _ENOUGH_WORDS = 8  # of English prose this long, hardly any has no frequent word
 _PROSE = 0.85  # share of letters and spaces, which code and paths do not reach
+# Each Han or Kana character counts as a word, since there are no spaces between words. In Thai and the like, a phrase
+# without a space does: a letter alone means nothing. Vowel signs and other marks are part of their word.
+_HAN, _THAI = (regex.compile(rf"[{scripts}]") for scripts in (
+    r"\p{Han}\p{Hiragana}\p{Katakana}ー", r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"))  # fmt: skip
+_SPACED = rf"[[\p{{L}}\p{{N}}]--{_HAN.pattern}][[\p{{L}}\p{{N}}\p{{M}}]--{_HAN.pattern}]*"
+_WORD = regex.compile(rf"(?V1){_HAN.pattern}\p{{M}}*|{_SPACED}(?:['’]{_SPACED})*")
+# Words with the signs that change what they say (C++, C#, -5, 20%), and signs that stand for a word (>=, €).
+_TERM = regex.compile(
+    rf"(?V1){_HAN.pattern}\p{{M}}*|(?:(?<![\p{{L}}\p{{N}}])[-−](?=\p{{N}}))?{_SPACED}(?:['’]{_SPACED})*"
+    r"(?:\+\+|[#%°](?![\p{L}\p{N}]))?|[<>=≤≥≠±×÷]+|\p{Sc}"
+)
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text, case folded, compatibility forms unified, without punctuation."""
+    return [w.replace("’", "'") for w in _WORD.findall(unicodedata.normalize("NFKC", text).casefold())]
+
+
+def terms(text: str) -> list[str]:
+    """Return the words of a text with the signs that change what they say, and signs that stand for a word.
+
+    >>> terms("Use C++, not C#: x >= -5 costs 3 €.")
+    ['use', 'c++', 'not', 'c#', 'x', '>=', '-5', 'costs', '3', '€']
+    """
+    found = _TERM.findall(unicodedata.normalize("NFKC", text).casefold())
+    return [term.replace("’", "'").replace("−", "-") for term in found]
+
+
+def word_weight(word: str) -> float:
+    """Return how many words of a language with spaces a word stands for."""
+    return 0.5 if _HAN.match(word) else max(1.0, len(word) / 4) if _THAI.match(word) else 1.0
 
 
 def is_english(text: str) -> bool:

@@ -20,8 +20,8 @@ from opdkit.judge.hints import (
     rejection,
     select_hint,
     specificity,
-    words,
 )
+from opdkit.judge.words import words
 from opdkit.store.reading import read_all
 
 NEXT = "No, please give me the temperature for tomorrow in degrees Celsius, not in Fahrenheit."
@@ -128,21 +128,6 @@ def test_a_leak_in_a_script_without_spaces() -> None:
     assert is_leak("ตอบว่า อุณหภูมิสูงสุดของวันพรุ่งนี้ในกรุงเทพ", "อุณหภูมิสูงสุดของวันพรุ่งนี้ในกรุงเทพ เท่าไร")
     assert not is_leak("ตอบเป็นภาษาไทย", "ไม่ใช่ ตอบเป็นภาษาไทย สิ")
     assert not is_leak("用 Python 写", "请用Python写代码")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("उत्तर हिन्दी में दीजिए।", ["उत्तर", "हिन्दी", "में", "दीजिए"]),
-        ("தமிழில் பதிலளிக்கவும்", ["தமிழில்", "பதிலளிக்கவும்"]),
-        ("ใช้ รายการ", ["ใช้", "รายการ"]),
-        ("العَرَبِية", ["العَرَبِية"]),
-        ("用Python写", ["用", "python", "写"]),
-        ("Don’t a_b ｶﾞ", ["don't", "a", "b", "ガ"]),
-    ],
-)
-def test_marks_are_part_of_a_word(text: str, expected: list[str]) -> None:
-    assert words(text) == expected
 
 
 def test_hints_that_differ_in_a_vowel_sign_are_two() -> None:

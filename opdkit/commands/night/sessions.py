@@ -19,7 +19,7 @@ from opdkit.config.night import NightConfig
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
 from opdkit.evaluate.similar import request_words
 from opdkit.extract.known_turns import turn_digests
-from opdkit.judge.hints import words
+from opdkit.judge.words import words
 from opdkit.store.joined_turns import JoinedTurn, joined_sessions
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, manifest

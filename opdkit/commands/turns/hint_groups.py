@@ -12,7 +12,7 @@ from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import PASSED
 from opdkit.judge.claims import claims_of, contradicts, group_alike
-from opdkit.judge.hints import words
+from opdkit.judge.words import words
 from opdkit.store.reading import part_count, part_path, read_arrow, read_part
 from opdkit.store.reviews import REVIEWED
 
