@@ -11,8 +11,8 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import HeldOutPrompt
 from opdkit.evaluate.probes import hollow_kind
 from opdkit.evaluate.replies import Reply
-from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.scoring import PromptResponse
@@ -53,7 +53,7 @@ def generate(
     for numbers, temperature in ((range(int(greedy)), 0.0), (range(1, config.samples + 1), config.temperature)):
         if not numbers:
             continue
-        streams = [[token_generator(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
+        streams = [[random_stream(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
         requests = [Request(ids, generators) for (_, ids), generators in zip(prompts, streams, strict=True)]
         drawn = sampler.sample(model, chat, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
                                batch_tokens=config.batch_tokens)  # fmt: skip

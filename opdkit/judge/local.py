@@ -20,8 +20,9 @@ from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import TOO_LONG, Answer, Question, Usage, confidence_of
 from opdkit.judge.warnings import UNBUILT
-from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, token_generator
+from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device
 from opdkit.model.memory import TOO_LARGE
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
 
 _QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that has its votes
@@ -94,7 +95,7 @@ class LocalJudge:
         for indices, new_tokens in self._batches(ids):
             requests, unread = [], self.count_read([ids[i] for i in indices], max_new_tokens=new_tokens)
             for i in indices:
-                streams = [token_generator(self.config.seed, questions[i].turn_id, questions[i].name, vote)
+                streams = [random_stream(self.config.seed, questions[i].turn_id, questions[i].name, vote)
                            for vote in range(self.config.votes)]  # fmt: skip
                 requests.append(Request(ids[i], streams))
             drawn = sample(self.model, requests, temperature=self.config.temperature, max_new_tokens=new_tokens,

@@ -1,4 +1,4 @@
-"""Loading of models and tokenizers from a folder or the hub, and seeded random generators."""
+"""Loading of models and tokenizers from a folder or the hub."""
 
 import contextlib
 import logging
@@ -35,7 +35,6 @@ from opdkit.model.compiled import compile_small_operations
 from opdkit.model.folder import MERGE, check_model_folder, read_config
 from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
 from opdkit.store.plans import check_model_path
-from opdkit.store.stable_hash import stable_hash
 
 transformers_logging.disable_progress_bar()  # while weights load; opdkit shows its own progress
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel for CPUs whenever it is imported
@@ -256,8 +255,8 @@ def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase)
     differing.sort(key=lambda t: (min(ids_a.get(t, 1 << 62), ids_b.get(t, 1 << 62)), t))
     first = ", ".join(f"{t!r} {ids_a.get(t, 'none')} and {ids_b.get(t, 'none')}" for t in differing[:3])
     raise ConfigError(
-        f"student and teacher must share one tokenizer, but {counted(len(differing), 'token')} "
-        f"{verb(len(differing), 'has', 'have')} different ids in {a.name_or_path} and {b.name_or_path}: {first}"
+        f"{a.name_or_path} and {b.name_or_path} must have the same tokenizer, but {counted(len(differing), 'token')} "
+        f"{verb(len(differing), 'has', 'have')} different ids: {first}"
     )
 
 
@@ -269,11 +268,3 @@ def context_length(model: PreTrainedModel) -> float:
     config = model.config.get_text_config()
     lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))  # MPT has the latter
     return next((length for length in lengths if length is not None), math.inf)
-
-
-def token_generator(seed: int, *parts: str | int) -> torch.Generator:
-    """Return a CPU generator that depends only on the seed and the parts, such as (seed, turn_id, vote).
-
-    Its numbers are the same whatever the order, process or shard.
-    """
-    return torch.Generator().manual_seed(stable_hash(seed, *parts, bits=63))

@@ -16,8 +16,9 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
 from opdkit.model.folder import weights_name
-from opdkit.model.load import context_length, load_model, load_template, token_generator
+from opdkit.model.load import context_length, load_model, load_template
 from opdkit.model.memory import TOO_LARGE
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.store.dropped_hints import DROPPED
@@ -81,7 +82,7 @@ def write_replies(config: RolloutConfig, student: Student, turns: Sequence[Joine
         except ChatError as error:
             counters.drop(error.reason)
             continue
-        streams = [token_generator(config.seed, "rollout", turn.turn_id, g) for g in range(config.samples)]
+        streams = [random_stream(config.seed, "rollout", turn.turn_id, g) for g in range(config.samples)]
         answered.append(turn)
         requests.append(Request(ids, streams))
     drawn = student.sampler.sample(student.model, student.chat, requests, temperature=1.0,

@@ -19,7 +19,7 @@ from opdkit.config.wording import read_wording
 from opdkit.console import counted
 from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, recorded_judge_options
 from opdkit.judge.votes import WANTED_REPLIES, Ask
-from opdkit.model.load import token_generator
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample
 from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
 from opdkit.store.reviews import REVIEWED
@@ -113,7 +113,7 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
     student, texts = scorer.student, read_wording(config.wording)["criterion"]
     turns = list(turns_to_check(config, scorer, sessions))
     numbers, seed = range(config.check_hints), config.seed
-    requests = [Request(ids, [token_generator(seed, "check", turn.turn_id, k) for k in numbers])
+    requests = [Request(ids, [random_stream(seed, "check", turn.turn_id, k) for k in numbers])
                 for turn in turns for ids in turn.prompts]  # fmt: skip
     sampled = iter(scorer.sampler.sample(student.model, student.chat, requests, temperature=1.0,
                                          max_new_tokens=config.max_new_tokens,

@@ -11,8 +11,8 @@ from itertools import groupby
 
 from opdkit.chat.template import Reply
 from opdkit.config.teacher import TeacherConfig
-from opdkit.model.load import token_generator
 from opdkit.model.memory import TOO_LARGE
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, reply_room
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
@@ -56,7 +56,7 @@ def sample_replies(
                 turn.counters.count("not written", label="no room for a reply")
                 continue
             key = (config.seed, "written", turn.example.verdict["turn_id"])
-            requests[i] = Request(turn.prompt_ids, [token_generator(*key, g) for g in range(config.samples)])
+            requests[i] = Request(turn.prompt_ids, [random_stream(*key, g) for g in range(config.samples)])
         sampled = scorer.sampler.sample(policy.model, policy.chat, list(requests.values()), temperature=1.0,
                                         max_new_tokens=max_new_tokens, batch_tokens=config.batch_tokens)  # fmt: skip
         samples |= zip(requests, sampled, strict=True)

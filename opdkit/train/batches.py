@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opdkit.model.load import token_generator
+from opdkit.model.random_streams import random_stream
 from opdkit.train.objective.terms import Tokens
 from opdkit.train.targets import Turn
 
@@ -52,7 +52,7 @@ def draw_steps(
     strength = [sum(strengths[i] for i in unit) / len(unit) for unit in units]
     steps = []
     for epoch in epochs:
-        drawn = torch.randperm(len(units), generator=token_generator(seed, "epoch", epoch)).tolist()
+        drawn = torch.randperm(len(units), generator=random_stream(seed, "epoch", epoch)).tolist()
         if order != "random":
             drawn.sort(key=lambda u: strength[u] if order == "easy-first" else -strength[u])
         steps_by_phase = []

@@ -25,8 +25,8 @@ from opdkit.chat.markup import has_broken_call
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
-from opdkit.model.load import token_generator
 from opdkit.model.loops import ends_in_loop
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import LogprobQuery, PromptResponse
 from opdkit.model.tree_reading import logprobs_in_trees
@@ -127,7 +127,7 @@ class Validation:
         if not prompts:
             return {}, 0
         size = self.config.micro_batch_tokens
-        streams = [[token_generator(self.config.seed, "validation", p.turn_id, draw)] for p in prompts]
+        streams = [[random_stream(self.config.seed, "validation", p.turn_id, draw)] for p in prompts]
         requests = [Request(p.prompt_ids, own) for p, own in zip(prompts, streams, strict=True)]
         samples = sample(student, requests, temperature=1.0, max_new_tokens=self.max_new_tokens,
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip

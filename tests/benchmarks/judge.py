@@ -23,7 +23,8 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.model.load import load_tokenizer, token_generator
+from opdkit.model.load import load_tokenizer
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.sampling.batches import group_prompts
 from opdkit.store.reading import read_all
@@ -53,7 +54,7 @@ def prompts(chat: Chat, log: Path, count: int) -> list[list[int]]:
 
 
 def ours(model: PreTrainedModel, asked: Sequence[list[int]], votes: int, new_tokens: int) -> list[list[Sample]]:
-    requests = [Request(ids, [token_generator(0, i, v) for v in range(votes)]) for i, ids in enumerate(asked)]
+    requests = [Request(ids, [random_stream(0, i, v) for v in range(votes)]) for i, ids in enumerate(asked)]
     return sample(model, requests, temperature=DEFAULTS.temperature, max_new_tokens=new_tokens, stop_ids=frozenset(),
                   batch_tokens=DEFAULTS.batch_tokens)  # fmt: skip
 

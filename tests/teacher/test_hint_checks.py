@@ -22,7 +22,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.rollout import RolloutConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.votes import Answer
-from opdkit.model.load import token_generator
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, sample
 from opdkit.rollout import stage as rollout
 from opdkit.store.part_writer import Stage
@@ -108,7 +108,7 @@ def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(run, c
     for row in rows:
         for ids in prompts_of(run, tiny_model_dir, row, "last-user"):
             for k in range(3):
-                request = Request(ids, [token_generator(0, "check", row["turn_id"], k)])
+                request = Request(ids, [random_stream(0, "check", row["turn_id"], k)])
                 [[reply]] = sample(scorer.student.model, [request], temperature=1.0, max_new_tokens=8,
                                    stop_ids=chat.stop_ids, batch_tokens=999)  # fmt: skip
                 text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)

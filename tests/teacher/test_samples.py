@@ -12,7 +12,8 @@ from scored_runs import toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM
 
 from opdkit.errors import ConfigError
-from opdkit.model.load import load_template, token_generator
+from opdkit.model.load import load_template
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Sample
 from opdkit.store.reading import read_all
 from opdkit.teacher import samples
@@ -59,7 +60,7 @@ def test_a_draw_is_the_first_token_of_its_own_stream(run, config, tiny_model_dir
         _, prompt = prompts_of(run, tiny_model_dir, row, "last-user")
         with torch.no_grad():
             below = model(torch.tensor([prompt])).logits[0, -1].softmax(-1).double().cumsum(-1)
-        stream = token_generator(0, "written", row["turn_id"], row["written"])
+        stream = random_stream(0, "written", row["turn_id"], row["written"])
         drawn = torch.rand((), generator=stream, dtype=torch.float64) * below[-1]
         assert row["response_ids"][0] == int((below <= drawn).sum())
 

@@ -21,7 +21,8 @@ from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat, ChatError
 from opdkit.commands.check.stage import examine
 from opdkit.errors import OpdkitError
-from opdkit.model.load import load_model, load_template, load_tokenizer, token_generator
+from opdkit.model.load import load_model, load_template, load_tokenizer
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
@@ -121,7 +122,7 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, vali
         hint = hints[turn.turn_id]
         prompt = chat.prompt_ids(messages, None)
         teacher = chat.prompt_ids(with_hint(messages, hint, "last-user"), None) if hint else prompt
-        streams = [token_generator(validation.config.seed, "validation", turn.turn_id, 0)]
+        streams = [random_stream(validation.config.seed, "validation", turn.turn_id, 0)]
         ((reply,),) = sample(after, [Request(prompt, streams)], temperature=1.0, batch_tokens=8192,
                              max_new_tokens=validation.max_new_tokens, stop_ids=chat.stop_ids)  # fmt: skip
         ended.append(reply.finish_reason == "stop")

@@ -25,7 +25,8 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
-from opdkit.model.load import load_model, load_tokenizer, token_generator
+from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, sample
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.scoring import PromptResponse, score
@@ -53,7 +54,7 @@ def open_model(folder: Path) -> tuple:
 
 def requests(chat: Chat, samples: int = 1) -> list[Request]:
     prompts = [chat.prompt_ids([{"role": "user", "content": text}]) for text in TEXTS]
-    return [Request(ids, [token_generator(0, n, k) for k in range(samples)]) for n, ids in enumerate(prompts)]
+    return [Request(ids, [random_stream(0, n, k) for k in range(samples)]) for n, ids in enumerate(prompts)]
 
 
 def sampler(*urls: str, **options) -> Sampler:
