@@ -55,7 +55,7 @@ def plan_rows(sequences: Sequence[list[int]], pack_tokens: int, *, one_fork: boo
     planner = _Planner(segments, pack_tokens, one_fork)
     for root in (i for i, segment in enumerate(segments) if segment.parent is None):
         planner.add(root, 0, -1)
-    planner.read_waiting()
+    planner.plan_waiting()
     paths = paths_of(segments, leaves, planner.first_node)
     return Plan(tuple(planner.passes), paths, planner.tokens, sum(map(len, sequences)) - planner.tokens)
 
@@ -86,16 +86,16 @@ class _Planner:
         """Plan the subtree of a branch: as rows where that reads few tokens again, else as a trunk with branches."""
         leaves = self._leaves(branch)
         if len(leaves) > 1 and not self._is_cheap(branch, start):
-            self._read_trunk(branch, start, after)
+            self._plan_trunk(branch, start, after)
             return
         for leaf in leaves:
             waiting = [*self.waiting, _Row(leaf, start, after, self.segments[leaf].end - start)]
             keys = len(waiting) * max(r.start + r.length for r in waiting)
             if sum(r.length for r in waiting) > self.pack_tokens or keys > _MOST_KEYS * self.pack_tokens:
-                self.read_waiting()
+                self.plan_waiting()
             self.waiting.append(waiting[-1])
 
-    def _read_trunk(self, root: int, start: int, after: int) -> None:
+    def _plan_trunk(self, root: int, start: int, after: int) -> None:
         """Plan a trunk, cut at its forks, and the branches that leave it."""
         outer, self.waiting = self.waiting, []
         trunk = trunk_of(self.segments, root)
@@ -104,12 +104,12 @@ class _Planner:
             branches = [c for c in self.segments[segment].children if c != following]
             # A single token is not a piece: some models read it by another formula, which rounds more.
             if fork - start > 1 and not all(self._is_cheap(c, start) for c in branches):
-                after = self._read([_Row(segment, start, after, fork - start)])
+                after = self._plan_pass([_Row(segment, start, after, fork - start)])
                 start = fork
             for branch in branches:
                 self.add(branch, start, after)
         self.add(trunk[-1], start, after)
-        self.read_waiting()
+        self.plan_waiting()
         self.waiting = outer
 
     def _leaves(self, branch: int) -> list[int]:
@@ -121,7 +121,7 @@ class _Planner:
         read = sum(self.segments[leaf].end - start for leaf in self._leaves(branch))
         return read <= (1 + _MOST_READ_AGAIN) * self.segments[branch].size
 
-    def read_waiting(self) -> None:
+    def plan_waiting(self) -> None:
         """Plan passes for the rows that wait, rows of similar length together."""
         rows: list[_Row] = []
         fork = {r: r.after if self.one_fork else r.after >= 0 for r in self.waiting}  # rows of one pass have one value
@@ -130,13 +130,13 @@ class _Planner:
             padded, read = len(together) * together[0].length, sum(r.length for r in together)
             fits = padded <= min(self.pack_tokens, (1 + _MOST_PADDING) * read) and fork[row] == fork[together[0]]
             if rows and not fits:
-                self._read(rows)
+                self._plan_pass(rows)
             rows = together if fits or not rows else [row]
         if rows:
-            self._read(rows)
+            self._plan_pass(rows)
         self.waiting = []
 
-    def _read(self, rows: Sequence[_Row]) -> int:
+    def _plan_pass(self, rows: Sequence[_Row]) -> int:
         """Plan a pass over these rows. Return its index."""
         ids = list[tuple[int, ...]]()
         for row in rows:

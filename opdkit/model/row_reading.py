@@ -26,16 +26,18 @@ from opdkit.model.windows import mask_for
 _SCANNED = 512
 
 
-def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, most: int) -> tuple[OutputLayer, Tensor]:
+def hidden_states_of_rows(
+    model: Any, passes: Sequence[Rows], nodes_W: Tensor, max_piece: int
+) -> tuple[Tensor, OutputLayer]:
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits.
 
-    A single row of more than `most` tokens is read in pieces. What a pass keeps is freed after its last use.
+    A single row of more than `max_piece` tokens is read in pieces. What a pass keeps is freed after its last use.
     """
     device, body, hidden, first = input_device(model), decoder_of(model), list[Tensor](), 0
     cache_name, takes_positions = cache_name_of(body), "position_ids" in signature(body.forward).parameters
     last_use = {a: i for i, rows in enumerate(passes) for a in rows.after}
     scans = scan_modules(model)
-    most = min(most, _SCANNED) if scans else most
+    max_piece = min(max_piece, _SCANNED) if scans else max_piece
     caches: dict[int, Any] = {}
     for i, rows in progress(list(enumerate(passes)), "reading", len(passes), "passes"):
         if rows.after[0] < 0:
@@ -55,7 +57,7 @@ def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, m
         nodes = nodes_W[(nodes_W >= first) & (nodes_W < first + len(rows))] - first
         places_m2 = torch.tensor([(r, t) for r, ids in enumerate(rows.ids) for t in range(len(ids))])[nodes]
         first += len(rows)
-        pieces = math.ceil(width / most) if len(rows.ids) == 1 else 1  # of about equal length
+        pieces = math.ceil(width / max_piece) if len(rows.ids) == 1 else 1  # of about equal length
         size = math.ceil(width / pieces)
         for start in range(0, width, size):
             if takes_positions:
@@ -70,7 +72,7 @@ def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, m
             hidden.append(hidden_rnH[row_m, token_m - start])
         if i in last_use:
             caches[i] = cache
-    return OutputLayer(model, output), torch.cat(hidden)
+    return torch.cat(hidden), OutputLayer(model, output)
 
 
 def continue_rows(caches: Sequence[Any], starts: Sequence[int]) -> Any:

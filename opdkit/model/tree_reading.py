@@ -1,7 +1,7 @@
 """Log-probs of sequences with common prefixes: a model reads each token of their tree once (see `opdkit.model.tree`).
 
-    trees = read_trees([(model, sequences)], batch_tokens)
-    logprobs_of(Mixture((model,)), queries, batch_tokens=batch_tokens, reader=trees)
+    reader = read_trees([(model, sequences)], batch_tokens)
+    logprobs_of(Mixture((model,)), queries, batch_tokens=batch_tokens, reader=reader)
 
 Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a response token is predicted, H hidden size.
 """
@@ -9,7 +9,7 @@ Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a resp
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,10 +54,10 @@ _COMPARED_TOKENS = 4096
 
 
 @dataclass
-class TreesRead(Reader):
-    """Trees that models have read, and how many tokens went through the layers of the models."""
+class TreeReader(Reader):
+    """Reader of trees that went through the layers of models, and how many tokens did."""
 
-    by_model: dict[int, "ReadTree"] = field(default_factory=dict)  # id(model) -> its tree; absent: padded batches
+    by_model: dict[int, "TreeStates"] = field(default_factory=dict)  # id(model) -> its tree; absent: padded batches
     tokens: int = 0  # read, including those of the padded batches to come
     saved: int = 0  # tokens that padded batches would read in addition
 
@@ -71,21 +71,28 @@ class TreesRead(Reader):
         return len(sequence.response_ids) if id(model) in self.by_model else super().length(model, sequence)
 
 
+class TokenEstimate(NamedTuple):
+    """Tokens that `read_trees` would read, and those that padded batches would read in addition."""
+
+    tokens: int
+    saved: int
+
+
 def read_trees(
-    readings: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
-) -> TreesRead:
+    by_model: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
+) -> TreeReader:
     """Let each model read the tree of its sequences, where that saves enough tokens and gives the model's own numbers.
 
     With `whole` False, nothing is read here and all sequences are left to padded batches. Raises OpdkitError when the
     first tree that a model reads gives other numbers than padded batches.
     """
-    trees = TreesRead()
-    for model, sequences, plan in _plan_trees(readings, batch_tokens, whole):
+    trees = TreeReader()
+    for model, sequences, plan in _plan_trees(by_model, batch_tokens, whole):
         total = sum(map(len, sequences))
         if plan is None or not check_tree_reading(model):
             trees.tokens += total
             continue
-        tree = ReadTree(model, sequences, plan, max(_LEAST, batch_tokens))
+        tree = TreeStates(model, sequences, plan, max(_LEAST, batch_tokens))
         if not bool(tree.hidden_WH.isfinite().all()):
             # A masked NaN is still a NaN times 0. In padded batches it affects only the turns that have it.
             trees.tokens += plan.tokens + total
@@ -112,11 +119,11 @@ def plan_tree(model: PreTrainedModel, sequences: Sequence[PromptResponse], pack_
 
 
 def _plan_trees(
-    readings: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, whole: bool
+    by_model: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, whole: bool
 ) -> Iterator[tuple[PreTrainedModel, list[PromptResponse], Plan[Any] | None]]:
     """Yield each model with all of its sequences and the plan to read their tree; None where that saves too little."""
-    for model in {id(model): model for model, _ in readings}.values():
-        sequences = [s for reader, given in readings if reader is model for s in given]
+    for model in {id(model): model for model, _ in by_model}.values():
+        sequences = [s for other, given in by_model if other is model for s in given]
         plan = None
         if whole:
             plan = plan_tree(model, sequences, min(PACK_TOKENS, batch_tokens))
@@ -124,17 +131,17 @@ def _plan_trees(
 
 
 def estimate_tokens(
-    readings: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
-) -> TreesRead:
+    by_model: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
+) -> TokenEstimate:
     """Return how many tokens `read_trees` would read and save. Models need no weights: none of them runs.
 
     A model that fails the comparison of `check_tree_reading` would read them all.
     """
-    estimate = TreesRead()
-    for model, sequences, plan in _plan_trees(readings, batch_tokens, whole):
-        saved = 0 if plan is None or find_build_problem(model) else plan.saved
-        estimate.tokens, estimate.saved = estimate.tokens + sum(map(len, sequences)) - saved, estimate.saved + saved
-    return estimate
+    tokens, saved = 0, 0
+    for model, sequences, plan in _plan_trees(by_model, batch_tokens, whole):
+        tokens += sum(map(len, sequences))
+        saved += 0 if plan is None or find_build_problem(model) else plan.saved
+    return TokenEstimate(tokens - saved, saved)
 
 
 def logprobs_in_trees(
@@ -166,38 +173,39 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
     right. `read_trees` also compares real sequences, once, and raises where they differ.
     """
     state, config = state_of(model), model.config.get_text_config(decoder=True)
-    if state.reads_trees is None:
-        problem, chosen = find_build_problem(model), config._attn_implementation
-        if problem is None:
-            a, b, c, d = made_up_tokens(model, 16)
-            pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
-            sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
-            queries = [LogprobQuery((s,)) for s in sequences]
-            padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
-            packed = chosen if windows_of(model) is None else PACKED.get(chosen, chosen)
-            for attention in dict.fromkeys((packed, chosen)):
-                config._attn_implementation, worst = attention, 0.0
-                try:
-                    for pack_tokens, most in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
-                        tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
-                        reader = TreesRead({id(model): tree})
-                        answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, reader=reader)
-                        found = torch.cat([x.logprobs for x in answers])
-                        worst = max(worst, find_difference(model, found, padded) or 0.0)
-                except Exception as error:  # models react in any way to arguments that they do not support
-                    if is_out_of_memory(error):
-                        config._attn_implementation = chosen
-                        raise
-                    problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
-                else:
-                    problem = f"else its log-probs would differ by {worst:.1g} nats" if worst else None
-                if problem is None:
-                    break
-        if problem:
-            config._attn_implementation = chosen
-            name = model.name_or_path or type(model).__name__
-            warn(f"{name} reads each turn from its beginning, not the conversation once: {problem}")
-        state.reads_trees = problem is None
+    if state.reads_trees is not None:
+        return state.reads_trees
+    problem, chosen = find_build_problem(model), config._attn_implementation
+    if problem is None:
+        a, b, c, d = made_up_tokens(model, 16)
+        pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
+        sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
+        queries = [LogprobQuery((s,)) for s in sequences]
+        padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
+        packed = chosen if windows_of(model) is None else PACKED.get(chosen, chosen)
+        for attention in dict.fromkeys((packed, chosen)):
+            config._attn_implementation, worst = attention, 0.0
+            try:
+                for pack_tokens, max_piece in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
+                    tree = TreeStates(model, sequences, plan_tree(model, sequences, pack_tokens), max_piece)
+                    reader = TreeReader({id(model): tree})
+                    answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, reader=reader)
+                    found = torch.cat([x.logprobs for x in answers])
+                    worst = max(worst, find_difference(model, found, padded) or 0.0)
+            except Exception as error:  # models react in any way to arguments that they do not support
+                if is_out_of_memory(error):
+                    config._attn_implementation = chosen
+                    raise
+                problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
+            else:
+                problem = f"else its log-probs would differ by {worst:.1g} nats" if worst else None
+            if problem is None:
+                break
+    if problem:
+        config._attn_implementation = chosen
+        name = model.name_or_path or type(model).__name__
+        warn(f"{name} reads each turn from its beginning, not the conversation once: {problem}")
+    state.reads_trees = problem is None
     return state.reads_trees
 
 
@@ -209,14 +217,14 @@ def find_build_problem(model: PreTrainedModel) -> str | None:
     return find_prefix_problem(model)
 
 
-def _compare_with_padded(tree: "ReadTree") -> None:
+def _compare_with_padded(tree: "TreeStates") -> None:
     """Raise OpdkitError unless real sequences of a tree have the log-probs of padded batches."""
     model = tree.model
     queries = [LogprobQuery((s,)) for s in _choose_compared(tree.sequences, _COMPARED_TOKENS)]
     compared = partial(logprobs_of, Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS)
     found, expected = (
         torch.cat([answer.logprobs for answer in answers])
-        for answers in (compared(reader=TreesRead({id(model): tree})), compared())
+        for answers in (compared(reader=TreeReader({id(model): tree})), compared())
     )
     difference = find_difference(model, found, expected)
     if difference is not None:
@@ -237,23 +245,25 @@ def _choose_compared(sequences: Sequence[PromptResponse], tokens: int) -> list[P
     return chosen
 
 
-class ReadTree:
-    """Tree that a model has read: last hidden states [W, H] of the nodes that predict a response token."""
+class TreeStates:
+    """Last hidden states [W, H] of a model at the nodes of a tree that predict a response token."""
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequence[PromptResponse], plan: Plan[Any], most: int) -> None:
-        """Read the passes of the plan; a trunk of more than `most` tokens in pieces."""
+    def __init__(
+        self, model: PreTrainedModel, sequences: Sequence[PromptResponse], plan: Plan[Any], max_piece: int
+    ) -> None:
+        """Read the passes of the plan; a trunk of more than `max_piece` tokens in pieces."""
         self.model, self.sequences = model, list(sequences)  # rows are found by id(sequence), so these must live on
         nodes = [torch.tensor(plan.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self.sequences)]
         nodes_W = torch.cat(nodes).unique()
         self._rows = {id(s): torch.searchsorted(nodes_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
         packed = model.config.get_text_config(decoder=True)._attn_implementation in PACKED.values()
         with without_gradients(model):
-            if packed and plan.tokens <= most:
+            if packed and plan.tokens <= max_piece:
                 pack = Pack.of_passes([plan.passes], nodes_W, input_device(model))
                 self.hidden_WH, self.output_layer = read_packed(model, pack)
             else:
                 read = _hidden_states if windows_of(model) is not None else hidden_states_of_rows
-                self.output_layer, self.hidden_WH = read(model, plan.passes, nodes_W, most)
+                self.hidden_WH, self.output_layer = read(model, plan.passes, nodes_W, max_piece)
 
     def batch(self, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
         """Return the logits of some of its sequences, as `opdkit.model.scoring.Reader` describes."""
@@ -262,16 +272,16 @@ class ReadTree:
 
 
 def _hidden_states(
-    model: PreTrainedModel, passes: Sequence[Pass], nodes_W: Tensor, most: int
-) -> tuple[OutputLayer, Tensor]:
+    model: PreTrainedModel, passes: Sequence[Pass], nodes_W: Tensor, max_piece: int
+) -> tuple[Tensor, OutputLayer]:
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits."""
     device, body = input_device(model), decoder_of(model)
     # Without the model's configuration, the cache keeps all keys of layers that see a window: branches need them.
     cache, hidden, first, cache_name = DynamicCache(), list[Tensor](), 0, cache_name_of(body)
     windows = windows_of(model) or ()
     pieces = list[tuple[Pass, range]]()
-    for one in passes:  # a chain longer than `most` goes through the layers in pieces
-        size = min(_CHUNK, most) if one.is_chain and len(one) > most else len(one)
+    for one in passes:  # a chain longer than `max_piece` goes through the layers in pieces
+        size = min(_CHUNK, max_piece) if one.is_chain and len(one) > max_piece else len(one)
         pieces += [(one, range(start, min(start + size, len(one)))) for start in range(0, len(one), size)]
     for one, piece in progress(pieces, "reading", len(pieces), "passes"):
         if piece.start == 0 and one.prefix == 0:
@@ -288,7 +298,7 @@ def _hidden_states(
         nodes_n = nodes_W[(nodes_W >= first) & (nodes_W < first + len(piece))] - first
         hidden.append(output.last_hidden_state[0, nodes_n.to(output.last_hidden_state.device)])
         first += len(piece)
-    return OutputLayer(model, output), torch.cat(hidden)
+    return torch.cat(hidden), OutputLayer(model, output)
 
 
 def _mask(one: Pass, model: PreTrainedModel, window: int | None) -> Tensor:

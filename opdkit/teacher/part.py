@@ -26,7 +26,7 @@ from opdkit.teacher.examples import Example, Row, make_example
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.review_changes import JudgedSession, decided_verdict, turns_to_rescore
 from opdkit.teacher.samples import HintedTurn, sample_replies
-from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, readings_by_model, score_session
+from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, score_session, sequences_by_model
 from opdkit.teacher.warnings import UNROUTED
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
@@ -203,7 +203,7 @@ def count_reads(
     counters: Counters,
 ) -> None:
     """Count what scoring the examples would read (`--dry-run`: models have no weights). Add rows without log-probs."""
-    by_model = readings_by_model(student, mixture, [example.readings for example in examples])
+    by_model = sequences_by_model(student, mixture, [example.readings for example in examples])
     estimate = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
     counters.count("tokens read", estimate.tokens)
     counters.count("tokens saved", estimate.saved)

@@ -106,7 +106,7 @@ def score_session(
     same = [[teacher.models == (student,) and readings == (r.student,) for readings in r.hinted] for r in replies]
     unhinted_same = [teacher.models == (student,) and r.unhinted == (r.student,) for r in replies]
     pending = [r.unhinted for r, known in zip(replies, unhinted_same, strict=True) if r.unhinted and not known]
-    trees = read_trees(readings_by_model(student, teacher, replies), batch_tokens, whole=whole)
+    trees = read_trees(sequences_by_model(student, teacher, replies), batch_tokens, whole=whole)
     logprobs = partial(logprobs_of, batch_tokens=batch_tokens, reader=trees)
 
     # The model whose top tokens are stored comes first; the other one is queried at these tokens.
@@ -133,7 +133,7 @@ def score_session(
     return [_combine(options, *columns) for columns in zip(old, hinted, unhinted, same, strict=True)]
 
 
-def readings_by_model(
+def sequences_by_model(
     student: PreTrainedModel, teacher: Mixture, replies: Sequence[ReplyReadings]
 ) -> list[tuple[PreTrainedModel, list[PromptResponse]]]:
     """Return the sequences that each model reads: the student its prompts, the teacher's those with and without hints.

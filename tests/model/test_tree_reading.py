@@ -379,7 +379,7 @@ def test_a_check_that_runs_out_of_memory_leaves_the_model_as_it_was(monkeypatch)
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as context:
-        context.setattr(tree_reading, "ReadTree", fail)
+        context.setattr(tree_reading, "TreeStates", fail)
         with pytest.raises(torch.OutOfMemoryError):
             check_tree_reading(model)
     assert model.config._attn_implementation == "sdpa"

@@ -26,9 +26,9 @@ from opdkit.model.windows import windows_of
 __all__ = ["Request", "Sample", "count_prompt_tokens", "reply_room", "sample"]
 
 
-def reply_room(longest: int, most: int) -> int:
-    """Return how many tokens a sampled reply may have: a quarter more than the longest logged one, up to `most`."""
-    return min(most, longest * 5 // 4 + 1)
+def reply_room(longest: int, limit: int) -> int:
+    """Return how many tokens a sampled reply may have: a quarter more than the longest logged one, up to `limit`."""
+    return min(limit, longest * 5 // 4 + 1)
 
 
 def count_prompt_tokens(

@@ -62,9 +62,9 @@ def plan_batches(
     while waiting:
         batch = [shared for shared in waiting if 2 * shared.slots > waiting[0].slots]  # padding stays under half
         waiting = waiting[len(batch) :]
-        most = max(len(shared.samples) for shared in batch)
-        rows = min(len(batch), max(1, min(batch_tokens // batch[0].slots, MAX_SAMPLES // most)))
-        yield Batch(tuple(batch), rows, batch[0].slots, most)
+        samples = max(len(shared.samples) for shared in batch)
+        rows = min(len(batch), max(1, min(batch_tokens // batch[0].slots, MAX_SAMPLES // samples)))
+        yield Batch(tuple(batch), rows, batch[0].slots, samples)
 
 
 def group_prompts(prompts: Sequence[list[int]]) -> list[PromptGroup]:
@@ -96,9 +96,9 @@ def _share_prompts(
             single = PromptGroup(len(prompts[i]), (i,), len(prompts[i]))
             yield from _share_prompts(single, prompts, counts, max_new_tokens, batch_tokens)
         return
-    most = max(1, min(room, samples_per_copy(group.tokens, max_new_tokens)))
-    for start in range(0, len(samples), most):
-        together = tuple(samples[start : start + most])
+    per_copy = max(1, min(room, samples_per_copy(group.tokens, max_new_tokens)))
+    for start in range(0, len(samples), per_copy):
+        together = tuple(samples[start : start + per_copy])
         yield SharedPrompt(group, together, group.tokens + len(together) * max_new_tokens)
 
 
