@@ -4,7 +4,6 @@ A reply is its sampled token ids with their log-probs: the behaviour policy of t
 Its text is for people and for the judge.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,10 +16,10 @@ from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
 from opdkit.model.folder import weights_name
 from opdkit.model.load import context_length, load_model, load_template
-from opdkit.model.memory import TOO_LARGE
 from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample
 from opdkit.model.sampling.sampler import Sampler
+from opdkit.model.sampling.samples import find_sample_problem
 from opdkit.store.dropped_hints import DROPPED
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import PartWriter
@@ -28,7 +27,7 @@ from opdkit.store.plans import model_identity
 from opdkit.store.reviews import Reviews
 from opdkit.store.turn_ids import rollout_session_id, turn_id
 
-CUT_OFF = "cut off by the limit"
+CUT_OFF_COUNT = "cut off by the limit"
 NO_ROOM = "no room for a reply"
 
 
@@ -88,14 +87,14 @@ def write_replies(config: RolloutConfig, student: Student, turns: Sequence[Joine
     drawn = student.sampler.sample(student.model, student.chat, requests, temperature=1.0,
                                    max_new_tokens=config.max_new_tokens, batch_tokens=config.batch_tokens)  # fmt: skip
     for turn, samples in zip(answered, drawn, strict=True):
-        problems = [sample_problem(student, reply) for reply in samples]
+        problems = [find_sample_problem(reply, len(student.chat.tokenizer)) for reply in samples]
         for g, (reply, problem) in enumerate(zip(samples, problems, strict=True)):
             if problem:
                 counters.count("lost replies", label=problem)
                 continue
             counters.count("replies")
             counters.count("sampled tokens", len(reply.ids))
-            counters.count(CUT_OFF, int(is_cut_off(reply.finish_reason)))
+            counters.count(CUT_OFF_COUNT, int(is_cut_off(reply.finish_reason)))
             session = rollout_session_row(student, turn, g, reply)
             out.rows("sessions", [session])
             out.rows("turns", [turn_row(session, reply)])
@@ -114,17 +113,6 @@ def student_prompt_ids(student: Student, turn: JoinedTurn, max_new_tokens: int) 
     if max(ids) >= student.vocabulary:
         raise ChatError("tokens outside the model's vocabulary")
     return ids
-
-
-def sample_problem(student: Student, reply: Sample) -> str | None:
-    """Return why a later stage could not take a reply as it is; None if it can."""
-    if reply.finish_reason == "memory":
-        return TOO_LARGE
-    if not all(map(math.isfinite, reply.logprobs)):
-        return "log-probs are not finite"
-    if max(reply.ids) >= len(student.chat.tokenizer):  # models have spare rows, beyond the tokens of the tokenizer
-        return "a token that the tokenizer lacks"
-    return None
 
 
 def rollout_session_row(student: Student, turn: JoinedTurn, number: int, reply: Sample) -> JSON:

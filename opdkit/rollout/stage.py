@@ -20,7 +20,7 @@ from opdkit.judge.criterion import open_criterion_judge
 from opdkit.judge.warnings import equal_rewards
 from opdkit.model.folder import pin_model
 from opdkit.model.load import load_template
-from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_answering_model, write_replies
+from opdkit.rollout.replies import CUT_OFF_COUNT, NO_ROOM, hinted_turns, load_answering_model, write_replies
 from opdkit.rollout.rewards import write_verdicts
 from opdkit.store.counters import Counters, Summary, mostly_dropped
 from opdkit.store.dropped_hints import has_hint_checks
@@ -43,7 +43,7 @@ def run(config: RolloutConfig) -> Summary:
     template_args = template_args_of(config.from_run, "teacher", config.template_arg, binding=False)
     config = replace(config, template_arg=template_args)
     parts, reviews = part_count(config.from_run, "judge"), reviews_in_force(config.from_run)
-    check_hints(config, parts, reviews)
+    check_has_hints(config, parts, reviews)
     replies, verdicts = open_stages(config, parts, reviews)
     if todo := replies.todo():
         student = load_answering_model(config)
@@ -69,7 +69,7 @@ def run(config: RolloutConfig) -> Summary:
     return summary
 
 
-def check_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
+def check_has_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
     """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint that is not dropped."""
     hinted = (turn for part in range(parts) for turn in hinted_turns(config, part, reviews))
     if not any((turn.decided or {})["hint"] is not None for turn in hinted):
@@ -121,7 +121,7 @@ def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
             f"{counted(prompts, 'prompt')} {verb(prompts, 'leaves', 'leave')} less than --max-new-tokens "
             f"{config.max_new_tokens} of what the model was built for: lower it"
         )
-    cut_off, replies = counters.total(CUT_OFF), counters.total("replies")
+    cut_off, replies = counters.total(CUT_OFF_COUNT), counters.total("replies")
     if 2 * cut_off > replies:
         messages.append(
             f"{cut_off:,} of {counted(replies, 'reply')} {verb(cut_off, 'was', 'were')} cut off: raise --max-new-tokens"

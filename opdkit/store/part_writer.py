@@ -39,12 +39,12 @@ from opdkit.store.plans import (
 )
 from opdkit.store.progress_marks import mark_part
 from opdkit.store.reading import check_parts_exist, part_path, summary_of
-from opdkit.store.tables import TABLES, Row, Table, encodings, to_arrow
+from opdkit.store.tables import TABLES, Row, Table, parquet_options, to_arrow
 from opdkit.version import __version__
 
 
 class PartWriter:
-    """Collects the rows of one part, which `Stage.writing` commits."""
+    """Collector of the rows of one part, which `Stage.writing` commits."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.counters = Counters()
@@ -167,8 +167,7 @@ class Stage:
         with disk_errors_explained(final), temporary_file(final, self.folder / ".tmp" / name) as temporary:
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary.parent.mkdir(exist_ok=True)
-            options = encodings(arrow.schema) | {"compression": "zstd", "write_page_checksum": True}
-            with pq.ParquetWriter(temporary, arrow.schema, **options) as file:
+            with pq.ParquetWriter(temporary, arrow.schema, **parquet_options(arrow.schema)) as file:
                 if arrow.num_rows:  # some readers cannot take an empty row group
                     file.write_table(arrow)
             try:

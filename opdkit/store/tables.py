@@ -132,19 +132,20 @@ def _offsets(lengths: Any) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
 
 
-def encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options of pyarrow's ParquetWriter that decide how the columns of a schema are stored.
+def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """Return the options of pyarrow's ParquetWriter for the file of a table: compression, checksums, encodings.
 
     A column keeps a dictionary of its values, so that messages which several branches of a conversation share are
     stored once. A table with supports gets no dictionaries: with half a million token ids they only add to the size.
     The ids are split into their bytes, so that zstd finds the high bytes side by side. Half-precision numbers would
     gain as well (33 bytes per token at K = 50), but DuckDB cannot read them split.
     """
+    options: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
     nested = {f.name: f.type.value_type.value_type for f in schema if _is_nested(f.type)}
     split = [f"{name}.list.element.list.element" for name, kind in nested.items() if pa.types.is_integer(kind)]
     if nested:
-        return {"use_dictionary": False, "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT")}
-    return {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
+        return options | {"use_dictionary": False, "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT")}
+    return options | {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
 
 
 def _check_nulls(field: pa.Field, array: pa.Array, path: str) -> None:

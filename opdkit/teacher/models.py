@@ -68,7 +68,10 @@ class Scorer:
 
 
 def model_inputs(config: TeacherConfig) -> JSON:
-    """Return models and words of one's own for the stage's plan. Raises OpdkitError for a path that is not a model."""
+    """Return the models and any custom wording, as inputs of the plan.
+
+    Raises OpdkitError for a path that is not a model.
+    """
     models: JSON = {"model": pin_model(config.model)}
     if teachers := {name: pin_model(path) for name, path in parse_teachers(config.teacher).items()}:
         models["teachers"] = teachers

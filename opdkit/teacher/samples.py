@@ -4,16 +4,15 @@ The logged reply shows where it went wrong, but not how a corrected reply contin
 like the logged reply, after the same two prompts.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from opdkit.chat.template import Reply
 from opdkit.config.teacher import TeacherConfig
-from opdkit.model.memory import TOO_LARGE
 from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, reply_room
+from opdkit.model.sampling.samples import find_sample_problem
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
 from opdkit.store.turn_ids import session_of
@@ -63,22 +62,20 @@ def sample_replies(
     sessions = []
     for _, group in groupby(sorted(samples), key=lambda i: session_of(turns[i].example.verdict["turn_id"])):
         members = list(group)
-        examples = [e for i in members for e in _make_examples(scorer, turns[i], samples[i])]
+        examples = [e for i in members for e in _examples_of_samples(scorer, turns[i], samples[i])]
         sessions.append((turns[members[0]].teacher, examples))
     return sessions
 
 
-def _make_examples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample]) -> Iterator[Example]:
+def _examples_of_samples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample]) -> Iterator[Example]:
+    """Yield the samples of a turn that can be trained on, as examples to score; count the others."""
     chat = scorer.student.chat
     for number, reply in enumerate(samples):
-        if reply.finish_reason == "memory":
-            turn.counters.count("not written", label=TOO_LARGE)
-            continue
-        if not all(map(math.isfinite, reply.logprobs)) or max(reply.ids) >= scorer.vocabulary:
-            turn.counters.count("not written", label="not readable")
-            continue
-        if max(reply.ids) >= len(chat.tokenizer):  # models have spare rows, beyond the tokens of the tokenizer
-            turn.counters.count("not written", label="a token that the tokenizer lacks")
+        problem = find_sample_problem(reply, len(chat.tokenizer))
+        if problem is None and max(reply.ids) >= scorer.vocabulary:
+            problem = "tokens outside the model's vocabulary"
+        if problem:
+            turn.counters.count("not written", label=problem)
             continue
         ids, mask = list(reply.ids), [True] * len(reply.ids)
         if reply.finish_reason == "stop" and ids[-1] not in chat.stop_ids and chat.end_id is not None:

@@ -31,7 +31,7 @@ from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import has_stage, is_complete, part_count, part_path
 from opdkit.store.reviews import drop_reviews, reviews_dir
 from opdkit.store.skip_reasons import FORGOTTEN
-from opdkit.store.tables import TABLES, encodings
+from opdkit.store.tables import TABLES, parquet_options
 
 _TABLES = {"judge": ("escalated", "verdicts"), "extract": ("turns", "sessions")}  # sessions last: they say who it was
 
@@ -175,8 +175,7 @@ def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> Non
         kept = kept.replace_schema_metadata(kept.schema.metadata | {COUNTERS_KEY: counters.to_json().encode()})
         folder, before = stage_dir(path.parents[2], TABLES[table].stage), file_digest(path)
         with temporary_file(path) as temporary:
-            options = encodings(kept.schema) | {"compression": "zstd", "write_page_checksum": True}
-            pq.write_table(kept, temporary, **options)
+            pq.write_table(kept, temporary, **parquet_options(kept.schema))
             record_digest(folder, table, part, file_digest(temporary))
             move_into_place(temporary, path)
         forget_digest(folder, table, part, before)

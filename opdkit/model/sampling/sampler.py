@@ -11,7 +11,7 @@ from opdkit.model.sampling import Request, Sample, sample
 
 
 class Sampler:
-    """Samples replies of a stage's models: in this process or, with `--sample-url`, on servers."""
+    """Sampler of replies of a stage's models: in this process or, with `--sample-url`, on servers."""
 
     def __init__(self, config: SamplingConfig) -> None:
         self.config = config

@@ -1,10 +1,13 @@
 """Requests, samples, and the rule by which tokens are drawn. Shapes: R samples side by side, V vocabulary."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from opdkit.model.memory import TOO_LARGE
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,17 @@ class Sample:
     def text_ids(self) -> list[int]:
         """Token ids without the stop token."""
         return self.ids[:-1] if self.finish_reason == "stop" else self.ids
+
+
+def find_sample_problem(sample: Sample, tokens: int) -> str | None:
+    """Return why no later stage could take a sample as it is, or None. `tokens` is the size of the tokenizer."""
+    if sample.finish_reason == "memory":
+        return TOO_LARGE
+    if not all(map(math.isfinite, sample.logprobs)):
+        return "log-probs are not finite"
+    if max(sample.ids) >= tokens:  # models have spare rows, beyond the tokens of the tokenizer
+        return "a token that the tokenizer lacks"
+    return None
 
 
 @dataclass(eq=False)
