@@ -47,10 +47,9 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import session_of
 from opdkit.teacher import hint_checks
-from opdkit.teacher.examples import Row, reply_of
+from opdkit.teacher.costs import measure_scoring
+from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, reply_of
 from opdkit.teacher.models import Scorer, load_scorer
-from opdkit.teacher.review_changes import JudgedSession
-from opdkit.teacher.stage import measure_scoring
 
 SAMPLES = 8  # replies with each hint, and without
 # Fitted to 24 trainings of other builds of eight worlds in tests/benchmarks/worlds.
@@ -61,7 +60,7 @@ _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
 LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
 TRAINING_PASSES = 3  # a backward pass costs two forward passes
-LEARNED_FROM = (hint_checks.KEPT, hint_checks.NOT_NEEDED)  # status of tested hints from which training learns
+LEARNED_FROM = (hint_checks.HELPS, hint_checks.NOT_NEEDED)  # status of tested hints from which training learns
 Judge = dict[str, tuple[int, int]]  # replies that "follow" or "do not follow" a hint -> right verdicts, verdicts
 
 
@@ -111,7 +110,8 @@ def predict(config: ForecastConfig) -> JSON:
     scale = sum(turn.turn["trainable"] for turn in turns) / len(verdicts)  # after `judge --limit` there are more
     count = len(hinted) * scale
     drawn = sorted(hinted, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
-    judged = [(turn.session, [(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})]) for turn in drawn]
+    judged = [JudgedSession(turn.session, [JudgedTurn(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})])
+              for turn in drawn]  # fmt: skip
     scorer = load_scorer(teacher)
     ask, begin = hint_checks.open_judge(teacher, scorer), time.monotonic()
     rows = hint_checks.check_hints(teacher, scorer, ask, judged)
@@ -148,7 +148,7 @@ def find_problem(rows: Sequence[Row], judge: Judge) -> str | None:
     tested = len(rows) - untested.total()
     if tested < untested.total():
         status = untested.most_common(1)[0][0]
-        if status == hint_checks.CUT_OFF:
+        if status == hint_checks.REPLIES_CUT_OFF:
             return "most replies are cut off before they say anything: raise --max-new-tokens"
         remedy = "; a smaller --max-new-tokens leaves more room for prompts" if "too long" in status else ""
         return f"most hints are {status}{remedy}"

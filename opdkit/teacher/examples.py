@@ -1,8 +1,10 @@
-"""Examples: the prompts and the reply of one judged turn as token ids, for the student and its teachers."""
+"""Judged turns, and examples: the prompts and the reply of one turn as token ids, for the student and its teachers."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, without_first
@@ -11,6 +13,7 @@ from opdkit.judge.hints import select_hint
 from opdkit.model.behavior_policy import unusable_reason
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
+from opdkit.store.joined_turns import joined_sessions
 from opdkit.store.reviews import REVIEWED
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.scores import ReplyReadings
@@ -19,6 +22,28 @@ Row = dict[str, Any]
 Rendering = tuple[Chat, list[Message]]  # messages, and the template that they are rendered with
 
 _CANDIDATES = 3  # hints that are scored for one turn
+
+
+class JudgedTurn(NamedTuple):
+    """Turn and its verdict."""
+
+    turn: Row
+    verdict: Row
+
+
+class JudgedSession(NamedTuple):
+    """Session and its judged turns."""
+
+    session: Row
+    turns: list[JudgedTurn]
+
+
+def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
+    """Yield the sessions of a part, within the first `limit` of the run, with the verdicts of the votes."""
+    for turns in joined_sessions(run, part, limit=limit, reviews={}):
+        judged = [JudgedTurn(turn.turn, turn.verdict) for turn in turns if turn.verdict is not None]
+        if judged:
+            yield JudgedSession(turns[0].session, judged)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ replies are equal and have one vote, so that the judge's errors cancel. A hint t
 teacher's prompt: what it changes there is noise, and often more than a good hint changes.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import ChatError
@@ -23,13 +23,11 @@ from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample
 from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
 from opdkit.store.reviews import REVIEWED
-from opdkit.teacher.examples import Row, candidate_hints, fit_together
+from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, candidate_hints, fit_together
 from opdkit.teacher.models import Scorer
-from opdkit.teacher.review_changes import JudgedSession
 
-KEPT, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
-CUT_OFF = f"{NOT_TESTED}: replies are cut off before they say anything"
-READ, WRITTEN = "  tokens to read, with prompts", "  tokens to write, at most"  # lines of --dry-run
+HELPS, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
+REPLIES_CUT_OFF = f"{NOT_TESTED}: replies are cut off before they say anything"
 _MARGIN = 0.25  # share of the pairs that a difference must exceed, so that single errors of the judge do not decide
 
 Text = str | None  # a reply as its reader sees it; None: it was cut off before that, or did not fit into memory
@@ -47,8 +45,17 @@ class TurnHints:
     reason: str = ""  # why it cannot
 
 
+class TestWork(NamedTuple):
+    """Work of tests: hints to test, replies to sample, tokens of all prompts, and the most tokens of all replies."""
+
+    hints: int = 0
+    replies: int = 0
+    tokens_read: int = 0
+    tokens_written: int = 0
+
+
 def status_of(pairs: Sequence[Pair]) -> str:
-    """Return KEPT, NOT_NEEDED or NOT_JUDGED for a hint that stays, or why it is dropped.
+    """Return HELPS, NOT_NEEDED or NOT_JUDGED for a hint that stays, or why it is dropped.
 
     `NOT_JUDGED`: the judge has read both replies in less than half of the pairs.
     """
@@ -57,7 +64,7 @@ def status_of(pairs: Sequence[Pair]) -> str:
         return NOT_JUDGED
     hinted, unhinted = (sum(column) / len(judged) for column in zip(*judged, strict=True))
     if abs(hinted - unhinted) > _MARGIN:
-        return KEPT if hinted > unhinted else WORSE
+        return HELPS if hinted > unhinted else WORSE
     return NOT_NEEDED if hinted >= 0.5 else NO_BETTER
 
 
@@ -80,8 +87,8 @@ def open_judge(config: TeacherConfig, scorer: Scorer, folder: Path | None = None
 def turns_to_check(config: TeacherConfig, scorer: Scorer, sessions: Sequence[JudgedSession]) -> Iterator[TurnHints]:
     """Yield the turns whose hints the judge's votes gave."""
     student, room = scorer.student, scorer.max_tokens - config.max_new_tokens
-    for session, judged in sessions:
-        for turn, verdict in judged:
+    for session, turns in sessions:
+        for turn, verdict in turns:
             hints = candidate_hints(verdict, config.teacher_hint)
             if not hints or verdict["hint_status"] in (REVIEWED, *WANTED_REPLIES):
                 continue
@@ -95,14 +102,12 @@ def turns_to_check(config: TeacherConfig, scorer: Scorer, sessions: Sequence[Jud
                 yield TurnHints(turn["turn_id"], before, hints, [], error.reason)
 
 
-def count_tests(config: TeacherConfig, turns: Iterable[TurnHints]) -> Counter[str]:
-    """Count what `check_hints` would do, for `--dry-run`."""
+def count_tests(config: TeacherConfig, turns: Iterable[TurnHints]) -> TestWork:
+    """Return what `check_hints` would do."""
     prompts = [turn.prompts for turn in turns if turn.prompts]
     hints, replies = sum(len(ids) - 1 for ids in prompts), sum(map(len, prompts)) * config.check_hints
-    return Counter({"hints to check": hints, "  replies to sample": replies,
-                    READ: sum(len(ids) for of_turn in prompts for ids in of_turn),
-                    WRITTEN: replies * config.max_new_tokens,
-                    "  votes of the judge, at most": 2 * config.check_hints * hints})  # fmt: skip
+    tokens_read = sum(len(ids) for of_turn in prompts for ids in of_turn)
+    return TestWork(hints, replies, tokens_read, replies * config.max_new_tokens)
 
 
 def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Sequence[JudgedSession]) -> list[Row]:
@@ -137,7 +142,7 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
                                    for side in (0, 1))  # fmt: skip
         status = f"{NOT_TESTED}: {turn.reason}" if turn.reason else status_of(pairs)
         if status == NOT_JUDGED and any(2 * texts.count(None) > len(texts) for texts in columns):
-            status = CUT_OFF
+            status = REPLIES_CUT_OFF
         rows.append({"turn_id": turn.turn_id, "hint": hint, "samples": len(pairs), "judged": len(both),
                      "with_hint": with_hint, "without_hint": without_hint, "status": status,
                      "reply": next(iter(columns[0]), None)})  # fmt: skip
@@ -153,8 +158,12 @@ def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
 def sessions_without_dropped(sessions: Sequence[JudgedSession], rows: Iterable[Row]) -> list[JudgedSession]:
     """Return the sessions without the hints that the rows of `hint_checks` drop."""
     checks = by_turn(rows)
-    return [(session, [(turn, without_dropped(verdict, checks.get(turn["turn_id"], ()))) for turn, verdict in judged])
-            for session, judged in sessions]  # fmt: skip
+    return [
+        JudgedSession(session, [
+            JudgedTurn(turn, without_dropped(verdict, checks.get(turn["turn_id"], ()))) for turn, verdict in turns
+        ])
+        for session, turns in sessions
+    ]  # fmt: skip
 
 
 def describe_dropped(rows: Sequence[Row]) -> Iterator[str]:

@@ -2,14 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
 from torch import isfinite
-from transformers import PreTrainedModel
 
 from opdkit.chat.template import ChatError
 from opdkit.config.fields import JSON
@@ -22,9 +21,9 @@ from opdkit.model.tree_reading import estimate_tokens
 from opdkit.store.counters import Counters
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.turn_ids import first_branch
-from opdkit.teacher.examples import Example, Row, make_example
+from opdkit.teacher.examples import Example, JudgedSession, Row, make_example
 from opdkit.teacher.models import Scorer, Teacher
-from opdkit.teacher.review_changes import JudgedSession, decided_verdict, turns_to_rescore
+from opdkit.teacher.review_changes import decided_verdict, turns_to_rescore
 from opdkit.teacher.samples import HintedTurn, sample_replies
 from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, score_session, sequences_by_model
 from opdkit.teacher.warnings import UNROUTED
@@ -63,15 +62,18 @@ def score_part(
     decided_turns = turns_to_rescore(sessions, decided, config.teacher_hint)
     longest = 0  # logged reply with a hint, of the whole part: a turn that is scored again is not a measure
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
-        scored = {verdict["turn_id"]: TurnResult() for _, judged in scored_together for _, verdict in judged}
+        scored = {judged.turn["turn_id"]: TurnResult() for one in scored_together for judged in one.turns}
         examples = _make_examples(config, scorer, scored_together, scored)
-        hinted = score_replies(config, scorer, examples, scored, counters)
-        if config.samples and not config.dry_run:
-            order = {turn_id: n for n, turn_id in enumerate(scored)}
-            hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
-            longest = max([longest, *(len(turn.example.reply.ids) for turn in hinted)])
-            sampled = sample_replies(config, scorer, hinted, longest)
-            score_replies(config, scorer, sampled, scored, counters)
+        if config.dry_run:
+            count_reads(config, scorer, examples, scored, counters)
+        else:
+            hinted = score_replies(config, scorer, examples, scored, counters)
+            if config.samples:
+                order = {turn_id: n for n, turn_id in enumerate(scored)}
+                hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
+                longest = max([longest, *(len(turn.example.reply.ids) for turn in hinted)])
+                sampled = sample_replies(config, scorer, hinted, longest)
+                score_replies(config, scorer, sampled, scored, counters)
         results |= scored
     for result in results.values():
         counters.merge(result.counters)
@@ -86,7 +88,8 @@ def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON
     The rewards are those that people left in force (`decided`).
     """
     rows = [row for result in results.values() for row in result.rows]
-    verdicts = {v["turn_id"]: decided_verdict(v, decided) for _, judged in sessions for _, v in judged}
+    verdicts = {judged.turn["turn_id"]: decided_verdict(judged.verdict, decided)
+                for one in sessions for judged in one.turns}  # fmt: skip
     for row in rows:
         if row["written"] is None:  # nobody has reacted to a sampled reply
             row["reward"] = verdicts[row["turn_id"]]["reward"]
@@ -101,14 +104,14 @@ def _make_examples(
 
     The branches of a conversation count as one session, so that what they have in common is read once.
     """
-    groups = groupby(sessions, key=lambda one: first_branch(one[0]["session_id"]))
+    groups = groupby(sessions, key=lambda one: first_branch(one.session["session_id"]))
     # Characters sort sessions in about the same order as tokens.
     order = sorted([list(branches) for _, branches in groups], reverse=True, key=lambda branches: max(
-        sum(len(message["content"] or "") for message in session["messages"]) for session, _ in branches))  # fmt: skip
+        sum(len(message["content"] or "") for message in one.session["messages"]) for one in branches))  # fmt: skip
     for branches in progress(order, "scoring", len(order), "sessions"):
         teacher = None
         examples: list[Example] = []
-        for session, turn, verdict in ((session, *pair) for session, judged in branches for pair in judged):
+        for session, turn, verdict in ((one.session, *judged) for one in branches for judged in one.turns):
             counters = results[verdict["turn_id"]].counters
             try:
                 teacher = scorer.teacher_of(session)
@@ -157,9 +160,6 @@ def score_replies(
     budget = budget_of(student, "scoring sessions")
     for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
         mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
-        if config.dry_run:
-            count_reads(config, student, mixture, examples, results, counters)
-            continue
         every = [example.readings.tokens for example in examples]
         shared = count_tree_tokens(example.readings for example in examples) / max(1, sum(every))
         for attempt in budget.halves([math.ceil(shared * tokens) for tokens in every]):
@@ -196,21 +196,23 @@ def score_replies(
 
 def count_reads(
     config: TeacherConfig,
-    student: PreTrainedModel,
-    mixture: Mixture,
-    examples: Sequence[Example],
+    scorer: Scorer,
+    sessions: Iterable[tuple[Teacher, list[Example]]],
     results: Results,
     counters: Counters,
 ) -> None:
-    """Count what scoring the examples would read (`--dry-run`: models have no weights). Add rows without log-probs."""
-    by_model = sequences_by_model(student, mixture, [example.readings for example in examples])
-    estimate = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
-    counters.count("tokens read", estimate.tokens)
-    counters.count("tokens saved", estimate.saved)
-    for example in examples:
-        counters.count("tokens scored", len(example.reply.ids) * len(example.readings.every()))
-        row = {"written": None, "hint": example.hints[0] if example.hints else None}
-        results[example.verdict["turn_id"]].rows.append(row)
+    """Count what `score_replies` would read (`--dry-run`: models have no weights). Add rows without log-probs."""
+    student = scorer.student.model
+    for teacher, examples in batch_sessions(sessions, budget_of(student, "scoring sessions"), config.batch_tokens):
+        mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
+        by_model, _ = sequences_by_model(student, mixture, [example.readings for example in examples])
+        estimate = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
+        counters.count("tokens read", estimate.tokens)
+        counters.count("tokens saved", estimate.saved)
+        for example in examples:
+            counters.count("tokens scored", len(example.reply.ids) * len(example.readings.every()))
+            row = {"written": None, "hint": example.hints[0] if example.hints else None}
+            results[example.verdict["turn_id"]].rows.append(row)
 
 
 def _make_row(example: Example, scores: Scores) -> Row:

@@ -7,27 +7,15 @@ only rewards, the existing rows get the new rewards and nothing is scored.
 """
 
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
 
 from opdkit.config.fields import JSON
 from opdkit.store.counters import read_inputs
-from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import part_path, read_arrow
 from opdkit.store.reviews import apply_review, decision
-from opdkit.teacher.examples import Row, candidate_hints
-
-JudgedSession = tuple[Row, list[tuple[Row, Row]]]  # a session and its judged turns, each as (turn, verdict)
-
-
-def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
-    """Yield the sessions of a part, within the first `limit` of the run, with the verdicts of the votes."""
-    judged = (turn for turn in joined_turns(run, part, limit=limit, reviews={}) if turn.verdict is not None)
-    for _, group in groupby(judged, key=lambda turn: turn.session_id):
-        turns = list(group)
-        yield turns[0].session, [(turn.turn, turn.verdict or {}) for turn in turns]
+from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, candidate_hints
 
 
 def decided_verdict(verdict: Row, decided: JSON) -> Row:
@@ -47,11 +35,11 @@ def turns_to_rescore(sessions: list[JudgedSession], decided: JSON, select: str) 
 
     `sessions` have the verdicts of the votes; `select` is --teacher-hint.
     """
-    for session, judged in sessions:
-        for turn, verdict in judged:
+    for session, turns in sessions:
+        for turn, verdict in turns:
             after = decided_verdict(verdict, decided)
             if _scores_differ(verdict, after, select):
-                yield session, [(turn, after)]
+                yield JudgedSession(session, [JudgedTurn(turn, after)])
 
 
 def with_decided_rewards(
@@ -63,12 +51,11 @@ def with_decided_rewards(
         return None
     decided_before = read_inputs(path).get("reviews", {})
     rewards: dict[str, int | None] = {}
-    for _, judged in sessions:
-        for _, verdict in judged:
-            before, after = (decided_verdict(verdict, decisions) for decisions in (decided_before, decided))
-            if _scores_differ(before, after, select):
-                return None
-            rewards[verdict["turn_id"]] = after["reward"]
+    for verdict in (judged.verdict for session in sessions for judged in session.turns):
+        before, after = (decided_verdict(verdict, decisions) for decisions in (decided_before, decided))
+        if _scores_differ(before, after, select):
+            return None
+        rewards[verdict["turn_id"]] = after["reward"]
     table = read_arrow(run, "targets", part)
     rows = zip(table["turn_id"].to_pylist(), table["written"].to_pylist(), strict=True)
     # A reply that the teacher sampled has no reward: nobody has reacted to it.

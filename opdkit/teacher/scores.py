@@ -104,9 +104,8 @@ def score_session(
     """
     # Readings of the teacher that equal the student's: the same weights, the same tokens.
     same = [[teacher.models == (student,) and readings == (r.student,) for readings in r.hinted] for r in replies]
-    unhinted_same = [teacher.models == (student,) and r.unhinted == (r.student,) for r in replies]
-    pending = [r.unhinted for r, known in zip(replies, unhinted_same, strict=True) if r.unhinted and not known]
-    trees = read_trees(sequences_by_model(student, teacher, replies), batch_tokens, whole=whole)
+    by_model, pending = sequences_by_model(student, teacher, replies)
+    trees = read_trees(by_model, batch_tokens, whole=whole)
     logprobs = partial(logprobs_of, batch_tokens=batch_tokens, reader=trees)
 
     # The model whose top tokens are stored comes first; the other one is queried at these tokens.
@@ -123,10 +122,10 @@ def score_session(
         old = ask_student([LogprobQuery((r.student,)) for r in replies])
         hinted = _hinted_logprobs(ask_teacher, replies, [a.top_ids for a in old] if options.top_k else None)
 
-    answers = iter(logprobs(teacher, [LogprobQuery(readings) for readings in pending]))
+    answers = iter(logprobs(teacher, [LogprobQuery(readings) for readings in pending if readings]))
     unhinted = [
-        None if r.unhinted is None else (answer if known else next(answers)).logprobs
-        for r, known, answer in zip(replies, unhinted_same, old, strict=True)
+        None if r.unhinted is None else (next(answers) if readings else answer).logprobs
+        for r, readings, answer in zip(replies, pending, old, strict=True)
     ]
     if counted is not None:
         counted.update({"tokens read": trees.tokens, "tokens saved": trees.saved})
@@ -135,16 +134,18 @@ def score_session(
 
 def sequences_by_model(
     student: PreTrainedModel, teacher: Mixture, replies: Sequence[ReplyReadings]
-) -> list[tuple[PreTrainedModel, list[PromptResponse]]]:
+) -> tuple[list[tuple[PreTrainedModel, list[PromptResponse]]], list[tuple[PromptResponse, ...] | None]]:
     """Return the sequences that each model reads: the student its prompts, the teacher's those with and without hints.
 
-    What the teacher would read without a hint is left out where it is what the student reads.
+    Return also, for each reply, what the teacher reads without a hint: None where it is not asked for, or where it is
+    what the student reads.
     """
     is_student = teacher.models == (student,)
-    unhinted = [r.unhinted for r in replies if r.unhinted and not (is_student and r.unhinted == (r.student,))]
-    by_teacher = [*(readings for r in replies for readings in r.hinted), *unhinted]
+    pending = [None if is_student and r.unhinted == (r.student,) else r.unhinted for r in replies]
+    by_teacher = [*(readings for r in replies for readings in r.hinted), *filter(None, pending)]
     by_model = [(student, [r.student for r in replies])]
-    return by_model + [(model, [readings[j] for readings in by_teacher]) for j, model in enumerate(teacher.models)]
+    by_model += [(model, [readings[j] for readings in by_teacher]) for j, model in enumerate(teacher.models)]
+    return by_model, pending
 
 
 def _hinted_logprobs(

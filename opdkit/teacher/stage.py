@@ -6,12 +6,9 @@ turn that cannot be scored is dropped and counted under a named reason.
     run -> score_part -> score_replies -> score_session -> logprobs_of
 """
 
-import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from heapq import nsmallest
 from typing import Any
 
 from opdkit.config.fields import JSON
@@ -19,21 +16,20 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, say, warn
 from opdkit.judge.kept_answers import KeptAnswers, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.votes import TRIAL, Ask
-from opdkit.store.counters import HINTS_CHECKED, Counters, Summary, check_rows_left, read_counters
-from opdkit.store.dry_run import describe_costs, print_dry_run
+from opdkit.store.counters import HINTS_CHECKED, Summary, check_rows_left, read_counters
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import is_written, part_count, part_path, read_part
 from opdkit.store.reviews import part_inputs, reviews_in_force
-from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import HINT_CHECKS, TARGETS
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher import hint_checks
-from opdkit.teacher.examples import Row
+from opdkit.teacher.costs import report_work
+from opdkit.teacher.examples import JudgedSession, Row, judged_sessions
 from opdkit.teacher.models import Scorer, load_scorer, model_inputs
 from opdkit.teacher.part import score_part, targets_table
 from opdkit.teacher.process_group import ProcessGroup, join
-from opdkit.teacher.review_changes import JudgedSession, judged_sessions, with_decided_rewards
+from opdkit.teacher.review_changes import with_decided_rewards
 from opdkit.teacher.warnings import warnings
 
 _DECIDED = "decided by people"  # counter
@@ -77,7 +73,7 @@ def run(config: TeacherConfig) -> Summary:
                 table = targets_table(results, sessions, decided)
             else:
                 out.counters.merge(read_counters(part_path(config.run, "targets", part)))
-            turn_ids = {verdict["turn_id"] for _, judged in sessions for _, verdict in judged}
+            turn_ids = {judged.turn["turn_id"] for session in sessions for judged in session.turns}
             out.counters.counts.pop(_DECIDED, None)  # counted under the previous decisions
             out.counters.count(_DECIDED, len(turn_ids & decided.keys()))
             out.table("targets", table)
@@ -125,78 +121,3 @@ def check_hints_of_part(
     ask: Any = judge()  # that of a server takes the answers that are kept
     ask = partial(ask, kept=kept) if config.judge_url else ask
     return hint_checks.check_hints(config, scorer(), ask, sessions)
-
-
-def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[int], JSON]) -> Summary:
-    """Print what the parts to do would take (`--dry-run`).
-
-    All of it follows from token ids. Only `--measure` loads weights, for the time and for what the models write.
-    """
-    counters = Counters()
-    tests: Counter[str] = Counter()
-    drawn: list[JudgedSession] = []  # with one hinted turn each
-    scorer = cache(partial(load_scorer, config))  # without weights
-    for part in stage.todo():
-        sessions = list(judged_sessions(config.run, part, config.limit))
-        if config.check_hints and is_written(config.run, "hint_checks", part) and not config.overwrite:
-            checks = read_part(config.run, "hint_checks", part)
-            sessions = hint_checks.sessions_without_dropped(sessions, checks)
-        elif config.check_hints:
-            tests += hint_checks.count_tests(config, hint_checks.turns_to_check(config, scorer(), sessions))
-        decided = inputs_of_part(part).get("reviews", {})
-        rewarded = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
-        if rewarded is None or config.overwrite:
-            results = score_part(config, scorer(), sessions, decided, counters)
-            counters.rows_out += sum(len(result.rows) for result in results.values())
-            hinted_turns = [(one, [pair]) for one, judged in sessions for pair in judged if pair[1]["hint"]]
-            drawn = nsmallest(config.measure, drawn + hinted_turns,
-                              key=lambda one: stable_hash(config.seed, one[1][0][0]["turn_id"]))  # fmt: skip
-    warn(*warnings(config, counters))
-    hinted = counters.total("with a hint")
-    work = {
-        "replies to score": counters.rows_out,
-        "  with a hint": hinted,
-        "tokens to score": counters.total("tokens scored"),
-        "tokens to read, with prompts": counters.total("tokens read"),
-        "  saved by shared prefixes": counters.total("tokens saved"),
-    }
-    read, seconds = counters.total("tokens read") + tests[hint_checks.READ], None
-    written = hinted * config.samples * config.max_new_tokens
-    if drawn:
-        rates = measure_rates(replace(config, dry_run=False, measure=0, price=None), drawn)
-        seconds = rates[0] * counters.total("tokens read") + rates[1] * hinted
-        read, written = read + round(rates[2] * hinted), round(rates[3] * hinted)
-    if replies := hinted * config.samples:
-        work |= {"replies to sample": replies, f"tokens to write, {'about' if drawn else 'at most'}": written}
-    is_bound = not drawn or bool(config.check_hints)
-    costs = describe_costs(read, written + tests[hint_checks.WRITTEN], config.price, seconds, is_bound=is_bound)
-    return print_dry_run(stage, counters, "judged replies", {**work, **tests, **costs})
-
-
-def measure_rates(config: TeacherConfig, drawn: list[JudgedSession]) -> tuple[float, float, float, float]:
-    """Score the drawn hinted turns, without sampled replies and with them, and test their hints.
-
-    Return the seconds per token that is read for logged replies, and what comes on top per hinted turn: seconds, tokens
-    read to score sampled replies, tokens of these.
-    """
-    scorer = load_scorer(config)
-    measure_scoring(config, scorer, drawn[:1])  # the first time is slower
-    logged = measure_scoring(replace(config, teacher_samples=0, sample_url=()), scorer, drawn)
-    both = measure_scoring(config, scorer, drawn) if config.samples else logged
-    read, more_read = (counters.total("tokens read") for counters in (logged, both))
-    begin = time.monotonic()
-    if config.check_hints:
-        hint_checks.check_hints(config, scorer, hint_checks.open_judge(config, scorer), drawn)
-    on_top = max(0.0, both.seconds - logged.seconds) + time.monotonic() - begin
-    written = both.total("sampled tokens")
-    return logged.seconds / max(1, read), on_top / len(drawn), (more_read - read) / len(drawn), written / len(drawn)
-
-
-def measure_scoring(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession]) -> Counters:
-    """Return the counters of scoring `sessions`, with its seconds and the tokens of the replies sampled for it."""
-    begin = time.monotonic()
-    results = score_part(config, scorer, sessions, {}, counters := Counters())
-    rows = [row for result in results.values() for row in result.rows if row["written"] is not None]
-    counters.count("sampled tokens", sum(len(row["response_ids"]) for row in rows))
-    counters.seconds = time.monotonic() - begin
-    return counters

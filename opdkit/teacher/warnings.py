@@ -23,7 +23,7 @@ def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
             "beginnings of such conversations"
         )
     unread, checked = counters.labels(HINTS_CHECKED)[hint_checks.NOT_JUDGED], counters.total(HINTS_CHECKED)
-    if cut_off := counters.labels(HINTS_CHECKED)[hint_checks.CUT_OFF]:
+    if cut_off := counters.labels(HINTS_CHECKED)[hint_checks.REPLIES_CUT_OFF]:
         messages.append(f"--check-hints: {cut_off:,} of {counted(checked, 'hint')} could not be tested, and stay: the "
                         "replies are cut off before they say anything; raise --max-new-tokens")  # fmt: skip
     if 2 * unread > checked:

@@ -22,7 +22,7 @@ from opdkit.judge import stage as judging
 from opdkit.judge.votes import Answer
 from opdkit.store.reviews import Review, append
 from opdkit.teacher import hint_checks
-from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_JUDGED, NOT_NEEDED
+from opdkit.teacher.hint_checks import HELPS, NO_BETTER, NOT_JUDGED, NOT_NEEDED
 
 
 def known(yes: tuple[int, int], no: tuple[int, int]) -> dict[str, tuple[int, int]]:
@@ -84,7 +84,7 @@ def yes_if(is_right: bool) -> str:
     return rf"\boxed{{{1 if is_right else -1}}}"
 
 
-def rows(*shares: tuple[float, float], status: str = KEPT) -> list[dict]:
+def rows(*shares: tuple[float, float], status: str = HELPS) -> list[dict]:
     return [{"turn_id": f"s{n}:1", "with_hint": a, "without_hint": b, "status": status}
             for n, (a, b) in enumerate(shares)]  # fmt: skip
 
@@ -172,10 +172,10 @@ def test_hints_that_mostly_cannot_be_judged_are_a_no_go(config, judge, monkeypat
     judge(lambda text, hinted: yes_if(hinted or text.startswith("Short.")))
     really = hint_checks.check_hints
     monkeypatch.setattr(hint_checks, "check_hints", lambda *given: [
-        row | {"status": KEPT if n < 3 else NOT_JUDGED, "with_hint": 1.0, "without_hint": 0.0}
+        row | {"status": HELPS if n < 3 else NOT_JUDGED, "with_hint": 1.0, "without_hint": 0.0}
         for n, row in enumerate(really(*given))])  # fmt: skip
     found = predict(config())
-    assert found["hints"] == {KEPT: 3, NOT_JUDGED: 5}
+    assert found["hints"] == {HELPS: 3, NOT_JUDGED: 5}
     assert not found["go"]
     assert "judge" in found["reason"]
 
@@ -277,7 +277,7 @@ def test_a_reply_that_cannot_be_rendered_is_left_out(tmp_path, tiny_model_dir, j
     run = write_run(tmp_path / "greeting", part)
     found = predict(ForecastConfig(run=run, model=str(tiny_model_dir), device="cpu", max_new_tokens=6))
     assert found["replies_left_out"] == {"no prompt": 1}
-    assert found["hints"] == {KEPT: 1, "not tested: no user message": 1}
+    assert found["hints"] == {HELPS: 1, "not tested: no user message": 1}
     assert found["judge"]["do not follow"] == (1, 1)
 
 

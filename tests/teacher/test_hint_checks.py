@@ -33,11 +33,11 @@ from opdkit.store.tables import TABLES, VERDICTS
 from opdkit.teacher import hint_checks
 from opdkit.teacher import stage as teacher
 from opdkit.teacher.hint_checks import (
-    CUT_OFF,
-    KEPT,
+    HELPS,
     NO_BETTER,
     NOT_JUDGED,
     NOT_NEEDED,
+    REPLIES_CUT_OFF,
     WORSE,
     hint_judge_options,
     status_of,
@@ -81,8 +81,8 @@ def judge(monkeypatch):
 @pytest.mark.parametrize(
     ("pairs", "status"),
     [
-        ([(True, False)] * 3, KEPT),
-        ([(True, False)] + [(False, False)] * 2, KEPT),
+        ([(True, False)] * 3, HELPS),
+        ([(True, False)] + [(False, False)] * 2, HELPS),
         ([(True, False)] + [(False, False)] * 3, NO_BETTER),
         ([(False, False)] * 4, NO_BETTER),
         ([(True, True)] + [(False, False)] * 2, NO_BETTER),
@@ -154,9 +154,9 @@ def test_hints_that_help_stay_and_so_does_every_number(tmp_path, run, config, ju
         hint_checks._visible_text = seen
     assert targets(run) == targets(other)
     rows = checks(run)
-    assert {row["status"] for row in rows} == {KEPT}
+    assert {row["status"] for row in rows} == {HELPS}
     assert all(row["with_hint"] > row["without_hint"] and row["reply"] for row in rows)
-    assert summary.counters.labels("hints checked") == {KEPT: 6}
+    assert summary.counters.labels("hints checked") == {HELPS: 6}
 
 
 def test_without_the_option_there_is_no_table(run, config):
@@ -190,7 +190,7 @@ def test_replies_that_end_before_they_say_anything_tell_nothing_of_a_hint(run, c
     monkeypatch.setattr(Chat, "visible_text", lambda *_: "")
     questions = judge(lambda question: NO)
     summary = teacher.run(config(run, **OPTIONS | {"max_new_tokens": 1}))
-    assert {row["status"] for row in checks(run)} == {CUT_OFF}
+    assert {row["status"] for row in checks(run)} == {REPLIES_CUT_OFF}
     assert not questions
     assert sum(row["hint"] is not None for row in targets(run)) == 6
     warnings = teacher.warnings(config(run, **OPTIONS), summary.counters)
@@ -354,7 +354,9 @@ def test_the_student_judges_itself_without_a_second_copy(run, config, monkeypatc
     monkeypatch.setattr(teacher, "load_scorer", lambda config: loaded.append(1) or load(config))
     teacher.run(config(run, **(OPTIONS | {"check_hints": 1})))
     assert loaded == [1]
-    assert {row["status"] for row in checks(run)} <= {NOT_JUDGED, CUT_OFF}, "a model of random weights does not vote"
+    assert {row["status"] for row in checks(run)} <= {NOT_JUDGED, REPLIES_CUT_OFF}, (
+        "a model of random weights does not vote"
+    )
 
 
 def test_the_report_shows_examples(run, config, judge):
