@@ -331,7 +331,7 @@ def test_opposite_wishes_share_no_check(wrong, right, hint, other, opposite, tmp
     made, _ = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
     checks = {row["id"]: row["check"] for row in made}
     assert all("match" in checks[f"s{n}:1"] for n in range(10))
-    topics = {hint} if "C#" not in opposite else {hint, "other complaints"}  # for a reader, wishes in like words are one
+    topics = {hint} if "C#" not in opposite else {hint, "other complaints"}  # wishes in like words are one
     assert {row["domain"] for row in made if row.get("corrected")} == topics
     for name in ("yes:1", "no:1"):
         assert checks[name] == {"judge": CRITERIA["follows_hint"], "hint": opposite}
