@@ -6,7 +6,7 @@ The rules are data: rules/gitleaks.toml and rules/opdkit.toml. docs/logs.md has 
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -18,7 +18,7 @@ from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import TOO_DEEP, dump
 from opdkit.errors import ConfigError
 from opdkit.extract.names import load_names
-from opdkit.extract.redact_rules import Rule, load_rules
+from opdkit.extract.redact_rules import Rule, load_rules, unescape
 from opdkit.store.tables import TURNS
 
 CACHED, CACHED_CHARS = 16_384, 8_192  # texts whose result is kept, and the longest: logs repeat prompts and field names
@@ -33,8 +33,9 @@ _WORDS = {"private key", "credentials", "rest of a key", "password", "email"}  #
 _RUN, _DIGIT = re.compile(r"[A-Za-z0-9_+/=-]{12,}"), re.compile("[0-9]")
 _ESCAPE = re.compile("%[2-7][0-9A-Fa-f]")
 _ENCODED = re.compile(r"(?:[\w.~+-]|%[2-7][0-9A-Fa-f]){6,}+", re.ASCII)
-_BROKEN = re.compile(r"(?<![\w-])[\w-]{8,}+(?:\\?\r?\n[ \t>]{0,8}[\w-]{4,}+){1,3}+", re.ASCII)
-_LINE_BREAK = re.compile(r"(?<=[\w-]{4})\\?\r?\n[ \t>]{0,8}(?=[\w-]{4})", re.ASCII)
+_BREAK = r"(?:\\?\r?\n|(?:\\{1,15}r)?\\{1,15}n)[ \t>]{0,8}"  # a line break, or as JSON escapes it
+_BROKEN = re.compile(rf"(?<![\w-])[\w-]{{8,}}+(?:{_BREAK}[\w-]{{4,}}+){{1,3}}+", re.ASCII)
+_LINE_BREAK = re.compile(rf"(?<=[\w-]{{4}}){_BREAK}(?=[\w-]{{4}})", re.ASCII)
 
 
 def find_runs(text: str) -> str:
@@ -104,11 +105,11 @@ class Redactor:
 
     def _redact(self, text: str) -> tuple[str, Counter[str]]:
         counts: Counter[str] = Counter()
-        text = self._apply(self._own, text, text.lower(), counts)
-        text = self._apply(self._keys, text, find_runs(text), counts)
-        text = self._apply(self._words, text, text.lower(), counts)
+        text = self._apply(self._own, text, str.lower, counts)
+        text = self._apply(self._keys, text, find_runs, counts)
+        text = self._apply(self._words, text, str.lower, counts)
         if _DIGIT.search(text):
-            text = self._apply(self._numbers, text, text.lower(), counts)
+            text = self._apply(self._numbers, text, str.lower, counts)
         if _ESCAPE.search(text):
             text = _ENCODED.sub(lambda m: self._see_through(m[0], unquote(m[0]), counts), text)
         if _LINE_BREAK.search(text):
@@ -118,19 +119,24 @@ class Redactor:
         return text, counts
 
     @staticmethod
-    def _apply(rules: RuleList, text: str, lower: str, counts: Counter[str]) -> str:
-        """Apply those rules that have a keyword in `lower`."""
-        if lower:
-            for position in sorted({position for keyword, position in rules.keywords if keyword in lower}):
-                text = rules.rules[position].replace(text, counts)
+    def _apply(rules: RuleList, text: str, prepare: Callable[[str], str], counts: Counter[str]) -> str:
+        """Apply those rules that have a keyword in the text, `prepare`d for that, with or without its escapes."""
+        if not rules.keywords:
+            return text
+        plain = unescape(text)
+        lower = prepare(f"{plain.text}\n{text}" if plain else text)
+        for position in sorted({position for keyword, position in rules.keywords if keyword in lower} if lower else ()):
+            replaced = rules.rules[position].replace(text, counts, plain)
+            if replaced != text:
+                text, plain = replaced, unescape(replaced)
         return text
 
     def _see_through(self, written: str, plain: str, counts: Counter[str]) -> str:
         """Return `plain` redacted if it holds a key, or an address that was percent-encoded; else `written`."""
         found: Counter[str] = Counter()
         if plain != written:
-            plain = self._apply(self._keys, plain, find_runs(plain), found)
-            plain = self._apply(self._words, plain, plain, found) if "@" in plain else plain
+            plain = self._apply(self._keys, plain, find_runs, found)
+            plain = self._apply(self._words, plain, str, found) if "@" in plain else plain
         counts.update(found)
         return plain if found else written
 

@@ -7,6 +7,7 @@ ends where no character of a key follows, and one that begins with a prefix of i
 import math
 import re
 import tomllib
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,34 @@ _LEFT_OUT = set(
 )
 _BEFORE, _AFTER = r"[\w.-]{0,50}?", r"""(?:[\x60'"\s;]|\\[nr]|$)"""
 _PREFIX = re.compile(r"(?:\(\?i\))?\\b\(?(?:[\w\\.-]+[_-]|\(\?:sk\|rk\))")
+_ESCAPE, _ESCAPED = re.compile(r'(?<!\\)\\++(["/nrtfb])'), {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b"}
+_FIELD = re.compile(r'(\\*"):\s?\Z')  # the end of a field's name, whose quotation marks may be escaped
 _compile_go = partial(regex.compile, flags=regex.V1 | regex.ASCII)  # classes are ASCII, flags end with their group
+
+
+class Unescaped:
+    """Text without the escapes of JSON, single or repeated: in r"\\nAKIA" the "n" is no letter before a key.
+
+    `text` is only read by rules: `place` tells where a position in it is in the text as it was written.
+    """
+
+    def __init__(self, written: str) -> None:
+        pieces, done = [], 0
+        self._ends, self._removed = list[int](), [0]  # of each escape, and the characters left out up to there
+        for escape in _ESCAPE.finditer(written):
+            pieces += [written[done : escape.start()], _ESCAPED.get(escape[1], escape[1])]
+            done = escape.end()
+            self._removed.append(self._removed[-1] + len(escape[0]) - 1)
+            self._ends.append(done - self._removed[-1])
+        self.text = "".join([*pieces, written[done:]])
+
+    def place(self, position: int) -> int:
+        return position + self._removed[bisect_right(self._ends, position)]
+
+
+def unescape(text: str) -> Unescaped | None:
+    """Return the text without escapes, None where it has none."""
+    return Unescaped(text) if _ESCAPE.search(text) else None
 
 
 @dataclass(frozen=True)
@@ -55,33 +83,41 @@ class Rule:
         entropy = -sum(share * math.log2(share) for share in shares)
         return entropy >= self.entropy and (self.check is None or self.check(text))
 
-    def replace(self, text: str, counts: Counter[str]) -> str:
-        """Return `text` with `[name]` for the first group that took part in a match, else for all of it; count them.
+    def find(self, text: str) -> list[tuple[int, int]]:
+        """Return (start, end) of each secret: the first group that took part in a match, else all of it.
 
         Raises OpdkitError when a limited pattern takes longer than `SECONDS`.
         """
         if not (self.limited or self.pattern.search(text)):
-            return text  # the usual case, without what the rest has to set up
+            return []  # the usual case, without what the rest has to set up
         groups = () if self.is_whole else range(1, self.pattern.groups + 1)
-
-        def placeholder(match: re.Match[str]) -> str:
-            start, end = match.span(next((g for g in groups if match[g]), 0))
-            if not self.is_secret(match.string[start:end]):
-                return match[0]
-            counts[self.name] += 1
-            # A number behind the name of a field is one of JSON, which has to stay JSON.
-            is_number = match.string[max(0, start - 3) : start].rstrip().endswith('":')
-            placed = f'"[{self.name}]"' if is_number else f"[{self.name}]"
-            return f"{match.string[match.start() : start]}{placed}{match.string[end : match.end()]}"
-
         try:
-            return str(self.pattern.sub(placeholder, text, **({"timeout": SECONDS} if self.limited else {})))
+            matches = self.pattern.finditer(text, **({"timeout": SECONDS} if self.limited else {}))
+            spans = [match.span(next((g for g in groups if match[g]), 0)) for match in matches]
         except TimeoutError:
             raise OpdkitError(
                 f"{self.limited} took more than {SECONDS:g} seconds on a text of {len(text):,} characters: "
                 f"{self.source[:200]!r} tries too many ways to match. Write it without repetitions inside repetitions; "
                 "nothing of this part was written"
             ) from None
+        return [(start, end) for start, end in spans if self.is_secret(text[start:end])]
+
+    def replace(self, text: str, counts: Counter[str], plain: Unescaped | None = None) -> str:
+        """Return `text` with `[name]` for each secret, and count them. `plain` is `text` without its escapes.
+
+        Apart from what is found there, `text` itself is searched: a password may hold what only looks like an escape.
+        """
+        found = [(plain.place(start), plain.place(end)) for start, end in self.find(plain.text)] if plain else []
+        apart = (s for s in self.find(text) if not (i := bisect_left(found, (s[1],))) or found[i - 1][1] <= s[0])
+        pieces, done = list[str](), 0
+        for start, end in sorted([*found, *apart]):
+            # A number behind the name of a field is one of JSON, which has to stay JSON.
+            field = _FIELD.search(text, max(0, start - 16), start)
+            quote = field[1] if field else ""
+            pieces += [text[done:start], f"{quote}[{self.name}]{quote}"]
+            counts[self.name] += 1
+            done = end
+        return "".join([*pieces, text[done:]]) if pieces else text
 
 
 @cache

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redaction_kinds import KINDS, cases, recall_table
+from redaction_kinds import KINDS, cases, is_left, recall_table
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract import redact_rules
@@ -133,6 +133,53 @@ def test_what_survives(text):
     assert clean(text) == text
 
 
+def escape(text: str, levels: int) -> str:
+    """Return JSON text in JSON text: of a tool's result, of arguments, of a line that was rejected."""
+    for _ in range(levels):
+        text = json.dumps({"output": text}, ensure_ascii=False)
+    return text
+
+
+def unescape(text: str, levels: int) -> str:
+    for _ in range(levels):
+        text = json.loads(text)["output"]
+    return text
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_escaped_text_is_redacted_like_the_text_itself(levels):
+    """The "n" of an escaped line break is no letter beside a secret, and JSON text stays JSON text."""
+    texts = [(f"Here:\n{text}\tbye", secrets) for kind in KINDS for text, secrets in list(cases(kind))[:6]]
+    texts = [(text, secrets) for text, secrets in texts if "BEGIN" not in text or "END" in text]
+    for text, secrets in texts:
+        redacted = clean(escape(text, levels))
+        assert not any(is_left(secret, redacted) for secret in secrets), redacted
+        assert unescape(redacted, levels) == clean(text)
+
+
+@pytest.mark.parametrize("text", [*SURVIVES, r"cd C:\new\table\reports\backups", r"\nabla \frac12 \beta \text{4111}"])
+def test_escaped_text_without_secrets_survives(text):
+    for levels in (0, 1, 2):
+        escaped = escape(f"x\n{text}\t", levels)
+        assert clean(escaped) == escaped
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ('{"out": "{\\"card\\": 4111111111111111}"}', '{"out": "{\\"card\\": \\"[card]\\"}"}'),
+    (r'"password": "Secr\three9!"', '"password": "[password]"'),  # a backslash of the password, no escape
+    (r"\\host\npm_" + "a1B2" * 9, r"\\host\[key]"),
+    (rf"glpat-{'aB3' * 3}\n{'aB3' * 4}\nok", r"[key]\nok"),
+    (rf"sk-ant-api03-{'aB3' * 10}\n{'cD4' * 20}\nok", r"[key]\n[rest of a key]\nok"),
+])  # fmt: skip
+def test_what_stands_beside_backslashes(text, expected):
+    assert clean(text) == expected
+
+
+def test_own_patterns_take_whole_escapes():
+    redactor = Redactor(False, own_patterns([r"order=\sORD-\d+"]))
+    assert redactor.text('{"a": "one\\nORD-12 two ORD-13"}') == '{"a": "one[order] two[order]"}'
+
+
 def test_what_the_real_logs_have_of_it(shared_data):
     """9 MB of real logs: e-mail addresses, birth dates, streets, invented passwords, places, one phone number."""
     counts = {}
@@ -199,7 +246,8 @@ def test_a_pattern_that_would_never_end_is_stopped(monkeypatch):
 
 @pytest.mark.parametrize("piece", ["a", "1", "a@", "a.", "+1 ", "1-", "sk-", "eyJ", "://", "a:",
                                    "-----BEGIN PRIVATE KEY-----",
-                                   "phone: ", "password=", "\\n", "(415) ", "bearer ", "-", "_"])  # fmt: skip
+                                   "phone: ", "password=", "\\n", "\\", '\\"', "\\n1 ", "aaaabbbb\\n", "(415) ",
+                                   "bearer ", "-", "_"])  # fmt: skip
 def test_our_own_patterns_come_to_an_end(piece):
     """Text of whatever a pattern could begin with: where it tried every way to match, this test would not end."""
     assert clean(piece * (300_000 // len(piece)) + " bob@example.com").endswith("]")
