@@ -67,6 +67,18 @@ def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
     return patterns
 
 
+def number_repeats(names: Iterable[str]) -> list[str]:
+    """Return the names with a number behind each that was there already: "[email]", "[email] 2"."""
+    counts, kept = Counter[str](), dict[str, None]()
+    for name in names:
+        numbered = name
+        while numbered in kept:
+            counts[name] += 1
+            numbered = f"{name} {counts[name] + 1}"
+        kept[numbered] = None
+    return list(kept)
+
+
 class RuleList:
     """Rules in order, with a list of (keyword, position of the rule): one pass over it finds the rules of a text."""
 
@@ -147,7 +159,8 @@ class Redactor:
         """
         try:
             if isinstance(value, dict):
-                return {self.text(key): self._field(key, inner) for key, inner in value.items()}
+                names = number_repeats(map(self.text, value))
+                return {name: self._field(key, value[key]) for name, key in zip(names, value, strict=True)}
             if isinstance(value, list):
                 return [self.value(inner) for inner in value]
         except RecursionError:

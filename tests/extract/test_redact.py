@@ -215,6 +215,16 @@ def test_json_is_redacted_inside_its_texts_and_verbatim_where_there_is_nothing()
     assert redactor.counts == {"email": 3}
 
 
+def test_fields_whose_names_become_one_are_all_kept():
+    redactor = Redactor(True, {})
+    roles = {"a@x.com": "admin", "[email] 2": "none", "b@y.com": "user", "c@z.com": ["d@y.com"], "n": 1}
+    assert redactor.value(roles) == {
+        "[email]": "admin", "[email] 2": "none", "[email] 3": "user", "[email] 4": ["[email]"], "n": 1}  # fmt: skip
+    assert json.loads(redactor.json('{"a@x.com": {"a@x.com": 1, "b@y.com": 2}}')) == {
+        "[email]": {"[email]": 1, "[email] 2": 2}}  # fmt: skip
+    assert len(redactor.value({f"u{n}@x.com": n for n in range(20_000)})) == 20_000
+
+
 def test_raw_text_is_redacted_through_escapes_and_left_out_where_it_is_no_text():
     redactor = Redactor(True, {})
     assert redactor.raw('{"a": "bob\\u0040example.com') == '{"a": "[email]'
