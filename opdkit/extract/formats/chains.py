@@ -3,12 +3,14 @@
 Call B continues call A when B's prompt begins with A's prompt and A's reply. Nothing else is trusted: clients share
 session ids, turn numbers restart, lines come out of order. So the prompts are compared, as a chain of digests with one
 digest per prompt prefix, and a call only ever hangs below one whose prompt and reply it repeats. Digests are held, not
-messages: a unit may be as long as its log.
+messages: a unit may be as long as its log. Only the replies that more conversations are going to begin with stay.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -306,13 +308,14 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
         continued = node.parent if node.parent and node.parent.children[0] is node else node
         begins[node.position] = begins.get(continued.position, node.position)
     leaves = [n for n in nodes if not n.children]
+    reader = _CallReader(unit, read_call, nodes)
     for leaf in sorted(leaves, key=lambda n: begins[n.position]):
         path = [leaf]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
         path.reverse()
         with_next = not _is_next_state_foreign(leaf, following.get(leaf.position))
-        conversation = _read_path(unit, read_call, path, with_next)
+        conversation = _read_path(unit, reader, path, with_next)
         for node in path:
             note = conversation.notes[node.depth]
             is_elsewhere = holders[node.position] != leaf.position
@@ -321,20 +324,36 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
         yield conversation
 
 
-def _read_path(unit: Sequence[Line], read_call: ReadCall, path: Sequence[_Node], with_next: bool) -> Conversation:
-    """Return the conversation that ends with `path[-1]`: its prompt, in it the replies as they were logged, its reply.
+class _CallReader:
+    """Reads each call once more, for all conversations with it. Its prompt is let go after the first of these."""
 
-    The calls were read before and let go. They are read again one by one: each holds a whole prompt.
-    """
+    def __init__(self, unit: Sequence[Line], read_call: ReadCall, nodes: Sequence[_Node]) -> None:
+        self._unit, self._read_call = unit, read_call
+        self._kept: dict[int, Call] = {}
+        self._uses = Counter[int]()  # position of a record -> conversations with it that were not read yet
+        for node in sorted(nodes, key=lambda n: -n.depth):  # what continues a record is deeper
+            self._uses[node.position] = sum(self._uses[child.position] for child in node.children) or 1
+
+    def read(self, node: _Node) -> Call:
+        """Return the call of a record for the next of its conversations, with its prompt only for the first."""
+        call = self._kept.pop(node.position, None) or self._read_call(parse(self._unit[node.position]))
+        assert isinstance(call, Call)
+        self._uses[node.position] -= 1
+        if self._uses[node.position]:
+            reply = call.reply | {"tool_calls": [dict(tool_call) for tool_call in call.reply["tool_calls"]]}
+            self._kept[node.position] = replace(call, prompt=[], reply=reply, note=copy(call.note), following=[])
+        return call
+
+
+def _read_path(unit: Sequence[Line], reader: _CallReader, path: Sequence[_Node], with_next: bool) -> Conversation:
+    """Return the conversation that ends with `path[-1]`: its prompt with the replies as they were logged, its reply."""
     leaf = path[-1]
-    last = read_call(parse(unit[leaf.position]))
-    assert isinstance(last, Call)
+    last = reader.read(leaf)
     messages = [*last.prompt, last.reply, *(last.following if with_next else [])]
     notes = {i: Note(skip_reason=NO_RECORD) for i, m in enumerate(messages) if m["role"] == "assistant"}
     records = []
     for node in path:
-        call = last if node is leaf else read_call(parse(unit[node.position]))
-        assert isinstance(call, Call)
+        call = last if node is leaf else reader.read(node)
         # The tool results in the next prompt refer to the call ids of that prompt.
         for own, later in zip(call.reply["tool_calls"], messages[node.depth]["tool_calls"], strict=False):
             own["id"] = later["id"] or own["id"]

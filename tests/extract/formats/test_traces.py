@@ -8,7 +8,7 @@ from small_logs import jsonl, run, tables
 
 from opdkit.chat.conversation import Conversation
 from opdkit.config.conditions import find_rejection, parse_filters
-from opdkit.extract.formats import READERS
+from opdkit.extract.formats import READERS, chains
 from opdkit.extract.formats.chains import NO_CALL
 from opdkit.extract.formats.detect import detect
 from opdkit.extract.formats.otel import NOT_OF_CALL
@@ -67,6 +67,26 @@ def test_a_reply_counts_in_the_branch_that_goes_on(tmp_path, order: int):
     talks = {s["session_id"]: [m["content"] for m in s["messages"]] for s in found["sessions"]}
     trainable = [talks[t["session_id"]][t["message_index"] :] for t in found["turns"] if t["trainable"]]
     assert trainable == [["a", "no", "b", "Thanks.", "c"], ["b", "Thanks.", "c"]]
+
+
+def test_each_call_of_a_log_with_many_branches_is_read_twice(monkeypatch):
+    """Once to link it, once for its conversations: each begins with the replies before it, as they were logged."""
+    lines, parse_line = [], chains.parse
+    monkeypatch.setattr(chains, "parse", lambda line: lines.append(line.number) or parse_line(line))
+    asked, calls = [U], []
+    for n in range(20):
+        reply = {"role": "assistant", "content": f"a{n}", "tool_calls": [CALL]}
+        calls.append(observation(asked, reply, usage=n))
+        asked = [*asked, {**reply, "tool_calls": [{**CALL, "id": f"later {n}"}]}]
+        calls.append(observation([*asked, V], f"title {n}"))
+        asked = [*asked, {"role": "user", "content": f"u{n}"}]
+    found = read("langfuse", *calls)
+    assert sorted(lines) == sorted([*range(1, 41)] * 2)
+    last = next(c for c in found if said(c)[-1] == ("assistant", "title 19"))
+    replies = [m for m in last.messages if m["role"] == "assistant"]
+    assert [m["content"] for m in replies] == [*(f"a{n}" for n in range(20)), "title 19"]
+    assert [m["tool_calls"][0]["id"] for m in replies[:-1]] == [f"later {n}" for n in range(20)]
+    assert [r["line"] for r in last.metadata["records"]] == [*range(1, 41, 2), 40]
 
 
 def test_a_span_that_called_no_model_is_counted_and_left_out(tmp_path):
