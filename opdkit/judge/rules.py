@@ -94,7 +94,7 @@ def asks_for_answer(reply: str) -> bool:
 
     Closing formulas ("let me know if you have any other questions") ask for nothing.
     """
-    without_options = re.sub(r"(?:\n+\s*(?:\d+[.)]|[-*]) [^\n]*)+\Z", "", reply.strip()[-1000:])
+    without_options = re.sub(r"(?:\n\s*+(?:\d++[.)]|[-*]) [^\n]*+)++\Z", "", reply.strip()[-1000:])
     sentences = re.split(r"(?<=[.!?])\s+|\n+", without_options[-400:])
     return any(phrases.ASKS.search(s) for s in sentences[-2:] if not phrases.CLOSING_FORMULA.search(s))
 
@@ -102,6 +102,8 @@ def asks_for_answer(reply: str) -> bool:
 def own_words(text: str) -> str:
     """Return a message without code, quoted lines and text in quotation marks; plain apostrophes, single spaces."""
     text = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").replace("\N{LEFT SINGLE QUOTATION MARK}", "'")
+    # A long gap says no more than a short one, and each pattern would try every place in it.
+    text = re.sub(r"\s{40,}+", lambda gap: "\n" if "\n" in gap[0] else " ", re.sub(r"[ \t]+", " ", text))
     text = re.sub(r"```.*?(?:```|\Z)", " ", text, flags=re.DOTALL)
     text = re.sub(r"(?m)^\s*[>|].*$", " ", text)
     text = re.sub(r"`[^`\n]*`|\"[^\"\n]*\"|“[^”\n]*”|(?<!\w)'[^'\n]*'(?!\w)", " ", text)

@@ -310,11 +310,20 @@ def test_the_rules_need_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("unit", ["ok ", "no ", "please ", '"', "“", "use a, ", "i said "])
+@pytest.mark.parametrize(
+    "unit", ["ok ", "no ", "please ", '"', "“", "use a, ", "i said ", "no, ", "no,", "so but ", "\n", " \n", "\n- a"]
+)
 def test_no_text_takes_long(unit: str) -> None:
-    text = (unit * 9999)[:30_000]
+    text = "Sure." + (unit * 30_000)[:30_000]
     assert passes(lambda said: heard(said, reply=said, asked=said), text) < 1000
     assert passes(lambda said: heard(said, asked=text), text + "!") < 1000
+    assert passes(lambda reply: heard("Yes", reply), text + "Thanks") < 1000
+
+
+@pytest.mark.parametrize("gap", ["\n", "\n" * 30, " \n " * 100])
+def test_blank_lines_change_nothing(gap: str) -> None:
+    assert heard(f"Thanks.{gap}But use Celsius instead.") == heard("Thanks.\nBut use Celsius instead.")
+    assert asks_for_answer(f"It is late. Which one?{gap}- a{gap}- b. c. d")
 
 
 LANGUAGES = json.loads((Path(__file__).parent / "languages.json").read_text(encoding="utf-8"))
