@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -117,10 +118,16 @@ def is_leak(hint: str, next_state: str) -> bool:
 
     Two Han or Kana characters count as one word, and so do four characters of Thai.
     """
-    ours, theirs = words(hint), f" {' '.join(words(next_state))} "
+    ours, theirs = words(hint), _line_up(next_state)
     sums = [0.0, *accumulate(map(word_weight, ours))]
     spans = ((start, bisect_left(sums, before + LEAK_WORDS)) for start, before in enumerate(sums))
     return any(end < len(sums) and f" {' '.join(ours[start:end])} " in theirs for start, end in spans)
+
+
+@lru_cache(1)
+def _line_up(next_state: str) -> str:
+    """Return the words of a next state with a space around each. It may be long, and it has many candidates."""
+    return f" {' '.join(words(next_state))} "
 
 
 def reply_in_context(messages: list[Message], index: int, next_count: int, decision: JSON) -> ReplyInContext:

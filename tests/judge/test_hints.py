@@ -11,6 +11,7 @@ from runs import talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError
+from opdkit.judge import hints
 from opdkit.judge import stage as judge
 from opdkit.judge.hints import (
     choose,
@@ -109,6 +110,16 @@ def test_a_hint_that_quotes_the_next_state_leaks() -> None:
     assert is_leak("in degrees Celsius — NOT in Fahrenheit; for tomorrow in degrees", "for " + NEXT * 2) is False
     assert not is_leak("the temperature", "")
     assert not is_leak("", NEXT)
+
+
+def test_a_next_state_is_split_into_words_once(monkeypatch) -> None:
+    """It may be the result of a tool of megabytes, and there are as many candidates as votes."""
+    said, split = f"{NEXT} Thank you.", []
+    monkeypatch.setattr(hints, "words", lambda text: split.append(text) or words(text))
+    texts = ["Use Celsius", "Use Kelvin", f"Say {NEXT}", "Answer in degrees Celsius", "Show a table"]
+    assert chosen([1] * 5, texts, next_state=said).rejected == {"leak": 1}
+    assert split.count(said) == 1
+    assert chosen([1] * 5, texts, next_state="Nothing of it.").rejected == {}
 
 
 def test_a_word_is_matched_whole() -> None:
