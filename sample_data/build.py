@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.model.load import load_tokenizer, token_generator
+from opdkit.model.load import load_tokenizer
+from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, sample
 
 from world import TOPICS, TRACK_TOOL, Message, Reaction, Style, Topic, order_answer, react, request, track_order
@@ -380,7 +381,7 @@ def play(folder: Path, sessions: int, seed: int) -> list[Session]:
         asks[k] = next(talks[k])
     while asks:
         requests = [
-            Request(chat.prompt_ids(ask.messages, TOOLS), [token_generator(seed, "logs", k, len(ask.messages))])
+            Request(chat.prompt_ids(ask.messages, TOOLS), [random_stream(seed, "logs", k, len(ask.messages))])
             for k, ask in asks.items()
         ]
         replies = sample(
