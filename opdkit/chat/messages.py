@@ -28,7 +28,7 @@ _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
 PLACEHOLDERS = re.compile(rf"(\[{_WORD.pattern}(: {_MEDIA.pattern})?\]\s*)+")  # a text of nothing else
 _ARGUMENTS = ("arguments", "input", "args", "parameters")  # OpenAI, Anthropic, LangChain, Llama
-_ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
+ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
 _NOTED = frozenset((*_TOKEN_IDS, "logprobs", "finish_reason", "turn_type", "decision"))
 
@@ -304,7 +304,7 @@ def read_note(item: JSON) -> Note:
         logged = logged.get("token_logprobs")
     logprobs = None
     if isinstance(logged, list) and all(
-        value.__class__ in (float, int) and math.isfinite(value) and value < _ROUNDING for value in logged
+        value.__class__ in (float, int) and math.isfinite(value) and value < ROUNDING for value in logged
     ):
         logprobs = [min(0.0, float(value)) for value in logged] or None
     if ids and logprobs and len(ids) != len(logprobs):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from opdkit.chat.messages import ROUNDING
 from opdkit.chat.openai_messages import Message
 
 OUTCOME = "outcome"  # reward_status of a turn whose reward the log brings along
@@ -14,7 +15,6 @@ NOT_BY_VOTES = (OUTCOME, CONFLICT)
 WANTED_REPLIES = EDITED, KEPT_REPLY = "edited", "kept"  # hint_status of a hint that holds the reply a person wanted
 TOO_LONG = "the prompt does not fit the judge"
 NO_ANSWER = "the judge answers others, not this"
-_ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
 _SUM_ROUNDING = 1e-9  # of sums of confidences
 
 
@@ -185,7 +185,7 @@ def count_missing(votes: Sequence[tuple[int | None, float | None]], question: st
 
 def confidence_of(logprobs: Sequence[float]) -> float | None:
     """Return the probability of tokens from their log-probs (nats), in float32; None where one is not a log-prob."""
-    if not logprobs or not all(math.isfinite(x) and x < _ROUNDING for x in logprobs):
+    if not logprobs or not all(math.isfinite(x) and x < ROUNDING for x in logprobs):
         return None
     (stored,) = array("f", [min(1.0, math.exp(math.fsum(logprobs)))])
     return stored

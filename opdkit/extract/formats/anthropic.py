@@ -67,8 +67,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     items = require_messages(request.get("messages"), "messages")
     system = request.get("system")
     opening = [{"role": "system", "content": system}] if system else []
-    choices = record if "choices" in record else record.get(holder_of_choices(record) or "", {})
-    reply = [{"role": "assistant", "content": response.get("content")}] if response else reply_of_choices(choices)
+    reply = [{"role": "assistant", "content": response.get("content")}] if response else reply_of_choices(record)
     messages, notes = read_messages([*opening, *items, *reply], first=-len(opening))
     if response:
         finish = response.get("stop_reason")

@@ -25,7 +25,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     system, holder = record.get("system"), holder_of_choices(record)
     opening = [{"role": "system", "content": system}] if system else []
     response = record[holder] if holder else {}
-    messages, notes = read_messages([*opening, *items, *reply_of_choices(response or record)], first=-len(opening))
+    messages, notes = read_messages([*opening, *items, *reply_of_choices(record)], first=-len(opening))
     if record.get("turn_type") == "side":
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -44,9 +44,10 @@ def holder_of_choices(record: JSON) -> str | None:
     return None if "choices" in record else next(fields, None)
 
 
-def reply_of_choices(response: JSON) -> list[JSON]:
-    """Return the reply among the choices of a response as a list of one logged message, or an empty list."""
-    choice = first_choice(response.get("choices"))
+def reply_of_choices(record: JSON) -> list[JSON]:
+    """Return the reply among the choices of a record or its response: a list of one logged message, or an empty one."""
+    holder = holder_of_choices(record)
+    choice = first_choice((record[holder] if holder else record).get("choices"))
     if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
         return []
     logged_beside = {k: v for k, v in choice.items() if k != "message"}  # finish reason, log-probs
