@@ -24,7 +24,7 @@ BEFORE = (0.2, 0.95)
 
 
 def shares(corrected: float, uncorrected: float = 0.95, tokens: int = 1000) -> dict:
-    """Return the numbers of a model that is handed out."""
+    """Return the numbers of a model that is written."""
     return {
         "model": True, "corrected": corrected, "uncorrected": uncorrected, "prompt_tokens": 50.0, "reply_tokens": 9.0,
         "peak_rate": 0.002, "steps": 10, "tokens": {"scored": 500, "trained": tokens, "validated": tokens // 10},
@@ -240,7 +240,7 @@ def test_the_page_names_what_went_wrong() -> None:
     sections = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     assert (
         "| habit | opd | 0.01 | 100 | 0.20 / 0.95 | 0.90 / 0.92 |"
-        in sections["Is a model ever handed out that is worse?"]
+        in sections["Is a trained model ever worse than before?"]
     )
     alarms = sections["Does the alarm come in time?"]
     assert "| habit | topk | 0.01 | after 0.68 of the loss |" in alarms

@@ -42,7 +42,7 @@ def _matrices(results: Results) -> str:
                      for o in OBJECTIVES]  # fmt: skip
             heads = ["objective", *map(given, (None, *RATES)), *(f"{rate:g}, free" for rate in PATH_RATES)]
             parts.append(f"### {title(world)}\n\n" + table(heads, lines))
-    note = text("Corrected / uncorrected after each training; (1): no model was handed out, and the numbers are those "
+    note = text("Corrected / uncorrected after each training; (1): no model was written, and the numbers are those "
                 "before. *Free*: the end of the path, with nothing that holds it back.")  # fmt: skip
     cells = findings.search_cells(WORLDS) + path_cells(WORLDS)
     return section("Appendix: all objectives at all rates", results, cells, *([note, *parts] if parts else [NOTHING]))

@@ -86,7 +86,7 @@ def measure_decided(work: Path, world: str, log: str, seed: int) -> JSON:
     Run(run).judge(judge={"thumbs": nothing, "judged": reward_alone}.get(log, "rules"))
     teach(TeacherConfig(run=run, model=str(built.model)))
     found: JSON = {"model": False}
-    with suppress(OpdkitError):  # it hands out no model
+    with suppress(OpdkitError):  # it writes no model
         train(TrainConfig(run=run, model=str(built.model), seed=seed, objective=LOGS[log], device="cpu",
                           checkpoint_every=0))  # fmt: skip
         found = {"model": True, **measure_model(built, final_model(run), seed)}

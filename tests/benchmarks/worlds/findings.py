@@ -102,12 +102,12 @@ class Results:
         return self.cells.get(cell.name)
 
     def is_refused(self, cell: Cell) -> bool:
-        """Return True for a training that handed out no model."""
+        """Return True for a training that wrote no model."""
         numbers = self.numbers(cell)
         return numbers is not None and not numbers.get("model", True)
 
     def shares(self, cell: Cell) -> Shares | None:
-        """Return the shares after a training or another way; where no model is handed out, those of the one before."""
+        """Return the shares after a training or another way; where no model is written, those of the one before."""
         numbers = self.numbers(cell)
         if numbers is None:
             return None
@@ -182,7 +182,7 @@ def own_rates(results: Results) -> list[OwnRate]:
     return [row for row in found if row.own]
 
 
-# -- models that are handed out -------------------------------------------------------------------------------------
+# -- models that are written -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class Training:
     rate: float | None  # that was given
     seed: int
     change: Change
-    refused: bool  # no model was handed out
+    refused: bool  # no model was written
     alarm: bool  # a validation found it broken
 
     @property
     def is_worse(self) -> bool:
-        """Return True where a model is handed out that lost more than WORSE in either share."""
+        """Return True where a model is written that lost more than WORSE in either share."""
         return any(b - a > WORSE + _EDGE for b, a in zip(*self.change, strict=True))
 
 

@@ -83,7 +83,7 @@ def measure_forecast(work: Path, world: str, sessions: int, errors: float, seed:
             expected = forecast.predict(ForecastConfig(run=run, seed=seed, **options))
             teach(TeacherConfig(run=run, check_hints=SAMPLES, judge_model=str(model), shard="0/1", **options))
         found: JSON = {"model": False, "before": measure_model(built, model, seed)}
-        with suppress(OpdkitError):  # it hands out no model that is worse
+        with suppress(OpdkitError):  # it writes no model that is worse
             train(TrainConfig(run=run, model=str(model), seed=seed, device="cpu", overwrite=True))
             found |= {"model": True, **measure_model(built, final_model(run), seed)}
     return {name: expected[name] for name in ("gain", "low", "high", "go", "hinted_turns", "hints", "with_hint",

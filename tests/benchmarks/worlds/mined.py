@@ -67,7 +67,7 @@ def measure_mined(work: Path, world: str, seed: int) -> JSON:
 
 
 def _trained(built: Built, run: Path, seed: int, options: JSON) -> Path | None:
-    """Return the folder of the model that a training hands out; None where it hands out none."""
+    """Return the folder of the model that a training writes; None where it writes none."""
     branch(built.folder / "run", run)
     with suppress(OpdkitError):
         train(TrainConfig(run=run, model=str(built.model), seed=seed, holdout=HOLDOUT, device="cpu",

@@ -129,7 +129,7 @@ def _own_rate(results: Results) -> str:
              "with the best rate", "ratio", "forgotten", "more than with the best"]  # fmt: skip
     note = text(
         "In brackets: lowest and highest seed. The *ratio* is that of the corrected shares. *Forgotten* is "
-        "the loss of the uncorrected share. A training that hands out no model counts as the model before."
+        "the loss of the uncorrected share. A training that writes no model counts as the model before."
     )
     return section(heading, results, cells, answer, table(heads, lines), note,
                    "![corrected replies before, with the default, with the best rate](worlds-default.svg)")  # fmt: skip
@@ -138,7 +138,7 @@ def _own_rate(results: Results) -> str:
 def _worse(results: Results) -> str:
     rows = findings.trainings(results)
     cells = findings.search_cells(WORLDS) + [c for w in (*WORLDS, *ALL_NOISY) for c in findings.own_cells(w)]
-    heading = "Is a model ever handed out that is worse?"
+    heading = "Is a trained model ever worse than before?"
     if not rows:
         return section(heading, results, cells, NOTHING)
     worse, refused = [row for row in rows if row.is_worse], sum(row.refused for row in rows)
@@ -155,7 +155,7 @@ def _worse(results: Results) -> str:
              for o in OBJECTIVES]  # fmt: skip
     note = text(
         "Mean shares after the training, over the worlds in which it was measured, by objective and the "
-        "rate that is given; in brackets: trainings of them that handed out no model, and count as the model before. "
+        "rate that is given; in brackets: trainings of them that wrote no model, and count as the model before. "
         f"Bold: one of them is worse. Where either share seems to have lost more than {SEEMS_WORSE}, the model and the "
         f"one before are measured once more, on {AGAIN_SAMPLES} new replies to each prompt; these count.",
         "Before training: " + pair(mean_shares(row.change.before for row in rows if row.rate is not None)) + "."
@@ -328,7 +328,7 @@ def _forecast(results: Results) -> str:
     builds = {numbers.get("build", BUILD) for cell in cells if (numbers := results.numbers(cell))}
     other = "" if builds == {BUILD} else (f" The worlds of this section are built with seed {max(builds)}, at which "
                                           "nobody looked before.")  # fmt: skip
-    note = text(f"The judge of fresh replies errs in {ERRORS:.0%} of its answers. A training that hands out no model "
+    note = text(f"The judge of fresh replies errs in {ERRORS:.0%} of its answers. A training that writes no model "
                 "has a gain of 0. A *taught* model was trained on the log before, at the rate "
                 f"{TAUGHT:g}: less is to be expected from it.{other} All forecasts are in the appendix.")  # fmt: skip
     return section(heading, results, cells, answer, table(heads, lines), note,

@@ -78,7 +78,7 @@ def mined_prompts(results: Results) -> str:
         f"over all, and at most {FAILED:.0%}.",
     )
     note = text(
-        "A checkpoint is the model before training, the one that the default hands out, or the end of a training "
+        "A checkpoint is the model before training, the one that the default writes, or the end of a training "
         f"without trust region at one of {len(RATES)} rates ({RATES[0]:g} to {RATES[-1]:g}). {HOLDOUT:.0%} of the "
         "sessions are kept out of training, and the prompts come from their complaints, their praise, and replies with "
         "neither. Each share is the mean of those corrected and uncorrected. A judge that knows the world answers the "

@@ -80,7 +80,7 @@ def _worse(axes: Axes, results: Results) -> None:
     for line in (axes.axhline, axes.axvline):
         line(-findings.WORSE, color="tab:red", linewidth=0.8, linestyle=":")
     _name_colours(axes, OBJECTIVE_COLOURS, (row.objective for row in rows))
-    axes.set(xlabel="change of the corrected share (x: no model handed out)", ylabel="change of the uncorrected share")
+    axes.set(xlabel="change of the corrected share (x: no model written)", ylabel="change of the uncorrected share")
     _label(axes)
 
 

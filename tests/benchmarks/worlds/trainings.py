@@ -1,4 +1,4 @@
-"""Trainings in a world: the model that is handed out, and the path of a training that nothing holds back."""
+"""Trainings in a world: the model that is written, and the path of a training that nothing holds back."""
 
 import os
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def _measure(built: Built, folder: Path, seed: int, again: int) -> JSON:
 def measure_training(
     work: Path, world: str, seed: int, objective: str, rate: float | None, source: str = "run", again: int = 0
 ) -> JSON:
-    """Return what becomes of a training with opdkit's defaults: the shares of the model that is handed out, if any.
+    """Return what becomes of a training with opdkit's defaults: the shares of the model that is written, if any.
 
     `source` is the run in `folder` whose targets are trained on. `again`: so many new replies to each prompt are
     measured. `tokens` are those of the teacher stage, of training steps, and of validation. `alarms` are the steps
@@ -54,7 +54,7 @@ def measure_training(
     built = built_in(work, world)
     with _run(built, source, work, f"{objective}-{rate}-{seed}") as run:
         found: JSON = {"model": False}
-        with suppress(OpdkitError):  # it hands out no model
+        with suppress(OpdkitError):  # it writes no model
             epochs = None if objective == TrainConfig.objective else EPOCHS
             stage.run(_config(built, run, seed, objective, rate, epochs=epochs))
             metrics, validations = (list(read_all(run, table)) for table in ("metrics", "validations"))
@@ -74,7 +74,7 @@ def measure_training(
 
 @contextmanager
 def trained(built: Built, work: Path, seed: int, objective: str, rate: float | None) -> Iterator[Path]:
-    """Yield the model of a training that hands one out; without a rate the world's model, which nothing has trained."""
+    """Yield the model of a training that writes one; without a rate the world's model, which nothing has trained."""
     if rate is None:
         yield built.model
         return
