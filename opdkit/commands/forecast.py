@@ -52,10 +52,10 @@ from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, reply_of
 from opdkit.teacher.models import Scorer, load_scorer
 
 SAMPLES = 8  # replies with each hint, and without
-# Fitted to 24 trainings of other builds of eight worlds in tests/benchmarks/worlds.
+# Fitted to 64 trainings of eight worlds in tests/benchmarks/worlds, in builds that docs/learning.md does not report.
 HALF_LEARNED = 2.5  # turns of which half of the gain is learned; UNSURE times less or more at the ends of the interval
 UNSURE = 3.0
-SPREAD = 0.1  # standard deviation of measured around expected gains, beside that of the drawn turns
+SPREAD = 0.06  # standard deviation of measured around expected gains, beside that of the drawn turns
 _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
 LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
