@@ -30,13 +30,16 @@ _LEFT_OUT = set(
 )
 _BEFORE, _AFTER = r"[\w.-]{0,50}?", r"""(?:[\x60'"\s;]|\\[nr]|$)"""
 _PREFIX = re.compile(r"(?:\(\?i\))?\\b\(?(?:[\w\\.-]+[_-]|\(\?:sk\|rk\))")
-_ESCAPE, _ESCAPED = re.compile(r'(?<!\\)\\++(["/nrtfb])'), {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b"}
+_ESCAPE = re.compile(r'(?<!\\)\\++(?:(["/nrtfb])|u([0-9a-fA-F]{4}))')
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b"}
 _FIELD = re.compile(r'(\\*"):\s?\Z')  # the end of a field's name, whose quotation marks may be escaped
 _compile_go = partial(regex.compile, flags=regex.V1 | regex.ASCII)  # classes are ASCII, flags end with their group
 
 
 class Unescaped:
     """Text without the escapes of JSON, single or repeated: in r"\\nAKIA" the "n" is no letter before a key.
+
+    Nor is the "c" in r"\\u003cAKIA", as Go writes "<AKIA".
 
     `text` is only read by rules: `place` tells where a position in it is in the text as it was written.
     """
@@ -45,7 +48,8 @@ class Unescaped:
         pieces, done = [], 0
         self._ends, self._removed = list[int](), [0]  # of each escape, and the characters left out up to there
         for escape in _ESCAPE.finditer(written):
-            pieces += [written[done : escape.start()], _ESCAPED.get(escape[1], escape[1])]
+            letter, code = escape.groups()
+            pieces += [written[done : escape.start()], chr(int(code, 16)) if code else _ESCAPED.get(letter, letter)]
             done = escape.end()
             self._removed.append(self._removed[-1] + len(escape[0]) - 1)
             self._ends.append(done - self._removed[-1])

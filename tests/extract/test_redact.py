@@ -133,10 +133,12 @@ def test_what_survives(text):
     assert clean(text) == text
 
 
-def escape(text: str, levels: int) -> str:
+def escape(text: str, levels: int, written_by: str = "") -> str:
     """Return JSON text in JSON text: of a tool's result, of arguments, of a line that was rejected."""
     for _ in range(levels):
-        text = json.dumps({"output": text}, ensure_ascii=False)
+        text = json.dumps({"output": text}, ensure_ascii=written_by == "Python")
+        if written_by == "Go":
+            text = text.translate({ord(sign): rf"\u{ord(sign):04x}" for sign in "<>&"})
     return text
 
 
@@ -146,13 +148,18 @@ def unescape(text: str, levels: int) -> str:
     return text
 
 
+@pytest.mark.parametrize("written_by", ["", "Go", "Python"])
 @pytest.mark.parametrize("levels", [1, 2, 3])
-def test_escaped_text_is_redacted_like_the_text_itself(levels):
-    """The "n" of an escaped line break is no letter beside a secret, and JSON text stays JSON text."""
-    texts = [(f"Here:\n{text}\tbye", secrets) for kind in KINDS for text, secrets in list(cases(kind))[:6]]
+def test_escaped_text_is_redacted_like_the_text_itself(levels, written_by):
+    """The "n" of an escaped line break is no letter beside a secret, and JSON text stays JSON text.
+
+    Go writes "<" as \\u003c, and Python "«" as \\u00ab.
+    """
+    before = {"": "\n", "Go": "<", "Python": "«"}[written_by]
+    texts = [(f"Here:{before}{text}\tbye", secrets) for kind in KINDS for text, secrets in list(cases(kind))[:6]]
     texts = [(text, secrets) for text, secrets in texts if "BEGIN" not in text or "END" in text]
     for text, secrets in texts:
-        redacted = clean(escape(text, levels))
+        redacted = clean(escape(text, levels, written_by))
         assert not any(is_left(secret, redacted) for secret in secrets), redacted
         assert unescape(redacted, levels) == clean(text)
 
