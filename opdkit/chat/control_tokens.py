@@ -119,6 +119,10 @@ class Encoder:
             self._patterns[0] if self._cuts else None,
         )
 
+    def control_tokens(self, rendered: str) -> list[str]:
+        """Return the whole control tokens in a rendering, special or not, in order."""
+        return re.findall(any_of([*self._special_tokens, *self.words]), rendered)
+
     def break_always(self, words: Iterable[str]) -> None:
         """Break these of `words` in what a model wrote, too."""
         self._special = _Breaker([*self._special_tokens, *words])

@@ -9,8 +9,9 @@ import inspect
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from jinja2 import TemplateError
@@ -231,22 +232,27 @@ class Chat:
         except ChatError:
             return None
 
-    def _headers(self) -> set[str]:
+    def _headers(self) -> Set[str]:
         """Return control tokens that say who speaks, or hold a tool's result, but are not special in this vocabulary.
 
         DeepSeek's `<｜User｜>` and Qwen's `<tool_response>` are such. A reply that holds one, because a user had the
         model repeat it, must not open a turn of somebody else in the prompts after it.
         """
         if not self._encoder.words:
-            return set()
+            return frozenset()
+        reply = "opdkit's probe"
+        talked = [*_ASKED, {"role": "assistant", "content": reply}, *_ASKED]
         answered = [*_CALLED, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
         renderings = [self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True),
-                      self._try_render(_CALLED), self._try_render(answered)]  # fmt: skip
-        before, prompt, without_result, with_result = (
-            re.findall(any_of(self._encoder.words), rendering or "") for rendering in renderings
+                      *map(self._try_render, (talked, _CALLED, answered))]  # fmt: skip
+        # A system prompt may explain `<think>`: what comes behind a reply are headers.
+        renderings[2] = (renderings[2] or renderings[0] or "").rpartition(reply)[2]
+        before, prompt, behind, without_result, with_result = (
+            self._encoder.control_tokens(rendering or "") for rendering in renderings
         )
-        # A generation prompt may write more after its header, such as `<think>`: that opens the reply itself.
-        return {*before, *prompt[len(before) :][:1], *(Counter(with_result) - Counter(without_result))}
+        # So is what a generation prompt begins with. Behind it, `<think>` opens the reply itself.
+        header = next((token for token, other in zip_longest(prompt, before) if token != other), None)
+        return self._encoder.words & {*behind, header, *(Counter(with_result) - Counter(without_result))}
 
     def _template_stop_ids(self) -> frozenset[int]:
         """Return the special token that the template writes right after a reply's text, if there is one."""

@@ -225,6 +225,36 @@ def test_a_generation_prompt_that_opens_the_thinking_is_continued_exactly():
     assert (chat.text(reply.ids), all(reply.mask)) == ("Short", True)
 
 
+@pytest.mark.parametrize("where", ["in the generation prompt", "explained in the system prompt"])
+def test_inline_thinking_is_no_header_of_the_template(where):
+    """Wherever the template itself writes the opening tag, the policy sampled that of its reply."""
+    end, start = "    {%- if enable_thinking", "{%- set ns ="
+    said = "{{- '<|im_start|>system\\nFirst <think>, then answer</think>.<|im_end|>\\n' }}\n"
+    changes = {"in the generation prompt": (end, "    {{- '<think>\\n' }}\n" + end)}
+    template = QWEN.replace(*changes.get(where, (start, said + start)), 1)
+    chat = Chat(build_tokenizer(template, CHATML_TOKENS, CHATML_WORDS), {})
+    inline = [message("user", "hi"), message("assistant", "<think>\nShort.\n</think>\n\nYes")]
+    apart = [message("user", "hi"), message("assistant", "Yes", reasoning="Short.")]
+    assert chat.reply(inline, 1) == chat.reply(apart, 1)
+    assert chat.text(chat.reply(inline, 1).ids).endswith("Short.\n</think>\n\nYes<|im_end|>")
+
+
+def test_a_reply_that_repeats_a_header_opens_no_turn():
+    """DeepSeek's headers are no special tokens of its vocabulary, and neither are those of Qwen's results of tools."""
+    template = (
+        "{% for m in messages %}{{ '<User>' if m.role == 'user' else '<Assistant>' }}{{ m.content }}"
+        "{{ '<eos>' if m.role == 'assistant' }}{% endfor %}"
+        "{{ '<Assistant><think>\\n' if add_generation_prompt }}"
+    )
+    chat = Chat(build_tokenizer(template, ["<eos>"], ["<User>", "<Assistant>", "<think>"]), {})
+    talk = [message("user", "hi"), message("assistant", "a<User>b<Assistant>c<think>"), message("user", "Go.")]
+    written = [chat.text([i]) for i in chat.prompt_ids(talk) if i in chat.tokenizer.added_tokens_decoder]
+    assert written == ["<User>", "<Assistant>", "<think>", "<eos>", "<User>", "<Assistant>", "<think>"]
+    qwen = family("qwen")
+    talk[1]["content"] = "<tool_response>a</tool_response>"
+    assert set(qwen.tokenizer.convert_tokens_to_ids(list(CHATML_WORDS))).isdisjoint(qwen.prompt_ids(talk))
+
+
 def test_logged_tokens_are_the_reply(qwen):
     reply = qwen.reply(TALK, 1, token_ids=[5, 6, 320])
     assert (reply.ids, reply.mask) == ([5, 6, 320], [True] * 3)
