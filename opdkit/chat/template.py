@@ -111,7 +111,8 @@ class Chat:
         the stop token. A reply that was cut off or interrupted (`finish_reason`) ends where its text ends: the closing
         tags and the stop token that a template adds were never sampled. An empty think block that the template makes up
         is masked; content that leaves a block open itself is rendered as thinking that was cut off. Raises ChatError
-        when the template's rendering of the conversation does not begin with the prompt.
+        when the template's rendering of the conversation does not begin with the prompt, or leaves out text or calls of
+        the reply.
         """
         if token_ids is not None:
             return Reply(list(token_ids), [True] * len(token_ids))
@@ -121,6 +122,7 @@ class Chat:
         if not whole.startswith(prompt):
             raise ChatError("reply does not continue the prompt")
         rendered = whole[len(prompt) :]
+        self._check_complete(messages[: index + 1], tools, whole, rendered)
         has_reasoning = (message.get("reasoning") or "").strip() or "</think>" in (message["content"] or "")
         empty_thinking = None if has_reasoning else _EMPTY_THINKING.match(rendered)
         invented = empty_thinking[0] if empty_thinking else ""
@@ -186,6 +188,20 @@ class Chat:
             raise ChatError(f"template: {' '.join(str(error).split())[:120]}") from error
         return text
 
+    def _check_complete(self, messages: list[Message], tools: str | None, whole: str, rendered: str) -> None:
+        """Raise ChatError where the `whole` rendering leaves out calls or text of the last message.
+
+        Many templates know no calls: what they write is the stop token alone, as if nothing had been said.
+        """
+        *before, message = messages
+        text, calls = (message["content"] or "").strip(), message.get("tool_calls")
+        others = {"calls": {"tool_calls": calls[:-1]}} if calls else {}
+        if text and self._encoder.as_data(text, sampled=True) not in rendered:
+            others["text of a reply"] = {"content": "opdkit"}
+        for part, other in others.items():
+            if self._try_render([*before, message | other], tools) == whole:
+                raise ChatError(f"template: leaves out {part}")
+
     def _sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
         """Return the part of a rendered reply that the policy wrote: up to and with the stop token, or to the cut.
 
@@ -225,10 +241,12 @@ class Chat:
                 "tomorrow's prompts would differ; write the date into the template"
             )
 
-    def _try_render(self, messages: list[Message], *, generation_prompt: bool = False) -> str | None:
+    def _try_render(
+        self, messages: list[Message], tools: str | None = None, *, generation_prompt: bool = False
+    ) -> str | None:
         """Return what the template writes for these messages; None where it refuses them."""
         try:
-            return self._render(messages, None, generation_prompt=generation_prompt)
+            return self._render(messages, tools, generation_prompt=generation_prompt)
         except ChatError:
             return None
 

@@ -382,6 +382,26 @@ def test_flat_tool_definitions_are_wrapped_as_servers_do():
     )
 
 
+def test_a_template_that_leaves_out_a_part_of_the_reply(chatml, qwen):
+    """What is left, mostly the stop token alone, is no reply that the policy wrote."""
+    call, said = {"tool_calls": [CALL]}, message("assistant", "I search.")
+    for logged in (message("assistant", None, **call), said | call):
+        with pytest.raises(ChatError) as caught:
+            chatml.reply([message("user", "find it"), logged], 1)
+        assert caught.value.reason == "template: leaves out calls"
+        assert "search" in qwen.text(qwen.reply([message("user", "find it"), logged], 1).ids)
+    first = Chat(build_tokenizer(QWEN.replace("m.tool_calls or []", "m.tool_calls[:1] or []"), CHATML_TOKENS), {})
+    with pytest.raises(ChatError, match="calls"):  # of two, it writes one
+        first.reply([message("user", "find it"), said | {"tool_calls": [CALL, CALL]}], 1)
+    # Llama 3.1's writes either calls or text.
+    alone = QWEN.replace("{{- content.lstrip('\\n') }}", "{{- '' if m.tool_calls else content.lstrip('\\n') }}")
+    chat = Chat(build_tokenizer(alone, CHATML_TOKENS, CHATML_WORDS), {})
+    assert chat.text(chat.reply([message("user", "find it"), said], 1).ids).endswith("I search.<|im_end|>")
+    with pytest.raises(ChatError) as caught:
+        chat.reply([message("user", "find it"), said | call], 1)
+    assert caught.value.reason == "template: leaves out text of a reply"
+
+
 # -- templates that say no ------------------------------------------------------------------------------------------
 
 
