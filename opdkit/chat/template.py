@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_incomplete
-from opdkit.chat.markup import visible
+from opdkit.chat.markup import split_thinking, visible
 from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError
@@ -110,7 +110,7 @@ class Chat:
         The logged `token_ids` where there are any; else what the template renders after the prompt, up to and with
         the stop token. A reply that was cut off or interrupted (`finish_reason`) ends where its text ends: the closing
         tags and the stop token that a template adds were never sampled. An empty think block that the template makes up
-        is masked; content that leaves a block open itself is rendered as thinking that was cut off. Raises ChatError
+        is masked, or filled with the thinking in the content; where that is left open, it was cut off. Raises ChatError
         when the template's rendering of the conversation does not begin with the prompt, or leaves out text or calls of
         the reply.
         """
@@ -123,13 +123,15 @@ class Chat:
             raise ChatError("reply does not continue the prompt")
         rendered = whole[len(prompt) :]
         self._check_complete(messages[: index + 1], tools, whole, rendered)
-        has_reasoning = (message.get("reasoning") or "").strip() or "</think>" in (message["content"] or "")
-        empty_thinking = None if has_reasoning else _EMPTY_THINKING.match(rendered)
-        invented = empty_thinking[0] if empty_thinking else ""
-        opened = (message["content"] or "").lstrip()
-        if invented and opened.startswith("<think>") and not message.get("tool_calls"):
-            thought = message | {"content": "", "reasoning": opened.removeprefix("<think>")}
-            return self.reply([*messages[:index], thought], index, tools, "length")
+        text, reasoning = (message["content"] or "").lstrip(), (message.get("reasoning") or "").strip()
+        empty_thinking, closed = _EMPTY_THINKING.match(rendered), "</think>" in text
+        is_open = text.startswith("<think>") and not message.get("tool_calls")
+        if empty_thinking and not reasoning and (closed or is_open):
+            thought, answer = split_thinking(text)
+            if thought or not closed:  # the template made up a block beside the one in the text
+                apart = message | {"content": answer, "reasoning": thought}
+                return self.reply([*messages[:index], apart], index, tools, finish_reason if closed else "length")
+        invented = empty_thinking[0] if empty_thinking and not (reasoning or closed) else ""
         sampled = self._sampled(rendered[len(invented) :], message, is_incomplete(finish_reason))
         masked_ids, sampled_ids = (self._encoder.continuation_ids(text) if text else [] for text in (invented, sampled))
         return Reply(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))

@@ -239,6 +239,19 @@ def test_inline_thinking_is_no_header_of_the_template(where):
     assert chat.text(chat.reply(inline, 1).ids).endswith("Short.\n</think>\n\nYes<|im_end|>")
 
 
+@pytest.mark.parametrize("opened", ["", "<think>\n"])
+def test_a_template_that_leaves_thinking_in_the_content_makes_up_no_second_block(opened):
+    """Qwen3.8's reads thinking from its own field alone, and writes an empty block without one."""
+    no_parsing, end = QWEN.replace("'</think>' in content", "false"), "    {%- if enable_thinking"
+    template = no_parsing.replace(end, "    {{- '<think>\\n' }}\n" + end)
+    chat = Chat(build_tokenizer(template, CHATML_TOKENS, CHATML_WORDS), {})
+    talk = [message("user", "hi"), message("assistant", opened + "Short.\n</think>\n\nYes")]
+    reply = chat.reply(talk, 1)
+    assert (chat.text(reply.ids), all(reply.mask)) == ("Short.\n</think>\n\nYes<|im_end|>", True)
+    cut_off = chat.reply(talk, 1, finish_reason="length")
+    assert (chat.text(cut_off.ids), all(cut_off.mask)) == ("Short.\n</think>\n\nYes", True)
+
+
 def test_a_reply_that_repeats_a_header_opens_no_turn():
     """DeepSeek's headers are no special tokens of its vocabulary, and neither are those of Qwen's results of tools."""
     template = (
