@@ -17,6 +17,7 @@ from opdkit.model.folder import check_models
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.reading import has_stage, summary_of
+from opdkit.store.reviews import inputs_of_training, outdated_targets, reviews_in_force
 from opdkit.store.run_stage import run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -41,8 +42,8 @@ def run(config: RunConfig) -> Summary:
         try:
             if config.dry_run:
                 stdout.print(name, style="bold")
-            if config.dry_run and name == "extract":  # the dry runs of the others compare their plans
-                check_options(stages[name], name)
+            if config.dry_run and name in ("extract", "train"):  # the dry runs of the others compare their plans
+                check_options(stages[name], name, inputs_of_training(stages[name].run) if name == "train" else None)
             if name not in reporting:
                 print_facts(bounds(config, name, stages, extracted))
             elif name == "extract" and "judge" in reporting and config.dry_run:  # it is done: nothing to preview
@@ -63,12 +64,13 @@ def run(config: RunConfig) -> Summary:
 
 
 def first_unfinished(config: RunConfig, name: str) -> str | None:
-    """Return the first stage before this one that is not done, or that `--overwrite` would do again; else None."""
+    """Return the first stage before this one of which something is left to do, all with `--overwrite`; else None."""
     for before in ORDER[: ORDER.index(name)]:
         if config.overwrite or not has_stage(config.run, before):
             return before
         summary = summary_of(config.run, before)
-        if summary.parts_done < summary.parts:
+        outdated = outdated_targets(config.run, reviews_in_force(config.run)) if before == "teacher" else []
+        if summary.parts_done < summary.parts or outdated:
             return before
     return None
 

@@ -174,10 +174,10 @@ def record_usage(run: Path, stage: str, usage: JSON) -> None:
             write_text(path, json.dumps(document | {"usage": usage}, indent=2, ensure_ascii=False) + "\n")
 
 
-def check_options(config: StageConfig, stage: str) -> None:
+def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | None = None) -> None:
     """Raise ConfigError if a stage was begun with other options: what is known of its plan before its inputs are read.
 
-    `--overwrite` allows it.
+    `inputs` are those that are known already, None for one that the plan lacks. `--overwrite` allows it.
     """
     folder = stage_dir(config.run, stage)
     if config.overwrite or not (folder / "manifest.json").exists():
@@ -190,6 +190,7 @@ def check_options(config: StageConfig, stage: str) -> None:
         models = [model_identity(word) for word in words if (Path(word) / "config.json").is_file()]
         old, new = without_moves(plan, {"config": options, "inputs": models})
         changes = differences(old["config"], new["config"], "config")
+    changes += differences({name: plan["inputs"].get(name) for name in inputs or {}}, dict(inputs or {}), "inputs")
     if changes:
         raise _another_plan(folder, changes, stage, parse_shard(config.shard)[1])
 

@@ -279,6 +279,12 @@ def plan_inputs(decided: JSON) -> JSON:
     return {"reviews": fingerprint(decided)} if decided else {}
 
 
+def inputs_of_training(run: Path) -> JSON:
+    """Return what pins the decisions in force in the plan of a training, once the targets were computed from them."""
+    decided = decisions(reviews_in_force(run))
+    return {"reviews": None} | plan_inputs({name: decided[name] for name in parts_of_turns(run, list(decided))})
+
+
 def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
     """Return the parts of the targets that were computed from other decisions than `reviews`."""
     if not has_stage(run, "teacher"):

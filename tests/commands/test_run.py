@@ -15,8 +15,14 @@ from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import RunConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
+from opdkit.store.part_writer import Stage
+from opdkit.store.plans import model_identity
+from opdkit.store.reviews import Review, append
+from opdkit.store.tables import METRICS, TARGETS, VALIDATIONS
 
 
 @pytest.mark.parametrize(
@@ -160,6 +166,29 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
     shown = dry_run(run, log, plain_model_dir, *rules)
     assert re.search("replies to score +10\n", shown)
     assert len(re.findall("waits for +teacher", shown)) == 1
+
+
+def test_a_dry_run_after_a_decision_bounds_the_training(tmp_path, plain_model_dir) -> None:
+    """The teacher stage is done, and one of its parts is to do again; a training of before is of another plan."""
+    log, run = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v")), tmp_path / "run"
+    extract.run(ExtractConfig(run=run, logs=(str(log),)))
+    judge.run(JudgeConfig(run=run, judge="rules"))
+    options, inputs = (
+        TeacherConfig(run=run, model=str(plain_model_dir)),
+        {"model": model_identity(str(plain_model_dir))},
+    )
+    stage = Stage.open(options, "teacher", [TARGETS], parts=1, upstream=["extract", "judge"], inputs=inputs)
+    with stage.writing(0):
+        pass
+    append(run, [Review("log:1:1", hint_decided=True, hint="Be brief.")])
+    shown = dry_run(run, log, plain_model_dir, "--judge", "rules")
+    assert re.search("parts +1, 0 done, 1 to do", shown)
+    assert re.search("waits for +teacher", shown)
+    Stage.open(TrainConfig(run=run, model=str(plain_model_dir)), "train", [METRICS, VALIDATIONS], parts=1)
+    command = ["run", str(run), str(log), "--model", str(plain_model_dir), "--judge", "rules", "--dry-run"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "inputs.reviews: null ->" in done.stderr
 
 
 def test_a_dry_run_says_where_it_saw_the_beginning_of_a_log_alone(tmp_path, plain_model_dir) -> None:

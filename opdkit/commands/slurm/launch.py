@@ -24,7 +24,7 @@ from opdkit.model.folder import check_models
 from opdkit.store import plans
 from opdkit.store.plans import check_upstream, differences, manifest, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path
-from opdkit.store.reviews import outdated_targets, reviews_in_force
+from opdkit.store.reviews import inputs_of_training, outdated_targets, reviews_in_force
 from opdkit.store.tables import PRIMARY
 
 
@@ -58,8 +58,7 @@ def run(config: SlurmConfig) -> Launch:
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
     choose_format(cast(ExtractConfig, stages["extract"]))  # it checks the options
     check_models(stages.values())
-    for name, stage in stages.items():
-        plans.check_options(stage, name)
+    check_plans(stages)
     check_logs(config)
     check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])
     if config.submit and shutil.which("sbatch") is None:
@@ -75,6 +74,12 @@ def run(config: SlurmConfig) -> Launch:
             raise OpdkitError(f"sbatch refused: {done.stderr.strip()}{before}")
         submitted = done.stdout  # one line per job
     return Launch(folder, {name: len(shards) for name, shards in missing.items()}, submitted)
+
+
+def check_plans(stages: Mapping[str, StageConfig]) -> None:
+    """Raise ConfigError if a stage was begun with other options, or a training on other decisions of people."""
+    for name, stage in stages.items():
+        plans.check_options(stage, name, inputs_of_training(stage.run) if name == "train" else None)
 
 
 def check_logs(config: SlurmConfig) -> None:

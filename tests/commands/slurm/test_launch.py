@@ -16,10 +16,12 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.part_writer import Stage
-from opdkit.store.tables import METRICS, VALIDATIONS, VERDICTS
+from opdkit.store.reviews import Review, append
+from opdkit.store.tables import METRICS, TARGETS, VALIDATIONS, VERDICTS
 
 
 def config(run: Path, **options) -> SlurmConfig:
@@ -90,6 +92,33 @@ def test_no_sbatch_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OpdkitError, match="sbatch is not here"):
         slurm.run(config(tmp_path / "r", submit=True))
+
+
+def judged_run(folder: Path) -> tuple[Path, dict[str, tuple[str]]]:
+    """A run whose only reply is judged, and the logs that `slurm` gets for it."""
+    log, run = folder / "log.jsonl", folder / "r"
+    messages = [{"role": role, "content": f"{n}"} for n, role in enumerate(("user", "assistant", "user"))]
+    log.write_text(json.dumps({"messages": messages}) + "\n")
+    opdkit.run_stage("extract", ExtractConfig(run=run, logs=(str(log),), shard="0/1"))
+    opdkit.run_stage("judge", JudgeConfig(run=run, judge="rules", shard="0/1"))
+    return run, {"logs": (str(log),)}
+
+
+def test_a_training_of_before_the_decisions_in_force_is_refused(tmp_path: Path) -> None:
+    """The tasks would score the reply again, and leave the training as it is."""
+    run, given = judged_run(tmp_path)
+    teacher = TeacherConfig(run=run, model=str(MODEL))
+    stages = {"teacher": Stage.open(teacher, "teacher", [TARGETS], parts=1, upstream=["extract", "judge"])}
+    tables = [METRICS, VALIDATIONS]
+    stages["train"] = Stage.open(TrainConfig(run=run, model=str(MODEL)), "train", tables, parts=1, upstream=["teacher"])
+    for stage in stages.values():
+        with stage.writing(0):
+            pass
+    assert slurm.run(config(run, **given)).tasks == {}
+    append(run, [Review("log:1:1", hint_decided=True, hint="Be brief.")])
+    with pytest.raises(ConfigError, match=r"train was begun under another plan:\n  inputs\.reviews: null -> "):
+        slurm.run(config(run, **given))
+    assert slurm.run(config(run, **given, set=("train.name=b",))).tasks == {"teacher": 1, "train": 1}
 
 
 def test_logs_that_have_grown_and_stages_that_are_outdated_are_refused(tmp_path: Path) -> None:
