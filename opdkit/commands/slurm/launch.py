@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +17,7 @@ from opdkit.config.fields import StageConfig
 from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import choose_format
@@ -79,6 +80,10 @@ def run(config: SlurmConfig) -> Launch:
 def check_plans(stages: Mapping[str, StageConfig]) -> None:
     """Raise ConfigError if a stage was begun with other options, or a training on other decisions of people."""
     for name, stage in stages.items():
+        if isinstance(stage, TeacherConfig) and stage.check_hints:
+            from opdkit.teacher.hint_checks import hint_judge_options  # imported here: it brings torch
+
+            stage = replace(stage, **hint_judge_options(stage))
         plans.check_options(stage, name, inputs_of_training(stage.run) if name == "train" else None)
 
 

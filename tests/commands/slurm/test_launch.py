@@ -104,6 +104,16 @@ def judged_run(folder: Path) -> tuple[Path, dict[str, tuple[str]]]:
     return run, {"logs": (str(log),)}
 
 
+def test_the_teacher_that_tests_hints_resumes(tmp_path: Path) -> None:
+    """Its manifest names the judge of the test, which nobody has named here."""
+    run, given = judged_run(tmp_path)
+    options = TeacherConfig(run=run, model=str(MODEL), check_hints=2, judge_model=str(MODEL))
+    Stage.open(options, "teacher", [TARGETS], parts=1, upstream=["extract", "judge"])
+    assert slurm.run(config(run, **given, set=("teacher.check_hints=2",))).tasks == {"teacher": 1, "train": 1}
+    with pytest.raises(ConfigError, match=r"config\.check_hints: 2 -> 3"):
+        slurm.run(config(run, **given, set=("teacher.check_hints=3",)))
+
+
 def test_a_training_of_before_the_decisions_in_force_is_refused(tmp_path: Path) -> None:
     """The tasks would score the reply again, and leave the training as it is."""
     run, given = judged_run(tmp_path)
