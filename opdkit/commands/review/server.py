@@ -8,6 +8,7 @@ server, and are not kept out.
 """
 
 import contextlib
+import glob
 import hmac
 import json
 import re
@@ -93,9 +94,13 @@ class ReviewServer(ThreadingHTTPServer):
         """Return the page, made once until a stage writes or somebody decides: its figures count decisions, too."""
         from opdkit.commands.report.page import page  # imported here: it brings most of what there is to import
 
-        run = self.api.run
-        files = (*run.glob("*/*"), *reviews.reviews_dir(run).glob("*"))
-        written = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+        run, written = self.api.run, list[tuple[str, int, int]]()
+        for folder, pattern in ((run, "*/*"), (reviews.reviews_dir(run), "*")):
+            for name in glob.glob(pattern, root_dir=folder, include_hidden=True):  # noqa: PTH207 -- that of Path raises
+                with contextlib.suppress(FileNotFoundError):  # a stage has just removed it, or a link leads nowhere
+                    status = (folder / name).stat()
+                    written.append((str(folder / name), status.st_size, status.st_mtime_ns))
+        written.sort()
         with self._making:
             if written != self._page[0]:
                 self._page = written, page(run, {"token": self.token, "reviewer": self.api.reviewer}).encode()

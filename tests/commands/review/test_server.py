@@ -118,6 +118,19 @@ def test_the_page_is_made_again_when_a_stage_has_written_or_somebody_decided(cli
     server._page = ([], b"")
 
 
+def test_files_that_vanish_while_the_page_looks_at_them_do_not_end_it(client, server, judged, monkeypatch):
+    """A stage at work removes temporary files between the list of a folder and a look at its files."""
+    from opdkit.commands.report import page as module
+
+    monkeypatch.setattr(module, "page", lambda *_: "page")
+    server._page = ([], b"")
+    gone = judged / "judge" / "gone"
+    gone.symlink_to("nowhere")
+    assert client.get("/").text == "page"
+    gone.unlink()
+    server._page = ([], b"")
+
+
 # -- requests of others --------------------------------------------------------------------------------------------
 
 PATHS = ["/", "/api/reviews", "/api/turns/x", "/nothing"]
