@@ -15,6 +15,7 @@ one; reading removes it.
 """
 
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ NEEDED = ("turn_id", *FILLED_IN, "decision")
 _NONE = "none"
 _CELL = 2000  # characters of a conversation that a cell shows; what is decided is never cut
 _BAD_ROWS_SHOWN = 10
+_WHOLE = re.compile(r"[.,]0*\Z")  # end of a number that is written 1.0 or 1,0, as `_reward` reads it, too
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     lines = dict[str, int]()  # turn_id -> its line
     for line, row in rows.items():
         turn_id = unescape(row["turn_id"])
-        before = by_number.get((turn_id, row["decision"].strip()))
+        before = by_number.get((turn_id, _WHOLE.sub("", row["decision"].strip())))
         try:
             if lines.setdefault(turn_id, line) != line:
                 raise OpdkitError(f"the turn is in line {lines[turn_id]} already")

@@ -220,3 +220,13 @@ def test_what_is_no_sheet_is_named(run, tmp_path, data, words):
     (tmp_path / "x.csv").write_bytes(data)
     with pytest.raises(OpdkitError, match=words):
         read_csv(run, tmp_path / "x.csv")
+
+
+def test_numbers_of_decisions_may_come_back_as_decimals(run, tmp_path):
+    """As a data frame writes them, because other cells of the column are empty."""
+    reviews.append(run, [Review(name, reward_decided=True, reward=0) for name in TURNS[:3]])
+    rows = written(run)
+    cells = [("0.0", "0.0"), ("1.0", "1,0"), ("", "2.0"), ("", "")]  # as it was, another reward, no decision any more
+    for row, (reward, decision) in zip(rows, cells, strict=True):
+        row |= {"reward": reward, "decision": decision}
+    assert (read(run, rows, tmp_path).changed, decided(run)) == (2, {"a:1": {"reward": 0}, "a:3": {"reward": 1}})
