@@ -46,6 +46,15 @@ def test_ids_of_a_review_sheet_stand_behind_an_apostrophe(tmp_path: Path) -> Non
     assert [label.id for label in read_labels(path).labels] == ["2026-11-27:1:1", "a:1"]
 
 
+def test_who_accepts_a_row_of_a_review_sheet_gives_it_the_reward_of_the_votes(tmp_path: Path) -> None:
+    """Without these rows only the judge's errors would be labels."""
+    head = "turn_id,voted_reward,reward,action"
+    path = write(tmp_path / "sheet.csv", head, "a:1,-1,,accept", "a:3,1,,Accept", "a:5,1,0,", "a:7,1,,", "a:9,,,accept")
+    found = read_labels(path)
+    assert [(label.id, label.value) for label in found.labels] == [("a:1", -1), ("a:3", 1), ("a:5", 0)]
+    assert found.set_aside == {"no label yet": 2}
+
+
 def test_the_first_column_that_is_filled_is_the_label(tmp_path: Path) -> None:
     path = write(tmp_path / "labels.csv", "turn_id,reward,label", "a:1,,good", "a:3,-1,1", "a:5,none,0", "a:7,,")
     found = read_labels(path)
