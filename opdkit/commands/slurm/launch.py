@@ -59,6 +59,8 @@ def run(config: SlurmConfig) -> Launch:
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
     choose_format(cast(ExtractConfig, stages["extract"]))  # it checks the options
     check_models(stages.values())
+    for stage in stages.values():
+        stage.check_inputs()
     check_plans(stages)
     check_logs(config)
     check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])

@@ -81,6 +81,7 @@ def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:
     ({"model": "./nowhere"}, "nowhere is not there"),
     ({"set": ("train.epoch=2",)}, "did you mean 'epochs'"),
     ({"model": None}, "--model is missing"),
+    ({"wording": Path("nowhere.toml")}, "--wording nowhere.toml"),
 ])  # fmt: skip
 def test_what_a_task_would_find_out_too_late(tmp_path: Path, options: dict, message: str) -> None:
     with pytest.raises(OpdkitError, match=message):
