@@ -117,15 +117,19 @@ def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
     """Return a row for verl's RLHFDataset: a prompt, and what a reward function compares a fresh reply with.
 
     In a conversation the right answer is rarely one string, so the style is "model": a judge compares the fresh reply
-    with `ground_truth`, which is the hint, or, where users were content, the logged reply
+    with `ground_truth`, which is the hint, or, where users were content, the logged reply without its thinking
     (`extra_info.ground_truth_is` says which).
     """
     hint, reward = turn.verdict["hint"], turn.verdict["reward"]
     if hint is None and reward != 1:
         raise NotExportedError("neither a hint nor reward +1")
-    truth = completion_of(turn)[0]["content"] if hint is None else hint
-    if not truth:
-        raise NotExportedError("a tool call is not a text to compare with")
+    truth = hint
+    if hint is None:
+        (reply,) = completion_of(turn)
+        _, truth = split_thinking(reply["content"])
+        if not truth:
+            is_call = "tool_calls" in reply
+            raise NotExportedError("a tool call is not a text to compare with" if is_call else "nothing but thinking")
     return {
         "data_source": "opdkit",
         "prompt": prompt_of(turn),
