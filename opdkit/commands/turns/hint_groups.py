@@ -13,11 +13,14 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import PASSED
 from opdkit.judge.claims import claims_of, contradicts, group_alike
 from opdkit.judge.words import words
-from opdkit.store.reading import part_count, part_path, read_arrow, read_part
+from opdkit.store.joined_turns import joined_turns
+from opdkit.store.reading import part_count, read_part
 from opdkit.store.reviews import REVIEWED
 
 TEXTS = 300  # the commonest hints, which are grouped
 _CHARS = 600  # of a hint, in the result
+_HINTS = {"turns": ["turn_id", "session_id"], "sessions": ["session_id"], "verdicts": ["turn_id", "hint", "hints"],
+          "hint_checks": None}  # fmt: skip
 
 
 def group_commonest(counts: Counter[str]) -> list[list[tuple[str, int]]]:
@@ -28,14 +31,13 @@ def group_commonest(counts: Counter[str]) -> list[list[tuple[str, int]]]:
 def hints_of_group(run: Path, name: object) -> dict[str, str]:
     """Return turn_id -> hint, as the judge gave it, of all turns in the group with this commonest wording.
 
-    Raises OpdkitError if there is no such group.
+    Hints that `--check-hints` dropped are in no group, as in the report. Raises OpdkitError if there is no such group.
     """
     turns = defaultdict[str, list[str]](list)
     for part in range(part_count(run, "judge")):
-        if part_path(run, "verdicts", part).exists():
-            for row in read_arrow(run, "verdicts", part, ["turn_id", "hint"]).to_pylist():
-                if row["hint"] is not None:
-                    turns[row["hint"]].append(row["turn_id"])
+        for turn in joined_turns(run, part, _HINTS, reviews={}, partial=True):
+            if turn.verdict is not None and turn.verdict["hint"] is not None:
+                turns[turn.verdict["hint"]].append(turn.turn_id)
     for members in group_commonest(Counter({hint: len(of_hint) for hint, of_hint in turns.items()})):
         if members[0][0][:_CHARS] == name:
             return {turn_id: text for text, _ in members for turn_id in turns[text]}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import judged_runs
 import numpy as np
 import pytest
 from checked_runs import recommit, whole_run
@@ -12,9 +13,13 @@ from opdkit.commands.turns import hint_groups
 from opdkit.commands.turns.hint_groups import HintGroups, Topics, hints_of_group
 from opdkit.commands.turns.line import certainty_of
 from opdkit.commands.turns.of_run import RunTurn, ScoredReply
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
+from opdkit.store.dropped_hints import NO_BETTER, WORSE
+from opdkit.store.part_writer import Stage
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
+from opdkit.store.tables import HINT_CHECKS, TARGETS
 
 CELSIUS, FAHRENHEIT = "Use degrees Celsius.", "Use Fahrenheit, not Celsius."
 
@@ -105,6 +110,24 @@ def test_a_group_has_the_turns_that_the_report_counts(
         assert hints_of_group(run, group["wordings"][0][0]) == {k: v for k, v in hints.items() if v in wordings}
     with pytest.raises(OpdkitError, match="'x'"):
         hints_of_group(run, "x")
+
+
+def test_a_group_is_without_the_hints_that_a_test_dropped(tmp_path: Path) -> None:
+    """As on the page of `opdkit review`, where the commonest wording of a group may be another one then."""
+    wordings = dict(zip(("a:1", "b:1", "c:1"), ("Use Celsius.", "Use Celsius.", "Use only Celsius."), strict=True))
+    sessions = [judged_runs.session(name[0], message("user", "?"), message("assistant", "5")) for name in wordings]
+    verdicts = [judged_runs.verdict(name, hint, -1) for name, hint in wordings.items()]
+    run = judged_runs.write_run(tmp_path / "run", [(sessions, [*map(judged_runs.turn, wordings)], verdicts)])
+    options = TeacherConfig(run=run, model="m", check_hints=2, judge_model="m")
+    stage = Stage.open(options, "teacher", [TARGETS, HINT_CHECKS], parts=1, upstream=["extract", "judge"])
+    shares = {"samples": 2, "judged": 2, "with_hint": 0.0, "without_hint": 0.0, "reply": None}
+    statuses = {"a:1": NO_BETTER, "b:1": WORSE, "c:1": "helps"}
+    rows = [{"turn_id": name, "hint": wordings[name], "status": status} | shares for name, status in statuses.items()]
+    with stage.writing(0) as out:
+        out.rows("hint_checks", rows)
+    (group,) = collect(run, 9, reviewing=True).summary["hints"]["groups"]
+    assert (group["turns"], group["wordings"]) == (1, [["Use only Celsius.", 1]])
+    assert hints_of_group(run, "Use only Celsius.") == {"c:1": "Use only Celsius."}
 
 
 @pytest.mark.parametrize(("scores", "decisions", "expected"), [
