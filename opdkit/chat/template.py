@@ -196,8 +196,12 @@ class Chat:
         Many templates know no calls: what they write is the stop token alone, as if nothing had been said.
         """
         *before, message = messages
-        text, calls = (message["content"] or "").strip(), message.get("tool_calls")
-        others = {"calls": {"tool_calls": calls[:-1]}} if calls else {}
+        text, calls = (message["content"] or "").strip(), message.get("tool_calls") or ()
+        others = {}
+        # A call's name is there if the call is; the comparison, which costs a rendering, tells for sure.
+        said = text + (message.get("reasoning") or "")
+        if sum(rendered.count(name) - said.count(name) for name in {call["name"] for call in calls}) < len(calls):
+            others["calls"] = {"tool_calls": calls[:-1]}
         if text and self._encoder.as_data(text, sampled=True) not in rendered:
             others["text of a reply"] = {"content": "opdkit"}
         for part, other in others.items():
