@@ -46,10 +46,13 @@ def is_gone(host: str, pid: int) -> bool:
     return False
 
 
-def find_left_overs(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the entries of a folder that killed processes left: half-written, or moved away to be removed."""
+def find_left_overs(folder: Path, pattern: str | None = None) -> list[Path]:
+    """Return the entries of a folder that killed processes left: half-written, or moved away to be removed.
+
+    Without `pattern` these are hidden, or in a folder `.tmp`: what users put into a run may have any other name.
+    """
     left = []
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(folder.glob(pattern or ("*" if folder.name == ".tmp" else ".*"))):
         if owner := _OWNED.fullmatch(path.name):
             with contextlib.suppress(FileNotFoundError):  # its process has just ended
                 is_old = owner["host"] != host_name() and time.time() - path.stat().st_mtime > _ABANDONED

@@ -175,6 +175,20 @@ def test_check_names_and_removes_all_of_it(tmp_path: Path, capsys) -> None:
     assert checked(run, capsys) == []
 
 
+def test_files_of_users_whose_names_hold_a_date(tmp_path: Path, capsys) -> None:
+    """A named training, an export and a model that look as if another machine had left them are nobody's left-overs."""
+    run = tmp_path / "run"
+    write(opened(run))
+    kept = [run / "sweep-20251127-lr-3.training", run / "kto-20251127-run-2.jsonl", run / "extract/model-20251127-a-1"]
+    for path in kept:
+        path.mkdir()
+        os.utime(path, (0, 0))
+    opened(run)
+    check.run(CheckConfig(run=run, clean=True, json=True))
+    assert json.loads(capsys.readouterr().out)["left_over"] == []
+    assert all(path.exists() for path in kept)
+
+
 def dead_process() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
