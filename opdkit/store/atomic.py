@@ -65,7 +65,7 @@ def find_left_overs(folder: Path, pattern: str | None = None) -> list[Path]:
 def remove_entries(paths: Iterable[Path]) -> None:
     """Remove files and folders; another process may be removing them too."""
     for path in paths:
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
@@ -131,16 +131,19 @@ def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
     """Remove what a stage wrote. If the process is killed half-way, no part outlives the manifest that describes it.
 
     Without `keep` this is one rename. Otherwise everything but these entries is moved away, the manifest last; people
-    may be adding to the kept entries, which are never moved.
+    may be adding to the kept entries, which are never moved. A folder that is a link, or a disk of its own, stays and
+    is emptied in the same way.
     """
-    trash = folder.with_name(owned_name(f".{folder.name}"))
-    if not keep:
-        folder.replace(trash)
-    else:
+    if keep or folder.is_symlink() or folder.is_mount():
+        trash = folder / owned_name(f".{folder.name}")  # within it, so on the same disk
         trash.mkdir()
+        keep = {*keep, trash.name}
         for path in sorted(folder.iterdir(), key=lambda path: (path.name == "manifest.json", path.name)):
             if path.name not in keep:
                 path.replace(trash / path.name)
+    else:
+        trash = folder.with_name(owned_name(f".{folder.name}"))
+        folder.replace(trash)
     shutil.rmtree(trash)
 
 

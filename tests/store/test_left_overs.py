@@ -83,6 +83,22 @@ def test_what_overwriting_had_moved_away(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["extract"]
 
 
+def test_overwriting_empties_a_stage_that_is_a_link_to_another_disk(tmp_path: Path) -> None:
+    run, big = tmp_path / "run", tmp_path / "big"
+    for folder in (run, big):
+        folder.mkdir()
+    (run / "extract").symlink_to(big)
+    write(opened(run))
+    killed(lambda: opened(run, overwrite=True), shutil, "rmtree")
+    assert not (big / "manifest.json").exists()
+    write(opened(run))
+    write(opened(run, overwrite=True))
+    assert [path.is_symlink() for path in run.iterdir() if path.name != ".failed"] == [True]
+    assert entries(run / "extract") - {".tmp"} == entries(big) - {".tmp"}
+    assert len(list(big.glob("rejected/part-*.parquet"))) == len(list((big / ".digests").iterdir())) == 1
+    assert not list(big.glob(".extract-*"))
+
+
 def test_the_record_of_a_failure(tmp_path: Path) -> None:
     def fail() -> None:
         with failures.record_failure("extract", StageConfig(run=tmp_path, shard="0/1")):
