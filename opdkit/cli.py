@@ -157,8 +157,8 @@ def _help_row(field: Field) -> tuple[str, str]:
     return f"{field.flag} {metavar}".strip(), field.help + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _parse_positional(kind: type, text: str) -> Any:
-    """Return the value of a positional argument. Raises BadParameter where it is empty, as an unset variable is."""
+def _parse_text(kind: type, text: str) -> Any:
+    """Return a text or path of the command line. Raises BadParameter where it is empty, as an unset variable is."""
     if not text:
         raise typer.BadParameter("it is empty; is a variable not set?")
     return kind(text)
@@ -171,7 +171,7 @@ def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
     """
     kind = list[str] if field.is_list else field.type
     if field.positional:
-        argument = typer.Argument(metavar=field.flag, show_default=False, parser=partial(_parse_positional, field.type))
+        argument = typer.Argument(metavar=field.flag, show_default=False, parser=partial(_parse_text, field.type))
         required = field.required and not (has_file and field.name not in ("run", "home"))
         default = inspect.Parameter.empty if required else None
         annotation: Any = Annotated[kind if required else Optional[kind], argument]  # noqa: UP045
@@ -182,7 +182,10 @@ def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
         def complete(incomplete: str) -> Sequence[str]:
             return [choice for choice in choices if choice.startswith(incomplete)]
 
-        option = typer.Option(name, show_default=False, autocompletion=complete if choices else None)
+        # An empty text where a default stands may mean "none": no key for a server.
+        is_text = field.type in (str, Path) and not choices and not field.default
+        parser = partial(_parse_text, field.type) if is_text else None
+        option = typer.Option(name, show_default=False, autocompletion=complete if choices else None, parser=parser)
         annotation, default = Annotated[Optional[kind], option], None  # noqa: UP045
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
