@@ -103,6 +103,7 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["extract", "nowhere", ""], 2, "'LOGS': it is empty"),
         (["eval", "nowhere", "--from-log", "--trained", ""], 2, "'--trained': it is empty"),
         (["extract", "nowhere", "logs", "--filter="], 2, "'--filter': it is empty"),
+        (["status", "\udcff"], 2, "not UTF-8"),
         (["status", "nowhere"], 1, "nowhere"),
         (["check", "nowhere"], 1, "nowhere"),
         (["show", "nowhere"], 1, "nowhere"),

@@ -233,7 +233,9 @@ def read_toml(path: Path, flag: str) -> JSON:
 
 
 def check_not_file(name: str, folder: Path) -> None:
-    """Raise ConfigError when `folder`, such as a run directory, or one of its parents is a file."""
+    """Raise ConfigError when `folder`, such as a run directory, or one of its parents is a file, or is not UTF-8."""
+    if not str(folder).isascii() and any("\ud800" <= c <= "\udfff" for c in str(folder)):
+        raise ConfigError(f"{name} is {str(folder)!r}, whose name is not UTF-8; name a folder whose name is")
     there = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if there is not None and not there.is_dir():
         raise ConfigError(f"{name} is {str(folder)!r}, and {there} is a file; name a folder, existing or new")

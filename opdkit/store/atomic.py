@@ -121,9 +121,12 @@ def replaced_file(final: Path, *, replace: bool = True) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, replace: bool = True) -> bool:
-    """Write a text file that others may read at any time. Return False if one is there and stays."""
+    """Write a text file that others may read at any time. Return False if one is there and stays.
+
+    In JSON, the bytes of a file name that are not UTF-8 are written as JSON escapes them.
+    """
     with temporary_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         return move_into_place(temporary, path, replace=replace)
 
 

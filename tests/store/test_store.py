@@ -172,6 +172,13 @@ def test_the_manifest_pins_version_configuration_and_inputs(tmp_path):
 
 def test_a_stage_is_bound_to_the_plan_of_the_stage_before(tmp_path):
     with pytest.raises(OpdkitError, match="run `opdkit extract"):
+def test_the_manifest_keeps_a_file_name_that_is_not_utf_8(tmp_path):
+    name = os.fsdecode(b"l\xff.jsonl")
+    opened(tmp_path, inputs={"file": name})
+    assert manifest(tmp_path, "extract")["plan"]["inputs"]["file"] == name
+    opened(tmp_path, inputs={"file": name})
+
+
         Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
     opened(tmp_path)
     Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
