@@ -225,7 +225,7 @@ def from_saved(cls: type[Config], saved: Mapping[str, Any], **fixed: Any) -> Con
 def read_toml(path: Path, flag: str) -> JSON:
     """Return the document in a TOML file. Raises ConfigError, naming `flag` and the path."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

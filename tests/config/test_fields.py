@@ -133,6 +133,13 @@ def test_a_file_that_is_no_text(tmp_path):
         configure("judge", {"run": RUN, "judge": "rules"}, path)
 
 
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
+    """Editors of Windows write one."""
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf[judge]\nvotes = 7\n")
+    assert configure("judge", {"run": RUN, "judge": "rules"}, path).votes == 7
+
+
 def test_pairs_are_json_where_they_parse():
     pairs = ["a=1", "b=true", "c=text", 'd="1"', "e=x=y"]
     assert parse_pairs(pairs, "--template-arg") == {"a": 1, "b": True, "c": "text", "d": "1", "e": "x=y"}
