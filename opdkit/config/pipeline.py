@@ -1,5 +1,6 @@
 """Configurations of the stages of a pipeline, from the options of `run`, `slurm` or `night`."""
 
+from pathlib import Path
 from typing import Any
 
 from opdkit.config.commands import COMMANDS, configure
@@ -39,13 +40,15 @@ def _overrides(config: PipelineConfig) -> dict[str, JSON]:
     An option that may be repeated keeps all its values; of any other the last one counts, as on a command line.
     """
     overrides: dict[str, dict[str, Any]] = {}
-    for path, value in (pair for text in config.set for pair in parse_pairs([text], "--set").items()):
+    for text in config.set:
+        ((path, value),) = parse_pairs([text], "--set").items()
         stage, _, name = path.replace("-", "_").partition(".")
         if stage not in ORDER:
             raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
         options = [field for field in fields_of(COMMANDS[stage].config) if not field.positional]
         field = find_option(stage, name, options, f"--set {path}: {stage}")
-        value = str(value) if field.type is str and not field.is_list and not isinstance(value, str) else value
+        if field.type in (str, Path) and not isinstance(value, (str, list) if field.is_list else str):
+            value = text.partition("=")[2]  # 1.10 is a name here, and not the number 1.1
         value = convert(field, value, f"--set {path}")
         own = overrides.setdefault(stage, {})
         own[field.name] = (*own.get(field.name, ()), *value) if field.is_list else value

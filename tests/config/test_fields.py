@@ -205,3 +205,15 @@ def test_an_option_that_may_be_given_repeatedly_keeps_all_that_is_set(tmp_path):
     assert stages["extract"].filter == ("model=a*", "metadata.b=1")
     assert stages["judge"].good == ("metadata.c=1", "metadata.d=1", "metadata.e=1")
     assert stages["judge"].votes == 7
+
+
+def test_a_text_that_is_set_stays_as_it_is_written(tmp_path):
+    """Though it may look like a number, or like another value of JSON."""
+    given = ("train.name=1.10", "teacher.served_as=2", 'teacher.served_as=["a", "b"]', "teacher.wording=007",
+             'train.reference="null"', "train.kl_coef=1", "extract.redact_names=true")  # fmt: skip
+    stages = stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
+    assert stages["train"].run.name == "1.10.training"
+    assert stages["train"].reference == "null"
+    assert stages["teacher"].served_as == ("2", "a", "b")
+    assert stages["teacher"].wording == Path("007")
+    assert stages["extract"].redact_names == "true"
