@@ -143,7 +143,8 @@ def _compare(logged: Any, op: str, value: str) -> bool | None:
     if not isinstance(logged, str):
         return None
     if op in ("=", "!="):
-        return any(fnmatch.fnmatchcase(logged, pattern) for pattern in value.split("|")) == (op == "=")
+        patterns = value.replace("[", "[[]").split("|")  # a bracket is text
+        return any(fnmatch.fnmatchcase(logged, pattern) for pattern in patterns) == (op == "=")
     bound = parse_number(value)
     if bound is None:
         return _COMPARE[op](logged, value)

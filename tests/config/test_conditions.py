@@ -34,7 +34,7 @@ def verdict(expression: str, model: str | None = "gpt-4o", **metadata) -> str | 
     ("metadata.id!=1234567890123456788", {"id": 1234567890123456789}),
     ("metadata.a.b=1", {"a": {"b": 1}}), ("metadata.a.b=1", {"a.b": "1"}), ("metadata.tags=b*", {"tags": ["a", "bc"]}),
     ("metadata.tags!=c", {"tags": ["a", "b"]}), ("metadata.version>=2.0", {"version": "10.1"}),
-    ("metadata.day>=2026-01", {"day": "2026-01-05"}),
+    ("metadata.day>=2026-01", {"day": "2026-01-05"}), ("metadata.task=[draft] *", {"task": "[draft] a"}),
     ("metadata.scores.ok=1", {"scores": [{"name": "ok", "value": 1}]}),
     ("metadata.tags=b", {"tags": [["a"], [[], "b"]]}), ("metadata.tags=b", {"tags": DEEP}),
 ])  # fmt: skip
@@ -57,6 +57,7 @@ def test_what_holds(expression, metadata):
      "filtered: no metadata.scores.ok"),
     ("metadata.tags!=b", {"tags": ["a", "b"]}, "filtered: metadata.tags!=b"),
     ("metadata.tags!=b", {"tags": DEEP}, "filtered: metadata.tags!=b"),
+    ("metadata.task!=[draft]", {"task": "[draft]"}, "filtered: metadata.task!=[draft]"),
     ("metadata.tags=b", {"tags": [[[]]]}, "filtered: no metadata.tags to compare"),
 ])  # fmt: skip
 def test_what_does_not_hold_says_why(expression, metadata, reason):
