@@ -16,6 +16,9 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
     """Yield findings: the server answers, has `model`, accepts the key, and the seconds that an answer takes."""
     base = base_url.rstrip("/")
     key = os.environ.get(api_key_env, "").strip()
+    if not (key.isascii() and key.isprintable()):  # an error would show it
+        yield Finding(_TOPIC, PROBLEM, f"{api_key_env} holds characters that no API key has", "does it hold one line?")
+        return
     try:
         client = httpx.Client(timeout=timeout, headers={"Authorization": f"Bearer {key}"} if key else {})
     except (ImportError, ValueError, OSError, httpx.InvalidURL) as error:

@@ -200,6 +200,13 @@ def test_nobody_there_is_a_problem():
     assert "cannot be reached" in problem(list(server.examine("http://127.0.0.1:9", "m", "KEY_OF_TEST", 1.0))).what
 
 
+def test_a_key_of_two_lines_is_a_problem_and_not_shown(monkeypatch):
+    monkeypatch.setenv("KEY_OF_TEST", "sk-secret\nsk-other")
+    finding = problem(list(server.examine("http://127.0.0.1:9/v1", "judge", "KEY_OF_TEST", 1.0)))
+    assert "KEY_OF_TEST" in finding.what
+    assert "secret" not in str(finding)
+
+
 @pytest.mark.parametrize("status", [403, 500])
 def test_the_key_is_never_shown(monkeypatch, status):
     """No credentials in messages: some servers repeat the key in their answer."""
