@@ -46,7 +46,6 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     Raises OpdkitError when the part is missing, damaged, or of another schema version or plan.
     """
     spec, path = TABLES[table], part_path(run, table, part)
-    again = f"run `opdkit {command_of(run, spec.stage)} {quote(path.parents[2])} ...` again"
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=True) as file:
             paths = None if columns is None else [column.replace(".", ".list.element.") for column in columns]
@@ -57,17 +56,41 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
         if has_stage(run, spec.stage) and table not in manifest(run, spec.stage)["plan"]["schemas"]:
             raise OpdkitError(f"{run} has no table {table}: {spec.option or 'a later opdkit'} writes it") from None
         raise _missing(run, spec.stage, path) from None
-    except (pa.ArrowInvalid, OSError, KeyError) as error:
-        raise OpdkitError(
-            f"{path} cannot be read ({error}): `opdkit check {quote(run)} --recompute` removes what is damaged; "
-            f"then {again}"
-        ) from error
-    metadata = arrow.schema.metadata or {}
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise _unreadable(run, spec.stage, path, error) from error
+    metadata, again = arrow.schema.metadata or {}, _again(run, spec.stage, path)
     if metadata.get(VERSION_KEY) != str(spec.version).encode():
         raise OpdkitError(f"{path} was written by another version of opdkit; {again} with --overwrite")
     if metadata.get(PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
         raise OpdkitError(f"{path} belongs to another plan than its manifest; {again} with --overwrite")
     return arrow
+
+
+def count_rows(run: Path, table: str, part: int) -> int:
+    """Return the number of rows of a part, from its footer. Raises OpdkitError when the part is missing or damaged."""
+    return int(_read_footer(run, table, part).num_rows)
+
+
+def _read_footer(run: Path, table: str, part: int) -> pq.FileMetaData:
+    path, stage = part_path(run, table, part), TABLES[table].stage
+    try:
+        return pq.read_metadata(path)
+    except FileNotFoundError:
+        raise _missing(run, stage, path) from None
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(run, stage, path, error) from error
+
+
+def _again(run: Path, stage: str, path: Path) -> str:
+    return f"run `opdkit {command_of(run, stage)} {quote(path.parents[2])} ...` again"
+
+
+def _unreadable(run: Path, stage: str, path: Path, error: Exception) -> OpdkitError:
+    """Return the error for a part that is damaged."""
+    return OpdkitError(
+        f"{path} cannot be read ({error}): `opdkit check {quote(run)} --recompute` removes what is damaged; then "
+        + _again(run, stage, path)
+    )
 
 
 def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
@@ -81,10 +104,9 @@ def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
 
 def _missing(run: Path, stage: str, path: Path) -> OpdkitError:
     """Return the error for a part that is not there."""
-    again = f"`opdkit {command_of(run, stage)} {quote(path.parents[2])} ...`"
     return OpdkitError(
-        f"{path} is not there: the {stage} stage has not finished: run {again} again; where it had, `opdkit check "
-        f"{quote(run)} --recompute` removes what was computed from it, and says what to run"
+        f"{path} is not there: the {stage} stage has not finished: {_again(run, stage, path)}; where it had, `opdkit "
+        f"check {quote(run)} --recompute` removes what was computed from it, and says what to run"
     )
 
 
@@ -102,10 +124,9 @@ def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
     part_of: dict[str, int] = {}
     missing = set(turn_ids)
     for part in range(part_count(run, "extract")) if missing else ():
-        path = part_path(run, "turns", part)
-        if not path.exists():
+        if not part_path(run, "turns", part).exists():
             continue
-        ranges, footer = [], pq.read_metadata(path)
+        ranges, footer = [], _read_footer(run, "turns", part)
         for group in (footer.row_group(n) for n in range(footer.num_row_groups)):
             (column,) = [n for n in range(group.num_columns) if group.column(n).path_in_schema == "turn_id"]
             statistics = group.column(column).statistics
@@ -134,7 +155,7 @@ def sessions_within(run: Path, part: int, limit: int | None) -> int | None:
     """Return how many sessions of this part are among the first `limit` of the run. None means all of them."""
     if limit is None:
         return None
-    before = sum(pq.read_metadata(part_path(run, "sessions", k)).num_rows for k in range(part))
+    before = sum(count_rows(run, "sessions", k) for k in range(part))
     return max(0, limit - before)
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.reading import part_count, part_path, read_all, read_arrow
+from opdkit.store.reading import count_rows, has_stage, part_count, part_path, read_all, read_arrow
 from opdkit.store.tables import TABLES
 
 if TYPE_CHECKING:
@@ -58,16 +57,13 @@ class RunTable:
     __iter__ = rows
 
     def __len__(self) -> int:
-        return sum(pq.read_metadata(path).num_rows for path in self._paths() if path.exists())
+        return sum(count_rows(self.run, self.name, k) for k, path in enumerate(self._paths()) if path.exists())
 
     def _paths(self) -> list[Path]:
         return [part_path(self.run, self.name, k) for k in range(part_count(self.run, TABLES[self.name].stage))]
 
     def __repr__(self) -> str:
         """Return the number of rows, and every column with its type and meaning."""
-        try:
-            count = f"{len(self):,} rows"
-        except OpdkitError:
-            count = "not there yet"
+        count = f"{len(self):,} rows" if has_stage(self.run, TABLES[self.name].stage) else "not there yet"
         columns = [f"  {f.name}: {f.type} - {f.metadata[b'meaning'].decode()}" for f in self.schema]
         return "\n".join([f"{self.name} of {self.run}: {count}", *columns])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from runs import talk, write_extract
 
 from opdkit import __version__
 from opdkit.config.fields import StageConfig, option
@@ -21,7 +22,8 @@ from opdkit.store.counters import Counters, Summary, read_counters
 from opdkit.store.digests import file_digest, read_digests
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import check_options, differences, fingerprint, manifest, model_identity
-from opdkit.store.reading import part_path, read_all, read_part, sessions_within
+from opdkit.store.reading import part_path, parts_of_turns, read_all, read_part, sessions_within
+from opdkit.store.run_table import RunTable
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 
@@ -170,8 +172,6 @@ def test_the_manifest_pins_version_configuration_and_inputs(tmp_path):
     assert document["fingerprint"] == fingerprint(document["plan"])
 
 
-def test_a_stage_is_bound_to_the_plan_of_the_stage_before(tmp_path):
-    with pytest.raises(OpdkitError, match="run `opdkit extract"):
 def test_the_manifest_keeps_a_file_name_that_is_not_utf_8(tmp_path):
     name = os.fsdecode(b"l\xff.jsonl")
     opened(tmp_path, inputs={"file": name})
@@ -179,6 +179,8 @@ def test_the_manifest_keeps_a_file_name_that_is_not_utf_8(tmp_path):
     opened(tmp_path, inputs={"file": name})
 
 
+def test_a_stage_is_bound_to_the_plan_of_the_stage_before(tmp_path):
+    with pytest.raises(OpdkitError, match="run `opdkit extract"):
         Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
     opened(tmp_path)
     Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
@@ -524,6 +526,23 @@ def test_limit_counts_sessions_over_the_parts(tmp_path):
                  "messages": [], "tools": None, "metadata": None, "tree": None} for i in range(2)])  # fmt: skip
     assert sessions_within(tmp_path, 1, None) is None
     assert [sessions_within(tmp_path, part, 3) for part in range(3)] == [3, 1, 0]
+    damaged = part_path(tmp_path, "sessions", 1)
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(OpdkitError, match="--recompute"):
+        sessions_within(tmp_path, 2, 3)
+    damaged.unlink()
+    with pytest.raises(OpdkitError, match="is not there"):
+        sessions_within(tmp_path, 2, 3)
+
+
+def test_a_damaged_part_of_the_turns_is_named(tmp_path):
+    write_extract(tmp_path, {"a": talk("u", "a", "v")})
+    assert parts_of_turns(tmp_path, ["a:1"]) == {"a:1": 0}
+    path = part_path(tmp_path, "turns", 0)
+    path.write_bytes(path.read_bytes()[:-9])
+    for read in (lambda: parts_of_turns(tmp_path, ["a:1"]), lambda: len(RunTable(tmp_path, "turns"))):
+        with pytest.raises(OpdkitError, match=str(path)):
+            read()
 
 
 def test_differences_say_what_came_and_went():
