@@ -24,19 +24,30 @@ T = TypeVar("T")
 _WORD = re.compile(r"`[^`]*`\S*|(?:(?<=^)|(?<=  )|(?<=: ))opdkit [a-z]+ [^`;]*|\S+")
 
 
+_WHOLE = 10_000  # columns that no table has
+
+
 class WordConsole(Console):
     """Console whose soft wrap breaks lines between words, and nowhere else, where a terminal would break them.
 
-    In a pipe, whose reader may search it, lines stay whole, unless COLUMNS says how wide it is.
+    In a pipe, whose reader may search it, lines stay whole, also those of tables, unless COLUMNS says how wide it is.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does; with `soft_wrap`, strings and Texts as described above."""
-        if options.get("soft_wrap") and (self.is_terminal or "COLUMNS" in os.environ):
+        has_width = self.is_terminal or "COLUMNS" in os.environ
+        if options.get("soft_wrap") and has_width:
             markup = options.get("markup")
             texts = (self.render_str(one, markup=markup) if isinstance(one, str) else one for one in objects)
             objects = tuple(wrap_words(one, self.width) if isinstance(one, Text) else one for one in texts)
-        super().print(*objects, **options)
+        if has_width or self.is_jupyter or all(isinstance(one, str | Text) for one in objects):
+            super().print(*objects, **options)
+            return
+        width, self.width = self.width, _WHOLE
+        try:
+            super().print(*objects, **options)
+        finally:
+            self.width = width
 
 
 def wrap_words(text: Text, width: int) -> Text:

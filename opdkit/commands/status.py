@@ -35,7 +35,8 @@ def run(config: StatusConfig) -> None:
     failed = Counter((run, error["stage"]) for run, error in errors)
     table, lines = plain_table(), list[str]()
     for name in COLUMNS:
-        table.add_column(name, no_wrap=name != "time left", justify="right" if name == "rows in/s" else "left")
+        table.add_column(name, no_wrap=name not in ("stage", "time left"), overflow="fold",
+                         justify="right" if name == "rows in/s" else "left")  # fmt: skip
     for run, stage in started:
         summary, name = summary_of(run, stage), "" if run == directory else f" {run.stem}"
         _, *cells = _row(run, summary, failed[run, stage])

@@ -1,6 +1,7 @@
 """`opdkit status` on made-up runs: what is done, what runs, what failed, and what a killed process leaves behind."""
 
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from runs import talk, write_extract
 from opdkit.commands import status
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.status import StatusConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import failures, reviews
 from opdkit.store.atomic import host_name
@@ -19,7 +21,7 @@ from opdkit.store.part_writer import Stage
 from opdkit.store.progress_marks import BEAT, STALE, live_claims, mark_part, read_claim
 from opdkit.store.reading import summary_of
 from opdkit.store.reviews import Review
-from opdkit.store.tables import VERDICTS
+from opdkit.store.tables import METRICS, VERDICTS
 
 
 @pytest.fixture
@@ -61,6 +63,21 @@ def test_what_is_done_and_what_runs(run: Path, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert "judge: 2 turns in, 0 verdicts out, 2 dropped (tie 2)" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("columns", [None, "80"])
+def test_the_long_name_of_a_training_hides_no_number(run: Path, columns: str | None, monkeypatch, capsys) -> None:
+    name = "lora-rank-64-learning-rate-1e-5-objective-distill-seed-3-of-the-second-round"
+    training = run / f"{name}.training"
+    Stage.open(TrainConfig(run=training, model="m"), "train", [METRICS], parts=1)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    status.run(StatusConfig(run=run))
+    out = capsys.readouterr().out
+    assert re.search(r"extract +3/3 +0 +0 ", out)
+    assert name in out.replace("\n", "") if columns else re.search(rf"train {name} +0/1 ", out)
+    assert columns is None or max(map(len, out.partition("extract:")[0].splitlines())) <= 80
 
 
 def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
