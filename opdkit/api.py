@@ -97,8 +97,9 @@ class Run:
         `check(reply, row)` says whether a reply passes, where the row of its prompt has no check.
         """
         with stdout.capture():  # the scores are returned
-            self._run_stage("eval", options, PythonFunction(check) if check else None)
-        return (self.training(str(options["name"])) if options.get("name") else self).scores()
+            summary = self._run_stage("eval", options, PythonFunction(check) if check else None)
+        assert summary.where is not None  # it is no dry run
+        return Run(summary.where.parents[1]).scores()  # of a training that `name` may name, here or in a file
 
     def scores(self) -> "Scores":
         """Return the scores of the last evaluation. Raises OpdkitError where there is none."""

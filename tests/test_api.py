@@ -33,6 +33,7 @@ from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import RunConfig
 from opdkit.config.show import ShowConfig
 from opdkit.evaluate.checks import read_prompts
+from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review, append
@@ -375,6 +376,18 @@ def test_a_missing_reward_is_missing_in_pandas_too(run: Run) -> None:
     frame = run.table("verdicts").pandas()
     assert frame.reward.dtype == pd.Int8Dtype()
     assert set(frame.reward.dropna()) == {-1, 0, 1}
+
+
+def test_scores_are_those_of_the_training_that_a_file_names(tmp_path, monkeypatch):
+    def evaluated(stage, config, *more):
+        return Summary(stage, Counters(), 1, 1, config.run / stage / "replies")
+
+    monkeypatch.setattr("opdkit.store.run_stage.run_stage", evaluated)
+    monkeypatch.setattr(Run, "scores", lambda self: self.path)
+    file = tmp_path / "opdkit.toml"
+    file.write_text('[eval]\nname = "b"\nfrom_log = true\n')
+    assert Run(tmp_path).evaluate(config=file) == tmp_path / "b.training"
+    assert Run(tmp_path).evaluate(config=file, name="c") == tmp_path / "c.training"
 
 
 def test_what_it_shows(run: Run, tmp_path: Path) -> None:
