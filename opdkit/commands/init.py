@@ -4,6 +4,7 @@ import json
 import textwrap
 from pathlib import Path
 
+from opdkit.config.command_line import quote
 from opdkit.config.commands import COMMANDS, TOML_TABLES
 from opdkit.config.fields import JSON, fields_of
 from opdkit.config.init import InitConfig
@@ -33,13 +34,13 @@ def run(config: InitConfig) -> None:
     with disk_errors_explained(config.file):
         config.file.parent.mkdir(parents=True, exist_ok=True)
         write_text(config.file, text)
-    say(f"{config.file}: edit it, then: opdkit run RUN LOGS... --config {config.file}")
+    say(f"{config.file}: edit it, then: opdkit run RUN LOGS... --config {quote(config.file)}")
 
 
 def write_document(config: InitConfig) -> str:
     """Return the TOML text: one table per stage; each option is a comment unless `config` sets it."""
     values = choose_values(config)
-    lines = _comment(_TITLE.format(file=config.file if str(config.file) != "-" else "FILE"))
+    lines = _comment(_TITLE.format(file=quote(config.file) if str(config.file) != "-" else "FILE"))
     for stage in TOML_TABLES:
         lines += ["", *_comment(f"opdkit {stage}: {COMMANDS[stage].help}")]
         if config.preset and stage == "teacher":

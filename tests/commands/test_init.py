@@ -96,6 +96,11 @@ def test_a_file_that_is_there_is_kept_unless_asked(tmp_path):
     assert tomllib.loads(file.read_text(encoding="utf-8"))
 
 
+def test_the_next_command_can_be_copied(tmp_path):
+    shown = CliRunner().invoke(app, ["init", str(tmp_path / "my options.toml")])
+    assert f"--config '{tmp_path}/my options.toml'" in shown.stderr
+
+
 def test_standard_output_gets_the_file_and_nothing_else():
     shown = CliRunner().invoke(app, ["init", "-", "--model", "m"])
     assert shown.exit_code == 0
