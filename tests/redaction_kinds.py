@@ -240,12 +240,12 @@ BEFORE = (
     0,
     1,
     25,
-)  # strings that 0.1.0 replaced, by row
+)  # strings that were replaced before the rules of gitleaks and others, by row
 
 
 def recall_table(redact: Callable[[str], str]) -> str:
     """The table of docs/logs.md: kinds and strings of each row, and how many strings `redact` replaces."""
-    lines, start = ["| kinds | how many | strings | replaced by 0.1.0 | replaced now |", "|---|---|---|---|---|"], 0
+    lines, start = ["| kinds | how many | strings | replaced before | replaced now |", "|---|---|---|---|---|"], 0
     for (name, last), before in zip(ROWS.items(), BEFORE, strict=True):
         kinds = KINDS[start : (start := KINDS.index(last) + 1)]
         found = [not any(is_left(s, redact(text)) for s in secrets) for k in kinds for text, secrets in cases(k)]
