@@ -1,7 +1,8 @@
 """Turns of a session that continues: those that an earlier night has extracted are not judged and trained on again.
 
 A turn is known by the logged id of its session and a digest of its prompt, reply, next state and decision. The ids of
-calls are not part of it: readers of logged calls take them from the latest prompt.
+calls are not part of it: readers of logged calls take them from the latest prompt. Of the decisions about a reply the
+last one is known: whoever takes a thumb back changes the turn again.
 """
 
 import sqlite3
@@ -17,6 +18,7 @@ from opdkit.chat.conversation import JSON
 from opdkit.extract.ledger import open_ledger
 from opdkit.store.skip_reasons import READ_BEFORE
 
+_REPLY = 16  # bytes of a digest, the first ones: of all but the decision
 BY_LINE = "@"  # in the name of a snapshot whose lines have no ids, before the number of the night
 
 
@@ -33,37 +35,46 @@ def skip_known(
     `seen` counts the trainable turns of its unit: of equal ones as many are known as there were.
     """
     scope = session["format"], id_in_log(session["session_id"])
-    query = "SELECT count FROM turn WHERE format = ? AND id = ? AND digest = ?"
+    # Ledgers of before have the last bytes alone.
+    query = "SELECT max(count) FROM turn WHERE format = ? AND id = ? AND digest IN (?, ?)"
     marked = []
     digests = _digest_replies(session["messages"], [(*row[2:4], row[11]) for row in rows])
     for row, digest in zip(rows, digests, strict=True):
         if row[6]:
             seen[digest] += 1
-            (count,) = known.execute(query, (*scope, digest)).fetchone() or (0,)
-            row = (*row[:6], False, READ_BEFORE, *row[8:]) if seen[digest] <= count else row
+            (count,) = known.execute(query, (*scope, digest, digest[_REPLY:])).fetchone()
+            row = (*row[:6], False, READ_BEFORE, *row[8:]) if seen[digest] <= (count or 0) else row
         marked.append(row)
     return marked
 
 
 def record_turns(ledger: Path, run: Path) -> None:
-    """Add the turns of an extracted run to the ledger. Calling it again changes nothing.
+    """Add the turns of an extracted run to the ledger, in place of those with other decisions.
 
-    Sessions that a log gives no id do not continue, and are left out.
+    Calling it again changes nothing. Sessions that a log gives no id do not continue, and are left out.
     """
     from opdkit.store.joined_turns import joined_sessions  # pyarrow is slow to import
     from opdkit.store.reading import part_count
 
     columns = {"sessions": ["session_id", "format", "messages"], "turns": None}
     found: Counter[tuple[str, str, bytes]] = Counter()
+    replies = set[tuple[str, str, bytes]]()
     for part in range(part_count(run, "extract")):
         for turns in joined_sessions(run, part, columns, reviews={}):
-            name = turns[0].session_id
+            name, scope = turns[0].session_id, (turns[0].session["format"], id_in_log(turns[0].session_id))
+            if BY_LINE in name.partition(":")[0]:
+                continue
             for turn, digest in zip(turns, turn_digests(turns), strict=True):
-                if turn.turn["skip_reason"] in (None, READ_BEFORE) and BY_LINE not in name.partition(":")[0]:
-                    found[turn.session["format"], id_in_log(name), digest] += 1
+                replies.add((*scope, digest[:_REPLY]))
+                if turn.turn["skip_reason"] in (None, READ_BEFORE):
+                    found[*scope, digest] += 1
     upsert = "INSERT INTO turn VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = max(count, excluded.count)"
     with open_ledger(ledger) as connection:
         connection.execute("BEGIN IMMEDIATE")
+        known = [(*scope, digest) for scope in {reply[:2] for reply in replies} for (digest,) in
+                 connection.execute("SELECT digest FROM turn WHERE format = ? AND id = ?", scope)]  # fmt: skip
+        outdated = [key for key in known if (*key[:2], key[2][:_REPLY]) in replies and key not in found]
+        connection.executemany("DELETE FROM turn WHERE format = ? AND id = ? AND digest = ?", outdated)
         connection.executemany(upsert, [(*key, n) for key, n in found.items()])
         connection.execute("COMMIT")
 
@@ -93,6 +104,7 @@ def _digest_replies(messages: Sequence[JSON], turns: Sequence[tuple[int, int, JS
             calls = [(call["name"], call["arguments"]) for call in message["tool_calls"] or ()]
             read.update(orjson.dumps([*map(message.get, ("role", "content", "reasoning", "name")), calls]))
         done = index + 1 + next_count
-        turn = read.copy()
+        reply, turn = read.copy(), read.copy()
+        reply.update(orjson.dumps(index))
         turn.update(orjson.dumps([index, decision], option=orjson.OPT_SORT_KEYS))
-        yield turn.digest()
+        yield reply.digest() + turn.digest()

@@ -24,7 +24,7 @@ from opdkit.store.joined_turns import JoinedTurn, joined_sessions
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, manifest
 from opdkit.store.reading import has_stage, is_complete, part_count
-from opdkit.store.skip_reasons import READ_BEFORE
+from opdkit.store.skip_reasons import NO_NEXT, READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 from opdkit.store.turn_ids import conversation_id, is_held_out
@@ -66,6 +66,7 @@ def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) ->
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
     read = [session for number in (*earlier, *sorted(learns))
             for session in read_sessions(home.night(number), config.holdout)]  # fmt: skip
+    read = drop_withdrawn(read)
     known = read_changes(home, night)
     changes, superseded = find_turned(read, learns, known)
     current = (tuple(o for o in session.opinions if (session.night, o.turn_id) not in superseded) for session in read)
@@ -115,14 +116,27 @@ def choose_tests(held_out: Sequence[NightSession], blamed: Collection[str]) -> l
 
 
 def read_sessions(night: Night, holdout: float) -> list[NightSession]:
-    """Return the sessions of a night with a turn that a user liked, accepted or complained about."""
+    """Return the sessions of a night with a turn that a user liked, accepted, complained about or did not react to."""
     sessions = []
     for part in range(part_count(night.log, "judge") if has_stage(night.log, "judge") else 0):
         for turns in joined_sessions(night.log, part):
-            if opinions := tuple(filter(None, map(opinion_of, turns))):
+            opinions = tuple(filter(None, map(opinion_of, turns)))
+            unanswered = frozenset(turn.turn_id for turn in turns if turn.turn["skip_reason"] == NO_NEXT)
+            if opinions or unanswered:
                 name = turns[0].session_id
-                sessions.append(NightSession(night.number, part, name, is_held_out(name, holdout), opinions))
+                held_out = is_held_out(name, holdout)
+                sessions.append(NightSession(night.number, part, name, held_out, opinions, unanswered))
     return sessions
+
+
+def drop_withdrawn(sessions: Sequence[NightSession]) -> list[NightSession]:
+    """Return the sessions that still have opinions, without the decisions that users took back in a later night."""
+    last = dict[str, int]()
+    for session in sorted(sessions, key=lambda session: session.night):
+        last |= dict.fromkeys(session.unanswered, session.night)
+    current = (tuple(o for o in session.opinions if not o.is_decision or last.get(o.turn_id, 0) <= session.night)
+               for session in sessions)  # fmt: skip
+    return [replace(session, opinions=kept) for session, kept in zip(sessions, current, strict=True) if kept]
 
 
 def opinion_of(turn: JoinedTurn) -> Opinion | None:
@@ -135,7 +149,8 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
     request = frozenset(request_words(turn)) if turn.index else frozenset()
     message = turn.session["messages"][turn.index]
     said = " ".join([message["content"] or "", *(call["arguments"] for call in message["tool_calls"])])
-    return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request)
+    is_decision = bool(turn.turn["decision"]) and not turn.turn["next_count"] and turn.review is None
+    return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request, is_decision)
 
 
 def write_run(home: Home, night: Night, chosen: ChosenSessions, extract: ExtractConfig, judge: JudgeConfig) -> None:
@@ -195,6 +210,6 @@ def read_rows(home: Home, chosen: ChosenSessions, part: int) -> dict[str, list[J
 
 def count_hints(nights: Sequence[Night], holdout: float) -> int:
     """Return the replies with a hint in these nights' sessions, less those that are kept out of training."""
-    sessions = (session for night in nights for session in read_sessions(night, holdout) if not session.is_held_out)
-    opinions = (opinion for session in sessions for opinion in session.opinions)
+    sessions = drop_withdrawn([session for night in nights for session in read_sessions(night, holdout)])
+    opinions = (opinion for session in sessions if not session.is_held_out for opinion in session.opinions)
     return sum({opinion.turn_id: opinion.hint is not None for opinion in opinions}.values())

@@ -34,6 +34,7 @@ class Opinion:
     hint: str | None
     request: Words
     reply: Words  # those that are not of the request
+    is_decision: bool = False  # it is known from a thumb or an edit alone, which a user may take back
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class NightSession:
     session_id: str
     is_held_out: bool
     opinions: tuple[Opinion, ...]
+    unanswered: frozenset[str] = frozenset()  # turns that nobody reacted to or decided about
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,12 @@ from opdkit.commands.night import steps
 from opdkit.commands.night.command import run
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.commands.night.models import run as models
+from opdkit.commands.night.sessions import drop_withdrawn, read_sessions
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.log_prompts import COMPLAINT, PRAISE
 from opdkit.store.reading import read_all
 from opdkit.store.turn_ids import is_held_out
 
@@ -375,6 +377,26 @@ def test_users_who_change_their_rating_are_heard(tmp_path: Path, teachers: list[
     night = Home(tmp_path / "home").night(2).folder
     assert len(teachers) == 1
     assert {row["reward"] for row in read_all(night, "verdicts")} == {-1}
+
+
+@pytest.mark.parametrize("reaction", [None, "Thanks, that is perfect!"])
+def test_a_thumb_that_is_taken_back_no_longer_counts(tmp_path: Path, reaction: str | None) -> None:
+    """The thumb goes down by mistake, is taken back, and later goes down again: each time, what it says now counts."""
+    (tmp_path / "logs").mkdir()
+    rewards = []
+    for thumb in (None, -1, None, -1):
+        texts = ("user", "List the files."), ("assistant", "alpha, beta"), ("user", reaction)
+        nodes = {str(n): {"id": str(n), "parentId": str(n - 1) if n else None, "role": role, "content": text}
+                 for n, (role, text) in enumerate(texts) if text}  # fmt: skip
+        nodes["1"] |= {"annotation": {"rating": thumb}} if thumb else {}
+        history = {"messages": nodes, "currentId": str(len(nodes) - 1)}
+        (tmp_path / "logs" / "export.json").write_text(json.dumps([{"id": "c", "chat": {"history": history}}]))
+        run(options(tmp_path, least_hints=1000))
+        nights = Home(tmp_path / "home").nights()
+        sessions = drop_withdrawn([session for night in nights for session in read_sessions(night, 0.2)])
+        rewards.append([opinion.kind for session in sessions for opinion in session.opinions][-1:])
+    calm = [PRAISE] if reaction else []
+    assert rewards == [calm, [COMPLAINT], calm, [COMPLAINT]]
 
 
 def test_a_night_with_nothing_to_judge_waits(tmp_path: Path) -> None:
