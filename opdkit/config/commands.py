@@ -139,10 +139,12 @@ TOML_TABLES = (*STAGES, "slurm", "night")  # `run` has no table: it hands the fi
 CONFIGURED = (*STAGES, "run", "slurm", "night")  # these take --config
 
 
-def configure(command: str, flags: Mapping[str, Any], file: Path | None = None) -> Any:
+def configure(
+    command: str, flags: Mapping[str, Any], file: Path | None = None, defaults: Mapping[str, Any] | None = None
+) -> Any:
     """Return the configuration of a command: flags (None = not given) over its table in a TOML file over the defaults.
 
-    Raises ConfigError.
+    `defaults`: those that differ from the command's own. Raises ConfigError.
     """
     cls = COMMANDS[command].config
     document = read_toml(file, "--config") if file is not None and command in TOML_TABLES else {}
@@ -157,7 +159,8 @@ def configure(command: str, flags: Mapping[str, Any], file: Path | None = None) 
     for key, value in table.items():
         field = find_option(command, key, options, f"--config {file}: [{command}]")
         values[field.name] = convert(field, value, f"--config {file}: [{command}] {key}")
-    return cls(**values | {name: value for name, value in flags.items() if value is not None and value != ()})
+    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    return cls(**(defaults or {}) | values | given)
 
 
 def load_function(target: str) -> Callable[..., Any]:

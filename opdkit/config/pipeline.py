@@ -9,17 +9,20 @@ from opdkit.config.run import ORDER, PipelineConfig
 from opdkit.errors import ConfigError
 
 
-def stage_configurations(config: PipelineConfig) -> dict[str, StageConfig]:
-    """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults."""
+def stage_configurations(config: PipelineConfig, own_judge: str | None = None) -> dict[str, StageConfig]:
+    """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults.
+
+    `own_judge`: the model that judges with `--judge local` where none is named; None: the one that is trained.
+    """
     common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None,
                     "dry_run": config.is_dry_run or None}  # fmt: skip
-    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
+    defaults: dict[str, JSON] = {"judge": {"judge_model": own_judge or config.model}} if config.judge == "local" else {}
     model: JSON = {"model": config.model, "seed": config.seed}
     costed: JSON = {name: getattr(config, name, None) for name in ("price", "measure")}  # `slurm` has neither
     common_to_two = costed | {"wording": config.wording}
     flags: dict[str, JSON] = {
         "extract": {"logs": config.logs},
-        "judge": {"judge": config.judge, "judge_model": judge_model, "judge_url": config.judge_url,
+        "judge": {"judge": config.judge, "judge_model": config.judge_model, "judge_url": config.judge_url,
                   "criterion": config.criterion, "seed": config.seed, **common_to_two},
         "teacher": model | common_to_two,
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
@@ -27,7 +30,8 @@ def stage_configurations(config: PipelineConfig) -> dict[str, StageConfig]:
     overrides = _overrides(config)
     # A local judge comes last: where --model is missing, the error names that, and not what judge takes from it.
     names = sorted(ORDER, key="judge".__eq__) if config.judge == "local" else ORDER
-    made = {name: configure(name, common | flags[name] | overrides.get(name, {}), config.config) for name in names}
+    made = {name: configure(name, common | flags[name] | overrides.get(name, {}), config.config, defaults.get(name))
+            for name in names}  # fmt: skip
     if len({made[name].effective()["load_in_4bit"] for name in ("teacher", "train")}) > 1:
         raise ConfigError("--load-in-4bit must be the same for both: --set teacher.load_in_4bit=true --set "
                           "train.load_in_4bit=true")  # fmt: skip

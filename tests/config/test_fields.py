@@ -217,3 +217,10 @@ def test_a_text_that_is_set_stays_as_it_is_written(tmp_path):
     assert stages["teacher"].served_as == ("2", "a", "b")
     assert stages["teacher"].wording == Path("007")
     assert stages["extract"].redact_names == "true"
+
+
+def test_a_judge_of_the_file_is_not_replaced_by_the_model_that_is_trained(tmp_path):
+    file = toml(tmp_path, '[judge]\njudge_model = "large"\n')
+    named, plain = (stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="local", config=path))
+                    for path in (file, None))  # fmt: skip
+    assert (named["judge"].judge_model, plain["judge"].judge_model) == ("large", "m")

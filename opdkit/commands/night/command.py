@@ -111,13 +111,13 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
     Raises ConfigError for options of these stages that a night cannot follow, and OpdkitError for files and models that
     they cannot read.
     """
-    # The first model judges every night. By default, the stages would take the one that they train: the promoted one.
-    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     pipeline = PipelineConfig(
         run=night.folder, logs=config.logs, model=student_of(home, night, config), judge=config.judge,
-        judge_model=judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
+        judge_model=config.judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
-    stages = stage_configurations(pipeline) | {"eval": configure("eval", {"run": night.folder}, config.config)}
+    # The first model judges every night. By default, the stages would take the one that they train: the promoted one.
+    stages = stage_configurations(pipeline, config.model)
+    stages |= {"eval": configure("eval", {"run": night.folder}, config.config)}
     for name, options in ((name, vars(stage)) for name, stage in stages.items()):
         if refused := next((option for option in ("limit", "dry_run", "overwrite") if options.get(option)), None):
             raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")
