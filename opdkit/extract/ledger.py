@@ -8,8 +8,8 @@
     turn   digests of the turns that were extracted as trainable, per logged id
     night  nights that had news
 
-News is collected into a file of the same tables, with `touched` and `rewritten` beside them, and the formats of its
-files in `log`. It is applied in one transaction.
+News is collected into a file of the same tables, with `touched` and `rewritten` beside them, and in `log` the formats
+of its files and the logs that they came from. It is applied in one transaction.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS night (number INTEGER PRIMARY KEY, token TEXT, counts
 """
 _OF_NEWS = """
 CREATE TABLE touched (format TEXT, id TEXT, PRIMARY KEY (format, id)) WITHOUT ROWID;
-CREATE TABLE log (file TEXT PRIMARY KEY, format TEXT) WITHOUT ROWID;
+CREATE TABLE log (file TEXT PRIMARY KEY, format TEXT, source TEXT) WITHOUT ROWID;
 CREATE TABLE rewritten (input INTEGER PRIMARY KEY);
 """
 
@@ -74,10 +74,11 @@ def copy_records(changes: sqlite3.Connection, source: int, target: int) -> None:
                         (target, source, schema == "main"))  # fmt: skip
 
 
-def formats_of_news(news: Path) -> dict[str, str]:
-    """Return the format of each log of a night, by the name of its file."""
+def describe_news(news: Path) -> dict[str, tuple[str, str]]:
+    """Return, by the name of its file, the format of each log of a night, and the log as the user named it."""
     with contextlib.closing(sqlite3.connect(f"{news.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        return dict(connection.execute("SELECT file, format FROM log"))
+        return {file: (log_format, source) for file, log_format, source in
+                connection.execute("SELECT file, format, source FROM log")}  # fmt: skip
 
 
 def apply_changes(ledger: Path, news: Path) -> None:

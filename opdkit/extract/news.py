@@ -17,7 +17,7 @@ import shutil
 import sqlite3
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -90,12 +90,12 @@ def collect_news(
             inputs = {row[0]: KnownInput(*row) for row in changes.execute("SELECT * FROM old.input")}
             (number,) = changes.execute("SELECT coalesce(max(number), 0) + 1 FROM old.night").fetchone()
             names = {known.name for known in inputs.values()}
-            night = _Night(changes, scratch, log_format, line_limit, list(files.states), inputs, names, number)
+            night = _Night(changes, scratch, log_format, line_limit, files.names, inputs, names, number)
             sources = night.read_files(files)
             night.find_records_of_ids()
             news = News()
             if night.pieces:
-                changes.executemany("INSERT INTO log VALUES (? || '.jsonl', ?)", night.formats.items())
+                changes.executemany("INSERT INTO log VALUES (?, ?, ?)", night.list_logs())
                 news = News(number, night.inputs_with_news, night.records)
                 row = number, uuid.uuid4().hex, orjson.dumps(asdict(news)).decode()
                 changes.execute("INSERT INTO night VALUES (?, ?, ?)", row)
@@ -132,7 +132,7 @@ class _Night:
     scratch: Path
     log_format: str | Reader
     line_limit: int
-    files: list[bytes]  # every file behind the logs, in order
+    files: dict[bytes, str]  # every file behind the logs, in order, and its name
     inputs: dict[int, KnownInput]  # by number, from 1
     names: set[str]  # of all inputs
     number: int
@@ -161,6 +161,13 @@ class _Night:
     def look_again(self, file: bytes) -> None:
         """Let the next nights look at a file, even if it does not change."""
         self.changes.execute("DELETE FROM file WHERE path = ?", (file,))
+
+    def list_logs(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the file, the format and the source of each log of the night, as rows of the table `log`."""
+        inputs = {known.name: known for known in self.inputs.values()}
+        for name, log_format in self.formats.items():
+            known = inputs[name.partition(BY_LINE)[0]]
+            yield f"{name}.jsonl", log_format, self.files.get(known.path, known.name) + known.member
 
     def read_files(self, files: LogFiles) -> list[Source]:
         """Note what is new in the inputs of the changed files. Return these inputs."""
@@ -247,10 +254,7 @@ class _Night:
             return None
 
     def adds_unit(self, known: KnownInput, name: str, piece: Piece, digest: bytes, left: Counter[bytes]) -> bool:
-        """Add a session, or a record without an id, to the news under `name`.
-
-        If `left` has it, take it from there and return False.
-        """
+        """Take a session, or a record without an id, from `left` and return False; else add it to news `name`."""
         if left[digest] > 0:
             left[digest] -= 1
             return False

@@ -30,7 +30,7 @@ from opdkit.extract.inputs.archives import DAMAGED
 from opdkit.extract.inputs.files import SUFFIXES, Input, add_name, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, make_survey
 from opdkit.extract.inputs.second_pass import Units
-from opdkit.extract.ledger import formats_of_news
+from opdkit.extract.ledger import describe_news
 from opdkit.extract.mapping import load
 from opdkit.extract.preview import BEGINNING, DAMAGE, WHOLE, copy_head, print_report
 from opdkit.extract.redact import Redactor, own_patterns
@@ -58,7 +58,7 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     """Extract the parts of this shard that are not done yet.
 
     `known` is the file of turns that earlier nights have extracted, as `news.collect_news` writes it beside the logs:
-    they are not trainable again, and the formats of these logs are not detected.
+    they are not trainable again. It also says the formats of these logs, and where they came from.
     Then a log without one trainable turn is not an error.
 
     Raises ConfigError for a wrong --map file or --redact-pattern and for inputs that are missing or of no known format,
@@ -73,9 +73,12 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(Workers(config.workers, prepare_worker)) if config.workers > 1 else None
         scratch = stack.enter_context(scratch_folder())
-        inputs = redact_sources(expand(config.logs, scratch), make_redactor(config))
+        news = {} if known is None else describe_news(known)
+        inputs = [replace(entry, source=news.get(entry.path.name, ("", ""))[1] or entry.source)
+                  for entry in expand(config.logs, scratch)]  # fmt: skip
+        inputs = redact_sources(inputs, make_redactor(config))
         size, line_limit = part_bytes(config, inputs), config.max_line_mb * _MB
-        formats = {} if known is None else formats_of_news(known)
+        formats = {file: log_format for file, (log_format, _) in news.items()}
         sharing = shared if shards > 1 else None
         survey = make_survey(inputs, log_format, size, line_limit, config.limit, scratch, sharing, formats)
         say_formats(survey.inputs)

@@ -289,6 +289,20 @@ def test_the_plan_pins_the_known_turns(tmp_path):
         stage.run(config)
 
 
+def test_sessions_say_which_log_they_came_from(tmp_path, monkeypatch):
+    """Their source is not the copy that a night reads: filters name the log, also after a rotation."""
+    monkeypatch.chdir(tmp_path)
+    for night, log in enumerate(("logs/app.jsonl", "logs/app.jsonl.1")):
+        for name in ("app", "web"):
+            jsonl(tmp_path / "logs" / f"{name}.jsonl", *(chat(f"u{n}", f"a{n}", "no") for n in range(2 + night)))
+        if night:
+            Path("logs/app.jsonl").rename(log)
+        _, folder = collect(tmp_path, ["logs"], night)
+        run = tmp_path / f"run-{night}"
+        stage.run(ExtractConfig(run=run, logs=(str(folder),), filter=("source=logs/app*",)), folder / NEWS)
+        assert {row["source"] for row in tables(run)["sessions"]} == {log}
+
+
 def test_records_on_one_line_belong_to_many_sessions(tmp_path):
     """A page of stored completions: a session of it that goes on brings its own records and no others."""
 

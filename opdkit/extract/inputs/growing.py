@@ -65,7 +65,8 @@ class Source:
 class LogFiles(NamedTuple):
     """Files behind the logs, by their resolved paths."""
 
-    states: dict[bytes, str]  # of all that are there, in order
+    names: dict[bytes, str]  # of all that are there, in order, as the user calls them
+    states: dict[bytes, str]
     sizes: dict[bytes, int]  # in the last night
     changed: list[tuple[str, Path, bool]]  # since then, or new: name, path, whether the user named it
 
@@ -87,7 +88,8 @@ def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFi
     with open_ledger(ledger) as connection:
         before = dict(connection.execute("SELECT path, state FROM file"))
     sizes = {file: literal_eval(state)[0] for file, state in before.items()}
-    return LogFiles(states, sizes, [files[file] for file, state in states.items() if before.get(file) != state])
+    names = {file: name.encode("utf-8", "replace").decode() for file, (name, *_) in files.items()}
+    return LogFiles(names, states, sizes, [files[file] for file, state in states.items() if before.get(file) != state])
 
 
 def open_sources(
