@@ -160,7 +160,7 @@ def configure(
         field = find_option(command, key, options, f"--config {file}: [{command}]")
         values[field.name] = convert(field, value, f"--config {file}: [{command}] {key}")
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
-    return cls(**(defaults or {}) | values | given)
+    return cls(**{**(defaults or {}), **values, **given})
 
 
 def load_function(target: str) -> Callable[..., Any]:

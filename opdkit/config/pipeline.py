@@ -1,5 +1,6 @@
 """Configurations of the stages of a pipeline, from the options of `run`, `slurm` or `night`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ from opdkit.config.run import ORDER, PipelineConfig
 from opdkit.errors import ConfigError
 
 
-def stage_configurations(config: PipelineConfig, own_judge: str | None = None) -> dict[str, StageConfig]:
+def stage_configurations(
+    config: PipelineConfig, own_judge: str | None = None, more: Sequence[str] = ()
+) -> dict[str, StageConfig]:
     """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults.
 
-    `own_judge`: the model that judges with `--judge local` where none is named; None: the one that is trained.
+    `own_judge`: the model that judges with `--judge local` where none is named; None: the one that is trained. `more`:
+    stages beside those of `run`.
     """
+    stages = (*ORDER, *more)
     common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None,
                     "dry_run": config.is_dry_run or None}  # fmt: skip
     defaults: dict[str, JSON] = {"judge": {"judge_model": own_judge or config.model}} if config.judge == "local" else {}
@@ -27,19 +32,19 @@ def stage_configurations(config: PipelineConfig, own_judge: str | None = None) -
         "teacher": model | common_to_two,
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
     }  # fmt: skip
-    overrides = _overrides(config)
+    overrides = _overrides(config, stages)
     # A local judge comes last: where --model is missing, the error names that, and not what judge takes from it.
-    names = sorted(ORDER, key="judge".__eq__) if config.judge == "local" else ORDER
-    made = {name: configure(name, common | flags[name] | overrides.get(name, {}), config.config, defaults.get(name))
-            for name in names}  # fmt: skip
+    names = sorted(stages, key="judge".__eq__) if config.judge == "local" else stages
+    given = {name: common | flags.get(name, {}) | overrides.get(name, {}) for name in names}
+    made = {name: configure(name, given[name], config.config, defaults.get(name)) for name in names}
     if len({made[name].effective()["load_in_4bit"] for name in ("teacher", "train")}) > 1:
         raise ConfigError("--load-in-4bit must be the same for both: --set teacher.load_in_4bit=true --set "
                           "train.load_in_4bit=true")  # fmt: skip
-    return {name: made[name] for name in ORDER}
+    return {name: made[name] for name in stages}
 
 
-def _overrides(config: PipelineConfig) -> dict[str, JSON]:
-    """Return {"judge": {"votes": 7}} for `--set judge.votes=7`, checked against the stages' options.
+def _overrides(config: PipelineConfig, stages: Sequence[str]) -> dict[str, JSON]:
+    """Return {"judge": {"votes": 7}} for `--set judge.votes=7`, checked against the options of `stages`.
 
     An option that may be repeated keeps all its values; of any other the last one counts, as on a command line.
     """
@@ -47,8 +52,8 @@ def _overrides(config: PipelineConfig) -> dict[str, JSON]:
     for text in config.set:
         ((path, value),) = parse_pairs([text], "--set").items()
         stage, _, name = path.replace("-", "_").partition(".")
-        if stage not in ORDER:
-            raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
+        if stage not in stages:
+            raise ConfigError(f"--set {path}: {did_you_mean(stage, stages)}, written STAGE.OPTION=VALUE")
         options = [field for field in fields_of(COMMANDS[stage].config) if not field.positional]
         field = find_option(stage, name, options, f"--set {path}: {stage}")
         if field.type in (str, Path) and not isinstance(value, (str, list) if field.is_list else str):

@@ -10,7 +10,7 @@ from typing import Any
 from opdkit.commands.night.forget import finish_forgetting, forget, reset
 from opdkit.commands.night.home import Home, Night
 from opdkit.config.command_line import quote
-from opdkit.config.commands import configure, load_function
+from opdkit.config.commands import load_function
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.config.pipeline import stage_configurations
@@ -116,8 +116,7 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
         judge_model=config.judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
     # The first model judges every night. By default, the stages would take the one that they train: the promoted one.
-    stages = stage_configurations(pipeline, config.model)
-    stages |= {"eval": configure("eval", {"run": night.folder}, config.config)}
+    stages = stage_configurations(pipeline, config.model, more=("eval",))
     for name, options in ((name, vars(stage)) for name, stage in stages.items()):
         if refused := next((option for option in ("limit", "dry_run", "overwrite") if options.get(option)), None):
             raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")

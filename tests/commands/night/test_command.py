@@ -16,7 +16,7 @@ from sample_world import MODEL
 from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
-from opdkit.commands.night.command import run
+from opdkit.commands.night.command import configurations, run
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.commands.night.models import run as models
 from opdkit.commands.night.sessions import drop_withdrawn, read_sessions
@@ -162,6 +162,15 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(OpdkitError, match="gone"):
         run(replace(config, logs=(str(tmp_path / "gone"),)))
     assert not Home(config.home).nights()
+
+
+def test_set_reaches_the_evaluation_too(tmp_path: Path) -> None:
+    grow(tmp_path, 6)
+    home = Home(tmp_path / "home")
+    stages = configurations(home, home.night(1), options(tmp_path, set=("eval.samples=3", "train.seed=7")))
+    assert (stages["eval"].samples, stages["train"].seed) == (3, 7)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="trained"):
+        configurations(home, home.night(1), options(tmp_path, set=("eval.trained=x",)))
 
 
 def test_what_would_lose_parts_of_a_log_is_refused(tmp_path: Path) -> None:
