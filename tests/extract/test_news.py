@@ -428,7 +428,7 @@ def test_the_format_of_a_log_is_detected_once(tmp_path, odd, capsys):
     append(log, odd)
     _, folder = collect(tmp_path, log.parent, 1)
     stage.run(ExtractConfig(run=tmp_path / "run", logs=(str(folder),)), folder / NEWS)
-    assert "app@2.jsonl: openai\n" in capsys.readouterr().err
+    assert "logs/app.jsonl: openai\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("problem", ["format", "two formats", "member"])

@@ -337,7 +337,7 @@ def test_a_process_killed_while_it_writes_leaves_the_final_path_free(tmp_path):
     """What is at the final path is whole, and the rest of a dead process is swept away."""
     (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     run = tmp_path / "run"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *Path(__file__).parents[1:3])))}
     command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(run)]
     assert subprocess.run(command, check=False, env=environment).returncode == 9
     assert [p.name for p in (run / "extract" / "rejected").iterdir()] == ["part-00000.parquet"]
@@ -371,7 +371,7 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
     (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     run = tmp_path / "run"
     opened(run, parts=1)
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *Path(__file__).parents[1:3])))}
     processes = [
         subprocess.Popen([sys.executable, "-c", AT_THE_SAME_TIME, str(run), name], env=environment)
         for name in ("first", "second")
