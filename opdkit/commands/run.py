@@ -17,7 +17,7 @@ from opdkit.model.folder import check_models
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.reading import has_stage, summary_of
-from opdkit.store.reviews import inputs_of_training, outdated_targets, reviews_in_force
+from opdkit.store.reviews import known_inputs, outdated_targets, reviews_in_force
 from opdkit.store.run_stage import run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -43,7 +43,7 @@ def run(config: RunConfig) -> Summary:
             if config.dry_run:
                 stdout.print(name, style="bold")
             if config.dry_run and name in ("extract", "train"):  # the dry runs of the others compare their plans
-                check_options(stages[name], name, inputs_of_training(stages[name].run) if name == "train" else None)
+                check_options(stages[name], name, known_inputs(stages[name].run, name))
             if name not in reporting:
                 print_facts(bounds(config, name, stages, extracted))
             elif name == "extract" and "judge" in reporting and config.dry_run:  # it is done: nothing to preview

@@ -279,8 +279,13 @@ def plan_inputs(decided: JSON) -> JSON:
     return {"reviews": fingerprint(decided)} if decided else {}
 
 
-def inputs_of_training(run: Path) -> JSON:
-    """Return what pins the decisions in force in the plan of a training, once the targets were computed from them."""
+def known_inputs(run: Path, stage: str) -> JSON:
+    """Return the inputs of a stage's plan that are known before it runs, for `plans.check_options`.
+
+    Of a training, what pins the decisions in force once the targets were computed from them; none of other stages.
+    """
+    if stage != "train":
+        return {}
     decided = decisions(reviews_in_force(run))
     return {"reviews": None} | plan_inputs({name: decided[name] for name in parts_of_turns(run, list(decided))})
 
