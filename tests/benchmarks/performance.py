@@ -155,8 +155,9 @@ def _families(found: JSON) -> str:
     note = (
         f"In brackets the lowest and the highest of {min(pairs)} pairs. The session has {facts['turns']} turns, "
         f"{facts['turns with a hint']} of them with a hint. Tokens: those that opdkit reads, of those of the usual way "
-        f"({comparisons[0].usual}). The differences are those of float32 between both ways. Machines, with "
-        f"{facts['threads']} thread: "
+        f"({comparisons[0].usual}). The differences are those of float32 between both ways. For the head sizes of "
+        "DeepSeek-V3, torch has no fast attention on a CPU: opdkit pads its values, the usual way does not. Machines, "
+        f"with {facts['threads']} thread: "
         + "; ".join(f"{n}: {machine}" for n, machine in enumerate(machines, start=1))
         + "."
     )
