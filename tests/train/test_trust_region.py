@@ -105,6 +105,25 @@ def test_the_first_step_finds_the_rate_of_the_limit(scale: float) -> None:
     assert trust.factor * 1e-5 == pytest.approx(model.rate)
 
 
+@pytest.mark.parametrize(("step", "kl", "rises"), [(2, 0.24, True), (8, 0.24, True), (8, 0.26, False),
+                                                  (10, 0.24, False)])  # fmt: skip
+def test_the_page_of_objectives_says_when_rates_rise(step: int, kl: float, rises: bool) -> None:
+    trust = TrustRegion(1.0, max_factor=math.inf)
+    trust.bound(Position(step, 1e-3, 1.0), lambda *_: None, lambda: kl)
+    assert trust.factor == pytest.approx(math.sqrt(2) if rises else 1.0)
+    page = " ".join((Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8").split())
+    assert "If one of the first eight steps moves the replies by less than a quarter of the limit, the rates" in page
+
+
+def test_the_page_of_objectives_names_the_least_limit() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8").split())
+    assert "but at least a fiftieth of `--step-limit`" in page
+    for kl, factor in ((0.039, 1.0), (0.08, 0.5)):
+        trust, kls = TrustRegion(1.0), iter([kl, 0.02])
+        trust.bound(Position(50, 1e-6, 0.01), lambda *_: None, lambda kls=kls: next(kls))
+        assert trust.factor == pytest.approx(factor)
+
+
 @pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
 def test_no_rate_is_above_the_largest_one(factor: float) -> None:
     trust, model = TrustRegion(0.02, factor, max_factor=5.0), Quadratic(1e-6, 1e-5 * factor)
