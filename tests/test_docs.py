@@ -102,6 +102,12 @@ def test_every_word_of_a_table_is_in_the_glossary() -> None:
     assert {part for part in parts if part not in known and part.removesuffix("s") not in known} == set()
 
 
+def test_a_column_that_one_option_fills_names_it() -> None:
+    page = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| `overlap` .*", page, re.MULTILINE)
+    assert "--teacher-hint overlap" in row
+
+
 def test_the_page_on_privacy_names_every_table() -> None:
     page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     for table in (*TABLES.values(), *APPENDED.values()):
