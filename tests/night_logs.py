@@ -22,11 +22,11 @@ def grow(folder: Path, upto: int) -> None:
     (folder / "logs" / "chat.jsonl").write_bytes(b"".join(LOG[:upto]))
 
 
-def judged_night(home: Home, number: int, *chats: JSON, **record: object) -> Night:
-    """A night whose log holds these chats, judged by rules."""
+def judged_night(home: Home, number: int, *chats: JSON, name: str = "", **record: object) -> Night:
+    """A night whose log holds these chats, judged by rules. `name`: of the log, if it is not the night's own."""
     night = home.night(number)
     night.folder.mkdir(parents=True)
-    log = jsonl(night.folder / f"log@{number}.jsonl", *chats)
+    log = jsonl(night.folder / f"{name or f'log@{number}'}.jsonl", *chats)
     extract(night.log, log)
     judge(JudgeConfig(run=night.log, judge="rules"))
     night.write({"night": number, "parent": 0, "learns": [number], "earlier": list(range(1, number)), "decision": None}

@@ -4,7 +4,7 @@ The chosen sessions become a run like any other: the stages `extract` and `judge
 nights that judged them. So teacher, training and evaluation need not know of nights.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from opdkit.judge.words import words
 from opdkit.store.joined_turns import JoinedTurn, joined_sessions
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, manifest
-from opdkit.store.reading import has_stage, is_complete, part_count
+from opdkit.store.reading import has_stage, is_complete, part_count, read_all
 from opdkit.store.skip_reasons import NO_NEXT, READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
@@ -39,8 +39,6 @@ class ChosenSessions:
     """Sessions of a night's run, and what they are there for."""
 
     sessions: dict[str, list[NightSession]]  # id -> as each of its nights saw it, the last one first
-    new: int  # turns that train for the first time, or that the promoted model has not learned from
-    replayed: int  # turns of earlier nights that train again
     kept_out: int  # sessions to decide with
     changes: list[Change]  # of what users want: all that hold
     new_changes: list[Change]  # those that no earlier night found
@@ -78,20 +76,19 @@ def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) ->
     blamed = {session.session_id for session in old if any(o.kind == COMPLAINT for o in session.opinions)}
     drawn = sorted(old, key=lambda session: stable_hash(f"replay:{seed}:{night.number}:{session.session_id}"))
     wanted, replay = round(len(new_turns) * config.replay / (1 - config.replay)), list[NightSession]()
-    replayed_turns = 0
+    replayed = set[str]()  # turns; two nights may have judged the same one
     for session in drawn:
-        if replayed_turns >= wanted:
+        if len(replayed) >= wanted:
             break
         if not session.is_held_out and session.session_id not in blamed:
             replay.append(session)
-            replayed_turns += len(session.opinions)
+            replayed.update(opinion.turn_id for opinion in session.opinions)
     tests = choose_tests([session for session in old if session.is_held_out], blamed)
     sessions: dict[str, list[NightSession]] = defaultdict(list)
     for session in sorted([*new, *replay, *tests], key=lambda session: -session.night):
         sessions[session.session_id].append(session)
     kept_out = sum(versions[0].is_held_out for versions in sessions.values())
-    return ChosenSessions(dict(sessions), len(new_turns), replayed_turns, kept_out, changes,
-                          [change for change in changes if change not in known])  # fmt: skip
+    return ChosenSessions(dict(sessions), kept_out, changes, [change for change in changes if change not in known])
 
 
 def read_changes(home: Home, night: Night) -> list[Change]:
@@ -177,6 +174,16 @@ def write_run(home: Home, night: Night, chosen: ChosenSessions, extract: Extract
                     if table in {written.name for written in tables}:
                         out.rows(table, rows)
                 out.counters.rows_in = len(out.arrow(tables[0]))
+
+
+def count_trained(night: Night, chosen: ChosenSessions, holdout: float) -> tuple[int, int]:
+    """Return how many turns of the run that `write_run` wrote train: those to learn from, and replayed ones."""
+    learns, counts = set(night.record["learns"]), Counter[bool]()
+    for row in read_all(night.folder, "turns", ["session_id", "trainable"]):
+        name = row["session_id"]
+        if row["trainable"] and not is_held_out(name, holdout):
+            counts[chosen.sessions[name][0].night in learns] += 1
+    return counts[True], counts[False]
 
 
 def read_rows(home: Home, chosen: ChosenSessions, part: int) -> dict[str, list[JSON]]:

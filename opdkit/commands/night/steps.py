@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from opdkit.commands.gate import gate
 from opdkit.commands.night.forget import drop_sessions, read_forgotten
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night, utc_now
-from opdkit.commands.night.sessions import choose_sessions, count_hints, write_run
+from opdkit.commands.night.sessions import choose_sessions, count_hints, count_trained, write_run
 from opdkit.commands.report.command import run as write_report
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, StageConfig
@@ -151,7 +151,8 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
     turned = sorted({change.hint for change in chosen.new_changes if change.hint and not change.is_back} - known)
     changes = [change.to_json() for change in chosen.changes]
     facts = {"kept_out": chosen.kept_out, "turned": turned, "changes": changes}
-    say(f"{counted(chosen.new, 'judged turn')} to learn from, {chosen.replayed:,} of earlier nights, "
+    new, replayed = count_trained(night, chosen, config.holdout)
+    say(f"{counted(new, 'judged turn')} to learn from, {replayed:,} of earlier nights, "
         f"{counted(chosen.kept_out, 'session')} kept out to decide with")  # fmt: skip
     for hint in turned:
         warn(f"users turned around what they wanted; from now on: {hint}")
@@ -170,7 +171,7 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
         return facts | {"decision": WAITS, "sentence": f"Users corrected the model in {counted(len(units), 'test')}: "
                         f"with fewer than {FEWEST}, no training could be promoted. More come with later nights, or from"
                         " --prompts."}  # fmt: skip
-    facts |= {"turns": chosen.new, "replayed": chosen.replayed}
+    facts |= {"turns": new, "replayed": replayed}
     try:
         say(run_step("teacher", replace(stages["teacher"], served_as=served_as)).line())  # type: ignore[call-arg]
         say(run_step("train", stages["train"]).line())

@@ -9,7 +9,7 @@ from night_logs import judged_night, options
 from small_logs import chat
 
 from opdkit.commands.night.home import Home
-from opdkit.commands.night.sessions import choose_sessions, choose_tests, write_run
+from opdkit.commands.night.sessions import choose_sessions, choose_tests, count_trained, write_run
 from opdkit.commands.night.turned import NightSession, Opinion
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
@@ -50,14 +50,19 @@ def write(home: Home, number: int, **changed: object) -> Path:
     return night.folder
 
 
+def count(home: Home, number: int, **changed: object) -> tuple[int, int]:
+    config = options(home, **changed)
+    night = home.night(number)
+    return count_trained(night, choose_sessions(home, night, config, seed=0), config.holdout)
+
+
 def test_a_night_learns_what_is_new_and_replays_its_share(home: Home) -> None:
-    chosen = choose_sessions(home, home.night(2), options(home, replay=0.25), seed=0)
-    new = [row["turn_id"] for row in read_all(home.night(2).log, "verdicts") if row["reward"] is not None]
-    assert chosen.new == sum(not is_held_out(name.rpartition(":")[0], 0.2) for name in new)
-    assert chosen.replayed == round(chosen.new / 3)
+    read = [row["turn_id"] for row in read_all(home.night(2).log, "verdicts") if row["reward"] is not None]
+    new = sum(not is_held_out(name.rpartition(":")[0], 0.2) for name in read)
     run = write(home, 2, replay=0.25)
+    assert count(home, 2, replay=0.25) == (new, round(new / 3))
     trained = [name for name in trainable(run) if not is_held_out(name.rpartition(":")[0], 0.2)]
-    assert len(trained) == chosen.new + chosen.replayed
+    assert len(trained) == new + round(new / 3)
     assert {name.partition(":")[0] for name in trained} == {"log@1", "log@2"}
     verdicts = {row["turn_id"]: row for row in read_all(run, "verdicts")}
     judged = {row["turn_id"]: row for n in (1, 2) for row in read_all(home.night(n).log, "verdicts")}
@@ -74,7 +79,8 @@ def test_sessions_kept_out_are_kept_out_of_every_night(home: Home) -> None:
 
 
 def test_no_replay_and_the_same_draw_each_time(home: Home) -> None:
-    assert choose_sessions(home, home.night(2), options(home, replay=0.0), seed=0).replayed == 0
+    write(home, 2, replay=0.0)
+    assert count(home, 2, replay=0.0)[1] == 0
     first, again, other = (
         choose_sessions(home, home.night(2), options(home), seed=seed).sessions for seed in (0, 0, 1)
     )
@@ -94,7 +100,24 @@ def test_nights_that_were_not_learned_from_are_new(home: Home) -> None:
     chosen = choose_sessions(home, night, options(home), seed=0)
     both = [opinion for versions in chosen.sessions.values() for one in versions for opinion in one.opinions
             if one.night in (2, 3) and not one.is_held_out]  # fmt: skip
-    assert chosen.new == len(both)
+    write(home, 3)
+    assert count(home, 3)[0] == len(both)
+
+
+def test_a_turn_that_two_nights_judged_counts_once_and_one_that_is_gone_does_not(home: Home) -> None:
+    """Chats of nights 3 and 5 are read again in nights 4 and 6: one turn of each is judged again, the other is gone."""
+    asked = "Tell me about the {}.", "The {} is fine.", "Thanks, perfect! Where is it?", "Here, the {}."
+    for first, decision, word in ((3, "promoted", "shop"), (5, None, "farm")):
+        things = [f"{thing} {word}" for thing in THINGS]
+        for night, texts in ((first, (*asked, "Great, thanks!")), (first + 1, (*asked[:2], "Great, thanks!"))):
+            chats = [chat(*(text.format(thing) for text in texts)) for thing in things]
+            learns = [3, 4] if decision else [5, 6]
+            judged_night(home, night, *chats, name=f"log@{first}", decision=decision, learns=learns)
+    run = write(home, 6, replay=0.25)
+    trained = Counter(name.partition(":")[0] for name in trainable(run)
+                      if not is_held_out(name.rpartition(":")[0], 0.2))  # fmt: skip
+    new = trained.pop("log@5")
+    assert count(home, 6, replay=0.25) == (new, trained.total())
 
 
 def test_of_a_session_only_what_turned_no_longer_counts(home: Home) -> None:
