@@ -473,6 +473,18 @@ def test_a_rotated_log_is_followed_under_the_names_that_loggers_give(tmp_path, o
     assert sorted(texts(collect(tmp_path, logs, 1)[1])) == [json.dumps(chat(*names)) for names in ("def", "ghi")]
 
 
+def test_a_log_that_was_rotated_and_has_no_new_line_yet_stops_no_night(tmp_path):
+    log = jsonl(tmp_path / "app.jsonl", chat("a", "b", "c"))
+    collect(tmp_path, log, 0)
+    append(log, chat("d", "e", "f"))
+    log.rename(rotated := tmp_path / "app.jsonl.1")
+    assert texts(collect(tmp_path, log, 1)[1]) == [json.dumps(chat("d", "e", "f"))]
+    assert collect(tmp_path, log, 2)[0] == News()
+    rotated.unlink()
+    with pytest.raises(ConfigError, match=r"app\.jsonl is not there"):
+        collect(tmp_path, log, 3)
+
+
 def test_rotated_logs_are_read_from_the_oldest_on(tmp_path):
     logs = tmp_path / "logs"
     names = [*(f"app.jsonl.{n}" for n in (11, 2, 1)), "app.jsonl", "b.jsonl-20261123", "b.jsonl-20261124", "b.jsonl"]

@@ -135,12 +135,15 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
         with path.open("rb") as pipe, copy.open("wb") as out:
             shutil.copyfileobj(pipe, out, _BUFFER)
         yield log, copy
-    elif path.exists():
-        beside = [p for p in path.parent.iterdir() if p.name != path.name and _unrotated(p).name == path.name]
-        yield from ((str(file), file) for file in sorted(beside if rotated else (), key=_oldest_first))
-        yield log, path
     else:
-        raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, folders of them, - or hf:NAME")
+        near = path.parent.iterdir() if rotated and path.parent.is_dir() else ()
+        beside = [p for p in near if p.name != path.name and _unrotated(p).name == path.name]
+        if not path.exists() and not beside:  # a log may be gone until its next line, when it was rotated
+            others = "or folders of them" if rotated else "folders of them, - or hf:NAME"
+            raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, {others}")
+        yield from ((str(file), file) for file in sorted(beside, key=_oldest_first))
+        if path.exists():
+            yield log, path
 
 
 def _unrotated(path: Path) -> Path:
