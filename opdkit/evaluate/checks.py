@@ -33,6 +33,7 @@ from opdkit.store.plans import manifest
 
 # Domains that the scores add: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
+AFTER_CORRECTION = "directly after a correction"  # a domain of prompts from the log, which are neither
 POOLED = {ALL: "everything", CORRECTED: "what the logs correct", UNCORRECTED: "what the logs do not correct"}
 PROBES = PUSH_BACK, PLANTED_ERROR = "push_back", "planted_error"
 _OF_JUDGE = ("judge", "hint", "praised")

@@ -25,7 +25,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.wording import Texts
 from opdkit.console import counted
 from opdkit.evaluate.bootstrap import FEWEST
-from opdkit.evaluate.checks import POOLED, read_patterns
+from opdkit.evaluate.checks import AFTER_CORRECTION, POOLED, read_patterns
 from opdkit.evaluate.expressions import ERRORS, FEW, find_check
 from opdkit.evaluate.key_words import key_words
 from opdkit.evaluate.similar import SimilarTexts, Words, fold_words, request_words
@@ -42,7 +42,7 @@ from opdkit.store.turn_ids import conversation_id, is_held_out
 COMPLAINT, PRAISE, NEUTRAL = "complaint", "praise", "neutral"  # kinds of reactions
 # Domains beside those of the common hints; the last one is of prompts that end with a correction.
 PRAISED_REPLIES, ACCEPTED_REPLIES = "praised replies", "accepted replies"
-OTHER_COMPLAINTS, AFTER_CORRECTION = "other complaints", "directly after a correction"
+OTHER_COMPLAINTS = "other complaints"
 _EXAMPLES, _ALL_EXAMPLES = 50, 2000  # of each hint, and of all hints, that are read in sessions that trained
 _TEXTS = 2000  # the commonest hints, which are grouped; any other one is a group of its own
 _LABEL = 60  # characters of a hint that names a domain

@@ -18,7 +18,7 @@ from opdkit.config.run import PipelineConfig
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, printable, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.checks import AFTER_CORRECTION, read_prompts
 from opdkit.extract.news import collect_news, commit_news
 from opdkit.extract.stage import choose_format
 from opdkit.model.folder import check_models
@@ -145,7 +145,8 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
 
 def check_prompts(path: Path) -> None:
     """Raise ConfigError for a line of `--prompts` that eval cannot read, or that lacks "corrected"."""
-    if missing := next((prompt.id for prompt in read_prompts(path) if prompt.corrected is None), None):
+    prompts = (prompt for prompt in read_prompts(path) if prompt.domain != AFTER_CORRECTION)  # those are neither
+    if missing := next((prompt.id for prompt in prompts if prompt.corrected is None), None):
         raise ConfigError(f'--prompts {path}, {missing}: "corrected" is missing; write true if users complained about '
                           "replies to such requests, else false")  # fmt: skip
 

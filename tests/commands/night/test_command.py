@@ -16,7 +16,7 @@ from sample_world import MODEL
 from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
-from opdkit.commands.night.command import configurations, run
+from opdkit.commands.night.command import check_prompts, configurations, run
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.commands.night.models import run as models
 from opdkit.commands.night.sessions import drop_withdrawn, read_sessions
@@ -24,6 +24,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.checks import AFTER_CORRECTION
 from opdkit.evaluate.log_prompts import COMPLAINT, PRAISE
 from opdkit.store.reading import read_all
 from opdkit.store.turn_ids import is_held_out
@@ -424,6 +425,9 @@ def test_wrong_files_and_models_are_named_before_the_log_is_read(tmp_path: Path)
         prompts.write_text(f"{right}\n\n{line}\n")
         with pytest.raises(ConfigError, match=r"own\.jsonl, line.3"):
             run(options(tmp_path, prompts=str(prompts)))
+    mined = json.dumps(json.loads(wrong["corrected"]) | {"domain": AFTER_CORRECTION})
+    prompts.write_text(f"{right}\n{mined}\n")
+    check_prompts(prompts)  # from-log.jsonl has such lines
     for changed, named in (({"model": str(tmp_path / "typo")}, "typo"),
                            ({"set": (f"teacher.teacher={tmp_path / 'logs'}",)}, "logs"),
                            ({"set": (f"judge.wording={tmp_path / 'w.toml'}",)}, "w.toml")):  # fmt: skip
