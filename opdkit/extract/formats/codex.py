@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import first_text, message, read_messages
+from opdkit.chat.messages import as_list, first_text, message, read_messages
 from opdkit.extract.formats.items import is_call, openai_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
@@ -117,7 +117,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         except Unreadable as problem:
             record, problems = {}, [problem]
         header = None if problems else _header(record)
-        items = record["items"] if header is not None and "items" in record and "session" in record else []
+        items = as_list(record.get("items")) if header is not None and "session" in record else []
         for piece in [] if problems else [header or record, *items]:
             try:
                 _read_piece(session, piece, is_header=piece is header)

@@ -201,6 +201,14 @@ def test_an_interrupted_turn_and_an_unreadable_line_of_a_rollout(tmp_path):
     assert found["turns"][0]["skip_reason"] == "unreadable line beside it"
 
 
+@pytest.mark.parametrize("items", [None, 5, "ab"])
+def test_one_object_whose_items_are_no_list_holds_none(tmp_path, items):
+    whole, broken = exports.codex_document()[0], {"id": "s", "session": {}, "items": items}
+    found = read_export(tmp_path, [whole, broken])
+    assert [s["session_id"] for s in found["sessions"]] == [f"export:{whole['session']['id']}"]
+    assert found["turns"]
+
+
 def test_litellm_wrote_these(tmp_path):
     """Payloads and rows of SpendLogs by litellm 1.80.0 itself, with a mock for the provider."""
     found = extract(tmp_path / "run", LOGGED / "litellm-1.80.0-payloads.jsonl")
