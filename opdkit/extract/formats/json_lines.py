@@ -24,7 +24,7 @@ _QUOTE, _BACKSLASH = b'"\\'
 def parse(line: Line) -> JSON:
     """Return the object on a line. Of duplicate keys the last counts, as in every JSON reader. Raises Unreadable."""
     if line.problem is not None:
-        raise line.problem
+        raise line.problem.with_traceback(None)  # many lines may share it: it would hold the frames of all
     if len(line.data) > MOST_VALUES:
         most = max(MOST_VALUES, len(line.data) // BYTES_PER_VALUE)
         # Text may hold any number of commas and brackets: count without it, but only where it could matter.

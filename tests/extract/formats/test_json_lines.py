@@ -1,7 +1,9 @@
 """One line of JSON, clean or not (opdkit/extract/formats/json_lines.py)."""
 
+import contextlib
 import json
 import math
+import traceback
 
 import orjson
 import pytest
@@ -81,6 +83,16 @@ def test_deep_values_are_refused_where_they_are_written():
 def test_a_problem_of_the_line_is_its_problem():
     with pytest.raises(Unreadable, match="line too long"):
         parse(Line("log", 1, b"{}", Unreadable("line too long")))
+
+
+def test_a_problem_that_many_lines_share_does_not_hold_them_in_memory():
+    """As that of the rows of a damaged page of Parquet: an exception keeps the frames that it went through."""
+    problem = Unreadable("damaged rows")
+    for number in range(10):
+        with contextlib.suppress(Unreadable):
+            parse(Line("log", number, b"", problem))
+    frames = list(traceback.walk_tb(problem.__traceback__))
+    assert len(frames) <= 2
 
 
 def test_a_rejected_row_holds_at_most_two_thousand_characters():
