@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from small_logs import jsonl, run, tables, turn_rows
+from work import passes
 
 from opdkit.chat.conversation import Conversation
 from opdkit.config.extract import ExtractConfig
@@ -130,6 +131,15 @@ def test_pairs_whose_prompts_repeat_the_conversation_are_linked(tmp_path):
 
 
 MESSAGES = 'session = "conv"\norder = "n"\nrole = "from"\ncontent = "text"\nmodel = "model"'
+
+
+def test_thousands_of_users_who_get_the_same_reply_to_the_same_words_are_linked_in_linear_time(tmp_path):
+    """Each has another next state: no record may be compared with all others."""
+    reader = reader_of(load(str(mapping(tmp_path, 'prompt = "p"\nreply = "r"\nnext = "n"\nlink = true'))))
+    text = "\n".join(json.dumps({"p": "hi", "r": "Hello!", "n": f"question {n}"}) for n in range(3_000))
+    lines = [Line("log", n, data) for n, data in enumerate(text.encode().splitlines(), 1)]
+    assert len(list(reader.read(lines))) == 3_000
+    assert passes(lambda _: list(reader.read(lines)), text) < 50  # 11; comparing all of them takes 110
 
 
 def line(conv, n, who: str, text: str, **more) -> dict:

@@ -48,6 +48,7 @@ class Call:
 
 
 ReadCall = Callable[[JSON], Call | LeftOut]
+_Key = tuple[Any, ...]
 
 
 def call_reader(
@@ -202,34 +203,43 @@ def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
     Of records of one call, a later one that says otherwise replaces the earlier.
     """
     repeats: dict[int, _Node] = {}
-    by_tail: dict[bytes, list[_Node]] = {}
+    kept: dict[_Key, _Node] = {}  # by all that it says of its reply
+    calls: dict[_Key, _Node] = {}  # by its id: the last one that was kept
+    said = Counter[_Key]()  # by kept records, whole and in part
     for node in nodes:
-        same = by_tail.setdefault(node.tail, [])
-        if any(_says_no_more(node, other) for other in same):
+        parts, whole, call = _find_parts(node), (node.tail, node.next, node.decision), (node.tail, repr(node.id))
+        if said[whole]:
             repeats[node.position] = node
             continue
         # The same record again, now with its next state or its decision.
-        repeats |= {other.position: other for other in same
-                    if _says_no_more(other, node) or (node.id is not None and node.id == other.id)}  # fmt: skip
-        same[:] = [other for other in same if other.position not in repeats] + [node]
+        older = {other.position: other for part in parts if (other := kept.get(part)) is not None}
+        if node.id is not None and (other := calls.get(call)) is not None:
+            older[other.position] = other
+        for position in sorted(older.keys() - repeats.keys()):
+            other = repeats[position] = older[position]
+            said.subtract(_find_parts(other))
+            del kept[other.tail, other.next, other.decision]
+        said.update(parts)
+        kept[whole] = calls[call] = node
     return [n for n in nodes if n.position not in repeats], list(repeats.values())
 
 
-def _says_no_more(node: _Node, other: _Node) -> bool:
-    """Return whether `node` has no next state and no decision but those of `other`, a record of the same reply."""
-    return node.next in (None, other.next) and node.decision in (None, other.decision)
+def _find_parts(node: _Node) -> set[_Key]:
+    """Return all that a record says of its reply, and each part of that: the next state alone, the decision alone."""
+    return {(node.tail, following, decision) for following in (node.next, None) for decision in (node.decision, None)}
 
 
 def _link(nodes: Sequence[_Node]) -> None:
     """Hang every record below the one that it continues: the longest prompt and reply that its own begins with."""
-    tails: dict[bytes, list[_Node]] = {}
+    first: dict[_Key, _Node] = {}  # by prompt and reply, and by the next state as well
     for node in nodes:
-        tails.setdefault(node.tail, []).append(node)
+        first.setdefault((node.tail, None), node)
+        first.setdefault((node.tail, node.next), node)
     for node in nodes:
         for end in range(len(node.prefixes), 0, -_DIGEST):
-            parents = tails.get(node.prefixes[end - _DIGEST : end])
-            if parents:
-                node.parent = next((p for p in parents if p.next == node.last), parents[0])
+            tail = node.prefixes[end - _DIGEST : end]
+            node.parent = first.get((tail, node.last)) or first.get((tail, None))
+            if node.parent is not None:
                 node.parent.children.append(node)
                 break
 
