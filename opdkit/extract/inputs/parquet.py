@@ -43,24 +43,23 @@ def read_rows(path: Path, source: str, limit: int, start: int = 0) -> Iterator[L
     """
     # Column chunks are read as they are used: a row group may be as large as the file.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16) as file:
-        first = 0
+        stop = 0
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
-            skip, first = max(0, start - first), first + group.num_rows
-            if skip >= group.num_rows:
+            row, stop = stop, stop + group.num_rows
+            if max(row, start) >= stop:
                 continue
-            row = first - group.num_rows
             size = min(_MOST_ROWS, max(1, _BATCH // max(1, group.total_byte_size // group.num_rows)))
             try:
                 for batch in file.iter_batches(size, row_groups=[number]):
-                    behind = max(0, min(skip - (row - (first - group.num_rows)), batch.num_rows))
-                    yield from _lines_of(batch.slice(behind), source, row + behind + 1, limit)
+                    skipped = min(max(0, start - row), batch.num_rows)
+                    yield from _lines_of(batch.slice(skipped), source, row + skipped + 1, limit)
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # a failing disk
-                lost = Unreadable(DAMAGED_ROWS, f"rows {max(row, start) + 1:,} to {first:,}: {error}"[:500])
-                for missing in range(max(row, start), first):
+                lost = Unreadable(DAMAGED_ROWS, f"rows {max(row, start) + 1:,} to {stop:,}: {error}"[:500])
+                for missing in range(max(row, start), stop):
                     yield Line(source, missing + 1, b"", lost)
 
 
