@@ -112,9 +112,10 @@ def _read_records(
     by_id: dict[str, Node] = {}
     times: dict[str, Any] = {}  # of the records that the nodes are from
     for _, tree in records:
-        nodes += [node for node in tree.nodes if node.id not in by_id]
-        by_id = {node.id: node for node in tree.nodes} | by_id
-        times = {node.id: parse_time(tree.time) for node in tree.nodes} | times
+        own, time = [node for node in tree.nodes if node.id not in by_id], parse_time(tree.time)
+        nodes += own
+        by_id |= {node.id: node for node in own}
+        times |= {node.id: time for node in own}
     for record, message_id, fields in ((one, *rated) for _, one in reversed(records) for rated in one.ratings.items()):
         note = by_id[message_id].last_note if message_id in by_id else None
         rated, written = parse_time(record.time), times.get(message_id)
