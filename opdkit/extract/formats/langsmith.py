@@ -111,10 +111,7 @@ def openai_message(item: Any) -> JSON:
     if "role" in fields:
         return fields
     kind = name.lower() if isinstance(name, str) else ""
-    message = {
-        "role": fields.get("role") if kind == "chat" else _ROLES.get(kind, kind),
-        "content": fields.get("content"),
-    }
+    message = {"role": _ROLES.get(kind, kind), "content": fields.get("content")}
     calls = as_list(fields.get("tool_calls")) + as_list(fields.get("invalid_tool_calls"))
     if calls:
         message["tool_calls"] = calls
