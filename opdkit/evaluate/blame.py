@@ -82,9 +82,10 @@ def find_worse_prompts(replies: pa.Table, domain: str | None = None) -> tuple[li
             passing = [row for row in rows["before"] if row["passed"]]
             failing = [row for row in rows["after"] if not row["passed"]]
             prompts.append(WorsePrompt(prompt_id, name, before - after, passing, failing))
-    domains: list[JSON] = [{"domain": name, "prompts": len(pairs)} | dict(zip(("before", "after"), means, strict=True))
-                           for name, pairs in shares.items()
-                           for means in [np.mean(pairs, 0).tolist()]]  # fmt: skip
+    domains: list[JSON] = []
+    for name, pairs in shares.items():
+        before, after = np.mean(pairs, 0).tolist()
+        domains.append({"domain": name, "prompts": len(pairs), "before": before, "after": after})
     worse = {row["domain"] for row in domains if row["after"] < row["before"]}
     return domains, [prompt for prompt in prompts if prompt.domain in worse]
 
