@@ -15,7 +15,6 @@ with the same `session` (a text) count as one where chance is estimated: they ar
 a row are ignored.
 """
 
-import json
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -28,6 +27,8 @@ from opdkit.chat.messages import message, read_messages, read_tools
 from opdkit.config.fields import JSON, PythonFunction, did_you_mean
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.key_words import fold_text, key_words
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import Line
 from opdkit.store.digests import file_digest
 from opdkit.store.plans import manifest
 
@@ -167,10 +168,10 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
         if not line.strip():
             continue
         try:
-            prompt = _prompt(json.loads(line), number, check)
+            prompt = _prompt(parse(Line(str(path), number, f"{line}\n".encode())), number, check)
             if prompt.id in prompts:
                 raise ValueError(f"the id {prompt.id!r} appears twice")
-        except (ValueError, RecursionError, Unreadable) as error:  # JSONDecodeError is a ValueError
+        except (ValueError, Unreadable) as error:
             detail = f"{error.reason}: {error.detail}" if isinstance(error, Unreadable) else str(error)
             raise ConfigError(f"--prompts {path}, line {number}: {detail}") from error
         prompts[prompt.id] = prompt
@@ -179,11 +180,9 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
     return list(prompts.values())[:limit]
 
 
-def _prompt(row: Any, line: int, function: PythonFunction | None) -> HeldOutPrompt:
+def _prompt(row: JSON, line: int, function: PythonFunction | None) -> HeldOutPrompt:
     """Return one row as a prompt. Raises ValueError or Unreadable."""
-    if not isinstance(row, dict):
-        raise ValueError(f"not a JSON object, but a {type(row).__name__}")
-    row = {"id": f"line-{line}", "domain": "prompts"} | row
+    row = JSON(id=f"line-{line}", domain="prompts") | row
     for name in ("id", "domain", "session"):
         if name in row and not (isinstance(row[name], str) and row[name]):
             raise ValueError(f"{name!r} must be a text that is not empty")

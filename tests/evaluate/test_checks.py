@@ -107,6 +107,12 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, row, message) -> None:
     assert "prompts.jsonl, line 2: " in str(error.value)
 
 
+def test_half_of_an_emoji_becomes_the_replacement_character(tmp_path) -> None:
+    """As in logs: programs cut texts in the middle of one, and no tokenizer takes that."""
+    (prompt,) = read_prompts(prompts_file(tmp_path, json.dumps(GOOD).replace(GOOD["prompt"], r"hi \ud83d")))
+    assert prompt.messages[0]["content"] == "hi \ufffd"
+
+
 def test_the_rows_of_the_guide_are_rows(tmp_path) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     path = tmp_path / "prompts.jsonl"
