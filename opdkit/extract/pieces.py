@@ -1,20 +1,17 @@
 """Pieces of growing logs that make up the news of a night: read from their files, and written as one log."""
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-import orjson
 from xxhash import xxh3_128_digest
 
-from opdkit.chat.conversation import Unreadable
 from opdkit.console import counted, warn
-from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.files import lines
+from opdkit.extract.inputs.index import unfold_line
 
 _BUFFER = 1 << 16  # bytes
 
@@ -60,10 +57,5 @@ def write_pieces(pieces: Sequence[Piece], path: Path, reader: Callable[[str], Re
 
 def split_records(reader: Reader, line: Line) -> list[bytes]:
     """Return the records on a line as JSON: mostly one, the line itself."""
-    if reader.unfold is not None:
-        with contextlib.suppress(Unreadable, orjson.JSONEncodeError):
-            whole = parse(line)
-            records = reader.unfold(whole)
-            if len(records) != 1 or records[0] is not whole:
-                return [orjson.dumps(record) + b"\n" for record in records]
-    return [line.data]
+    records = [line] if reader.unfold is None else unfold_line(line, reader.unfold)
+    return [line.data] if any(record.problem for record in records) else [record.data for record in records]

@@ -155,7 +155,7 @@ def copy_lines(
     offset = 0
     with path.open("wb") as out:
         for _, line in numbered:
-            for record in [line] if unfold is None or line.problem is not None else _unfold(line, unfold):
+            for record in [line] if unfold is None or line.problem is not None else unfold_line(line, unfold):
                 data = record.data
                 if record.problem is not None:
                     note = [record.problem.reason, record.problem.detail, data.decode("utf-8", "replace")]
@@ -166,7 +166,7 @@ def copy_lines(
                 offset += len(data)
 
 
-def _unfold(line: Line, unfold: Callable[[JSON], list[JSON]]) -> list[Line]:
+def unfold_line(line: Line, unfold: Callable[[JSON], list[JSON]]) -> list[Line]:
     """Return one line per record that `line` holds; where that cannot be read, the line with its problem."""
     try:
         whole = parse(line)
