@@ -14,9 +14,9 @@ import orjson
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, content_text, dump, first_text, message
-from opdkit.extract.formats.claude_code import ABORTED
 from opdkit.extract.formats.spans import without_empty
 from opdkit.extract.formats.trees import Node, Tree, read_parent, tree_reader
+from opdkit.store.skip_reasons import ABORTED
 
 _RATINGS = {"thumbs_up": 1, "thumbsUp": 1, "thumbs_down": -1, "thumbsDown": -1}
 _LEFT_OUT = ("mapping", "current_node", "moderation_results", "safe_urls", "blocked_urls")

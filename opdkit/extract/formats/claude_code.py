@@ -25,9 +25,9 @@ from opdkit.chat.messages import as_list, first_text, read_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import join_reply, mark_gaps
+from opdkit.store.skip_reasons import ABORTED
 
 SYNTHETIC = "synthetic"  # a reply that no model wrote
-ABORTED = "aborted"
 CLIENT_ONLY = "no reaction but the client's"
 REPEATED = "repeated event"
 _MESSAGES = ("user", "assistant")

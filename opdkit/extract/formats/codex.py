@@ -26,8 +26,8 @@ from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import GAP, join_reply
 from opdkit.extract.formats.trees import Node, read_branches
+from opdkit.store.skip_reasons import ABORTED
 
-ABORTED = "aborted"
 _KINDS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _OF_CLIENT = ("<turn_aborted>", "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<skill>",
               "<subagent_notification>", "<permissions instructions>")  # fmt: skip

@@ -14,6 +14,7 @@ from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.sessions import split_blocks
 from opdkit.extract.formats.trees import Node, Tree, object_at, tree_reader
 from opdkit.extract.mapping import value_at
+from opdkit.store.skip_reasons import ABORTED
 
 _KEYS = ("messages", "messagesTree")
 _NO_PARENT = "00000000-0000-0000-0000-000000000000"
@@ -82,7 +83,7 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
     note, feedback = node.last_note, item.get("feedback")
     if note is not None:
         note.finish_reason = first_text(item.get("finish_reason"))
-        note.skip_reason = "error" if item.get("error") else "aborted" if item.get("unfinished") else note.skip_reason
+        note.skip_reason = "error" if item.get("error") else ABORTED if item.get("unfinished") else note.skip_reason
         if isinstance(feedback, dict):
             tag = feedback.get("tag")
             add_feedback(note, [{"score": feedback.get("rating"), "comment": feedback.get("text"),

@@ -18,9 +18,9 @@ import orjson
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, content_text, first_text, message, read_messages
-from opdkit.extract.formats.claude_code import ABORTED
 from opdkit.extract.formats.spans import without_empty
 from opdkit.extract.formats.trees import EDITED, Node, Tree, object_at, read_parent, tree_reader
+from opdkit.store.skip_reasons import ABORTED
 
 _OF_CHAT = ("models", "params", "tags")
 _RATINGS = {1: 1, -1: -1, 0: 0, "1": 1, "-1": -1, "0": 0}

@@ -16,9 +16,10 @@ from opdkit.chat.messages import NOT_ONLY_TEXT, content_text, first_text, has_pl
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import mark_gaps
+from opdkit.store.skip_reasons import ABORTED
 
 _HEADER_ONLY = frozenset(("type", "modelId"))
-_STOPPED = {"aborted": "aborted", "error": "error"}  # stop reason -> skip reason
+_STOPPED = {"aborted": ABORTED, "error": "error"}  # stop reason -> skip reason
 _SUMMARIES = ("branchSummary", "compactionSummary")
 _EXTENSIONS = ("custom", "hookMessage")
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", *_SUMMARIES, *_EXTENSIONS)

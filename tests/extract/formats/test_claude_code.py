@@ -8,9 +8,10 @@ import pytest
 from small_logs import jsonl, run, tables, turn_rows
 
 from opdkit.chat.conversation import Conversation
-from opdkit.extract.formats.claude_code import ABORTED, CLIENT_ONLY, REPEATED, SYNTHETIC, read, recognises
+from opdkit.extract.formats.claude_code import CLIENT_ONLY, REPEATED, SYNTHETIC, read, recognises
 from opdkit.extract.formats.reader import Line, Rejected
 from opdkit.extract.formats.sessions import GAP
+from opdkit.store.skip_reasons import ABORTED
 
 
 def event(kind: str, ident: str, parent: str | None, message: dict | None = None, **more) -> dict:
