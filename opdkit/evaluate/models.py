@@ -19,14 +19,14 @@ from opdkit.model.load import (
     load_tokenizer,
 )
 from opdkit.store.plans import manifest, stage_dir
-from opdkit.store.reading import part_path
+from opdkit.store.reading import is_written
 from opdkit.store.template_args import template_args_of
 
 
 def model_names(config: EvalConfig) -> dict[str, str]:
     """Return the paths or names of both models. Raises OpdkitError without --trained and a finished training."""
     trained = config.trained or str(stage_dir(config.run, "train") / "model")
-    if not config.trained and not part_path(config.run, "metrics", 0).exists():
+    if not config.trained and not is_written(config.run, "metrics", 0):
         raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {quote(config.run)} ...` first, "
                           "or pass --model and --trained")  # fmt: skip
     return {"before": config.model or manifest(config.run, "train")["plan"]["config"]["model"], "after": trained}

@@ -7,7 +7,7 @@ import numpy as np
 from opdkit.config.fields import JSON
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.scores import METRICS as SCORED
-from opdkit.store.reading import is_written, part_path, read_part
+from opdkit.store.reading import is_written, read_part
 from opdkit.store.tables import METRICS
 from opdkit.train.best_state import find_best
 
@@ -19,7 +19,7 @@ _NO_CURVES = ("turn_ids", "step", "epoch")
 
 def training(run: Path) -> JSON | None:
     """Return the metrics of each step and the validations, column by column; None if no training has finished."""
-    if not part_path(run, "metrics", 0).exists():
+    if not is_written(run, "metrics", 0):
         return None
     rows = read_part(run, "metrics", 0)
     stride = -(-len(rows) // POINTS) if rows else 1

@@ -12,7 +12,7 @@ from opdkit.console import counted
 from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import command_of, find_upstream_change, manifest
-from opdkit.store.reading import has_stage, part_path, read_arrow, summary_of
+from opdkit.store.reading import has_stage, is_written, read_arrow, summary_of
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
 TERMS = ("reward", "teacher", "support", "divergence")
@@ -99,7 +99,7 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
         levels.append(_level("train", "trained replies", "replies", counters.rows_out, counters.dropped + unseen))
         if written := counters.total("written by the teacher"):
             levels.append(_level("train", "written by the teacher", "replies", written, part_of="trained replies"))
-        if part_path(run, "metrics", 0).exists():
+        if is_written(run, "metrics", 0):
             steps = read_arrow(run, "metrics", 0, [f"{term}_tokens" for term in TERMS])
             for term in TERMS:  # a token counts once per epoch
                 if visits := sum(steps[f"{term}_tokens"].to_pylist()):
