@@ -73,7 +73,7 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     """Return the conclusion on the rows of the table `scores`."""
     rows = by_name(scores)
     measured = deciding_shares(scores)
-    drift = [rows[key] for key in [("kl_replies", ALL)] if key in rows]
+    drift = [rows["kl_replies", ALL]] if ("kl_replies", ALL) in rows else []
     if not measured:
         sentence = "Not known: no held-out prompt has a check that says whether a reply is right."
         return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Give the rows of --prompts a check.")
@@ -108,7 +108,7 @@ def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
     rows = by_name(scores)
     passed = next((metric for metric in PASSED if (metric, ALL) in rows), "")
     split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
-    return split or [rows[key] for key in [(passed, ALL)] if key in rows]
+    return split or ([rows[passed, ALL]] if (passed, ALL) in rows else [])
 
 
 def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str, list[str]]:

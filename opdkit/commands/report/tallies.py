@@ -75,7 +75,8 @@ class Verdicts:
         if verdict["reward_agreement"] is not None:
             self._agreement[round(verdict["reward_agreement"], 2)] += 1
         self._hint_statuses[decided["hint_status"]] += 1
-        if (hint := (said := verdict if self._voted else decided)["hint"]) is not None:
+        said = verdict if self._voted else decided
+        if (hint := said["hint"]) is not None:
             self.groups.add(turn, said)
             self._lengths[min(len(hint) // self.WIDTH, self.LAST)] += 1
 

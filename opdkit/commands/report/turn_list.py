@@ -78,15 +78,15 @@ def columns(
     table["typical"] = [typical.get(line.turn_id) for line in ordered]
     grouped = [line.hint for line in ordered] if reviewing else hints
     table["asks"] = [None if hint is None else groups.get(hint) for hint in grouped]
-    says = {hint: place for _, hints in groupby(groups, groups.get) for place, hint in enumerate(hints, 1)}
+    says = {hint: place for _, alike in groupby(groups, groups.get) for place, hint in enumerate(alike, 1)}
     table["says"] = [None if hint is None else says.get(hint) for hint in grouped]
     if reviewing:
         order = order_of_draw(line.turn_id for line in ordered if line.hint_status is not None)
         places = {turn_id: place for place, turn_id in enumerate(order)}
         table["drawn"] = [places.get(line.turn_id) for line in ordered]
-    columns = (("agreement", "reward_agreement", 2), ("strength", "strength", 3), ("total", "advantage", 2),
+    numeric = (("agreement", "reward_agreement", 2), ("strength", "strength", 3), ("total", "advantage", 2),
                ("certainty", "certainty", 3))  # fmt: skip
-    for key, name, digits in columns:
+    for key, name, digits in numeric:
         numbers = [getattr(line, name) for line in ordered]
         table[key] = [None if number is None else round(number, digits) for number in numbers]
     for key, name in (("asked", "request"), ("reply", "reply"), ("answer", "next_state"), ("hint", "hint")):
