@@ -10,12 +10,11 @@ role tool; thinking becomes the reply's reasoning; images and documents leave a 
 
 from opdkit.chat.conversation import JSON, Conversation, Note
 from opdkit.chat.messages import first_text, message_key, read_messages, read_tools, require_messages
-from opdkit.extract.formats.openai import holder_of_choices, reply_of_choices
+from opdkit.extract.formats.openai import RESPONSES, holder_of_choices, reply_of_choices
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
 _ENVELOPES = ("request", "body", "params")
-_REPLIES = ("response", "output", "result")
 _OWN_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "document")
 _OF_REQUEST = frozenset(("model", "system", "messages", "tools"))
 _OF_RESPONSE = frozenset(("role", "content", "type", "stop_reason"))
@@ -50,7 +49,7 @@ def _split_call(record: JSON) -> tuple[JSON, JSON, frozenset[str]]:
     if "messages" not in record:
         envelopes = (record.get(key) for key in _ENVELOPES)
         request = next((e for e in envelopes if isinstance(e, dict) and "messages" in e), record)
-    for key in _REPLIES:
+    for key in RESPONSES:
         response = record.get(key)
         for envelope in ("message", "body"):
             response = response.get(envelope, response) if isinstance(response, dict) else None

@@ -8,7 +8,7 @@ from opdkit.extract.mapping import value_at
 
 KEYS = ("messages", "traj", "history", "conversation", "conversations")
 _OWN_COLUMNS = frozenset(("model", "system", "tools", "functions", "choices"))
-_RESPONSES = ("response", "output", "result")  # fields that may hold the response of an API
+RESPONSES = ("response", "output", "result")  # fields that may hold the response of an API
 
 
 def recognises(record: JSON) -> bool:
@@ -40,7 +40,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
 
 def holder_of_choices(record: JSON) -> str | None:
     """Return the field with the response whose choices hold the reply; None where the record has them, or none."""
-    fields = (name for name in _RESPONSES if value_at(record, (name, "choices", 0)))
+    fields = (name for name in RESPONSES if value_at(record, (name, "choices", 0)))
     return None if "choices" in record else next(fields, None)
 
 

@@ -116,7 +116,7 @@ def _read_records(
         nodes += own
         by_id |= {node.id: node for node in own}
         times |= {node.id: time for node in own}
-    for record, message_id, fields in ((one, *rated) for _, one in reversed(records) for rated in one.ratings.items()):
+    for record, message_id, fields in ((one, *item) for _, one in reversed(records) for item in one.ratings.items()):
         note = by_id[message_id].last_note if message_id in by_id else None
         rated, written = parse_time(record.time), times.get(message_id)
         if note is None:
