@@ -39,10 +39,11 @@ from opdkit.train.student import autocast
 from opdkit.train.validation_turns import CHECKS, COST
 
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
-CAP = 10.0  # nats that a reply counts, at most: else one outlier of few decides the mean
-LONG = 20  # tokens: a longer reply counts as so many of them, or the longest replies decide the mean
+CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else one outlier of few decides the mean
 CHANGED = 1.0  # nats per reply: a larger KL on an uncriticised prompt is compared again with hints of other turns
 FIRST_HINTS = 3  # that such a reply is read again with; where they do not explain it, with the others as well
+LOST = 0.4  # of the cap (CAP, CAP_PER_TOKEN): a reply to an uncriticised prompt is lost where its KL is above
+FEW = 5  # of so many prompts without a complaint, a single one that is lost counts as chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,24 +97,37 @@ class Validation:
         with _evaluating(student) as model, autocast(self.config):
             if self.sharded is None:
                 own = prompts[accelerator.process_index :: accelerator.num_processes]
-                results, tokens = self._answer(model, own)
+                results, tokens = self._answer_twice(model, own)
             else:  # all processes run the same forwards, so each measures all prompts
-                results, tokens = self.sharded.run(partial(self._answer, model, prompts))
+                results, tokens = self.sharded.run(partial(self._answer_twice, model, prompts))
                 release_weights(self.sharded)
                 if not accelerator.is_main_process:
                     results, tokens = [], 0
         row = _row(gather_object(results), sum(gather_object([tokens])), step)
-        self.rows.append(row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0})
+        self.rows.append(row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0})
         return self.rows[-1]
 
-    def _answer(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
+    def _answer_twice(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
+        """Return the results and tokens of `_answer`. A reply can be lost by chance: where one is, a second decides."""
+        results, tokens = self._answer(student, prompts, 0)
+        lost = [p for p in prompts if not p.hinted and results.get(p, {}).get("lost")]
+        again, more = self._answer(student, lost, 1)
+        for prompt in lost:
+            results[prompt]["lost"] = again.get(prompt, {}).get("lost", True)
+        return list(results.values()), tokens + more
+
+    def _answer(
+        self, student: Any, prompts: Sequence[ValidationPrompt], draw: int
+    ) -> tuple[dict[ValidationPrompt, JSON], int]:
         """Return the result of a reply to each prompt, and the tokens that all models read and wrote for them.
 
-        A reply that does not fit into memory counts as one that no other model would write: else a student would seem
-        the better, the less of it can be measured.
+        `draw` numbers the replies to a prompt. A reply that does not fit into memory counts as one that is lost: else
+        a student would seem the better, the less of it can be measured.
         """
+        if not prompts:
+            return {}, 0
         size = self.config.micro_batch_tokens
-        streams = [[random_stream(self.config.seed, "validation", p.turn_id)] for p in prompts]
+        streams = [[random_stream(self.config.seed, "validation", p.turn_id, draw)] for p in prompts]
         requests = [Request(p.prompt_ids, own) for p, own in zip(prompts, streams, strict=True)]
         samples = sample(student, requests, temperature=1.0, max_new_tokens=self.max_new_tokens,
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
@@ -127,38 +141,41 @@ class Validation:
             read += more
             for (i, _), kl in zip(again, explained, strict=True):
                 kls[i] = min(kls[i], kl)
-        results = [{
+        results = {prompt: {
             "turn_id": prompt.turn_id,
             "hinted": prompt.hinted,
-            "kl": kl,
+            "kl": min(kl, _cap(reply)),
+            "lost": kl > LOST * _cap(reply),
             "ended": reply.finish_reason == "stop",
             "looped": ends_in_loop(np.array(reply.ids, np.int32)),
             "broke_call": has_broken_call(self.chat.text(reply.ids)),
-        } for (prompt, reply), kl in zip(answered, kls, strict=True)]  # fmt: skip
-        unmeasured = {"kl": CAP, "ended": False, "looped": False, "broke_call": False}
-        results += [{"turn_id": p.turn_id, "hinted": p.hinted} | unmeasured
-                    for p, (reply,) in zip(prompts, samples, strict=True) if not reply.ids]  # fmt: skip
+        } for (prompt, reply), kl in zip(answered, kls, strict=True)}  # fmt: skip
+        unmeasured = {"kl": CAP, "lost": True, "ended": False, "looped": False, "broke_call": False}
+        results |= {p: {"turn_id": p.turn_id, "hinted": p.hinted} | unmeasured for p in prompts if p not in results}
         return results, tokens + read
 
     def _compare(self, replies: Sequence[tuple[Any, list[int], Sample]]) -> tuple[list[float], int]:
         """Return KL(student || another model, after another prompt) of replies, and the tokens that were read.
 
         `replies`: (model, prompt, reply). The KL is over the student's TOP most likely tokens at each position and the
-        rest (nats per reply; of a longer one than LONG tokens, for LONG of them). It is at most CAP, also where it is
-        not finite, or does not fit into memory.
+        rest (nats per reply). One that is not finite is infinite, and so is one that does not fit into memory.
         """
-        kls, tokens = [CAP] * len(replies), 0
+        kls, tokens = [math.inf] * len(replies), 0
         for model in {id(model): model for model, _, _ in replies}.values():
             own = [i for i, (other, _, _) in enumerate(replies) if other is model]
             queries = [LogprobQuery((PromptResponse(prompt, reply.ids),), torch.tensor(reply.top_ids))
                        for _, prompt, reply in (replies[i] for i in own)]  # fmt: skip
             answers, read = logprobs_in_trees(model, queries, self.config.micro_batch_tokens, "validation")
             for k, answer in answers.items():
-                reply = replies[own[k]][2]
-                kl = float(divergence(torch.tensor(reply.top), answer.at, 1.0).sum())
-                kls[own[k]] = min(CAP, kl * min(1.0, LONG / len(reply.ids))) if math.isfinite(kl) else CAP
+                kl = float(divergence(torch.tensor(replies[own[k]][2].top), answer.at, 1.0).sum())
+                kls[own[k]] = kl if math.isfinite(kl) else math.inf
             tokens += read
         return kls, tokens
+
+
+def _cap(reply: Sample) -> float:
+    """Return the most nats that a reply counts."""
+    return max(CAP, CAP_PER_TOKEN * len(reply.ids))
 
 
 def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
@@ -169,9 +186,12 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
         return sum(values) / len(values) if values else None
 
     hint_kl, kept_kl = mean("kl", hinted=True), mean("kl", hinted=False)
+    lost = [bool(r["lost"]) for r in results if not r["hinted"]]
+    is_chance = sum(lost) == 1 and len(lost) >= FEW
+    forgotten = 0.0 if is_chance else mean("lost", hinted=False)
     hint_kls = [{"turn_id": r["turn_id"], "kl": r["kl"]} for r in results if r["hinted"]]
     return {"step": step, "replies": len(results), "hint_kl": hint_kl, "hint_kls": hint_kls, "kept_kl": kept_kl,
-            "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"),
+            "forgotten": forgotten, "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"),
             "looped": mean("looped"), "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
 
 

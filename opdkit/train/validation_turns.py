@@ -12,7 +12,7 @@ from opdkit.train.targets import Turn
 T = TypeVar("T")
 
 # Share of the training's tokens that validation may read and write. Not counted: the tokens of the hints themselves,
-# and changed replies that are read again after other hints.
+# second replies, and changed replies that are read again after other hints.
 COST = 0.07
 CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
 # Shares and counts, beside the limit of --validate.
@@ -20,9 +20,6 @@ MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at mos
 MOST_KEPT_OUT = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most
 MOST_UNCRITICISED = 0.25  # of the turns in sessions without a complaint, at most
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
-# More of the prompts have no hint: what a training loses is in few of the replies, what it learns in most of them.
-WANTED_UNHINTED = 6  # also where the tokens do not pay for so many
-UNHINTED_PER_HINTED = 2  # where they pay for more
 HINTS = 8  # of the log: a reply that one of them explains is a wanted change
 OVERSAMPLE = 8  # candidates drawn per item that is wanted; of these the most different are taken
 
@@ -33,8 +30,6 @@ class Pool:
 
     turns: Sequence[Turn]
     hinted: bool
-    fewest: int  # that are wanted, whatever they cost
-    per_hinted: int  # that are wanted for each turn with a hint
     max_turns: int  # that may be chosen
     max_session_turns: float  # that all sessions may have which are kept out of training, once they are chosen
     oversampled: int = 0  # of so many drawn turns, the most different come first
@@ -46,14 +41,14 @@ class Pool:
 
 
 def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[Turn]:
-    """Return the turns whose prompts the student is validated on: at most `max_prompts` with a hint, and without one.
+    """Return the turns whose prompts the student is validated on: at most `max_prompts` with a hint, as many without.
 
     They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
     at most MOST_KEPT_OUT of all turns, and their hints of all hints: a session that is too large for that is passed
     over. Turns without a hint are varied, and from sessions without a complaint, where there are enough: elsewhere the
     hints are likely to ask for a change of replies that nobody complained about, too. A kind with too few turns is left
     out, and the list is empty where that is the kind with hints. It is short enough that CHECKS measurements cost at
-    most COST of the training's tokens, but has at least the `fewest` turns of each kind, where there are so many.
+    most COST of the training's tokens, but has at least FEWEST turns of each kind.
     """
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
@@ -61,8 +56,8 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
     pools = make_pools(turns, logged, max_prompts)
     tokens = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5)
     chosen: list[Turn] = []
-    for n, pool in enumerate(pools):  # the second takes what the first leaves
-        affordable = pool.per_hinted * tokens / sum(each.per_hinted * each.mean_cost for each in pools[n:])
+    for n, pool in enumerate(pools):  # as many of both kinds; the second takes what the first leaves
+        affordable = tokens / sum(each.mean_cost for each in pools[n:])  # turns of each kind
         taken = take_turns(pool, affordable, chosen, session_turns, session_hints)
         if len(taken) >= FEWEST:
             tokens -= sum(map(validation_cost, taken))
@@ -92,9 +87,8 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
         with_hints = {conversation_id(turn.session_id) for turn in hinted}
         session_turns = sum(conversation_id(turn.session_id) in with_hints for turn in logged)
         unhinted_session_turns -= min(max_hinted * session_turns / max(1, len(hinted)), hinted_session_turns / 2)
-    pools = (Pool(unhinted, False, WANTED_UNHINTED, UNHINTED_PER_HINTED, max_unhinted, unhinted_session_turns,
-                  oversampled=OVERSAMPLE * max_prompts),
-             Pool(hinted, True, FEWEST, 1, max_hinted, hinted_session_turns))  # fmt: skip
+    pools = (Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
+             Pool(hinted, True, max_hinted, hinted_session_turns))  # fmt: skip
     return [pool for pool in pools if pool.max_turns >= FEWEST]
 
 
@@ -103,9 +97,9 @@ def take_turns(
 ) -> list[Turn]:
     """Return the turns that are taken from a pool, beside those that are `chosen` from another one.
 
-    At least the `fewest` of the pool, where sessions allow it; no more than `affordable` turns of mean cost pay for.
+    At least FEWEST, where sessions allow it; no more than `affordable` turns of mean cost pay for.
     """
-    count, tokens = min(pool.max_turns, max(pool.fewest, int(affordable))), affordable * pool.mean_cost
+    count, tokens = min(pool.max_turns, max(FEWEST, int(affordable))), affordable * pool.mean_cost
     drawn = sorted(pool.turns, key=lambda turn: stable_hash(f"validation:{conversation_id(turn.session_id)}"))
     taken: list[Turn] = []
     # Varied replies show more kinds than a plain draw: any of them can be forgotten, not only the frequent ones.
@@ -115,7 +109,7 @@ def take_turns(
         leaves_hints = sum(session_hints[name] for name in kept_out) <= MOST_KEPT_OUT * session_hints.total()
         if leaves_turns and leaves_hints:
             taken.append(turn)
-        if len(taken) == count or (len(taken) >= pool.fewest and sum(map(validation_cost, taken)) >= tokens):
+        if len(taken) == count or (len(taken) >= FEWEST and sum(map(validation_cost, taken)) >= tokens):
             break
     return taken
 

@@ -6,7 +6,6 @@ from validation_rows import validation_row as _row
 from opdkit.config.fields import JSON
 from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.train.best_state import (
-    FORGOTTEN,
     PATIENCE,
     check_better,
     find_best,
@@ -55,8 +54,8 @@ def test_a_state_that_has_forgotten_is_not_the_best() -> None:
     rows = [_row(0, 9.0, 0.0), _row(5, 3.0, 0.5), _row(10, 0.1, 2.6)]
     assert find_best(rows)["step"] == 5
     assert find_best([rows[0], rows[2]])["step"] == 0
-    assert find_best([rows[0], rows[2] | {"kept_kl": FORGOTTEN}])["step"] == 10
-    assert find_best([rows[0], rows[2] | {"kept_kl": None}])["step"] == 10, "without such prompts"
+    assert find_best([rows[0], rows[2] | {"forgotten": 0.1}])["step"] == 10
+    assert find_best([rows[0], rows[2] | {"kept_kl": None, "forgotten": None}])["step"] == 10, "without such prompts"
 
 
 def test_the_best_state_is_nearer_to_the_hints_and_may_move_elsewhere() -> None:
@@ -65,8 +64,8 @@ def test_the_best_state_is_nearer_to_the_hints_and_may_move_elsewhere() -> None:
     assert find_best(rows)["step"] == 5
     assert find_best([rows[0], rows[2]])["step"] == 0
     assert find_best([rows[0], rows[1] | {"kept_kl": 1.3, "score": 2.3}, rows[2]])["step"] == 0
-    assert find_best([rows[0], _row(5, 0.6, 1.9)])["step"] == 5, "it follows the hints, which may ask for it elsewhere"
-    assert find_best([rows[0], _row(5, 0.7, 1.9)])["step"] == 0
+    assert find_best([rows[0], _row(5, 0.6, 2.4)])["step"] == 5, "it follows the hints, which may ask for it elsewhere"
+    assert find_best([rows[0], _row(5, 0.7, 2.4)])["step"] == 0
 
 
 def test_without_hints_the_best_state_is_the_last_that_has_not_forgotten() -> None:
@@ -138,6 +137,6 @@ def test_the_error_names_the_step_that_moved_most() -> None:
 
 def test_a_state_that_only_forgets_is_no_better_either() -> None:
     """Its score can be below that before training, which no step comes before."""
-    forgot = _row(4, 0.5, FORGOTTEN + 0.1)
+    forgot = _row(4, 0.5, 1.4) | {"forgotten": 0.2}
     with pytest.raises(NothingLearnedError, match=r"lost replies that nobody complained about.*log:1:1"):
         check_better([_row(0, 3.0, 0.0), forgot], [{"step": 1, "step_kl": 0.1, "shift": 0.1, "turn_ids": ["log:1:1"]}])

@@ -27,7 +27,7 @@ from opdkit.train.targets import load_prompts, load_turns
 
 OPTIONS = {"objective": "opd", "batch_turns": 6, "micro_batch_tokens": 96, "epochs": 8, "learning_rate": 2e-3,
            "kl_coef": 0.1, "device": "cpu"}  # fmt: skip
-COUNTED = ("step", "replies", "tokens_read", "ended", "looped")  # columns of `validations`
+COUNTED = ("step", "replies", "tokens_read", "ended", "looped", "forgotten")  # columns of `validations`
 pytestmark = pytest.mark.slow
 
 

@@ -13,7 +13,6 @@ from opdkit.train.validation_turns import (
     MOST_KEPT_OUT,
     MOST_SHARE,
     MOST_UNCRITICISED,
-    WANTED_UNHINTED,
     choose_hints,
     choose_turns,
     vary,
@@ -34,21 +33,6 @@ def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
     assert len(of_any) == int(MOST_SHARE * 49)
     assert not {t.turn_id for t in of_any} <= {t.turn_id for t in calm}
     assert 9 * MOST_UNCRITICISED < FEWEST < 40 * MOST_UNCRITICISED
-
-
-@pytest.mark.parametrize(
-    ("of_kind", "epochs", "chosen"),
-    [(100, 1, (FEWEST, WANTED_UNHINTED)), (800, 1, (7, 12)), (800, 70, (32, 32))],
-)
-def test_more_prompts_are_without_a_hint_than_with_one(of_kind: int, epochs: int, chosen: tuple[int, int]) -> None:
-    """Worked: an epoch of 1,600 turns reads 9,600 tokens. 7% of them pay for 3.5 measurements of 192 tokens.
-
-    A prompt costs 10: that is 12 prompts without a hint, twice as many as 6 with one, and another from what is left.
-    """
-    turns = [toy_turn(f"log:{n}:1", reward=1) for n in range(of_kind)]
-    turns += [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(of_kind, 2 * of_kind)]
-    hinted = [t.teacher_logprobs is not None for t in choose_turns(turns, 32, epochs)]
-    assert (hinted.count(True), hinted.count(False)) == chosen
 
 
 def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -> None:

@@ -222,7 +222,7 @@ VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("metrics", ("learning_rate", "seconds", "tokens_read"), "is negative", lambda number: number < 0),
     ("validations", _SCORES, "is not finite", lambda number: not math.isfinite(number)),
     ("validations", ("hint_kl", "kept_kl", "replies", "tokens_read"), "is negative", lambda n: n < -_ROUNDING),
-    ("validations", ("ended", "looped", "broke_call"), "is not in [0, 1]", lambda n: not 0 <= n <= 1),
+    ("validations", ("forgotten", "ended", "looped", "broke_call"), "is not in [0, 1]", lambda n: not 0 <= n <= 1),
     ("replies", ("model",), "is neither before nor after", lambda model: model not in ("before", "after")),
     ("replies", ("sample",), "is negative", lambda sample: sample < 0),
     ("replies", ("finish_reason",), "is neither stop nor length", lambda reason: reason not in ("stop", "length")),

@@ -23,7 +23,7 @@ from . import Built, built_in
 from .measure import measure_model, measure_replies
 
 EPOCHS = 2  # of all objectives but the default one, and of paths
-VALIDATED = ("step", "score", "hint_kl", "kept_kl", "tokens_read")  # columns of `validations` in a cell
+VALIDATED = ("step", "score", "hint_kl", "kept_kl", "forgotten", "tokens_read")  # columns of `validations` in a cell
 # Shares of a path after which the student is measured: most of them early, where a rate that is too high breaks it.
 MARKS = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0)
 MOVED = 1 / 6  # share of a path before which the student has hardly moved
