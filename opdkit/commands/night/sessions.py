@@ -178,11 +178,9 @@ def write_run(home: Home, night: Night, chosen: ChosenSessions, extract: Extract
 
 def count_trained(night: Night, chosen: ChosenSessions, holdout: float) -> tuple[int, int]:
     """Return how many turns of the run that `write_run` wrote train: those to learn from, and replayed ones."""
-    learns, counts = set(night.record["learns"]), Counter[bool]()
-    for row in read_all(night.folder, "turns", ["session_id", "trainable"]):
-        name = row["session_id"]
-        if row["trainable"] and not is_held_out(name, holdout):
-            counts[chosen.sessions[name][0].night in learns] += 1
+    rows, learns = read_all(night.folder, "turns", ["session_id", "trainable"]), set(night.record["learns"])
+    names = (row["session_id"] for row in rows if row["trainable"] and not is_held_out(row["session_id"], holdout))
+    counts = Counter(chosen.sessions[name][0].night in learns for name in names)
     return counts[True], counts[False]
 
 
