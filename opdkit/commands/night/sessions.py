@@ -176,11 +176,11 @@ def write_run(home: Home, night: Night, chosen: ChosenSessions, extract: Extract
                 out.counters.rows_in = len(out.arrow(tables[0]))
 
 
-def count_trained(night: Night, chosen: ChosenSessions, holdout: float) -> tuple[int, int]:
+def count_trained(night: Night, chosen: ChosenSessions) -> tuple[int, int]:
     """Return how many turns of the run that `write_run` wrote train: those to learn from, and replayed ones."""
     rows, learns = read_all(night.folder, "turns", ["session_id", "trainable"]), set(night.record["learns"])
-    names = (row["session_id"] for row in rows if row["trainable"] and not is_held_out(row["session_id"], holdout))
-    counts = Counter(chosen.sessions[name][0].night in learns for name in names)
+    versions = (chosen.sessions[row["session_id"]][0] for row in rows if row["trainable"])
+    counts = Counter(version.night in learns for version in versions if not version.is_held_out)
     return counts[True], counts[False]
 
 

@@ -151,7 +151,7 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
     turned = sorted({change.hint for change in chosen.new_changes if change.hint and not change.is_back} - known)
     changes = [change.to_json() for change in chosen.changes]
     facts = {"kept_out": chosen.kept_out, "turned": turned, "changes": changes}
-    new, replayed = count_trained(night, chosen, config.holdout)
+    new, replayed = count_trained(night, chosen)
     say(f"{counted(new, 'judged turn')} to learn from, {replayed:,} of earlier nights, "
         f"{counted(chosen.kept_out, 'session')} kept out to decide with")  # fmt: skip
     for hint in turned:

@@ -51,9 +51,8 @@ def write(home: Home, number: int, **changed: object) -> Path:
 
 
 def count(home: Home, number: int, **changed: object) -> tuple[int, int]:
-    config = options(home, **changed)
     night = home.night(number)
-    return count_trained(night, choose_sessions(home, night, config, seed=0), config.holdout)
+    return count_trained(night, choose_sessions(home, night, options(home, **changed), seed=0))
 
 
 def test_a_night_learns_what_is_new_and_replays_its_share(home: Home) -> None:

@@ -278,3 +278,4 @@ def test_a_message_that_cannot_be_read_costs_its_branch_and_no_more(tmp_path: Pa
 def test_wrong_types_never_crash(path: str, value: object, tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text(json.dumps([PLAIN, hostile(**{f"b5__{path}": value})]))
     run(tmp_path / "run", tmp_path / "log.json")
+    assert "log:c2" in {s["session_id"] for s in tables(tmp_path / "run")["sessions"]}, "that beside it stays"

@@ -281,6 +281,7 @@ def test_damaged_trees_are_set_aside_and_counted(record: dict, reasons: dict[str
 def test_wrong_types_never_crash(field: str, value: object, tmp_path: Path) -> None:
     records = hostile(**{f"a5__{field}": value, f"u9__{field}": value}), feedback("a1", {}, {"chat": value}, 1, "c3")
     run(tmp_path / "run", write(tmp_path / "log.json", ARENA, PLAIN, *records, records[-1] | {"data": value}))
+    assert {"log:c2", "log:c4"} <= {s["session_id"] for s in tables(tmp_path / "run")["sessions"]}, "those beside it"
 
 
 def test_a_message_without_a_role_costs_its_branch_and_no_more(tmp_path: Path) -> None:
