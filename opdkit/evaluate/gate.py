@@ -147,9 +147,10 @@ def conclude_gate(
     )
     failed = ", ".join(CHECKS[row["check"]] for row in checks if row["worse"])
     others = f"failed, but allowed: {failed}" if failed else "no other check failed"
-    found = "no loss, however large" if blind["finds"] is None else f"a loss of {blind['finds']:.3f} or more"
-    sentence = (f"Ship: no domain is worse; {others}. Least is known of {blind['domain']}: its "
-                f"{counted(blind['prompts'], 'prompt')} would show {found}.")  # fmt: skip
+    prompts = counted(blind["prompts"], "prompt")
+    found = (f"{prompts} with a verdict, too few to find any loss" if blind["finds"] is None else
+             f"its {prompts} would show a loss of {blind['finds']:.3f} or more")  # fmt: skip
+    sentence = f"Ship: no domain is worse; {others}. Least is known of {blind['domain']}: {found}."
     return Decision(True, sentence, reasons, domains, checks, comparisons)
 
 

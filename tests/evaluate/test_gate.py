@@ -185,7 +185,7 @@ def test_too_few_prompts_are_said_and_stop_where_no_loss_may_go_unseen() -> None
     rows = answer("a", 0, 0, 200) + answer("few", 2, 0, 2)
     decision = decide_on(rows)
     assert decision.ship
-    assert "few: its 4 prompts would show no loss" in decision.sentence
+    assert "few: 4 prompts with a verdict, too few" in decision.sentence
     assert find(decision, "few")["worse"] is None
     strict = decide_on(rows, max_loss=0.15)
     assert [reason.split(",")[0] for reason in strict.reasons] == ["in few"]
