@@ -159,8 +159,7 @@ def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
             if text is not None:
                 session.add(message("system", text), None)
         return
-    kind = record.get("type") if isinstance(record, dict) else None
-    payload = record.get("payload") if kind in _KINDS else record
+    kind, payload = (record.get("type"), record.get("payload", record)) if isinstance(record, dict) else (None, record)
     if not isinstance(payload, dict):
         raise Unreadable("item of unknown shape", f"it is a {type(payload).__name__}")
     event = payload.get("type") if kind == "event_msg" else None
@@ -178,7 +177,9 @@ def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
             removed = session.path.pop()
             count += removed.messages[0]["role"] == "user" and not removed.machine
         session.compacted = [index for index in session.compacted if index <= len(session.path)]
-    elif kind not in ("event_msg", "session_meta") and "record_type" not in payload:
+    elif kind == "inter_agent_communication":
+        session.add(read_messages(openai_messages([payload | {"type": "agent_message"}]))[0][0], None)
+    elif (kind == "response_item" or payload is record) and "record_type" not in payload:
         messages, notes = read_messages(openai_messages([payload]))
         for index, added in enumerate(messages):
             session.add(added, notes.get(index, Note()) if added["role"] == "assistant" else None)

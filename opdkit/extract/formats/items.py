@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.chat.messages import as_list, dump
+from opdkit.chat.messages import dump
 
 # Notes of the client and the server, which are not part of the conversation.
 _NO_MESSAGE = ("ghost_snapshot", "compaction", "compaction_summary", "context_compaction", "compaction_trigger",
-               "mcp_list_tools")  # fmt: skip
+               "mcp_list_tools", "additional_tools")  # fmt: skip
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action",
           "tool_search_call": "arguments"}  # fmt: skip
 
@@ -40,13 +40,11 @@ def _openai_message(item: JSON) -> JSON:
     kind = item.get("type")
     if kind == "message" or (kind is None and "role" in item):
         return {"role": item.get("role"), "content": item.get("content")}
+    if kind == "agent_message":  # another agent said it, to this one
+        said = item.get("content") or [{"type": "encrypted_content"}]
+        return {"role": "user", "content": said, "name": item.get("author")}
     if kind == "reasoning":
-        for key in ("content", "summary"):
-            texts = [part.get("text") for part in as_list(item.get(key)) if isinstance(part, dict)]
-            if any(texts):
-                break
-        reasoning = "\n".join(text for text in texts if isinstance(text, str))
-        return {"role": "assistant", "content": None, "reasoning": reasoning}
+        return {"role": "assistant", "content": [item]}
     if not isinstance(kind, str):
         raise Unreadable("unknown item", f"an item of type {str(kind)[:100]!r}")
     call_id = item.get("call_id") or item.get("id")

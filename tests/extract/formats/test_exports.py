@@ -201,6 +201,28 @@ def test_an_interrupted_turn_and_an_unreadable_line_of_a_rollout(tmp_path):
     assert found["turns"][0]["skip_reason"] == "unreadable line beside it"
 
 
+def test_newer_lines_of_codex_that_hold_no_message_leave_no_gap(tmp_path):
+    """As of 2026, codex-rs/history writes state, token counts and messages between agents beside the items."""
+    content = [{"type": "input_text", "text": "Message Type: FINAL_ANSWER"}, {"type": "encrypted_content"}]
+    told = exports.item("response_item", type="agent_message", author="/root/a", recipient="/root", content=content)
+    between = {"author": "/root/b", "recipient": "/root", "content": "Done.", "trigger_turn": True}
+    records = exports.codex()
+    more = [exports.item("world_state", full=True, state={}), exports.item("token_usage_record"),
+            exports.item("inter_agent_communication_metadata", trigger_turn=True),
+            exports.item("response_item", type="additional_tools", role="developer", tools=[])]  # fmt: skip
+    records[6:6] = more
+    records[-1:] = [told, exports.item("inter_agent_communication", **between), *more]
+    found = read_export(tmp_path, records)
+    assert not found["rejected"]
+    assert [t["skip_reason"] for t in found["turns"]][:5] == [None] * 5
+    last = [(m["role"], m["name"], m["content"]) for m in found["sessions"][0]["messages"][-2:]]
+    encrypted = ("user", "/root/a", "Message Type: FINAL_ANSWER\n[encrypted_content]")
+    assert last == [encrypted, ("user", "/root/b", "Done.")]
+    unknown = exports.item("response_item", type="new_kind")
+    found = extract(tmp_path / "unknown", jsonl(tmp_path / "u.jsonl", *records, unknown))
+    assert [r["reason"] for r in found["rejected"]] == ["unknown item"]
+
+
 @pytest.mark.parametrize("items", [None, 5, "ab"])
 def test_one_object_whose_items_are_no_list_holds_none(tmp_path, items):
     whole, broken = exports.codex_document()[0], {"id": "s", "session": {}, "items": items}
