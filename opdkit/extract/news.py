@@ -294,7 +294,9 @@ class _Night:
                 fresh += offset >= known.read
             is_named = is_named and len({name for _, name in sessions}) == len(sessions)
             # A session that comes up again after others is read from its beginning.
-            if is_named and not (begin and any(self.has_owner(known, reader, name) for _, name in sessions[1:])):
+            query = "SELECT 1 FROM old.home WHERE format = ? AND id = ? AND name = ?"
+            later = [(reader.name, name, known.name) for _, name in sessions[1:]]
+            if is_named and not (begin and any(self.changes.execute(query, row).fetchone() for row in later)):
                 break
         if not fresh:
             return
@@ -355,11 +357,6 @@ class _Night:
         self.changes.execute("INSERT OR IGNORE INTO home SELECT ?1, ?2, ?3 WHERE NOT EXISTS "
                              "(SELECT 1 FROM old.home WHERE format = ?1 AND id = ?2)",
                              (reader.name, name, known.name))  # fmt: skip
-
-    def has_owner(self, known: KnownInput, reader: Reader, name: str) -> bool:
-        """Return True if earlier nights have read a session of this id in an input."""
-        query = "SELECT 1 FROM old.home WHERE format = ? AND id = ? AND name = ?"
-        return self.changes.execute(query, (reader.name, name, known.name)).fetchone() is not None
 
     def find_records_of_ids(self) -> None:
         """Find all records of the ids that were touched, and the turns of these that are known."""

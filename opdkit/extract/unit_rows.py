@@ -14,7 +14,7 @@ from opdkit.extract.inputs.second_pass import Unit
 from opdkit.extract.known_turns import skip_known
 from opdkit.extract.redact import Redactor, redact_session
 from opdkit.extract.turns import turns
-from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters
+from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.skip_reasons import DUPLICATE
 from opdkit.store.tables import TURNS
@@ -95,19 +95,14 @@ def write_conversation(
     out.rows("sessions", [row])
     out.rows("turns", rows)
     out.counters.count(TURN_COUNT, len(rows))
-    count_decisions(item, out.counters)
-    for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
-        out.counters.count(TRAINABLE_COUNT if skipped is None else SKIPPED, count, label=skipped or "")
-
-
-def count_decisions(conversation: Conversation, counters: Counters) -> None:
-    """Count what people decided about the replies of a conversation, by kind."""
-    for decision in filter(None, (note.decision for note in conversation.notes.values())):
+    for decision in filter(None, (note.decision for note in item.notes.values())):
         rating = f"rated {decision['rating']:+d}" if decision["rating"] is not None else None
         kinds = {rating: True, "commented": decision["comment"], "edited": decision["edited"],
                  "regenerated": decision["kept"]}  # fmt: skip
         for kind in (kind for kind, is_there in kinds.items() if kind and is_there):
-            counters.count("decisions", label=kind)
+            out.counters.count("decisions", label=kind)
+    for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
+        out.counters.count(TRAINABLE_COUNT if skipped is None else SKIPPED, count, label=skipped or "")
 
 
 def write_rejected(item: Rejected, out: PartWriter, redactor: Redactor | None) -> None:

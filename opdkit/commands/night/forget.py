@@ -83,14 +83,10 @@ def forgotten_entry(where: Sequence[str], salt: str) -> JSON:
              and not set("*?[|") & {*condition.value}]  # fmt: skip
     described: JSON = {"where": [condition.text for condition in filters if condition not in named]}
     if named:
-        digests = [[condition.field, value_digests(condition.value, salt)] for condition in named]
+        texts = ((c.field, (c.value, plain_value(parse_number(c.value)))) for c in named)  # 17 and 17.0 are the same
+        digests = [[name, [fingerprint({salt: text}) for text in own if text is not None]] for name, own in texts]
         described |= {"named": digests, "salt": salt}
     return described
-
-
-def value_digests(value: str, salt: str) -> list[str]:
-    """Return the digests of a text, and of the number that it may write: 17 and 17.0 are the same one."""
-    return [fingerprint({salt: text}) for text in (value, plain_value(parse_number(value))) if text is not None]
 
 
 def plain_value(value: Any) -> Any:

@@ -84,7 +84,9 @@ def _read_node(name: str, node: Any) -> Node:
         return result
     result.machine = hidden
     if role == "user":
-        files = [{"type": "file", "source": {"media_type": kind}} for kind in _attached_files(metadata)]
+        attached = (item.get("mimeType") for item in as_list(metadata.get("attachments")) if isinstance(item, dict))
+        # Images are parts of the message as well.
+        files = [{"type": "file", "source": {"media_type": kind}} for kind in attached if "image/" not in str(kind)]
         text = content_text([*files, text] if text else files) or ""
     if role != "assistant":
         result.messages = [message(role, text, name=first_text(author.get("name")))]
@@ -105,12 +107,6 @@ def _read_node(name: str, node: Any) -> Node:
         note.skip_reason = NOT_ONLY_TEXT
     result.notes = {0: note} if result.messages else {}
     return result
-
-
-def _attached_files(metadata: JSON) -> list[str | None]:
-    """Return the media types of what a user attached. Images are not among them: they are parts of the message."""
-    attached = [item.get("mimeType") for item in as_list(metadata.get("attachments")) if isinstance(item, dict)]
-    return [kind for kind in attached if not str(kind).startswith("image/")]
 
 
 def _read_text(content: JSON, role: str) -> tuple[str, bool]:

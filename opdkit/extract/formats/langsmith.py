@@ -36,10 +36,19 @@ def recognises(record: JSON) -> bool:
 
 
 def unfold(record: JSON) -> list[JSON]:
-    """Return the runs of a page, and those below each of them; feedback on a whole trace goes to its last call."""
+    """Return the runs of a page, and those below each of them; feedback on a whole trace goes to its last call.
+
+    Raises Unreadable.
+    """
     runs: list[JSON] = []
     for root in as_list(record.get("runs")) or [record]:
-        tree = list(_runs_below(root))
+        tree, stack = [], [root]
+        while stack:  # each run before all below it
+            run = stack.pop()
+            if not isinstance(run, dict):
+                raise Unreadable("run of unknown shape", f"it is a {type(run).__name__}")
+            stack += reversed(as_list(run.get("child_runs")))
+            tree.append(run | {"child_runs": None} if run.get("child_runs") else run)
         calls = [n for n, run in enumerate(tree) if run.get("run_type") == "llm"]
         if calls and calls[-1] > 0:
             last = tree[calls[-1]]
@@ -50,17 +59,6 @@ def unfold(record: JSON) -> list[JSON]:
             tree[calls[-1]] = last | {key: value for key, value in feedback if value}
         runs += tree
     return runs
-
-
-def _runs_below(root: Any) -> Iterator[JSON]:
-    """Yield a run and all below it, in order. Raises Unreadable."""
-    stack = [root]
-    while stack:
-        run = stack.pop()
-        if not isinstance(run, dict):
-            raise Unreadable("run of unknown shape", f"it is a {type(run).__name__}")
-        stack += reversed(as_list(run.get("child_runs")))
-        yield run | {"child_runs": None} if run.get("child_runs") else run
 
 
 def read_call(record: JSON) -> Call | LeftOut:

@@ -26,16 +26,13 @@ _THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # beside the words th
 
 def reader_of(fields: FieldMap) -> Reader:
     """Return the reader of logs whose fields are where `fields` says."""
-    reader = _reader_of_shape(fields)
-    return replace(reader, read=partial(_read_and_count, fields, reader)) if fields.rating else reader
-
-
-def _reader_of_shape(fields: FieldMap) -> Reader:
     if fields.messages is None and fields.prompt is None:
-        return Reader(NAME, "id", bool, partial(_read_session, fields), id_of=partial(_session_id, fields))
-    if fields.link:
-        return call_reader(NAME, bool, partial(_read_call, fields))
-    return line_reader(NAME, bool, partial(_read_conversation, fields))
+        reader = Reader(NAME, "id", bool, partial(_read_session, fields), id_of=partial(_session_id, fields))
+    elif fields.link:
+        reader = call_reader(NAME, bool, partial(_read_call, fields))
+    else:
+        reader = line_reader(NAME, bool, partial(_read_conversation, fields))
+    return replace(reader, read=partial(_read_and_count, fields, reader)) if fields.rating else reader
 
 
 def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:

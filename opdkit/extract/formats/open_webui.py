@@ -104,18 +104,14 @@ def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) 
     note = node.notes[max(node.notes)]
     note.add_decision(**_read_rating(item.get("annotation") or {"rating": item.get("rating")}))
     yield node
-    if is_changed and not _extends(content, original):
+    text, part = (said.strip() if isinstance(said, str) else "" for said in (content, original))
+    # Filters that add statistics only put text before or behind the original.
+    if is_changed and not (part and (text.startswith(part) or text.endswith(part))):
         messages, _ = _join_pieces(_split(content))
         notes = _note_replies(messages, EDITED)
         note.add_decision(edited=messages[max(notes)]["content"])
         if name in parents:
             yield replace(node, id=f"{name}{_EDITED}", messages=messages, notes=notes)
-
-
-def _extends(content: Any, original: Any) -> bool:
-    """Return whether text was only put before or behind the original, as filters do that add statistics."""
-    text, part = content.strip() if isinstance(content, str) else "", original.strip()
-    return bool(part) and (text.startswith(part) or text.endswith(part))
 
 
 def _note_replies(messages: Sequence[JSON], skip_reason: str | None) -> dict[int, Note]:

@@ -172,10 +172,9 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
         event.message = message("user", text, name="bash")
     elif role in _SUMMARIES:
         event.message = message("user", first_text(body.get("summary")), name="summary")
-    elif role in _EXTENSIONS:
-        event.message = message("user", content_text(content), name=first_text(body.get("customType")) or "custom")
     else:
-        event.message = message("user", content_text(content))
+        name = first_text(body.get("customType")) or "custom" if role in _EXTENSIONS else None
+        event.message = message("user", content_text(content), name=name)
 
 
 def id_of(record: JSON) -> str | None:

@@ -18,6 +18,7 @@ from opdkit.chat.messages import as_list, check_message_count, first_text, read_
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 from opdkit.extract.formats.spans import parse_text
+from opdkit.extract.mapping import value_at
 
 DEMONSTRATION = "demonstration"
 _OF_HISTORY = frozenset(("agent", "is_demo", "message_type", "thought", "action", "thinking_blocks"))
@@ -56,7 +57,11 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
                 note = conversation.notes[place] = notes.get(index) or Note()
                 note.skip_reason = DEMONSTRATION if is_demo else note.skip_reason
         conversation.messages.extend(messages)
-    conversation.model = _read_model(record)
+    model: Any = record.get("model")
+    if model is None:  # then it is in the configuration to replay the run: JSON, often as text
+        config = record.get("replay_config")
+        model = value_at(parse_text(config.lstrip() if isinstance(config, str) else config), ("agent", "model", "name"))
+    conversation.model = None if model in _NO_MODELS else first_text(model)
     conversation.tools = read_tools(record.get("tools"))
     conversation.metadata = {k: v for k, v in record.items() if k not in _LEFT_OUT}
     return [conversation]
@@ -79,17 +84,6 @@ def _history_of_steps(steps: Sequence[Any]) -> list[JSON]:
             calls = step.get("tool_call_ids")
             items.append({"role": "tool" if calls else "user", "content": observation, "tool_call_ids": calls})
     return items
-
-
-def _read_model(record: JSON) -> str | None:
-    """Return the model's name from the record, or from the configuration to replay it: JSON, often as text."""
-    model: Any = record.get("model")
-    if model is None:
-        config = record.get("replay_config")
-        model = parse_text(config.lstrip() if isinstance(config, str) else config)
-        for key in ("agent", "model", "name"):
-            model = model.get(key) if isinstance(model, dict) else None
-    return None if model in _NO_MODELS else first_text(model)
 
 
 READER = line_reader("sweagent", recognises, read_record, closer_than=("openai",))
