@@ -30,7 +30,8 @@ from opdkit.store.skip_reasons import ABORTED
 
 _KINDS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _OF_CLIENT = ("<turn_aborted>", "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<skill>",
-              "<subagent_notification>", "<permissions instructions>")  # fmt: skip
+              "<subagent_notification>", "<permissions instructions>", "<goal_context>", "<codex_internal_context",
+              "<hook_prompt", "<recommended_plugins>", "<user_shell_command>")  # fmt: skip
 _PARTS = ("input_text", "output_text", "input_image")
 
 

@@ -223,6 +223,19 @@ def test_newer_lines_of_codex_that_hold_no_message_leave_no_gap(tmp_path):
     assert [r["reason"] for r in found["rejected"]] == ["unknown item"]
 
 
+@pytest.mark.parametrize("start", ["<goal_context>", '<codex_internal_context source="goal">', "<user_shell_command>"])
+def test_what_codex_says_in_the_name_of_the_user_is_no_turn_of_the_user(tmp_path, start):
+    """It may say the same again, and a rollback does not count it."""
+    first, *rest = ("user", "Make it work."), ("assistant", "One step."), ("user", f"{start}\nGo on.")
+    turns = [first, *rest, rest[0], rest[1], ("user", "Undo."), ("assistant", "Undone."), rest[1]]
+    items = [exports.item("response_item", **exports.said(*turn)) for turn in turns]
+    rolled_back = exports.item("event_msg", type="thread_rolled_back", num_turns=1)
+    end = exports.item("response_item", **exports.said("user", "Thanks."))
+    found = read_export(tmp_path, [exports.item("session_meta", id="s"), *items, rolled_back, end])
+    assert [roles(session) for session in found["sessions"]] == ["u a u a u u", "u a u a u u a u"]
+    assert [t["skip_reason"] for t in found["turns"]][:2] == [None, None]
+
+
 @pytest.mark.parametrize("items", [None, 5, "ab"])
 def test_one_object_whose_items_are_no_list_holds_none(tmp_path, items):
     whole, broken = exports.codex_document()[0], {"id": "s", "session": {}, "items": items}
