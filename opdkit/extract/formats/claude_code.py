@@ -25,6 +25,7 @@ from opdkit.chat.messages import as_list, first_text, read_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import join_reply, mark_gaps
+from opdkit.extract.formats.trees import object_at
 from opdkit.store.skip_reasons import ABORTED
 
 SYNTHETIC = "synthetic"  # a reply that no model wrote
@@ -33,7 +34,8 @@ REPEATED = "repeated event"
 _MESSAGES = ("user", "assistant")
 _EVENTS = frozenset(("user", "assistant", "system", "progress", "attachment"))
 _INTERRUPTED = "[Request interrupted by user]"
-_OF_CLIENT = ("<local-command-", "<command-name>")  # what a command such as /model prints; skills begin otherwise
+_OF_CLIENT = ("<local-command-", "<command-name>", "<task-notification>")  # what /model prints; skills begin otherwise
+_PEOPLE = (None, "human", "channel", "unclassified")  # kinds of `origin`; others are of the client, or other sessions
 _HEADER = ("sessionId", "agentId", "cwd", "gitBranch", "version", "timestamp")
 
 
@@ -111,14 +113,15 @@ def _read_event(line: Line, record: JSON) -> _Event:
     parent = first_text(record.get("parentUuid"), record.get("logicalParentUuid"))
     side = record.get("isSidechain") is True
     event = _Event(line.source, line.number, kind, first_text(record.get("uuid")), parent, side)
-    attachment = record.get("attachment")
+    attachment = object_at(record, "attachment")
+    is_by_person = object_at(attachment or record, "origin").get("kind") in _PEOPLE
     if kind == "summary":
         event.summary = first_text(record.get("summary"))
-    elif kind == "attachment" and isinstance(attachment, dict) and attachment.get("type") == "queued_command":
+    elif kind == "attachment" and attachment.get("type") == "queued_command":
         # A person typed it while the agent was at work: the model sees it before its next reply.
         event.kind = "user"
         event.messages, _ = read_messages([{"role": "user", "content": attachment.get("prompt")}])
-        event.client = attachment.get("commandMode", "prompt") != "prompt"  # a background task that has ended, say
+        event.client = attachment.get("commandMode", "prompt") != "prompt" or not is_by_person
     elif kind == "system":
         event.compacts = record.get("subtype") == "compact_boundary"
     if kind not in _MESSAGES:
@@ -145,7 +148,8 @@ def _read_event(line: Line, record: JSON) -> _Event:
         event.failed = {str(block.get("tool_use_id")) for block in as_list(content)
                         if isinstance(block, dict) and block.get("is_error") is True}  # fmt: skip
         text = event.messages[-1]["content"] or ""
-        event.client = record.get("isMeta") is True or (not event.results and text.startswith(_OF_CLIENT))
+        of_client = text.startswith(_OF_CLIENT) or not is_by_person
+        event.client = record.get("isMeta") is True or (not event.results and of_client)
     return event
 
 

@@ -241,6 +241,24 @@ def test_reading_is_linear():
     assert skips(session).count(None) == 10_000
 
 
+@pytest.mark.parametrize(("said", "more"), [
+    ("<task-notification>\n<task-id>b</task-id>\n</task-notification>", {}),  # before version 2.1 named the origin
+    ("Background command completed", {"origin": {"kind": "task-notification"}}),
+    ("Continue the task.", {"origin": {"kind": "auto-continuation"}}),
+    ("Another session sent a message: rebase", {"origin": {"kind": "peer", "name": "reviewer"}}),
+])  # fmt: skip
+def test_what_only_the_client_says_is_no_reaction_of_a_person(said, more):
+    """That a command in the background has ended, say: the client writes it as an event of the user."""
+    session = only(user("1", None, "build", origin={"kind": "human"}), piece("2", "1", "r1", text("Started.")),
+                   user("3", "2", said, **more), piece("4", "3", "r2", text("Done.")),
+                   user("5", "4", "thanks", origin={"kind": "human"}))  # fmt: skip
+    assert (skips(session), session.machine) == ([CLIENT_ONLY, None], {2})
+    queued = {"type": "queued_command", "prompt": said, "commandMode": "prompt"} | more
+    session = only(user("1", None, "build"), piece("2", "1", "r1", text("Started.")),
+                   event("attachment", "3", "2", attachment=queued), piece("4", "3", "r2", text("Done.")))  # fmt: skip
+    assert skips(session)[0] == (CLIENT_ONLY if more else None)
+
+
 @pytest.mark.parametrize(("mode", "skip"), [("prompt", None), ("task-notification", None)])
 def test_what_a_person_types_while_the_agent_works(mode, skip):
     """It is told before the next reply, and belongs to the next state of the one before."""
