@@ -6,6 +6,7 @@ tag and its text become the decision about the reply. The branch that the client
 which come last.
 """
 
+import re
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
@@ -18,6 +19,7 @@ from opdkit.store.skip_reasons import ABORTED
 
 _KEYS = ("messages", "messagesTree")
 _NO_PARENT = "00000000-0000-0000-0000-000000000000"
+_THINKING = re.compile(r"\A:::thinking\s(.*?)\n:::(?:\s+|\Z)", re.DOTALL)  # before a reply, as older versions kept it
 
 
 def recognises(record: JSON) -> bool:
@@ -78,7 +80,8 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
         return node
     node.model = first_text(item.get("model"))
     content = [part for part in as_list(item.get("content")) if part is not None]  # the array may be sparse
-    parts = content or [{"type": "text", "text": item.get("text") or ""}]
+    *thoughts, text = _THINKING.split(first_text(item.get("text")) or "", maxsplit=1)
+    parts = content or [*({"type": "think", "think": t.strip()} for t in thoughts), {"type": "text", "text": text}]
     node.messages, node.notes = read_messages(split_blocks(block for part in parts for block in _blocks(part)))
     note, feedback = node.last_note, item.get("feedback")
     if note is not None:

@@ -481,6 +481,20 @@ def test_the_prefix_of_a_librechat_conversation_is_its_system_prompt(tmp_path, n
         assert ratings(found, ours) == ratings(plain, theirs)
 
 
+def test_thinking_that_librechat_kept_in_the_text_is_no_part_of_the_reply(tmp_path):
+    """As its older clients for OpenAI and Anthropic did (`getStreamText`)."""
+    (record,) = exports.librechat_flat()
+    record["messages"][1]["text"] = ":::thinking\nNo clock.\nI say so.\n:::\n\nNo idea."
+    record["messages"][4]["text"] = "It reads :::thinking\nno\n:::\n there."
+    found = read_export(tmp_path, [record])
+    (thought,) = [m for s in found["sessions"] for m in s["messages"] if m["content"] == "No idea."]
+    assert thought["reasoning"] == "No clock.\nI say so."
+    assert [m["content"] for m in found["sessions"][0]["messages"]][-1] == "It reads :::thinking\nno\n:::\n there."
+    record["messages"][1]["text"] = ":::thinking\nNo clock.\n:::"  # cut off behind it
+    found = extract(tmp_path / "cut", jsonl(tmp_path / "cut.jsonl", record))
+    assert [t["skip_reason"] for t in found["turns"]].count("empty") == 1
+
+
 def test_branches_and_thumbs_of_librechat(tmp_path):
     for name, build in (("nested", exports.librechat), ("flat", exports.librechat_flat)):
         found = read_export(tmp_path / name, build())
