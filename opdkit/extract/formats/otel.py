@@ -100,18 +100,15 @@ def read_call(record: JSON) -> Call | LeftOut:
         raise Unreadable("no messages", "the span has a reply and no prompt")
     if not reply_items:
         raise Unreadable("no reply", "the span has a prompt and no reply")
-    prompt, _ = read_pieces([message for item in prompt_items for message in _openai_messages(item)], only_calls=True)
-    replies = [message for item in reply_items for message in _openai_messages(item)]
+    prompt, _ = read_pieces([message for item in prompt_items for message in openai_messages(item)], only_calls=True)
+    replies = [message for item in reply_items for message in openai_messages(item)]
     if not replies or not isinstance(replies[0], dict):
         raise Unreadable("no reply", "the reply is not a message")
-    read, notes = read_pieces(
-        [m | {"role": "assistant"} if isinstance(m, dict) else m for m in replies], only_calls=True
-    )
+    read, notes = read_pieces([m | {"role": "assistant"} for m in replies if isinstance(m, dict)], only_calls=True)
     reply, note = read[0], notes[0]
     reasons = parse_text(value_at(tree, ("gen_ai", "response", "finish_reasons")))
     note.finish_reason = first_text(
         note.finish_reason,
-        value_at(reply_items[0], ("finish_reason",)),
         value_at(tree, ("llm", "finish_reason")),
         reasons[0] if isinstance(reasons, list) and reasons else reasons,
     )
@@ -163,7 +160,7 @@ def _find_messages(tree: JSON, record: JSON) -> Logged:
     ):
         if logged != (None, None):
             return logged
-    return _event_messages(record)
+    return _event_messages(record, tree)
 
 
 def _list_at(tree: JSON, *steps: str) -> list[Any] | None:
@@ -179,21 +176,20 @@ def _genai_messages(tree: JSON) -> Logged:
     return prompt, replies
 
 
-def _event_messages(record: JSON) -> Logged:
-    """Return the messages that the events of a span hold."""
+def _event_messages(record: JSON, tree: JSON) -> Logged:
+    """Return the messages that the events of a span hold, or those that Pydantic AI has in its attribute `events`."""
+    own = (event for event in as_list(parse_text(tree.get("events"))) if isinstance(event, dict))
     prompt: list[Any] = []
     replies: list[Any] = []
-    for event in as_list(record.get("events")):
+    for event in as_list(record.get("events")) or [{"name": e.get("event.name"), "attributes": e} for e in own]:
         name = event.get("name") if isinstance(event, dict) else None
         if not isinstance(name, str):
             continue
         body = nest_attributes(event)
         if name in _EVENTS:
-            prompt.append({"role": _EVENTS[name]} | body | _bedrock_parts(body.get("content")))
+            prompt.append(event_message({"role": _EVENTS[name]} | body))
         elif name == "gen_ai.choice":
-            reply = parse_text(body.get("message"))
-            reply = reply if isinstance(reply, dict) else {"content": reply or body.get("content")}
-            replies.append(body | reply | _bedrock_parts(reply.get("content")))
+            replies.append(event_message(body))
         elif name == "gen_ai.client.inference.operation.details":
             logged = _genai_messages(body)
             prompt, replies = logged[0] or prompt, logged[1] or replies
@@ -202,6 +198,15 @@ def _event_messages(record: JSON) -> Logged:
         elif name == "gen_ai.content.completion":
             replies = _list_at(body, "gen_ai", "completion") or replies
     return prompt or None, replies or None
+
+
+def event_message(body: JSON) -> JSON:
+    """Return the attributes of an event, which may hold its fields as JSON, a reply as `message`, as a message."""
+    said = parse_text(value_at(body, ("gen_ai", "event", "content")))  # Azure's
+    body = body | (said if isinstance(said, dict) else {"content": said} if said else {})
+    reply = parse_text(body.pop("message", None))
+    reply = reply if isinstance(reply, dict) else {"content": reply or body.get("content")}
+    return body | reply | _bedrock_parts(reply.get("content"))
 
 
 def _bedrock_parts(content: Any) -> JSON:
@@ -227,7 +232,7 @@ def _bedrock_parts(content: Any) -> JSON:
     return {"parts": parts}
 
 
-def _openai_messages(item: Any) -> list[Any]:
+def openai_messages(item: Any) -> list[Any]:
     """Return one logged message in OpenAI's form; several where it holds results of several calls."""
     if isinstance(item, dict) and isinstance(item.get("message"), dict):
         item = item["message"]
@@ -260,7 +265,8 @@ def _convert_parts(item: JSON) -> list[JSON]:
             texts.append(part)
     if results and not (texts or calls or thoughts):
         return results
-    beside = {"reasoning": "\n".join(thoughts), "tool_calls": calls, "name": item.get("name")}
+    beside = {"reasoning": "\n".join(thoughts), "tool_calls": calls}
+    beside |= {key: item[key] for key in ("name", "finish_reason") if isinstance(item.get(key), str)}
     message = {"role": item.get("role"), "content": texts or None} | {k: v for k, v in beside.items() if v}
     return [*results, message]
 

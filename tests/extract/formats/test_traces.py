@@ -342,6 +342,22 @@ def test_gen_ai_events_of_before_and_the_flat_prompts_of_openllmetry():
     assert (said(session), session.notes[1].finish_reason) == ([("user", "u"), ("assistant", "a")], "stop")
 
 
+def test_events_that_hold_their_message_as_json():
+    """Azure's libraries for AI write it so, and Pydantic AI wrote all events as one attribute."""
+    choice = {"message": {"content": "a"}, "finish_reason": "length", "index": 0}
+    said_first = [("user", U), ("assistant", {"role": "assistant", "tool_calls": [CALL]}),
+                  ("tool", {"role": "tool", "tool_call_id": "c1", "content": "x"})]  # fmt: skip
+    events = [{"name": f"gen_ai.{who}.message", "attributes": {"gen_ai.event.content": json.dumps(body)}}
+              for who, body in said_first]  # fmt: skip
+    events.append({"name": "gen_ai.choice", "attributes": {"gen_ai.event.content": json.dumps(choice)}})
+    own = [body | {"event.name": f"gen_ai.{who}.message", "gen_ai.message.index": 0} for who, body in said_first]
+    own.append(choice | {"event.name": "gen_ai.choice"})
+    for logged in (span({}, events=events), span({"events": json.dumps(own)})):
+        (session,) = read("otel", logged)
+        assert said(session) == [("user", "u"), ("assistant", None), ("tool", "x"), ("assistant", "a")]
+        assert (session.messages[2]["tool_call_id"], session.notes[3].finish_reason) == ("c1", "length")
+
+
 @pytest.mark.parametrize("attributes", [
     flat([U], A) | {"openinference.span.kind": "CHAIN"}, GEN_AI | {"gen_ai.operation.name": "invoke_agent"},
     GEN_AI | {"gen_ai.operation.name": "execute_tool"},
