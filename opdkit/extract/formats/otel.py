@@ -100,7 +100,11 @@ def read_call(record: JSON) -> Call | LeftOut:
         raise Unreadable("no messages", "the span has a reply and no prompt")
     if not reply_items:
         raise Unreadable("no reply", "the span has a prompt and no reply")
-    prompt, _ = read_pieces([message for item in prompt_items for message in openai_messages(item)], only_calls=True)
+    messages = [message for item in prompt_items for message in openai_messages(item)]
+    system = value_at(parse_text(value_at(tree, ("llm", "invocation_parameters"))), ("system",))  # of Anthropic's calls
+    if system and value_at(messages, (0, "role")) not in ("system", "developer"):
+        messages = [{"role": "system", "content": system}, *messages]
+    prompt, _ = read_pieces(messages, only_calls=True)
     replies = [message for item in reply_items for message in openai_messages(item)]
     if not replies or not isinstance(replies[0], dict):
         raise Unreadable("no reply", "the reply is not a message")
@@ -289,7 +293,8 @@ def _convert_fields(item: JSON) -> JSON:
     message |= {key: item[key] for key in ("name", "reasoning", "reasoning_content", "finish_reason")
                 if isinstance(item.get(key), str)}  # fmt: skip
     answered = item.get("tool_call_id") or (item.get("id") if item.get("role") == "tool" else None)
-    return message | ({"tool_call_id": answered} if answered else {})
+    # A result that Anthropic's interface has in a message of the user is one, too.
+    return message | ({"role": "tool", "tool_call_id": answered} if answered else {})
 
 
 READER = call_reader("otel", recognises, read_call, unfold=unfold)

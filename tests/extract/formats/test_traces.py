@@ -358,6 +358,20 @@ def test_events_that_hold_their_message_as_json():
         assert (session.messages[2]["tool_call_id"], session.notes[3].finish_reason) == ("c1", "length")
 
 
+def test_a_call_of_anthropic_as_openinference_has_it():
+    """The system prompt is one of the parameters, and results of tools stand in messages of the user."""
+    result = {"role": "user", "tool_call_id": "c1", "content": '[{"type": "text", "text": "found"}]'}
+    system = {"max_tokens": 9, "system": [{"type": "text", "text": "s"}]}
+    attributes = flat([U, CALLING, result], A) | {"llm.invocation_parameters": json.dumps(system)}
+    (session,) = read("otel", span(attributes))
+    found = [(m["role"], m["content"], m["tool_call_id"]) for m in session.messages]
+    assert found == [("system", "s", None), ("user", "u", None), ("assistant", None, None), ("tool", "found", "c1"),
+                     ("assistant", "a", None)]  # fmt: skip
+    (session,) = read("otel", span(flat([{"role": "system", "content": "own"}, U], A) | {
+        "llm.invocation_parameters": json.dumps(system)}))  # fmt: skip
+    assert said(session)[:2] == [("system", "own"), ("user", "u")]
+
+
 @pytest.mark.parametrize("attributes", [
     flat([U], A) | {"openinference.span.kind": "CHAIN"}, GEN_AI | {"gen_ai.operation.name": "invoke_agent"},
     GEN_AI | {"gen_ai.operation.name": "execute_tool"},
