@@ -1,5 +1,6 @@
 """Chat messages of the OpenAI kind, with the Anthropic content blocks found in some, as rows of tables.toml."""
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -257,7 +258,10 @@ def read_tools(tools: Any) -> str | None:
 
 
 def read_calls(calls: Any) -> list[JSON]:
-    """Return logged tool calls as `tool_call` of tables.toml. Raise Unreadable unless they are a list of calls."""
+    """Return logged tool calls as `tool_call` of tables.toml. Raise Unreadable unless they are a list, or its JSON."""
+    if calls.__class__ is str:
+        with contextlib.suppress(orjson.JSONDecodeError):
+            calls = orjson.loads(calls) or []
     if calls.__class__ is not list:
         raise Unreadable("tool calls of unknown shape", f"tool_calls is a {type(calls).__name__}")
     return [read_call(call) for call in calls]

@@ -125,6 +125,15 @@ def test_calls_and_results_of_the_ai_sdk_have_parts_of_their_own():
                                     plain("tool", "sun", name="g", tool_call_id="2")]  # fmt: skip
 
 
+@pytest.mark.parametrize(("logged", "names"), [('[{"id": "1", "function": {"name": "f", "arguments": "{}"}}]', ["f"]),
+                                               ("[]", []), ("null", [])])  # fmt: skip
+def test_calls_may_be_json_text(logged, names):
+    """As in data sets without nested columns, and in what Langfuse makes of the spans of the AI SDK."""
+    reply = message({"role": "assistant", "content": "b", "tool_calls": logged})
+    assert [call["name"] for call in reply["tool_calls"]] == names
+    assert isinstance(read({"messages": [USER, REPLY | {"tool_calls": "f(x)"}]}), Rejected)
+
+
 def test_a_system_prompt_beside_the_messages_is_the_first_of_them():
     """Also of calls of tools. Before, it was metadata there: student and teacher read a prompt that nobody had sent."""
     result = {"role": "tool", "tool_call_id": "1", "content": "x"}
