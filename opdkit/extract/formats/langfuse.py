@@ -20,6 +20,7 @@ from opdkit.chat.messages import as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_prompt, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.items import is_call
+from opdkit.extract.formats.otel import event_message, openai_messages
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
 
@@ -104,11 +105,18 @@ def read_call(record: JSON) -> Call | LeftOut:
     ):
         return LeftOut(NO_CALL)
     items = require_prompt(items, f"the input is {'a ' + type(items).__name__ if items else 'empty'}")
+    if isinstance(output, dict) and "message" in output:  # an event
+        items = [event_message(item) if isinstance(item, dict) else item for item in items]
+        output = event_message(output)
+    elif output and isinstance(output, list) and all(isinstance(part, dict) and "toolName" in part for part in output):
+        output = {"tool_calls": output}  # of the AI SDK
+    made = output if isinstance(output, list) else [output]
+    if any(isinstance(item, dict) and ("parts" in item or "message" in item) for item in (*items, *made)):
+        items, made = ([m for item in own for m in openai_messages(item)] for own in (items, made))
+        output = made[0] if made else None
     definitions = [item["content"] for item in items if _is_tool_definition(item)]
     tools = read_tools(request.get("tools")) or read_tools(definitions)
-    messages = [item for item in items if not _is_tool_definition(item)]
-    prompt = read_prompt(messages, first_text(request.get("system")))
-    made = output if isinstance(output, list) else [output]
+    prompt = read_prompt([i for i in items if not _is_tool_definition(i)], first_text(request.get("system")))
     # Items of the Responses API: a call, or in a list a message.
     kinds = ("call" if is_call(item) else item.get("type") for item in made if isinstance(item, dict))
     has_item = any(kind == "call" or (kind == "message" and made is output) for kind in kinds)

@@ -222,6 +222,11 @@ def test_the_reasoning_of_a_response_in_langfuse_is_thinking():
     ({"messages": [U], "system": "s"}, [A], [("system", "s"), ("user", "u"), ("assistant", "a")]),
     ([U], {"choices": [{"message": A}]}, [("user", "u"), ("assistant", "a")]),
     ([U], [{"type": "text", "text": "a"}], [("user", "u"), ("assistant", "a")]),
+    ([{"role": "user", "parts": [{"type": "text", "content": "u"}]}],
+     [{"role": "assistant", "parts": [{"type": "text", "content": "a"}]}], [("user", "u"), ("assistant", "a")]),
+    ([{"message": U}], [{"message": A}], [("user", "u"), ("assistant", "a")]),
+    ([U | {"event.name": "gen_ai.user.message"}], {"index": 0, "message": A}, [("user", "u"), ("assistant", "a")]),
+    ([U | {"content": '[{"text": "u"}]'}], {"message": '[{"text": "a"}]'}, [("user", "u"), ("assistant", "a")]),
     ([U, {"type": "reasoning", "summary": []},
       {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"},
       {"type": "function_call_output", "call_id": "c", "output": "7"}],
@@ -233,6 +238,28 @@ def test_the_reasoning_of_a_response_in_langfuse_is_thinking():
 def test_inputs_and_outputs_of_every_shape(prompt, reply, expected):
     (session,) = read("langfuse", observation(prompt, reply))
     assert said(session) == expected
+
+
+@pytest.mark.parametrize("call", [
+    {"toolCallType": "function", "toolCallId": "c1", "toolName": "find", "args": '{"q": 1}'},
+    {"type": "tool-call", "toolCallId": "c1", "toolName": "find", "input": '{"q": 1}'},
+])  # fmt: skip
+def test_calls_of_the_ai_sdk_as_langfuse_takes_them_from_its_spans(call):
+    """Versions 4 and 5: alone, or as JSON text beside a text (`OtelIngestionProcessor` of Langfuse)."""
+    alone, beside = json.dumps([call]), json.dumps(A | {"tool_calls": json.dumps([call])})
+    for output, text in ((alone, None), (beside, "a")):
+        (session,) = read("langfuse", observation([U], output))
+        assert session.messages[1]["content"] == text
+        assert session.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
+
+
+@pytest.mark.parametrize("output", [
+    [{"role": "assistant", "parts": [{"type": "text", "content": "a"}], "finish_reason": "length"}],
+    {"message": json.dumps(A), "finish_reason": "length"},
+])  # fmt: skip
+def test_the_finish_reason_of_opentelemetry_in_langfuse(output):
+    (session,) = read("langfuse", observation([U], output))
+    assert session.notes[1].finish_reason == "length"
 
 
 def test_generations_that_cannot_be_told():
