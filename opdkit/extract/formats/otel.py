@@ -29,7 +29,9 @@ from opdkit.extract.formats.spans import nest_attributes, parse_text, split_span
 from opdkit.extract.mapping import value_at
 
 NOT_OF_CALL = f"{LEFT_OUT}annotation of a span that called no model"
-_OPERATIONS = ("chat", "generate_content", "text_completion")  # those that call a model
+# Those that call a model, in the words of the conventions and of LiteLLM.
+_OPERATIONS = ("chat", "generate_content", "text_completion", "completion", "acompletion", "responses", "aresponses",
+               "anthropic_messages")  # fmt: skip
 _BEDROCK = frozenset(("text", "toolUse", "toolResult", "reasoningContent", "image", "document", "video", "cachePoint"))
 _EVENTS = {"gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
            "gen_ai.tool.message": "tool"}  # fmt: skip
@@ -249,7 +251,7 @@ def _convert_parts(item: JSON) -> list[JSON]:
     """Convert a message of the GenAI conventions: text, reasoning, calls and results are parts."""
     texts: list[Any] = []
     thoughts: list[str] = []
-    calls: list[JSON] = []
+    calls = [*as_list(item.get("tool_calls"))]  # LiteLLM has them beside the parts
     results: list[JSON] = []
     for part in item["parts"]:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -270,7 +272,7 @@ def _convert_parts(item: JSON) -> list[JSON]:
     if results and not (texts or calls or thoughts):
         return results
     beside = {"reasoning": "\n".join(thoughts), "tool_calls": calls}
-    beside |= {key: item[key] for key in ("name", "finish_reason") if isinstance(item.get(key), str)}
+    beside |= {key: item[key] for key in ("name", "finish_reason", "tool_call_id") if isinstance(item.get(key), str)}
     message = {"role": item.get("role"), "content": texts or None} | {k: v for k, v in beside.items() if v}
     return [*results, message]
 

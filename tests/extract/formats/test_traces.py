@@ -385,6 +385,20 @@ def test_events_that_hold_their_message_as_json():
         assert (session.messages[2]["tool_call_id"], session.notes[3].finish_reason) == ("c1", "length")
 
 
+@pytest.mark.parametrize("operation", ["acompletion", "aresponses", "chat"])
+def test_a_span_of_litellm(operation):
+    """It calls the operation as its function, and has calls of tools and their ids beside the parts."""
+    prompt = [{"role": "user", "parts": [{"type": "text", "content": "u"}]},
+              {"role": "assistant", "parts": [], "tool_calls": [CALL]},
+              {"role": "tool", "parts": [{"type": "text", "content": "found"}], "tool_call_id": "c1"}]  # fmt: skip
+    reply = [{"role": "assistant", "parts": [{"type": "text", "content": "a"}], "finish_reason": "length"}]
+    (session,) = read("otel", span({"gen_ai.operation.name": operation, "gen_ai.input.messages": json.dumps(prompt),
+                                    "gen_ai.output.messages": json.dumps(reply)}))  # fmt: skip
+    assert said(session) == [("user", "u"), ("assistant", None), ("tool", "found"), ("assistant", "a")]
+    assert [call["name"] for call in session.messages[1]["tool_calls"]] == ["find"]
+    assert (session.messages[2]["tool_call_id"], session.notes[3].finish_reason) == ("c1", "length")
+
+
 def test_a_call_of_anthropic_as_openinference_has_it():
     """The system prompt is one of the parameters, and results of tools stand in messages of the user."""
     result = {"role": "user", "tool_call_id": "c1", "content": '[{"type": "text", "text": "found"}]'}
