@@ -222,13 +222,21 @@ def from_saved(cls: type[Config], saved: Mapping[str, Any], **fixed: Any) -> Con
     return cls(**{field.name: convert(field, saved[field.name], field.flag) for field in known} | fixed)
 
 
-def read_toml(path: Path, flag: str) -> JSON:
-    """Return the document in a TOML file. Raises ConfigError, naming `flag` and the path."""
+def read_text(path: Path, flag: str) -> str:
+    """Return the text of the file that `flag` names. Raises ConfigError when it cannot be read, or is not UTF-8."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag} {path} is not UTF-8 text: {error}") from error
+
+
+def read_toml(path: Path, flag: str) -> JSON:
+    """Return the document in a TOML file. Raises what `read_text` raises, and ConfigError for what is not TOML."""
+    try:
+        return tomllib.loads(read_text(path, flag))
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{flag} {path} is not TOML: {error}") from error
 
 

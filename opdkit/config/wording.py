@@ -6,7 +6,7 @@
 import tomllib
 from pathlib import Path
 
-from opdkit.config.fields import JSON, did_you_mean, read_toml
+from opdkit.config.fields import JSON, did_you_mean, read_text, read_toml
 from opdkit.errors import ConfigError
 
 Texts = dict[str, str]
@@ -64,11 +64,7 @@ def judge_texts(wording: Path | None, criterion: Path | None) -> Texts:
     texts = read_wording(wording)["judge"]
     if criterion is None:
         return texts
-    where = f"--criterion {criterion}"
-    try:
-        text = criterion.read_text(encoding="utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where} cannot be read as UTF-8 text: {error}") from error
+    where, text = f"--criterion {criterion}", read_text(criterion, "--criterion").strip()
     if not text:
         raise ConfigError(f"{where} is empty; it must say which reply is +1, which is -1 and which is 0")
     if texts["reward"] != DEFAULTS["judge"]["reward"]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.chat.messages import message, read_messages, read_tools
-from opdkit.config.fields import JSON, PythonFunction, did_you_mean
+from opdkit.config.fields import JSON, PythonFunction, did_you_mean, read_text
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.key_words import fold_text, key_words
 from opdkit.extract.formats.json_lines import parse
@@ -133,16 +133,6 @@ def unit_of(prompt_id: str, session: str | None) -> Hashable:
     return session or (prompt_id,)
 
 
-def read_text(flag: str, path: Path) -> str:
-    """Return the text of the file that `flag` names. Raises ConfigError when it cannot be read, or is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{flag} {path} is not UTF-8 text: {error}") from error
-
-
 def evaluated_prompts(run: Path, remedy: str, file: str | None = None) -> dict[str, HeldOutPrompt]:
     """Return the prompts that a run was evaluated on, by id, from `file` or from where eval read them.
 
@@ -164,7 +154,7 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
     Raises ConfigError, with file and line, at the first bad row.
     """
     prompts: dict[str, HeldOutPrompt] = {}
-    for number, line in enumerate(read_text("--prompts", path).split("\n"), start=1):  # splitlines() would break JSON
+    for number, line in enumerate(read_text(path, "--prompts").split("\n"), start=1):  # splitlines() would break JSON
         if not line.strip():
             continue
         try:

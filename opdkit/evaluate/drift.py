@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from opdkit.config.fields import read_text
 from opdkit.errors import ConfigError
-from opdkit.evaluate.checks import read_text
 from opdkit.model.comparison import Shift
 from opdkit.model.scoring import PromptResponse, score
 from opdkit.store.reading import read_all
@@ -42,7 +42,7 @@ def read_passages(run: Path, file: str | None) -> list[str]:
     if file is None:
         texts = [m["content"] for s in read_all(run, "sessions") for m in s["messages"] if m["role"] == "user"]
     else:
-        texts = read_text("--neutral-text", Path(file)).splitlines()
+        texts = read_text(Path(file), "--neutral-text").splitlines()
     passages = {text for text in texts if text and text.strip()}
     if file is not None and not passages:
         raise ConfigError(f"--neutral-text {file} holds no text")

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from opdkit.config.command_line import quote
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, read_text
 from opdkit.config.wording import read_wording
 from opdkit.console import say
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import read_text
 from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
 from opdkit.evaluate.models import load_chat
 from opdkit.model.behavior_policy import student_names
@@ -45,7 +44,7 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
                           f"{what}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite ...`"
                           ", or write prompts for --prompts")  # fmt: skip
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if path.exists() and read_text("--from-log", path) != text and not config.overwrite:
+    if path.exists() and read_text(path, "--from-log") != text and not config.overwrite:
         raise ConfigError(f"{path} holds other prompts than --from-log makes now: pass it as --prompts if it was "
                           "edited, or pass --overwrite to write it again")  # fmt: skip
     write_text(path, text)

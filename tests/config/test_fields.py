@@ -129,7 +129,7 @@ def test_a_missing_file_and_another_stage_s_table(tmp_path):
 def test_a_file_that_is_no_text(tmp_path):
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xff\xfe[")
-    with pytest.raises(ConfigError, match=r"config\.toml.*TOML"):
+    with pytest.raises(ConfigError, match=r"config\.toml.*UTF-8"):
         configure("judge", {"run": RUN, "judge": "rules"}, path)
 
 

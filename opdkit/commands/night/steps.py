@@ -17,14 +17,14 @@ from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night, utc_n
 from opdkit.commands.night.sessions import choose_sessions, count_hints, count_trained, write_run
 from opdkit.commands.report.command import run as write_report
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import JSON, StageConfig
+from opdkit.config.fields import JSON, StageConfig, read_text
 from opdkit.config.gate import GateConfig
 from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.console import counted, printable, say, stdout, verb, warn
 from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise
-from opdkit.evaluate.checks import read_prompts, read_text
+from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.conclusion import WHERE, deciding_shares
 from opdkit.evaluate.from_log import write_log_prompts
 from opdkit.evaluate.gate import Sums, measure_shares, sum_units
@@ -249,14 +249,14 @@ def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, stude
     mined, own = list[str](), list[JSON]()
     try:
         path = write_log_prompts(evaluation, {"before": student, "after": student}, config.holdout)
-        mined = list_lines("--from-log", path)
+        mined = list_lines(path, "--from-log")
     except ConfigError:
         raise
     except OpdkitError as why:
         say(str(why))
     if config.prompts is not None:
         ids = [prompt.id for prompt in read_prompts(Path(config.prompts))]  # of rows without one, their lines
-        lines = list_lines("--prompts", Path(config.prompts))
+        lines = list_lines(Path(config.prompts), "--prompts")
         own = [json.loads(line) | {"id": name} for name, line in zip(ids, lines, strict=True)]
     names = {row["id"] for row in own}
     rows = [*(row for row in map(json.loads, mined) if row["id"] not in names), *own]
@@ -270,6 +270,6 @@ def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, stude
     return tests if rows else None
 
 
-def list_lines(flag: str, path: Path) -> list[str]:
+def list_lines(path: Path, flag: str) -> list[str]:
     """Return the lines of a file of prompts that are not empty."""
-    return [line for line in read_text(flag, path).split("\n") if line.strip()]  # splitlines() would break JSON
+    return [line for line in read_text(path, flag).split("\n") if line.strip()]  # splitlines() would break JSON
