@@ -34,10 +34,8 @@ class RunTable:
 
     def pandas(self, columns: Sequence[str] | None = None) -> "pd.DataFrame":
         """Return the table as a pandas data frame. Integers that may be missing are `Int64`, not rounded floats."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise OpdkitError("pandas is not installed: `pip install pandas`") from error
+        import pandas as pd
+
         nullable = {pa.int8(): pd.Int8Dtype(), pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
         return self.arrow(columns).to_pandas(types_mapper=nullable.get)
 
