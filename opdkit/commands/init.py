@@ -10,9 +10,7 @@ from opdkit.config.fields import JSON, fields_of
 from opdkit.config.init import InitConfig
 from opdkit.config.presets import PRESETS, THINKING_TOKENS
 from opdkit.console import say
-from opdkit.errors import ConfigError
-from opdkit.store.atomic import write_text
-from opdkit.store.disk import disk_errors_explained
+from opdkit.store.atomic import replaced_file
 
 _WIDTH = 100
 _TITLE = """\
@@ -24,16 +22,13 @@ opdkit: every option with its default. Remove the # from what you change; flags 
 
 
 def run(config: InitConfig) -> None:
-    """Write the file, or to standard output for `-`. Raises ConfigError when the file exists already."""
+    """Write the file, or to standard output for `-`. Raises what `replaced_file` raises."""
     text = write_document(config)
     if str(config.file) == "-":
         print(text, end="")
         return
-    if config.file.exists() and not config.overwrite:
-        raise ConfigError(f"{config.file} exists already; name another file, or pass --overwrite")
-    with disk_errors_explained(config.file):
-        config.file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(config.file, text)
+    with replaced_file(config.file, replace=config.overwrite) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # the name of the file is in it
     say(f"{config.file}: edit it, then: opdkit run RUN LOGS... --config {quote(config.file)}")
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from opdkit.commands.report.page import page
 from opdkit.config.report import ReportConfig
 from opdkit.errors import ConfigError
-from opdkit.store.atomic import write_text
-from opdkit.store.disk import disk_errors_explained
+from opdkit.store.atomic import replaced_file
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,6 @@ def run(config: ReportConfig) -> WrittenReport:
         raise ConfigError(f"--out {config.out} is a folder; name a file")
     html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb, redacted=config.redacted)
     path = config.out or config.run / ("report-redacted.html" if config.redacted else "report.html")
-    with disk_errors_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, html)
+    with replaced_file(path) as temporary:
+        temporary.write_text(html, encoding="utf-8")
     return WrittenReport(path, len(html.encode()))
