@@ -1,9 +1,8 @@
 """Replies of the models under evaluation, and their checks. What reads stored replies needs no torch."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
@@ -16,8 +15,6 @@ from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_jud
 
 if TYPE_CHECKING:
     from opdkit.model.scoring import PromptResponse
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,9 @@ def right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
     return found
 
 
-def sampled_replies(replies: Sequence[T], sample: Callable[[T], int] = attrgetter("sample")) -> list[T]:
-    """Return the sampled replies, or the greedy ones where there are no others. `sample` returns the number of one."""
-    return [reply for reply in replies if sample(reply)] or list(replies)
+def sampled_replies(replies: Sequence[Reply]) -> list[Reply]:
+    """Return the sampled replies, or the greedy ones where there are no others."""
+    return [reply for reply in replies if reply.sample] or list(replies)
 
 
 def mark_echoes(

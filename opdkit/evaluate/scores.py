@@ -3,7 +3,6 @@
 import html
 import math
 from collections.abc import Callable, Hashable, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -193,8 +192,8 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
         shown += rows
     stdout.print(table)
     for metric in never:
-        sides = ([r for r in replies if r["model"] == model and not r["probe"]] for model in MODELS)
-        before, after = (len(sampled_replies(side, itemgetter("sample"))) for side in sides)
+        sides = ([r["sample"] > 0 for r in replies if r["model"] == model and not r["probe"]] for model in MODELS)
+        before, after = (sum(sampled) or len(sampled) for sampled in sides)  # as `sampled_replies` has them
         stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}", soft_wrap=True)
     for row in (row for row in scores if row["metric"] in STREAKS):
         _, old, new, *_ = _cells(row)
