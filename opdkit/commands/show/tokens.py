@@ -10,12 +10,11 @@ import math
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
-from opdkit.console import printable, with_sign
+from opdkit.console import plain_table, printable, with_sign
 
 _STYLES = {
     1: "bold #000000 on #c6dbef", 2: "bold #ffffff on #2171b5", 3: "bold #ffffff on #08306b",
@@ -73,7 +72,7 @@ def legend(*, colour: bool) -> Text:
 def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) -> None:
     """Print each token with its log-probs (nats): a table, or tab-separated values for a pipe."""
     columns = ("#", "token", "id", "old", "teacher", "advantage", "")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = plain_table()
     for name in columns:
         table.add_column(name, justify="left" if name in ("token", "") else "right", no_wrap=True)
     rows = []

@@ -10,7 +10,7 @@ from rich.text import Text
 from opdkit.commands.show.tokens import one_line
 from opdkit.commands.turns.line import TurnLine, shorten, signed
 from opdkit.config.fields import JSON
-from opdkit.console import with_sign
+from opdkit.console import plain_table, with_sign
 
 COLUMNS = ("turn", "reward", "hint", "agreement (share)", "tokens", "advantage (nats)", "reply", "hint text")
 _CHARS = 200  # of a text
@@ -60,7 +60,7 @@ def print_list(lines: Sequence[TurnLine], console: Console) -> None:
 
 def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
     """Lay out a table: names and numbers, which a person copies or compares, are never cut; texts share the rest."""
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table(gap=1)
     facts = COLUMNS[:-2]
     heads = [name.replace(" (", "\n(") for name in facts]  # units on a line of their own leave room for the texts
     widths = [max(map(cell_len, (*head.split("\n"), *(row[n] for row in rows)))) for n, head in enumerate(heads)]
