@@ -9,14 +9,13 @@ from opdkit.config.fields import StageConfig, fields_of
 from opdkit.config.judge import WARNINGS
 from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import ORDER, RunConfig
-from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS
 from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import OpdkitError
 from opdkit.model.folder import check_models
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options
-from opdkit.store.reading import has_stage, summary_of
+from opdkit.store.reading import is_complete, summary_of
 from opdkit.store.reviews import known_inputs, outdated_targets, reviews_in_force
 from opdkit.store.run_stage import run_stage
 
@@ -64,13 +63,14 @@ def run(config: RunConfig) -> Summary:
 
 
 def first_unfinished(config: RunConfig, name: str) -> str | None:
-    """Return the first stage before this one of which something is left to do, all with `--overwrite`; else None."""
+    """Return the first stage before this one that has something left to do, None without one.
+
+    With `--overwrite` every stage is done again.
+    """
     for before in ORDER[: ORDER.index(name)]:
-        if config.overwrite or not has_stage(config.run, before):
+        if config.overwrite or not is_complete(config.run, before):
             return before
-        summary = summary_of(config.run, before)
-        outdated = outdated_targets(config.run, reviews_in_force(config.run)) if before == "teacher" else []
-        if summary.parts_done < summary.parts or outdated:
+        if before == "teacher" and outdated_targets(config.run, reviews_in_force(config.run)):
             return before
     return None
 
@@ -82,9 +82,7 @@ def bounds(
     options = {stage: stages[stage].effective() for stage in ORDER}
     has_outcomes = options["judge"]["good"] or options["judge"]["bad"]  # they reward turns without a next state, too
     turns = extracted.total(TURN_COUNT if has_outcomes else TRAINABLE_COUNT)
-    scoring = stages["teacher"]
-    assert isinstance(scoring, TeacherConfig)
-    replies = turns * (1 + scoring.samples)
+    replies = turns * (1 + stages["teacher"].plan()["teacher_samples"])
     steps = math.ceil(replies / options["train"]["batch_turns"])
     epochs = options["train"]["epochs"]
     # Without --epochs, see epochs_over. In whole sessions a step can be larger than a batch.
