@@ -21,6 +21,7 @@ from opdkit.store.plans import file_identity, manifest
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+TextsOf = Callable[[Sequence[int]], list[str]]  # token ids -> their texts
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _FILE = "tokenizer.json"
 
@@ -87,8 +88,8 @@ def ids_as_texts(ids: Sequence[int]) -> list[str]:
     return [f"⟨{i}⟩" for i in ids]
 
 
-def texts_of(run: Path) -> "TokenTexts | Callable[[Sequence[int]], list[str]]":
-    """Return the texts of the tokens of a run's targets; warn, and return the ids, without the teacher's tokenizer."""
+def texts_of(run: Path) -> TextsOf:
+    """Return what gives the tokens of a run's targets as texts; warn, and show ids, without the teacher's tokenizer."""
     try:
         return open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])
     except OpdkitError as error:

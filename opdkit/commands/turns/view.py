@@ -18,7 +18,8 @@
 A run need not be finished: what a stage has not written is null or [].
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy as np
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.commands.turns.line import VERDICT, signed
 from opdkit.commands.turns.nearest import nearest_turns
-from opdkit.commands.turns.token_text import ids_as_texts, texts_of
+from opdkit.commands.turns.token_text import TextsOf, texts_of
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.hints import explain_candidates
@@ -43,8 +44,6 @@ _TOKENS = ("response_ids", "response_mask", "old_logprobs", "teacher_logprobs")
 _SUPPORTS = {"student": "support_old", "teacher": "support_teacher"}
 STEPS = (0.1, 0.5, 1.5)  # nats of an advantage: a token is marked weakly, clearly, strongly; the report's too
 LIKELIEST = 3
-
-TokenTexts = Callable[[Sequence[int]], list[str]]
 
 
 def turn_view(run: Path, turn_id: str) -> JSON:
@@ -64,13 +63,10 @@ def turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
     reviews = reviews_in_force(run)
     judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
     columns = {**CHECKED, "targets": ["turn_id", *_TARGET, *_TOKENS, "support_ids", *_SUPPORTS.values()]}
-    token_texts: TokenTexts | None = None
+    texts = cache(texts_of)  # of the tokens: a run without targets needs no tokenizer
     for part in sorted(set(parts.values())):
         for turn in joined_turns(run, part, columns, reviews=reviews, turn_ids=turn_ids, partial=True):
-            if turn.targets and token_texts is None:
-                token_texts = texts_of(run)
-            targets = [_target(row, token_texts or ids_as_texts) for row in turn.targets]
-            yield _view(turn, judge) | {"targets": targets}
+            yield _view(turn, judge) | {"targets": [_target(row, texts(run)) for row in turn.targets]}
 
 
 def _view(turn: JoinedTurn, judge: JSON) -> JSON:
@@ -100,7 +96,7 @@ def _decision_parts(decision: JSON) -> list[tuple[str, str]]:
     return [(name, text) for name, text in parts.items() if text]
 
 
-def _target(row: JSON, token_texts: TokenTexts) -> JSON:
+def _target(row: JSON, token_texts: TextsOf) -> JSON:
     ids, mask, old_logprobs = (row[name].tolist() for name in ("response_ids", "response_mask", "old_logprobs"))
     teacher_logprobs = [None] * len(ids) if row["teacher_logprobs"] is None else row["teacher_logprobs"].tolist()
     tokens = []
@@ -114,7 +110,7 @@ def _target(row: JSON, token_texts: TokenTexts) -> JSON:
     return {**{name: row[name] for name in _TARGET}, "unit": "token", "tokens": tokens}
 
 
-def _likely(row: JSON, position: int, token_texts: TokenTexts) -> JSON:
+def _likely(row: JSON, position: int, token_texts: TextsOf) -> JSON:
     """Return the tokens that student and teacher find likeliest at a position, of those that are stored there."""
     ids, found = row["support_ids"][position], JSON()
     for model, column in _SUPPORTS.items():
