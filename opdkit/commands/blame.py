@@ -111,12 +111,13 @@ def blame(config: BlameConfig) -> Blame:
         blame_of[turn.turn_id] += score
     rows = [{"turn_id": turn_id, "value": session_groups[session_of(turn_id)], "share": score,
              "hint": hints.get(turn_id)} for turn_id, score in blame_of.items()]  # fmt: skip
-    groups, worse = sum_groups(rows), [row for row in domains if row["after"] < row["before"]]
-    left_out = count_left_out(run, write_filter(by, groups), rows)
-    sentence = blame_sentence(worse, by, groups, left_out)
-    is_exact = leaves_out_worst(groups, left_out)
-    commands = retrain_commands(run, trained, evaluated, by, groups) if is_exact else []
-    return Blame(sentence, worse, by, groups, rows, commands)
+    groups, fallen = sum_groups(rows), [row for row in domains if row["after"] < row["before"]]
+    worst = worst_groups(groups)
+    left_out = count_left_out(run, write_filter(by, worst), rows)
+    sentence = blame_sentence(fallen, by, groups, worst, left_out)
+    is_exact = bool(worst) and leaves_out_worst(worst, left_out)
+    commands = retrain_commands(run, trained, evaluated, by, worst) if is_exact else []
+    return Blame(sentence, fallen, by, groups, rows, commands)
 
 
 def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
@@ -199,12 +200,11 @@ def worst_groups(groups: Sequence[JSON]) -> list[JSON]:
     return worst
 
 
-def write_filter(by: str, groups: Sequence[JSON]) -> str:
+def write_filter(by: str, worst: Sequence[JSON]) -> str:
     """Return the condition that leaves out the worst groups; "" where there are none."""
     # In a condition, | separates values, * ? [ are patterns, and outer spaces do not count: ? stands for each of them,
     # and for what a terminal does not print.
-    values = [re.sub(r"[|*?\[\]]|^\s+|\s+$", lambda found: "?" * len(found[0]), row["value"])
-              for row in worst_groups(groups)]  # fmt: skip
+    values = [re.sub(r"[|*?\[\]]|^\s+|\s+$", lambda found: "?" * len(found[0]), row["value"]) for row in worst]
     text = "|".join("".join(c if c.isprintable() else "?" for c in value) for value in values)
     return f"{by}!={text}" if values else ""
 
@@ -217,37 +217,36 @@ def count_left_out(run: Path, condition: str, rows: Sequence[JSON]) -> Counter[s
                    if session.session_id in values and find_rejection(filters, session, session.format))  # fmt: skip
 
 
-def leaves_out_worst(groups: Sequence[JSON], left_out: Counter[str | None]) -> bool:
-    """Return whether the sessions that are left out are those of the worst groups; sessions without a value may be."""
-    return {row["value"]: row["sessions"] for row in worst_groups(groups)} == {
-        value: count for value, count in left_out.items() if value is not None}  # fmt: skip
+def leaves_out_worst(worst: Sequence[JSON], left_out: Counter[str | None]) -> bool:
+    """Return True if of all sessions with a value exactly those of the worst groups are left out."""
+    named = {value: count for value, count in left_out.items() if value is not None}
+    return named == {row["value"]: row["sessions"] for row in worst}
 
 
-def blame_sentence(worse: Sequence[JSON], by: str, groups: Sequence[JSON], left_out: Counter[str | None]) -> str:
-    """Return the answer as a sentence, or more where a condition leaves out others, too."""
+def blame_sentence(
+    fallen: Sequence[JSON], by: str, groups: Sequence[JSON], worst: Sequence[JSON], left_out: Counter[str | None]
+) -> str:
+    """Return the answer as a sentence, or more where the condition on the `worst` groups leaves out others, too."""
     falls = "; ".join(f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
-                      for row in worse)  # fmt: skip
-    falls, worst = f"{falls[0].upper()}{falls[1:]}.", worst_groups(groups)
+                      for row in fallen)  # fmt: skip
+    falls = f"{falls[0].upper()}{falls[1:]}."
     if not worst:
         return f"{falls} No {by} stands out as the one that taught this."
     names, turns = ", ".join(row["value"] for row in worst), sum(row["turns"] for row in groups)
     others = f" Without them goes what has no {by}: {counted(left_out[None], 'session')}." if left_out[None] else ""
-    if not leaves_out_worst(groups, left_out):
+    if not leaves_out_worst(worst, left_out):
         others = f" No condition on {by} leaves out exactly these: try `--by {SESSION}`, or another field."
     return (f"{falls} {sum(row['share'] for row in worst):.0%} of the blame is on {by} {names}: "
             f"{sum(row['turns'] for row in worst):,} of {counted(turns, 'turn')}.{others}")  # fmt: skip
 
 
 def retrain_commands(
-    run: Path, trained: TrainConfig, evaluated: EvalConfig, by: str, groups: Sequence[JSON]
+    run: Path, trained: TrainConfig, evaluated: EvalConfig, by: str, worst: Sequence[JSON]
 ) -> list[str]:
     """Return the commands that train without the worst groups, evaluate that training, and compare both."""
-    worst = [row["value"] for row in worst_groups(groups)]
-    if not worst:
-        return []
     base = run.parent if run.suffix == TRAINING else run
-    name = "without-" + re.sub(r"[^\w.+-]+", "-", worst[0])[:40] + ("-and-others" if len(worst) > 1 else "")
-    filters = [*trained.filter, write_filter(by, groups)]
+    name = "without-" + re.sub(r"[^\w.+-]+", "-", worst[0]["value"])[:40] + ("-and-others" if len(worst) > 1 else "")
+    filters = [*trained.filter, write_filter(by, worst)]
     train = trained.effective() | {"name": name, "filter": filters}
     measure = evaluated.effective() | {"name": name, "model": None}
     lines = [command_line("train", TrainConfig, base, train, ("shard",)),
