@@ -23,7 +23,7 @@ from opdkit.errors import OpdkitError
 from opdkit.extract.known_turns import forget_turns
 from opdkit.judge.kept_answers import drop_answers
 from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries, temporary_file, write_text
-from opdkit.store.counters import COUNTERS_KEY, Counters
+from opdkit.store.counters import COUNTERS_KEY, TURN_COUNT, Counters
 from opdkit.store.digests import file_digest, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.logged_fields import LoggedFields, read_logged_fields
@@ -83,8 +83,10 @@ def forgotten_entry(where: Sequence[str], salt: str) -> JSON:
              and not set("*?[|") & {*condition.value}]  # fmt: skip
     described: JSON = {"where": [condition.text for condition in filters if condition not in named]}
     if named:
-        texts = ((c.field, (c.value, plain_value(parse_number(c.value)))) for c in named)  # 17 and 17.0 are the same
-        digests = [[name, [fingerprint({salt: text}) for text in own if text is not None]] for name, own in texts]
+        digests = []
+        for condition in named:  # of the text, and of the number that it may write: 17 and 17.0 are the same one
+            values = (condition.value, plain_value(parse_number(condition.value)))
+            digests.append([condition.field, [fingerprint({salt: value}) for value in values if value is not None]])
         described |= {"named": digests, "salt": salt}
     return described
 
@@ -167,7 +169,7 @@ def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> Non
         counters.rows_out -= gone
         counters.drop(FORGOTTEN, gone)
         if table == "sessions" and (turns := part_path(path.parents[2], "turns", part)).exists():  # written before
-            counters.counts["turns"] = Counter({"": pq.read_metadata(turns).num_rows})
+            counters.counts[TURN_COUNT] = Counter({"": pq.read_metadata(turns).num_rows})
         kept = kept.replace_schema_metadata(kept.schema.metadata | {COUNTERS_KEY: counters.to_json().encode()})
         folder, before = stage_dir(path.parents[2], TABLES[table].stage), file_digest(path)
         with temporary_file(path) as temporary:

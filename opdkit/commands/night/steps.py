@@ -70,7 +70,8 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     else:
         outcome = learn(home, night, config, stages)
     record = night.record | outcome
-    judged, unknown = count_unknown(night.log)
+    statuses = Counter(row["reward_status"] for row in read_all(night.log, "verdicts", ["reward_status"]))
+    judged, unknown = statuses.total(), statuses["failed"] + statuses["no_quorum"]  # too many votes failed
     if unknown:
         record["sentence"] += f" {unknown:,} of {counted(judged, 'reply')} {verb(unknown, 'has', 'have')} no verdict."
     record |= {"model": config.model, "judged": judged, "without_verdict": unknown, "ended": utc_now()}
@@ -108,12 +109,6 @@ def read_log(home: Home, night: Night, stages: Mapping[str, StageConfig]) -> Non
             if any(row["trainable"] for row in read_all(night.log, "turns", ["trainable"])):
                 raise
             warn(str(why))  # there is nothing to judge
-
-
-def count_unknown(run: Path) -> tuple[int, int]:
-    """Return how many replies of a run were judged, and on how many of them too many votes failed for a verdict."""
-    found = Counter(row["reward_status"] for row in read_all(run, "verdicts", ["reward_status"]))
-    return found.total(), found["failed"] + found["no_quorum"]
 
 
 def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
