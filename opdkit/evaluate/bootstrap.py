@@ -81,17 +81,17 @@ def chance_of_rise(differences: Array, noise: float = 0.0) -> float:
     return float((sums > total - 1e-9).mean())
 
 
-def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS) -> Array:
+def resample_sums(sums_SF: Array, seed: int) -> Array:
     """Return F sums over S sessions that are drawn with replacement, for B resamples: [S, F] -> [B, F].
 
     Whole sessions are drawn, since the turns of a session are correlated.
     """
     sessions = len(sums_SF)
     if not sessions:
-        return np.zeros((resamples, sums_SF.shape[1]))
+        return np.zeros((RESAMPLES_OF_SUMS, sums_SF.shape[1]))
     rng, even = np.random.default_rng(seed), np.full(sessions, 1 / sessions)
     block = max(1, _AT_ONCE // sessions)
-    sizes = (min(block, resamples - start) for start in range(0, resamples, block))
+    sizes = (min(block, RESAMPLES_OF_SUMS - start) for start in range(0, RESAMPLES_OF_SUMS, block))
     return np.concatenate([rng.multinomial(sessions, even, size=size).astype(float) @ sums_SF for size in sizes])
 
 

@@ -224,11 +224,12 @@ class Shares:
     The turns of a session come one after the other, so only the largest sessions take memory.
     """
 
-    def __init__(self, most: int = 20) -> None:
-        self._most = most
+    MOST = 20  # sources and sessions that are shown
+
+    def __init__(self) -> None:
         self._sources = defaultdict[str, Counter[str]](Counter)
         self._session: tuple[str, str, Counter[str]] | None = None
-        self._sessions: Largest[tuple[str, str, Counter[str]]] = Largest(most)
+        self._sessions: Largest[tuple[str, str, Counter[str]]] = Largest(self.MOST)
 
     def add(self, turn: RunTurn) -> None:
         """Count a turn for its source and for its session."""
@@ -255,13 +256,13 @@ class Shares:
         total, rest = Counter[str](), Counter[str]()
         for place, (_, counts) in enumerate(sources):
             total.update(counts)
-            if place >= self._most:
+            if place >= self.MOST:
                 rest.update(counts)
         sessions = self._sessions.items()
         return {
             "total": dict(total),
-            "sources": [{"source": name, **counts} for name, counts in sources[: self._most]],
-            "other_sources": {"count": len(sources) - self._most, **rest} if rest else None,
+            "sources": [{"source": name, **counts} for name, counts in sources[: self.MOST]],
+            "other_sources": {"count": len(sources) - self.MOST, **rest} if rest else None,
             "sessions": [{"source": source, "session": name, **counts} for source, name, counts in sessions],
             "session_count": total["sessions"],
         }
