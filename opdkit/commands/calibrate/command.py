@@ -1,9 +1,8 @@
 """`opdkit calibrate`: measure the judge against labels, and print the result."""
 
-import dataclasses
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +27,9 @@ def run(config: CalibrateConfig) -> None:
     """Print how often the judge is right. Raises what `measure` raises."""
     measured = measure(config)
     if config.json:
-        print(json.dumps(dataclasses.asdict(measured), indent=2))
-        return
-    show(measured, config)
+        print(json.dumps(asdict(measured), indent=2))
+    else:
+        show(measured, config)
 
 
 def measure(config: CalibrateConfig) -> Calibration:

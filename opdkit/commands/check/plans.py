@@ -10,6 +10,7 @@ from opdkit.config.command_line import command_line, quote
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON
 from opdkit.store.plans import changed_upstream, fingerprint, stage_dir
+from opdkit.store.reading import has_stage
 from opdkit.store.tables import TABLES, Table
 
 # In the order in which they are computed. (rollout writes the stages extract and judge.)
@@ -84,7 +85,7 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
         what = f"computed from the {outdated[0]} stage, which is to be run again"
         yield Finding(stage, what, key="manifest.json", todo=todo)
     for upstream in plan["upstream"]:
-        if not (stage_dir(run, upstream) / "manifest.json").exists():
+        if not has_stage(run, upstream):
             back = f"put {stage_dir(run, upstream)} back, or run `opdkit {upstream} {quote(run)} ...` again"
             what = f"the {upstream} stage that it was computed from is gone"
             yield Finding(stage, what, key="manifest.json", todo=back)

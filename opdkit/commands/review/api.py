@@ -9,8 +9,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
-from opdkit.store.plans import stage_dir
-from opdkit.store.reading import part_path, parts_of_turns, read_arrow
+from opdkit.store.reading import has_stage, part_path, parts_of_turns, read_arrow
 from opdkit.store.reviews import GROUP, Review, ReviewLog
 
 _FIELDS = ("turn_id", "action", "reward", "hint", "note", "chosen", "seen")
@@ -25,7 +24,7 @@ class Api:
 
     def __init__(self, run: Path, reviewer: str) -> None:
         """Open the run. Raises OpdkitError if it is not judged yet."""
-        if not (stage_dir(run, "judge") / "manifest.json").exists():
+        if not has_stage(run, "judge"):
             raise OpdkitError(f"{run} is not judged yet, so there is nothing to review: run "
                               f"`opdkit judge {quote(run)} ...` first")  # fmt: skip
         self.run, self.reviewer = run, reviewer

@@ -11,7 +11,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.plans import stage_dir
+from opdkit.store.reading import has_stage
 
 
 def run(config: ShowConfig) -> None:
@@ -46,7 +46,7 @@ def run(config: ShowConfig) -> None:
 
 def choose_views(config: ShowConfig, whole: bool = True) -> tuple[Chosen, list[JSON]]:
     """Return the turns to show, in the order in which they were chosen, whole or as rows of a list. Raises as `run`."""
-    if not (stage_dir(config.run, "extract") / "manifest.json").exists():
+    if not has_stage(config.run, "extract"):
         raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {quote(config.run)} LOGS...`")
     chosen = Chosen() if config.turn_id is not None else choose_turns(config)
     if not whole:

@@ -22,8 +22,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import choose_format
 from opdkit.model.folder import check_models
-from opdkit.store import plans
-from opdkit.store.plans import check_upstream, differences, manifest, stage_dir
+from opdkit.store.plans import check_options, check_upstream, differences, manifest, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path
 from opdkit.store.reviews import known_inputs, outdated_targets, reviews_in_force
 from opdkit.store.tables import PRIMARY
@@ -86,7 +85,7 @@ def check_plans(stages: Mapping[str, StageConfig]) -> None:
             from opdkit.teacher.hint_checks import hint_judge_options  # imported here: it brings torch
 
             stage = replace(stage, **hint_judge_options(stage))
-        plans.check_options(stage, name, known_inputs(stage.run, name))
+        check_options(stage, name, known_inputs(stage.run, name))
 
 
 def check_logs(config: SlurmConfig) -> None:

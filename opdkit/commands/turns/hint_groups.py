@@ -10,7 +10,7 @@ from opdkit.commands.turns.of_run import RunTurn
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.conclusion import PASSED
+from opdkit.evaluate.conclusion import PASSED, by_name
 from opdkit.judge.claims import claims_of, contradicts, group_alike
 from opdkit.judge.words import words
 from opdkit.store.joined_turns import joined_turns
@@ -55,7 +55,7 @@ class Topics:
         for row in replies:
             for word in set(words(row["reply"])):
                 self.counts[word][row["domain"]] += 1
-        scores = {(row["metric"], row["domain"]): row for row in read_part(run, "scores", 0) if row["count"]}
+        scores = by_name(read_part(run, "scores", 0))
         found = ((metric, domain) for metric in reversed(PASSED) for domain in self._number)
         self.scores = {domain: scores[metric, domain] for metric, domain in found if (metric, domain) in scores}
 
