@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
 from opdkit.store.dropped_hints import by_turn, has_hint_checks, without_dropped
@@ -102,20 +101,18 @@ def joined_sessions(run: Path, part: int, columns: Columns = JUDGED, **options: 
         yield list(turns)
 
 
-def arrays_of(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
-    """Yield each row of a column of lists as an array, without a Python object for each number."""
-    for row in column:
-        yield None if row.values is None else row.values.to_numpy(zero_copy_only=False)
+def rows_with_arrays(table: pa.Table, lists: Sequence[str]) -> list[JSON]:
+    """Return the rows of a table. The `lists` among its columns are arrays, without a Python object for each number."""
+    rows: list[JSON] = table.drop_columns(lists).to_pylist()
+    for name in lists:
+        for row, cell in zip(rows, table[name], strict=True):
+            row[name] = None if cell.values is None else cell.values.to_numpy(zero_copy_only=False)
+    return rows
 
 
 def _targets_by_turn(targets: pa.Table) -> Mapping[str, Sequence[JSON]]:
-    lists = [field.name for field in targets.schema if pa.types.is_list(field.type)]
-    rows: list[JSON] = targets.drop_columns(lists).to_pylist()
-    for name in lists:
-        for row, values in zip(rows, arrays_of(targets[name]), strict=True):
-            row[name] = values
     by_turn: defaultdict[str, list[JSON]] = defaultdict(list)
-    for row in rows:
+    for row in rows_with_arrays(targets, [field.name for field in targets.schema if pa.types.is_list(field.type)]):
         by_turn[row["turn_id"]].append(row)
     return by_turn
 

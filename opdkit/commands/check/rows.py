@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from opdkit.console import counted
 from opdkit.judge.votes import CONFLICT, NOT_BY_VOTES, OUTCOME, WANTED_REPLIES, confidences_of, reward_of
-from opdkit.store.joined_turns import arrays_of
+from opdkit.store.joined_turns import rows_with_arrays
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import METRICS, VALIDATIONS
@@ -118,10 +118,7 @@ def _to_rows(arrow: pa.Table) -> list[Row]:
     kinds = {field.name: field.type.value_type for field in arrow.schema if pa.types.is_list(field.type)}
     nested = [name for name, kind in kinds.items() if pa.types.is_list(kind)]
     flat = [name for name, kind in kinds.items() if pa.types.is_primitive(kind)]
-    rows: list[Row] = arrow.drop_columns([*nested, *flat]).to_pylist()
-    for name in flat:
-        for row, values in zip(rows, arrays_of(arrow[name]), strict=True):
-            row[name] = values
+    rows = rows_with_arrays(arrow.drop_columns(nested), flat)
     for name in nested:
         for row, lists in zip(rows, arrow[name], strict=True):
             inner = lists.values
