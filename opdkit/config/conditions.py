@@ -106,9 +106,9 @@ def find_rejection(filters: Sequence[Filter], session: Any, log_format: str) -> 
 
 
 def logged_value(field: str, session: Any, log_format: str) -> Any:
-    """Return the value of a field of a Conversation; of metadata.NAME without a value, that of every logged call.
+    """Return the value of a field of a Conversation, or of LoggedFields, which alone have the field SESSION.
 
-    The field SESSION is one of LoggedFields alone.
+    Where the metadata of a session lack NAME, metadata.NAME is the list of the values that its logged calls have.
     """
     if field == "time":
         return time_of(session.metadata)
@@ -153,7 +153,7 @@ def _compare(logged: Any, op: str, value: str) -> bool | None:
 
 
 def flat(logged: Any) -> list[Any]:
-    """Return the values of a list, in lists of any depth; of any other value itself."""
+    """Return the values in a list and in the lists within it, and for any other value a list of that value."""
     items = [logged]
     for item in items:  # the list grows
         items += item if isinstance(item, list) else ()

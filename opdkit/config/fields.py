@@ -217,7 +217,10 @@ def convert(field: Field, value: Any, where: str) -> Any:
 
 
 def from_saved(cls: type[Config], saved: Mapping[str, Any], **fixed: Any) -> Config:
-    """Return the configuration that `effective` gave `saved` of, with `fixed` values. Unknown options are left out."""
+    """Return the configuration whose `effective()` was saved, with other values where `fixed` has some.
+
+    Options that this version does not know are left out.
+    """
     known = [field for field in fields_of(cls) if saved.get(field.name) is not None]
     return cls(**{field.name: convert(field, saved[field.name], field.flag) for field in known} | fixed)
 

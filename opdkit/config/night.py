@@ -1,4 +1,4 @@
-"""Options of `opdkit night` and `opdkit models`."""
+"""Options of `opdkit night`, `opdkit forget` and `opdkit models`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -66,5 +66,5 @@ class SlurmConfig(PipelineConfig):
 
 
 def _without_stage(value: str) -> str:
-    """Return VALUE of STAGE=VALUE, and of VALUE itself."""
+    """Return VALUE, both for STAGE=VALUE and for VALUE."""
     return value.partition("=")[2] if value.startswith(_STAGE_PREFIXES) else value

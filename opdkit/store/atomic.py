@@ -26,7 +26,7 @@ _ABANDONED = 3600.0  # seconds without a change after which a file of another ho
 
 @cache
 def host_name() -> str:
-    """Return a name for what shares the numbers of processes: a machine or, with one of its own, a container."""
+    """Return a name for the processes that share process ids: those of a machine, or of a container with its own."""
     with contextlib.suppress(OSError):
         return f"{socket.gethostname()}.{Path('/proc/self/ns/pid').stat().st_ino}"
     return socket.gethostname()

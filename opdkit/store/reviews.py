@@ -138,7 +138,7 @@ class ReviewLog:
             with self._path.open("a+b", buffering=0) as file:
                 _lock(file, fcntl.LOCK_EX)
                 if not self._path.exists() or not os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
-                    raise OpdkitError(f"{self._path} was written anew by another process: start the command again")
+                    raise OpdkitError(f"{self._path} was replaced by another process: start the command again")
                 if torn := self._read(file):
                     with (folder / TORN).open("ab") as kept:
                         kept.write(torn + b"\n")

@@ -1,1 +1,1 @@
-"""`opdkit night` and `opdkit models`: train on logs that grow, night after night."""
+"""`opdkit night`, `opdkit forget` and `opdkit models`: train on logs that grow, night after night."""

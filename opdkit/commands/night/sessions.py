@@ -214,7 +214,7 @@ def read_rows(home: Home, chosen: ChosenSessions, part: int) -> dict[str, list[J
 
 
 def count_hints(nights: Sequence[Night], holdout: float) -> int:
-    """Return the replies with a hint in these nights' sessions, less those that are kept out of training."""
+    """Return how many replies have a hint in those sessions of these nights that are not kept out of training."""
     sessions = drop_withdrawn([session for night in nights for session in read_sessions(night, holdout)])
     opinions = (opinion for session in sessions if not session.is_held_out for opinion in session.opinions)
     return sum({opinion.turn_id: opinion.hint is not None for opinion in opinions}.values())

@@ -22,7 +22,7 @@ class TurnLine:
     number: int  # its place among all turns of the run
     turn_id: str
     source: str
-    state: str  # one of run_turns.STATES
+    state: str  # one of of_run.STATES
     skip_reason: str | None
     reward: int | None
     reward_status: str | None
