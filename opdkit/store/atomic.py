@@ -154,6 +154,7 @@ def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
 def replaced_folder(final: Path) -> Iterator[Path]:
     """Yield a new folder beside `final`, and move it there when the block ends well: readers find all of it.
 
+    When the block fails, what was there stays, and the new folder is removed: a full disk gets its room back.
     Its files get the permissions of the umask, whatever the library that wrote them gave them.
     """
     temporary = final.with_name(owned_name(f".{final.name}"))
@@ -161,12 +162,16 @@ def replaced_folder(final: Path) -> Iterator[Path]:
     remove_entries(find_left_overs(final.parent, f".{glob.escape(final.name)}-*"))
     temporary.mkdir()
     permissions = temporary.stat().st_mode & 0o666
-    yield temporary
-    for path in [*temporary.rglob("*"), temporary]:
-        if path.is_file():
-            path.chmod(permissions)
-        sync(path)
-    if final.exists():
+    try:
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            if path.is_file():
+                path.chmod(permissions)
+            sync(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if final.exists():  # once it is gone, the new folder is the only one
         shutil.rmtree(final)
     temporary.replace(final)
     sync(final.parent)

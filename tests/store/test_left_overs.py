@@ -152,6 +152,21 @@ def test_a_replaced_folder_leaves_what_belongs_to_others(tmp_path: Path) -> None
     assert [folder.exists() for folder in (*kept, left)] == [True, True, False]
 
 
+def test_a_folder_that_cannot_be_written_leaves_nothing_and_what_was_there_stays(tmp_path: Path) -> None:
+    def write(text: str, error: type[BaseException] | None = None) -> None:
+        with replaced_folder(tmp_path / "model") as folder:
+            (folder / "weights").write_text(text)
+            if error:
+                raise error
+
+    write("1")
+    for error in (OSError, KeyboardInterrupt):
+        with pytest.raises(error):
+            write("half", error)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model/weights").read_text() == "1"
+
+
 def test_another_container_of_one_machine_is_another_host(monkeypatch) -> None:
     """Its numbers of processes are its own."""
     host, dead = host_name(), dead_process()
