@@ -18,5 +18,5 @@ class BlameConfig(CommandConfig):
         "user, where the log names one, else session", check=check_field)  # fmt: skip
     domain: str | None = option(None, "only what got worse in this domain; default: in all that got worse")
     lines: int = option(10, "lines to show of each table", unit="lines", low=1)
-    device: str = option("auto", "torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU")
+    device: str = shared_option("device")
     json: bool = shared_option("json", more="all turns and groups")

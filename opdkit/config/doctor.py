@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
-from opdkit.config.shared import DTYPES, shared_option
+from opdkit.config.shared import shared_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class DoctorConfig(CommandConfig):
     judge_model: str | None = shared_option("judge_model", more="does the server answer under this name?")
     api_key_env: str = shared_option("api_key_env")
     device: str = option("auto", "torch device; should the model fit on it?")
-    dtype: str = option("auto", "weights and activations", choices=DTYPES)
+    dtype: str = shared_option("dtype")
     lora_rank: int = option(0, "train LoRA adapters of this rank, 0 for none; how much memory would it take?", low=0)
     load_in_4bit: bool = shared_option("load_in_4bit", more="how much memory would it take?")
     timeout: float = option(30.0, "give up on a request after this", unit="seconds", low=0.1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
-from opdkit.config.shared import DTYPES, shared_option
+from opdkit.config.shared import shared_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class ForecastConfig(CommandConfig):
     api_key_env: str = shared_option("api_key_env")
     template_arg: tuple[str, ...] = shared_option("template_arg")
     max_new_tokens: int = option(512, "longest reply", unit="tokens", low=1)
-    device: str = option("auto", "torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU")
-    dtype: str = option("auto", "weights and activations", choices=DTYPES)
+    device: str = shared_option("device")
+    dtype: str = shared_option("dtype")
     json: bool = shared_option("json")
     seed: int = shared_option("seed")

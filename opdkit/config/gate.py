@@ -27,9 +27,7 @@ class GateConfig(CommandConfig):
     """Say whether the trained model may replace the one before it, from what `opdkit eval` stored: exit code 0 or 1."""
 
     run: Path = argument(..., "the run directory, or RUN/NAME.training")
-    max_loss: float | None = option(
-        None, "do not ship if a loss of this share of right replies could go unseen in a domain; default: only say how "
-        "large such a loss could be", low=0.001, high=1.0)  # fmt: skip
+    max_loss: float | None = shared_option("max_loss")
     allow: tuple[str, ...] = option(
         (), f"ship even if this check fails; {', '.join(CHECKS)}; {REPEAT}", check=check_names
     )

@@ -46,10 +46,7 @@ class NightConfig(HomeConfig):
     holdout: float = HOW.option(
         0.2, "share of the sessions to keep for eval; the same ones every night", low=0.05, high=0.9
     )
-    max_loss: float | None = HOW.option(
-        None, "do not ship if a loss of this share of right replies could go unseen in a domain; default: only say how "
-        "large such a loss could be", low=0.001, high=1.0,
-    )  # fmt: skip
+    max_loss: float | None = shared_option("max_loss", HOW)
     allow: tuple[str, ...] = HOW.option(
         (), f"ship even if this check fails; {', '.join(CHECKS)}; {REPEAT}", check=check_names
     )

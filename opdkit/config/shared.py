@@ -82,6 +82,8 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
     "api_key_env": ("OPENAI_API_KEY", "environment variable that holds the server's key",
                     {"plan": False, "expert": True}),
     "concurrency": (16, "parallel requests to a server", {"unit": "requests", "low": 1, "plan": False}),
+    "device": ("auto", "torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU", {}),
+    "dtype": ("auto", "weights and activations", {"choices": DTYPES}),
     "template_arg": ((), f"argument of the chat template, NAME=VALUE; for example enable_thinking=false; {REPEAT}",
                      {"check": parse_pairs}),
     "dry_run": (False, "report what would be done, write nothing", {"plan": False}),
@@ -98,6 +100,8 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
                 "minute longer", {}),
     "served_as": ((), "name under which a server runs the student, so that logs name it, too; " + REPEAT,
                   {"expert": True}),
+    "max_loss": (None, "do not ship if a loss of this share of right replies could go unseen in a domain; default: "
+                 "only say how large such a loss could be", {"low": 0.001, "high": 1.0}),
     "seed": (0, "seed of every random draw", {"low": 0}),
     "json": (False, "JSON on stdout instead of text", {}),
 }  # fmt: skip
@@ -131,12 +135,8 @@ class NamedTraining(StageConfig):
 class ModelOptions(StageConfig):
     """Options of every stage that runs a model."""
 
-    device: str = WHERE.option(
-        "auto", "torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU", plan=False
-    )
-    dtype: str = WHERE.option(
-        "auto", "weights and activations; auto: bfloat16 on a GPU, float32 on a CPU", choices=DTYPES
-    )
+    device: str = shared_option("device", WHERE, plan=False)
+    dtype: str = shared_option("dtype", WHERE, "auto: bfloat16 on a GPU, float32 on a CPU")
     load_in_4bit: bool = shared_option("load_in_4bit", MEMORY, expert=True)
     template_arg: tuple[str, ...] = shared_option("template_arg", HOW)
     seed: int = shared_option("seed", HOW)
