@@ -12,7 +12,7 @@ from opdkit.config.run import ORDER, RunConfig
 from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS
 from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import OpdkitError
-from opdkit.model.folder import check_models
+from opdkit.model.folder import check_stages
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.reading import is_complete, summary_of
@@ -29,9 +29,7 @@ def run(config: RunConfig) -> Summary:
     With `--dry-run` each stage reports what it would do. For one that reads an unfinished stage, bounds are printed.
     """
     stages = stage_configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
-    check_models(stages.values())
-    for stage in stages.values():
-        stage.check_inputs()
+    check_stages(stages.values())
     if stages["judge"].effective()["judge"] == "rules":
         warn(WARNINGS["rules"])
     say(f"options of {', '.join(ORDER)} that `opdkit run` lacks are given as --set STAGE.OPTION=VALUE")

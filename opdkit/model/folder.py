@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from opdkit.config.fields import JSON, StageConfig
@@ -37,10 +37,15 @@ def check_model_folder(name: str) -> None:
         raise OpdkitError(f"{name} holds no weights as *.safetensors{_pickle_advice(path)}")
 
 
-def check_models(stages: Iterable[StageConfig]) -> None:
-    """Raise OpdkitError for a path among the models of these stages that holds no model."""
+def check_stages(stages: Collection[StageConfig]) -> None:
+    """Raise OpdkitError for a path among the models of these stages that holds no model, and what the stages raise.
+
+    A command that runs several stages calls it before the first of them.
+    """
     for model in (model for stage in stages for model in models_of(stage)):
         check_model_folder(model)
+    for stage in stages:
+        stage.check_inputs()
 
 
 def pin_model(name: str) -> JSON:

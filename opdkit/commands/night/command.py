@@ -21,7 +21,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import AFTER_CORRECTION, read_prompts
 from opdkit.extract.news import collect_news, commit_news
 from opdkit.extract.stage import choose_format
-from opdkit.model.folder import check_models
+from opdkit.model.folder import check_stages
 
 
 def run(config: NightConfig) -> None:
@@ -135,9 +135,7 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
     changes: dict[str, JSON] = {"teacher": {"teacher": teacher}, "train": {"holdout": config.holdout},
                                 "eval": {"from_log": True, "prompts": None}}  # fmt: skip
     stages |= {name: replace(stages[name], **changed) for name, changed in changes.items()}
-    check_models(stages.values())
-    for stage in stages.values():
-        stage.check_inputs()
+    check_stages(stages.values())
     if config.prompts is not None:
         check_prompts(Path(config.prompts))
     return stages

@@ -21,7 +21,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import choose_format
-from opdkit.model.folder import check_models
+from opdkit.model.folder import check_stages
 from opdkit.store.plans import check_options, check_upstream, differences, manifest, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path
 from opdkit.store.reviews import known_inputs, outdated_targets, reviews_in_force
@@ -57,9 +57,7 @@ def run(config: SlurmConfig) -> Launch:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
     choose_format(cast(ExtractConfig, stages["extract"]))  # it checks the options
-    check_models(stages.values())
-    for stage in stages.values():
-        stage.check_inputs()
+    check_stages(stages.values())
     check_plans(stages)
     check_logs(config)
     check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])
