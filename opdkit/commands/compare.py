@@ -13,8 +13,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import evaluated_prompts
 from opdkit.evaluate.comparison import Comparison, compare_trainings, print_comparison
 from opdkit.evaluate.conclusion import is_evaluated
-from opdkit.store.plans import check_upstream, differences, manifest, name_runs, named_trainings
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import check_upstream, differences, has_stage, manifest, name_runs, named_trainings
 from opdkit.store.run_stage import run_stage
 
 # Options and inputs of eval that decide what is measured, beside the models.

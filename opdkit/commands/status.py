@@ -12,9 +12,9 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import command_of, find_upstream_change, named_trainings, stage_dir
+from opdkit.store.plans import command_of, find_upstream_change, has_stage, named_trainings, stage_dir
 from opdkit.store.progress_marks import live_claims
-from opdkit.store.reading import has_stage, part_path, summary_of
+from opdkit.store.reading import part_path, summary_of
 from opdkit.store.reviews import outdated_targets, reviews_in_force
 from opdkit.store.tables import PRIMARY
 

@@ -13,8 +13,7 @@ from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_p
 from opdkit.evaluate.models import load_chat
 from opdkit.model.behavior_policy import student_names
 from opdkit.store.atomic import write_text
-from opdkit.store.plans import manifest, model_identity
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import has_stage, manifest, model_identity
 
 
 def held_out_share(run: Path) -> float:

@@ -37,8 +37,8 @@ from opdkit.model.load import context_length, load_template
 from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
 from opdkit.store.part_writer import PartWriter, Stage
-from opdkit.store.plans import recorded_hint_text
-from opdkit.store.reading import has_stage, read_all, read_part
+from opdkit.store.plans import has_stage, recorded_hint_text
+from opdkit.store.reading import read_all, read_part
 from opdkit.store.reviews import check_targets_current, decisions_in_targets, plan_inputs, reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of

@@ -16,8 +16,7 @@ from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.prompts import defuse, quote, turn_text
 from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
-from opdkit.store.plans import manifest
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import has_stage, manifest
 
 _SECTION_CHARS = 6000
 # Options of a stage that has a judge of its own, and what it takes over if that is the judge of the run.

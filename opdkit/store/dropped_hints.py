@@ -6,8 +6,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from opdkit.config.fields import JSON
-from opdkit.store.plans import find_outdated_upstream, manifest
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import find_outdated_upstream, has_stage, manifest
 
 DROPPED = NO_BETTER, WORSE = "no better than without", "worse than without"
 

@@ -16,7 +16,7 @@ from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
 from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.store.atomic import remove_folder, write_text
-from opdkit.store.plans import stage_dir
+from opdkit.store.plans import has_stage, stage_dir
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
     index, count = parse_shard(config.shard)
     path = config.run / ".failed" / f"{stage}-{index}-of-{count}.json"
     home = stage_dir(config.run, stage)
-    is_new = count == 1 and not (home / "manifest.json").exists()
+    is_new = count == 1 and not has_stage(config.run, stage)
     try:
         yield
     except Exception as error:

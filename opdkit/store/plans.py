@@ -29,6 +29,11 @@ def stage_dir(run: Path, stage: str) -> Path:
     return (run.parent if is_shared else run) / stage
 
 
+def has_stage(run: Path, stage: str) -> bool:
+    """Return True if the stage has been started."""
+    return (stage_dir(run, stage) / "manifest.json").exists()
+
+
 def checkpoints_dir(run: Path) -> Path:
     """Return the folder of the checkpoints of a training."""
     return stage_dir(run, "train") / "checkpoints"
@@ -70,8 +75,7 @@ def manifest(run: Path, stage: str) -> JSON:
 
 def command_of(run: Path, stage: str) -> str:
     """Return the command that writes a stage of a run: its own, unless the manifest names another."""
-    path = stage_dir(run, stage) / "manifest.json"
-    return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
+    return str(manifest(run, stage)["plan"].get("command", stage)) if has_stage(run, stage) else stage
 
 
 def judge_kind(run: Path) -> str | None:
@@ -79,7 +83,7 @@ def judge_kind(run: Path) -> str | None:
     document = manifest(run, "judge")
     options = document.get("configuration", document["plan"]["config"])  # the former names the source run, too
     source = options.get("from_run")
-    if source and (stage_dir(Path(source), "judge") / "manifest.json").exists():
+    if source and has_stage(Path(source), "judge"):
         return judge_kind(Path(source))
     return str(options["judge"]) if "judge" in options else None
 
@@ -89,8 +93,7 @@ def recorded_hint_text(run: Path, *stages: str) -> str:
 
     `stages`: the stages to look at, of which the first that has been started counts.
     """
-    started = (name for name in stages or ("teacher", "extract") if (stage_dir(run, name) / "manifest.json").exists())
-    stage = next(started, None)
+    stage = next((name for name in stages or ("teacher", "extract") if has_stage(run, name)), None)
     inputs = manifest(run, stage)["plan"].get("inputs", {}) if stage else {}
     # An extract stage has its logs here, by name, and one of them may be called "wording".
     return str(inputs.get("wording", {}).get("teacher", DEFAULTS["teacher"])["hint"])
@@ -180,7 +183,7 @@ def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | N
     `inputs` are those that are known already, None for one that the plan lacks. `--overwrite` allows it.
     """
     folder = stage_dir(config.run, stage)
-    if config.overwrite or not (folder / "manifest.json").exists():
+    if config.overwrite or not has_stage(config.run, stage):
         return
     plan, options = manifest(config.run, stage)["plan"], config.plan()
     changes = differences(plan["config"], options, "config")

@@ -11,7 +11,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store.counters import PLAN_KEY, VERSION_KEY, Counters, Summary, read_counters
-from opdkit.store.plans import command_of, manifest, stage_dir
+from opdkit.store.plans import command_of, has_stage, manifest, stage_dir
 from opdkit.store.tables import PRIMARY, TABLES, Table
 
 
@@ -22,11 +22,6 @@ def part_count(run: Path, stage: str) -> int:
 
 def part_path(run: Path, table: str, part: int) -> Path:
     return stage_dir(run, TABLES[table].stage) / table / f"part-{part:05d}.parquet"
-
-
-def has_stage(run: Path, stage: str) -> bool:
-    """Return True if the stage has been started."""
-    return (stage_dir(run, stage) / "manifest.json").exists()
 
 
 def is_written(run: Path, table: str, part: int) -> bool:

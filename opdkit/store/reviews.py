@@ -30,8 +30,8 @@ from opdkit.errors import OpdkitError
 from opdkit.store.atomic import move_into_place, sync, temporary_file
 from opdkit.store.counters import read_inputs
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import fingerprint, stage_dir
-from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns
+from opdkit.store.plans import fingerprint, has_stage, stage_dir
+from opdkit.store.reading import part_count, part_path, parts_of_turns
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REVIEWS
 from opdkit.store.turn_ids import session_of

@@ -10,8 +10,8 @@ from opdkit.config.fields import StageConfig
 from opdkit.store.announce import announce_models
 from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
-from opdkit.store.plans import command_of, manifest
-from opdkit.store.reading import has_stage, is_complete
+from opdkit.store.plans import command_of, has_stage, manifest
+from opdkit.store.reading import is_complete
 from opdkit.store.stopping import listen_for_signals
 
 _NEXT = {

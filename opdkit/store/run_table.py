@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.reading import count_rows, has_stage, part_count, part_path, read_all, read_arrow
+from opdkit.store.plans import has_stage
+from opdkit.store.reading import count_rows, part_count, part_path, read_all, read_arrow
 from opdkit.store.tables import TABLES
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from opdkit.config.fields import parse_pairs
 from opdkit.errors import ConfigError
-from opdkit.store.plans import manifest
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import has_stage, manifest
 
 _FLAG = "--template-arg"
 

@@ -14,7 +14,8 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
 from opdkit.extract import stage
 from opdkit.store.failures import read_failures
-from opdkit.store.reading import has_stage, read_all
+from opdkit.store.plans import has_stage
+from opdkit.store.reading import read_all
 from opdkit.store.run_stage import run_stage
 
 

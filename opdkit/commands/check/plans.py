@@ -9,8 +9,7 @@ from opdkit.commands.check.finding import Finding
 from opdkit.config.command_line import command_line, quote
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON
-from opdkit.store.plans import changed_upstream, fingerprint, stage_dir
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import changed_upstream, fingerprint, has_stage, stage_dir
 from opdkit.store.tables import TABLES, Table
 
 # In the order in which they are computed. (rollout writes the stages extract and judge.)

@@ -21,8 +21,8 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.votes import WANTED_REPLIES
 from opdkit.store.atomic import replaced_file, write_text
 from opdkit.store.counters import Counters, Summary
-from opdkit.store.plans import check_upstream, manifest, stage_dir
-from opdkit.store.reading import has_stage, part_count
+from opdkit.store.plans import check_upstream, has_stage, manifest, stage_dir
+from opdkit.store.reading import part_count
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import logged_session_id

@@ -27,8 +27,8 @@ from opdkit.store.counters import COUNTERS_KEY, TURN_COUNT, Counters
 from opdkit.store.digests import file_digest, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.logged_fields import LoggedFields, read_logged_fields
-from opdkit.store.plans import fingerprint, stage_dir
-from opdkit.store.reading import has_stage, is_complete, part_count, part_path
+from opdkit.store.plans import fingerprint, has_stage, stage_dir
+from opdkit.store.reading import is_complete, part_count, part_path
 from opdkit.store.reviews import drop_reviews, reviews_dir
 from opdkit.store.skip_reasons import FORGOTTEN
 from opdkit.store.tables import TABLES, parquet_options

@@ -22,8 +22,8 @@ from opdkit.extract.known_turns import turn_digests
 from opdkit.judge.words import words
 from opdkit.store.joined_turns import JoinedTurn, joined_sessions
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import fingerprint, manifest
-from opdkit.store.reading import has_stage, is_complete, part_count, read_all
+from opdkit.store.plans import fingerprint, has_stage, manifest
+from opdkit.store.reading import is_complete, part_count, read_all
 from opdkit.store.skip_reasons import NO_NEXT, READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS

@@ -19,8 +19,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.comparison import training_rows
 from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
 from opdkit.evaluate.scores import score_rows
-from opdkit.store.plans import find_upstream_change, manifest, name_runs, named_trainings
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import find_upstream_change, has_stage, manifest, name_runs, named_trainings
 from opdkit.store.run_stage import next_step
 from opdkit.store.stable_hash import stable_hash
 from opdkit.version import __version__

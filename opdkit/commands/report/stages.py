@@ -11,8 +11,8 @@ from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
 from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import command_of, find_upstream_change, manifest
-from opdkit.store.reading import has_stage, is_written, read_arrow, summary_of
+from opdkit.store.plans import command_of, find_upstream_change, has_stage, manifest
+from opdkit.store.reading import is_written, read_arrow, summary_of
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
 TERMS = ("reward", "teacher", "support", "divergence")

@@ -9,7 +9,8 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
-from opdkit.store.reading import has_stage, part_path, parts_of_turns, read_arrow
+from opdkit.store.plans import has_stage
+from opdkit.store.reading import part_path, parts_of_turns, read_arrow
 from opdkit.store.reviews import GROUP, Review, ReviewLog
 
 _FIELDS = ("turn_id", "action", "reward", "hint", "note", "chosen", "seen")

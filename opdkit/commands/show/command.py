@@ -11,7 +11,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import has_stage
 
 
 def run(config: ShowConfig) -> None:

@@ -22,8 +22,8 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import choose_format
 from opdkit.model.folder import check_stages
-from opdkit.store.plans import check_options, check_upstream, differences, manifest, stage_dir
-from opdkit.store.reading import has_stage, part_count, part_path
+from opdkit.store.plans import check_options, check_upstream, differences, has_stage, manifest, stage_dir
+from opdkit.store.reading import part_count, part_path
 from opdkit.store.reviews import known_inputs, outdated_targets, reviews_in_force
 from opdkit.store.tables import PRIMARY
 

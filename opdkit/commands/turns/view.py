@@ -32,8 +32,8 @@ from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.hints import explain_candidates
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
-from opdkit.store.plans import manifest
-from opdkit.store.reading import has_stage, parts_of_turns
+from opdkit.store.plans import has_stage, manifest
+from opdkit.store.reading import parts_of_turns
 from opdkit.store.reviews import reviews_in_force
 
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")

@@ -24,7 +24,8 @@ from opdkit.judge.kept_answers import KeptAnswers, drop_answers
 from opdkit.judge.votes import Answer, Question, Request
 from opdkit.store.atomic import host_name
 from opdkit.store.logged_fields import LoggedFields
-from opdkit.store.reading import has_stage, part_path, read_all
+from opdkit.store.plans import has_stage
+from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import ReviewLog, decision, reviews_in_force
 
 SECRET = "my locker code is 7719"
