@@ -18,6 +18,8 @@ from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.store.atomic import remove_folder, write_text
 from opdkit.store.plans import has_stage, stage_dir
 
+_WRITTEN = {"rollout": ("extract", "judge")}  # the stages that a command writes, where these are not its own
+
 
 @contextlib.contextmanager
 def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
@@ -28,16 +30,16 @@ def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
     """
     index, count = parse_shard(config.shard)
     path = config.run / ".failed" / f"{stage}-{index}-of-{count}.json"
-    home = stage_dir(config.run, stage)
-    is_new = count == 1 and not has_stage(config.run, stage)
+    new = [name for name in _WRITTEN.get(stage, (stage,)) if count == 1 and not has_stage(config.run, name)]
     try:
         yield
     except Exception as error:
         is_useless = stage == "extract" and isinstance(error, NothingLearnedError)
-        with contextlib.suppress(OSError):
-            files = [path.name for path in home.rglob("*") if path.is_file()]
-            if is_new and (is_useless or files == ["manifest.json"]):
-                remove_folder(home)
+        for home in (stage_dir(config.run, name) for name in new):
+            with contextlib.suppress(OSError):
+                files = [path.name for path in home.rglob("*") if path.is_file()]
+                if is_useless or files == ["manifest.json"]:
+                    remove_folder(home)
         # Whoever typed a wrong command (exit code 2) reads the message; in a batch job nobody does.
         shown = getattr(error, "exit_code", 1) != 1 and "SLURM_JOB_ID" not in os.environ
         if not shown and config.run.is_dir():  # a command with a wrong path leaves nothing behind

@@ -10,13 +10,16 @@ from small_logs import chat, jsonl
 
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.rollout import RolloutConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
 from opdkit.extract import stage
-from opdkit.store.failures import read_failures
+from opdkit.store.failures import read_failures, record_failure
+from opdkit.store.part_writer import Stage
 from opdkit.store.plans import has_stage
 from opdkit.store.reading import read_all
 from opdkit.store.run_stage import run_stage
+from opdkit.store.tables import SESSIONS, VERDICTS
 
 
 def extract(tmp_path: Path, *lines: dict, **options) -> ExtractConfig:
@@ -75,6 +78,25 @@ def test_what_was_computed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StopIteration):
         run_stage("extract", log)
     assert [path.name for path in (log.run / "extract" / "turns").iterdir()] == ["part-00000.parquet"]
+
+
+@pytest.mark.parametrize("has_replies", [False, True])
+def test_a_rollout_leaves_no_plan_of_a_stage_that_wrote_nothing(tmp_path: Path, has_replies: bool) -> None:
+    config = RolloutConfig(run=tmp_path / "run", from_run=tmp_path / "before", model="m", shard="0/1")
+
+    def roll_out() -> None:
+        with record_failure("rollout", config):
+            replies = Stage.open(config, "extract", [SESSIONS], parts=1, command="rollout")
+            Stage.open(config, "judge", [VERDICTS], parts=1, upstream=["extract"], command="rollout")
+            if has_replies:
+                with replies.writing(0):
+                    pass
+            raise OpdkitError("the model, or the judge, cannot be loaded")
+
+    for _ in range(2):
+        with pytest.raises(OpdkitError, match="loaded"):
+            roll_out()
+        assert [has_stage(config.run, stage) for stage in ("extract", "judge")] == [has_replies, False]
 
 
 def test_a_mistyped_model_is_no_failure_of_a_stage(tmp_path: Path) -> None:
