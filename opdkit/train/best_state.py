@@ -110,7 +110,8 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     worst = max(rows[1:], key=lambda row: row["score"])
     steps = [row for row in metrics if row["step"] <= worst["step"]]
     broke = max(steps, key=lambda row: (row["step_kl"] or 0.0, row["shift"]))
-    turns = ", ".join(broke["turn_ids"][:_NAMED]) + (", ..." if len(broke["turn_ids"]) > _NAMED else "")
+    turn_ids = list(dict.fromkeys(broke["turn_ids"]))  # a turn can have replies of the teacher in the same step
+    turns = ", ".join(turn_ids[:_NAMED]) + (", ..." if len(turn_ids) > _NAMED else "")
     distances = "; ".join(
         f"{name} {rows[0][column]:.2f} before training, {worst[column]:.2f} after step {worst['step']}"
         for column, name in _DISTANCES.items()
