@@ -215,7 +215,7 @@ def test_a_decision_for_a_file_that_was_replaced_is_refused(run, monkeypatch):
 
     monkeypatch.setattr(reviews, "_lock", replaced)
     before = path.read_bytes()
-    with pytest.raises(OpdkitError, match="written anew"):
+    with pytest.raises(OpdkitError, match="replaced by another process"):
         log.append([set_reward("s1:1", 1)])
     assert path.read_bytes() == before
 
