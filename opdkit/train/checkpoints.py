@@ -170,6 +170,9 @@ def save_student(
     if not main:
         return
     if config.lora_rank:
+        for described in model.peft_config.values():
+            for name in ("target_modules", "exclude_modules"):  # sets: their order differs from process to process
+                setattr(described, name, sorted(getattr(described, name) or ()) or None)
         with replaced_folder(folder / "adapter") as temporary:
             model.save_pretrained(temporary)
             write_text(temporary / "README.md", card.replace("library_name: transformers", "library_name: peft", 1))
