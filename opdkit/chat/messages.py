@@ -18,7 +18,7 @@ TOO_DEEP = "nested too deeply"
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _CALL_PARTS = ("tool_use", "function_call", "tool_call", "tool-call")  # Anthropic, Responses, LangChain, the AI SDK
 _THOUGHT_PARTS = ("thinking", "reasoning")
-_OWN_FIELDS = (*_THOUGHT_PARTS, "redacted_thinking", *_CALL_PARTS)  # parts of a reply that have fields of their own
+_OWN_FIELDS = (*_THOUGHT_PARTS, "redacted_thinking", "tool-approval-request", *_CALL_PARTS)  # apart from the text
 _PLACEHOLDERS = {
     **dict.fromkeys(("image_url", "input_image"), "image"),
     **dict.fromkeys(("audio_url", "input_audio"), "audio"),
@@ -180,12 +180,16 @@ def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
     if role == "tool" and not isinstance(content, list):
         yield message(role, dump(content), name=name, tool_call_id=call_id)
         return
-    if role == "tool" and content and all(_is_block(block, "tool-result") for block in content):  # the AI SDK
-        for block in content:
-            result = block.get("output", block.get("result"))
-            result = result["value"] if isinstance(result, dict) and result.keys() == {"type", "value"} else result
-            text, call_id = result if isinstance(result, str) else dump(result), first_text(block.get("toolCallId"))
-            yield message(role, text, name=first_text(block.get("toolName")), tool_call_id=call_id)
+    if role == "tool" and content and all(_is_block(b, "tool-result", "tool-approval-response") for b in content):
+        for block in content:  # of the AI SDK; approvals are between its client and its server
+            if block["type"] == "tool-result":
+                output = block.get("output", block.get("result"))
+                kind = output.get("type") if isinstance(output, dict) and "output" in block else None  # version 5
+                output = output.get("value", output.get("reason", output)) if kind else output
+                is_text = isinstance(output, str) or (kind == "content" and isinstance(output, list))
+                text = content_text(output) if is_text else dump(output)
+                name, call_id = first_text(block.get("toolName")), first_text(block.get("toolCallId"))
+                yield message(role, text, name=name, tool_call_id=call_id)
         return
     blocks = content if role == "user" and isinstance(content, list) else []
     results = [block for block in blocks if _is_block(block, "tool_result")]

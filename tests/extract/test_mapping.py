@@ -158,6 +158,15 @@ def test_a_message_a_line_in_its_order_wherever_it_lies(tmp_path):
     assert [m["content"] for m in found[0]["messages"]] == ["u", "a", "v"]
 
 
+def test_rows_of_use_chat_hold_whole_replies(tmp_path):
+    call = {"type": "tool-f", "toolCallId": "1", "state": "output-available", "input": {}, "output": "x"}
+    parts = [{"type": "step-start"}, call, {"type": "step-start"}, {"type": "text", "text": "a"}]
+    rows = [{"chatId": "c", "role": "user", "parts": [{"type": "text", "text": "u"}]},
+            {"chatId": "c", "role": "assistant", "parts": parts}]  # fmt: skip
+    (told,) = read(tmp_path, 'session = "chatId"\ncontent = "parts"', *rows)
+    assert said(told) == [("user", "u"), ("assistant", None), ("tool", "x"), ("assistant", "a")]
+
+
 def test_sessions_may_be_named_by_numbers_that_pandas_made_floats(tmp_path):
     rows = [line(7.0, 1, "user", "u"), line(7, 2, "gpt", "a"), line(8.0, 1, "user", "v"),
             line(2.5, 1, "user", "?"), line(None, 1, "user", "?")]  # fmt: skip

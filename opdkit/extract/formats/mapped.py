@@ -13,6 +13,7 @@ from opdkit.config.conditions import parse_number, parse_time
 from opdkit.extract.formats.chains import Call, call_reader
 from opdkit.extract.formats.feedback import rating_of
 from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.openai import split_steps
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.formats.sessions import line_reader, mark_gaps
 from opdkit.extract.formats.sharegpt import ROLES as SHAREGPT_ROLES
@@ -71,7 +72,8 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
         if calls and fields.tool_call:
             calls = [{key: value_at(call, path) for key, path in fields.tool_call}
                      for call in (calls if isinstance(calls, list) else [calls])]  # fmt: skip
-        messages.append(read | ({"tool_calls": calls} if calls else {}))
+        read |= {"tool_calls": calls} if calls else {}
+        messages += split_steps(read | ({"parts": read["content"]} if fields.content[-1:] == ("parts",) else {}))
     return messages
 
 

@@ -1,7 +1,17 @@
 """OpenAI chat messages: one conversation per line, under `messages`, `traj`, `history` or `conversation(s)`."""
 
+from typing import Any
+
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import first_choice, first_text, message_key, read_messages, read_tools, require_messages
+from opdkit.chat.messages import (
+    as_list,
+    first_choice,
+    first_text,
+    message_key,
+    read_messages,
+    read_tools,
+    require_messages,
+)
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 from opdkit.extract.mapping import value_at
@@ -21,7 +31,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     key = message_key(record, KEYS) or next((k for k in KEYS if k in record), None)
     if key is None:
         raise Unreadable("no messages", f"none of {', '.join(KEYS)} in the record")
-    items = require_messages(record[key], key)
+    items = [message for item in require_messages(record[key], key) for message in split_steps(item)]
     system, holder = record.get("system"), holder_of_choices(record)
     opening = [{"role": "system", "content": system}] if system else []
     response = record[holder] if holder else {}
@@ -36,6 +46,54 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     if holder:
         metadata[holder] = {k: v for k, v in response.items() if k != "choices"}
     return [Conversation(line.source, line.number, messages, model, tools, metadata, notes)]
+
+
+def split_steps(item: Any) -> list[Any]:
+    """Return a message of `useChat` as its model saw it: each step of a reply, and the results of its calls behind it.
+
+    What only the client shows (sources, data) is left out. Any other message stays as it is.
+    """
+    calls = [{"type": "tool-invocation", "toolInvocation": c} for c in as_list(value_at(item, ("toolInvocations",)))]
+    parts: Any = value_at(item, ("parts",)) or (calls and [*calls, {"type": "text", "text": item.get("content") or ""}])
+    if not parts or not isinstance(parts, list) or not all(isinstance(value_at(p, ("type",)), str) for p in parts):
+        return [item]
+    has_starts = any(part["type"] == "step-start" for part in parts)
+    step: JSON = {"role": item.get("role"), "content": []}
+    steps, results, number = [step], list[JSON](), None
+    for part in parts:
+        kind, call = part["type"], part.get("toolInvocation", part)
+        is_call = isinstance(value_at(call, ("toolCallId",)), str)
+        own = call.get("step", 0) if is_call else None  # its number, in version 4
+        if step["content"] and (kind == "step-start" or (results and not has_starts and own != number)):
+            step, number = {"role": item.get("role"), "content": []}, None
+            steps += [*results, step]
+            results = []
+        if part.get("state") == "streaming":
+            step["finish_reason"] = "aborted"
+        if is_call:
+            number = own
+            results += _add_call(step["content"], call, call.get("toolName") or kind.removeprefix("tool-"))
+        elif kind == "file":
+            step["content"].append(part | {"source": {"media_type": part.get("mediaType", part.get("mimeType"))}})
+        elif kind not in ("step-start", "source", "reasoning-file") and not kind.startswith(("source-", "data-")):
+            step["content"].append(part)
+    step |= {"decision": item["decision"]} if "decision" in item else {}
+    return [message for message in [*steps, *results] if message["content"] or message is steps[0]]
+
+
+def _add_call(content: list[JSON], call: JSON, name: str) -> list[JSON]:
+    """Add a call of `useChat` to the content of its step. Return the message with its result, where it has one."""
+    if call.get("providerExecuted"):
+        content.append({"type": "server_tool_use"})
+    if call.get("providerExecuted") or call.get("state") in ("input-streaming", "partial-call"):
+        return []
+    named = {"toolCallId": call["toolCallId"], "toolName": name}
+    content.append({"type": "tool-call", "input": call.get("input", call.get("args"))} | named)
+    values = [call[key] for key in ("output", "result", "errorText") if key in call]
+    if call.get("state") == "output-denied":
+        values = [value_at(call, ("approval", "reason")) or "Tool execution denied."]
+    blocks = [{"type": "tool-result", "output": {"type": "json", "value": value}} | named for value in values[:1]]
+    return [{"role": "tool", "content": blocks}] if blocks else []
 
 
 def holder_of_choices(record: JSON) -> str | None:

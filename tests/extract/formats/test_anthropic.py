@@ -120,3 +120,12 @@ def test_what_is_no_request_is_set_aside():
     assert read_one({"messages": []}).reason == "no messages"
     assert read_one({"system": 7, "messages": [ASK]}).reason == "content of unknown shape"
     assert read_one({"messages": [{"role": "narrator", "content": "x"}]}).reason == "unknown role"
+
+
+def test_messages_of_use_chat_beside_a_system_prompt():
+    """What a client of the AI SDK posts looks like a request of this interface."""
+    said = [{"id": str(n), "role": role, "parts": [{"type": "text", "text": role}]}
+            for n, role in enumerate(("user", "assistant"))]  # fmt: skip
+    record = {"system": "s", "messages": said}
+    assert detect([Line("log", 1, json.dumps(record).encode())]) == "anthropic"
+    assert [m["content"] for m in read_one(record).messages] == ["s", "user", "assistant"]

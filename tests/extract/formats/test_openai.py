@@ -125,6 +125,84 @@ def test_calls_and_results_of_the_ai_sdk_have_parts_of_their_own():
                                     plain("tool", "sun", name="g", tool_call_id="2")]  # fmt: skip
 
 
+def test_results_of_the_ai_sdk_say_what_they_are_and_approvals_are_no_part_of_the_conversation():
+    call = {"type": "tool-call", "toolCallId": "1", "toolName": "f", "input": {"q": 1}}
+    asked = {"type": "tool-approval-request", "approvalId": "a", "toolCallId": "1"}
+    outputs = [{"type": "execution-denied", "reason": "not now"},
+               {"type": "error-text", "value": "no", "providerOptions": {}},
+               {"type": "content", "value": [{"type": "text", "text": "x"}, {"type": "media", "data": "AA=="}]},
+               {"type": "json", "value": {"type": "a", "value": 1}}]  # fmt: skip
+    results = [{"type": "tool-result", "toolCallId": "1", "toolName": "f", "output": output} for output in outputs]
+    answered = {"type": "tool-approval-response", "approvalId": "a", "approved": True}
+    session = read({"messages": [USER, {"role": "assistant", "content": [call, asked]},
+                                 {"role": "tool", "content": [answered]},
+                                 {"role": "tool", "content": [answered, *results]}]})  # fmt: skip
+    assert [m["content"] for m in session.messages[1:]] == [
+        None,
+        "not now",
+        "no",
+        "x\n[media]",
+        '{"type":"a","value":1}',
+    ]
+    assert session.notes == {}
+
+
+PARTS = [{"type": "step-start"}, {"type": "reasoning", "text": "Hm."}, {"type": "text", "text": "Look."},
+         {"type": "tool-weather", "toolCallId": "1", "state": "output-available", "input": {"q": 1}, "output": [20]},
+         {"type": "dynamic-tool", "toolName": "f", "toolCallId": "2", "state": "output-error", "input": {}, "errorText":
+          "down"}, {"type": "step-start"}, {"type": "source-url", "url": "u"}, {"type": "data-chart", "data": 1},
+         {"type": "text", "text": "20 degrees."}]  # fmt: skip
+INVOCATION = {
+    "state": "result",
+    "step": 0,
+    "toolCallId": "1",
+    "toolName": "weather",
+    "args": {"q": 1},
+    "result": [20],
+}
+
+
+@pytest.mark.parametrize("reply", [
+    {"parts": PARTS},
+    {"content": "20 degrees.", "toolInvocations": [INVOCATION], "parts": [
+        {"type": "reasoning", "reasoning": "Hm.", "details": []}, {"type": "text", "text": "Look."},
+        {"type": "tool-invocation", "toolInvocation": INVOCATION}, {"type": "text", "text": "20 degrees."}]},
+    {"content": "20 degrees.", "toolInvocations": [INVOCATION]},
+], ids=["version 5", "version 4", "version 3"])  # fmt: skip
+def test_a_message_of_use_chat_is_read_as_the_messages_of_its_model(reply):
+    """Before, it was a message without text and without calls, in silence."""
+    asked = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "hi"},
+                                                  {"type": "file", "mediaType": "image/png", "url": "u"}]}  # fmt: skip
+    decision = {"rating": 1}
+    session = read({"id": "c", "messages": [asked, {"id": "n", "role": "assistant", "decision": decision} | reply]})
+    first, *results, last = session.messages[1:]
+    thought = ("Hm.", "Look.") if "parts" in reply else (None, None)
+    assert session.messages[0]["content"] == "hi\n[file: image/png]"
+    assert (first["reasoning"], first["content"]) == thought
+    assert first["tool_calls"][0] == {"id": "1", "name": "weather", "arguments": '{"q":1}'}
+    assert results[0] == plain("tool", "[20]", name="weather", tool_call_id="1")
+    assert [m["content"] for m in results[1:]] == ["down"] * (reply == {"parts": PARTS})
+    assert last == plain("assistant", "20 degrees.")
+    assert {index: note.decision["rating"] for index, note in session.notes.items()} == {len(session.messages) - 1: 1}
+
+
+@pytest.mark.parametrize(("part", "content", "calls", "note"), [
+    ({"type": "tool-f", "toolCallId": "1", "state": "input-streaming", "input": {"q": "h"}}, "a", 0, (None, None)),
+    ({"type": "tool-f", "toolCallId": "1", "state": "input-available", "input": {}}, "a", 1, (None, None)),
+    ({"type": "tool-f", "toolCallId": "1", "state": "approval-requested", "input": {}}, "a", 1, (None, None)),
+    ({"type": "text", "text": "b", "state": "streaming"}, "ab", 0, ("aborted", None)),
+    ({"type": "tool-search", "toolCallId": "1", "state": "output-available", "providerExecuted": True, "output": 1},
+     "a\n[server_tool_use]", 0, (None, "not only text")),
+])  # fmt: skip
+def test_parts_of_a_reply_that_was_not_finished_or_that_the_server_helped_to_write(part, content, calls, note):
+    reply = {"role": "assistant", "parts": [{"type": "text", "text": "a", "state": "done"}, part]}
+    session = read({"messages": [USER, reply]})
+    assert len(session.messages) == 2
+    assert (session.messages[1]["content"], len(session.messages[1]["tool_calls"])) == (content, calls)
+    logged = session.notes.get(1)
+    assert (logged and logged.finish_reason, logged and logged.skip_reason) == note
+
+
 @pytest.mark.parametrize(("logged", "names"), [('[{"id": "1", "function": {"name": "f", "arguments": "{}"}}]', ["f"]),
                                                ("[]", []), ("null", [])])  # fmt: skip
 def test_calls_may_be_json_text(logged, names):
