@@ -289,7 +289,7 @@ def read_call(call: Any) -> JSON:
     if arguments.__class__ is not str:
         arguments = "" if arguments is None else dump(arguments)
     return {
-        "id": first_text(call.get("call_id"), call.get("id"), call.get("toolCallId")) or "",
+        "id": first_text(*(call.get(key) for key in ("call_id", "id", "toolCallId", "toolUseId"))) or "",
         "name": name,
         "arguments": arguments,
     }

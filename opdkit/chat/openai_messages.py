@@ -32,7 +32,7 @@ def tool_definitions(tools: str | None) -> list[Message] | None:
         return None
     for n, flat in enumerate(definitions):
         if "name" in flat and "function" not in flat:  # OpenAI's Responses, Anthropic's: with what servers pass on
-            flat["parameters"] = flat.get("parameters", flat.get("input_schema"))
+            flat["parameters"] = flat.get("parameters", flat.get("input_schema", flat.get("inputSchema")))
             fields = [key for key in ("name", "description", "parameters", "strict") if flat.get(key) is not None]
             definitions[n] = {"type": "function", "function": {key: flat[key] for key in fields}}
     return definitions or None

@@ -7,6 +7,7 @@ Conventions read:
   `gen_ai.output.messages`, `gen_ai.system_instructions`, `gen_ai.tool.definitions`, `gen_ai.conversation.id`, on the
   span or on its event `gen_ai.client.inference.operation.details`; before version 1.37 the events `gen_ai.user.message`
   and so on, with `gen_ai.choice`; and OpenLLMetry's flat `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`.
+- The AI SDK's own: `ai.prompt.messages`, `ai.response.text`. Google's ADK's: `gcp.vertex.agent.llm_request`.
 
 Phoenix keeps OpenInference: rows of its data frames, pages of its REST interface and the traces that its `px` writes.
 Annotations that people made on a span (`annotations`) become the decision about its reply. Those on a chain or an agent
@@ -35,8 +36,10 @@ _OPERATIONS = ("chat", "generate_content", "text_completion", "completion", "aco
 _BEDROCK = frozenset(("text", "toolUse", "toolResult", "reasoningContent", "image", "document", "video", "cachePoint"))
 _EVENTS = {"gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
            "gen_ai.tool.message": "tool"}  # fmt: skip
+_ADK = ("gcp", "vertex", "agent")
 _SESSIONS = (("session", "id"), ("gen_ai", "conversation", "id"), ("langfuse", "session", "id"),
-             ("traceloop", "association", "properties", "session_id"))  # fmt: skip
+             ("traceloop", "association", "properties", "session_id"), (*_ADK, "session_id"),
+             ("ai", "telemetry", "metadata", "sessionId"))  # fmt: skip
 _MODELS = (("llm", "model_name"), ("gen_ai", "response", "model"), ("gen_ai", "request", "model"))
 _OPERATION = ("gen_ai", "operation", "name")
 _STARTS = ("start_time", "startTime", "startTimeUnixNano", "start_time_unix_nano")
@@ -137,8 +140,7 @@ def read_call(record: JSON) -> Call | LeftOut:
 
 def _read_annotations(record: JSON) -> Iterator[JSON]:
     """Yield what people, and neither models nor code, annotated on a span."""
-    annotations = parse_text(record.get("annotations"))
-    for annotation in as_list(annotations):
+    for annotation in as_list(parse_text(record.get("annotations"))):
         if isinstance(annotation, dict) and annotation.get("annotator_kind", "HUMAN") == "HUMAN":
             result = annotation.get("result")
             result = result if isinstance(result, dict) else annotation
@@ -154,7 +156,10 @@ def _read_tools(tree: JSON) -> str | None:
     if isinstance(functions, list) and functions:
         parsed = [{key: parse_text(value) for key, value in f.items()} for f in functions if isinstance(f, dict)]
         return dump([{"type": "function", "function": function} for function in parsed])
-    return read_tools(value_at(tree, ("gen_ai", "tool", "definitions")))
+    own = [parse_text(tool) for tool in as_list(value_at(tree, ("ai", "prompt", "tools")))]
+    for tool in as_list(value_at(parse_text(value_at(tree, (*_ADK, "llm_request"))), ("config", "tools"))):
+        own += as_list(value_at(tool, ("function_declarations",)))
+    return read_tools(value_at(tree, ("gen_ai", "tool", "definitions")) or own)
 
 
 def _find_messages(tree: JSON, record: JSON) -> Logged:
@@ -163,6 +168,8 @@ def _find_messages(tree: JSON, record: JSON) -> Logged:
         (_list_at(tree, "llm", "input_messages"), _list_at(tree, "llm", "output_messages")),
         _genai_messages(tree),
         (_list_at(tree, "gen_ai", "prompt"), _list_at(tree, "gen_ai", "completion")),
+        _ai_sdk_messages(tree),
+        _adk_messages(tree),
     ):
         if logged != (None, None):
             return logged
@@ -180,6 +187,21 @@ def _genai_messages(tree: JSON) -> Logged:
     if prompt is not None and system and value_at(prompt, (0, "role")) not in ("system", "developer"):
         prompt = [{"role": "system", "parts" if isinstance(system, list) else "content": system}, *prompt]
     return prompt, replies
+
+
+def _ai_sdk_messages(tree: JSON) -> Logged:
+    prompt, response = _list_at(tree, "ai", "prompt", "messages"), value_at(tree, ("ai", "response"))
+    text, made, thought, calls = (value_at(response, (n,)) for n in ("text", "object", "reasoning", "toolCalls"))
+    reply = {"content": text or made, "reasoning": thought, "tool_calls": calls}
+    return prompt, [reply] if prompt and any(reply.values()) else None
+
+
+def _adk_messages(tree: JSON) -> Logged:
+    request, response = (parse_text(value_at(tree, (*_ADK, f"llm_{name}"))) for name in ("request", "response"))
+    system = value_at(request, ("config", "system_instruction"))
+    prompt = [{"role": "system", "content": system}] if isinstance(system, str) else []
+    prompt += as_list(value_at(request, ("contents",)))
+    return prompt or None, [response["content"]] if value_at(response, ("content",)) else None
 
 
 def _event_messages(record: JSON, tree: JSON) -> Logged:
@@ -216,26 +238,11 @@ def event_message(body: JSON) -> JSON:
 
 
 def _bedrock_parts(content: Any) -> JSON:
-    """Return content as Strands logs it, JSON text of Bedrock's parts, as `parts` of the GenAI conventions; {} else."""
+    """Return content as Strands logs it, JSON text of Bedrock's parts, as `parts`; {} for any other content."""
     logged = as_list(parse_text(content))
     if not logged or not all(isinstance(part, dict) and len(part) == 1 and part.keys() <= _BEDROCK for part in logged):
         return {}
-    parts: list[JSON] = []
-    for kind, value in (pair for part in logged for pair in part.items()):
-        fields = value if isinstance(value, dict) else {}
-        call = {"id": fields.get("toolUseId"), "name": fields.get("name"), "arguments": fields.get("input")}
-        if kind == "text":
-            parts.append({"type": "text", "content": value})
-        elif kind == "toolUse":
-            parts.append({"type": "tool_call"} | call)
-        elif kind == "toolResult":
-            texts = [value_at(part, ("text",)) or dump(part) for part in as_list(fields.get("content"))]
-            parts.append({"type": "tool_call_response", "id": call["id"], "response": "\n".join(map(str, texts))})
-        elif kind == "reasoningContent":
-            parts.append({"type": "reasoning", "content": value_at(fields, ("reasoningText", "text"))})
-        elif kind != "cachePoint":
-            parts.append({"type": kind})
-    return {"parts": parts}
+    return {"parts": [part for part in logged if "cachePoint" not in part]}
 
 
 def openai_messages(item: Any) -> list[Any]:
@@ -248,32 +255,40 @@ def openai_messages(item: Any) -> list[Any]:
 
 
 def _convert_parts(item: JSON) -> list[JSON]:
-    """Convert a message of the GenAI conventions: text, reasoning, calls and results are parts."""
+    """Convert a message of the GenAI conventions, Gemini or Bedrock: text, reasoning, calls and results are parts."""
     texts: list[Any] = []
     thoughts: list[str] = []
     calls = [*as_list(item.get("tool_calls"))]  # LiteLLM has them beside the parts
     results: list[JSON] = []
     for part in item["parts"]:
-        kind = part.get("type") if isinstance(part, dict) else None
+        fields = part if isinstance(part, dict) else {}
+        kind, call = fields.get("type"), fields.get("function_call", fields.get("toolUse"))
+        answer = fields.get("function_response", fields.get("toolResult"))
+        thought = value_at(fields, ("reasoningContent", "reasoningText")) or fields
         if kind == "text":
-            texts.append({"type": "text", "text": part.get("content")})
-        elif kind == "reasoning":
-            thoughts += [part["content"]] if isinstance(part.get("content"), str) else []
-        elif kind == "tool_call":
-            calls.append({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("arguments")})
-        elif kind == "tool_call_response":
-            result = part.get("response", part.get("result"))
+            texts.append({"type": "text", "text": fields.get("content")})
+        elif kind == "reasoning" or fields.get("thought") or "reasoningContent" in fields:
+            thoughts += filter(None, [first_text(value_at(thought, ("content",)), value_at(thought, ("text",)))])
+        elif kind == "tool_call" or isinstance(call, dict):
+            calls.append(call or fields)
+        elif kind == "tool_call_response" or isinstance(answer, dict):
+            answer = answer if isinstance(answer, dict) else fields
+            result = answer.get("response", answer.get("result"))
+            if "toolResult" in fields:
+                result = "\n".join(str(value_at(p, ("text",)) or dump(p)) for p in as_list(answer.get("content")))
             text = result if isinstance(result, str) or result is None else dump(result)
-            results.append({"role": "tool", "content": text, "tool_call_id": part.get("id")})
-        elif isinstance(part, dict) and isinstance(part.get("modality"), str):
-            texts.append({"type": part["modality"], "source": {"media_type": part.get("mime_type")}})
+            call_id = answer.get("id", answer.get("toolUseId"))
+            results.append({"role": "tool", "content": text, "tool_call_id": call_id})
+        elif isinstance(fields.get("modality"), str):
+            texts.append({"type": fields["modality"], "source": {"media_type": fields.get("mime_type")}})
         else:
-            texts.append(part)
+            texts.append({"type": next(iter(fields))} if fields and not (kind or "text" in fields) else part)
     if results and not (texts or calls or thoughts):
         return results
     beside = {"reasoning": "\n".join(thoughts), "tool_calls": calls}
     beside |= {key: item[key] for key in ("name", "finish_reason", "tool_call_id") if isinstance(item.get(key), str)}
-    message = {"role": item.get("role"), "content": texts or None} | {k: v for k, v in beside.items() if v}
+    role = "assistant" if item.get("role") == "model" else item.get("role")
+    message = {"role": role, "content": texts or None} | {k: v for k, v in beside.items() if v}
     return [*results, message]
 
 

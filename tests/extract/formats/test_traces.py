@@ -7,6 +7,7 @@ import pytest
 from small_logs import jsonl, run, tables
 
 from opdkit.chat.conversation import Conversation
+from opdkit.chat.openai_messages import tool_definitions
 from opdkit.config.conditions import find_rejection, parse_filters
 from opdkit.extract.formats import READERS, chains
 from opdkit.extract.formats.chains import NO_CALL
@@ -443,6 +444,72 @@ def test_a_score_of_1_for_a_fault_is_no_thumb_up(name: str, label: str | None, r
     said = {"name": name, "annotator_kind": "HUMAN", "result": {"label": label, "score": 1, "explanation": "so"}}
     (session,) = read("otel", span(flat([U], A), annotations=[said]))
     assert session.notes[1].decision["rating"] == rating
+
+
+def test_spans_of_the_ai_sdk():
+    """Before, they were left out as no model calls. The span around the steps of a reply is none."""
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "u"}]}]
+    used = {"type": "tool-call", "toolCallId": "c1", "toolName": "find", "input": {"q": 1}}
+    result = {"type": "tool-result", "toolCallId": "c1", "toolName": "find", "output": {"type": "text", "value": "x"}}
+    tool = {"type": "function", "name": "find", "inputSchema": {"type": "object"}}
+    shared = {"ai.operationId": "ai.streamText.doStream", "ai.prompt.tools": [json.dumps(tool)],
+              "ai.telemetry.metadata.sessionId": "S", "gen_ai.request.model": "m"}  # fmt: skip
+    calls = json.dumps([{"toolCallId": "c1", "toolName": "find", "input": '{"q":1}'}])
+    first = {"ai.prompt.messages": json.dumps(asked), "ai.response.reasoning": "Hm.", "ai.response.toolCalls": calls,
+             "gen_ai.response.finish_reasons": ["tool-calls"]}  # fmt: skip
+    later = [*asked, {"role": "assistant", "content": [{"type": "reasoning", "text": "Hm."}, used]},
+             {"role": "tool", "content": [result]}]  # fmt: skip
+    second = {"ai.prompt.messages": json.dumps(later), "ai.response.text": "a"}
+    around = {"ai.operationId": "ai.streamText", "ai.prompt": json.dumps({"messages": asked}), "ai.response.text": "a"}
+    left_out, session = read("otel", span(around), span(shared | first), span(shared | second))
+    assert left_out == LeftOut(NO_CALL)
+    assert said(session) == [("system", "s"), ("user", "u"), ("assistant", None), ("tool", "x"), ("assistant", "a")]
+    assert session.messages[2]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q":1}'}]
+    assert (session.messages[2]["reasoning"], session.notes[2].finish_reason) == ("Hm.", "tool-calls")
+    assert (session.model, session.metadata["session_id"]) == ("m", "S")
+    (definition,) = tool_definitions(session.tools)
+    assert definition["function"] == {"name": "find", "parameters": {"type": "object"}}
+    made = {"ai.prompt.messages": json.dumps(asked), "ai.response.object": '{"n":1}'}
+    (session,) = read("otel", span(made))
+    assert said(session)[-1] == ("assistant", '{"n":1}')
+    assert read("otel", span({"ai.prompt.messages": json.dumps(asked)}))[0].reason == "no reply"
+
+
+def test_spans_of_googles_adk():
+    use = {"function_call": {"id": "c1", "name": "find", "args": {"q": 1}}}
+    result = {"function_response": {"id": "c1", "name": "find", "response": {"n": 1}}}
+    request = {"config": {"system_instruction": "s", "tools": [{"function_declarations": [{"name": "find"}]}]},
+               "contents": [{"role": "user", "parts": [{"text": "u"}]}]}  # fmt: skip
+    later = request | {"contents": [*request["contents"], {"role": "model", "parts": [use]},
+                                    {"role": "user", "parts": [result]}]}  # fmt: skip
+    replies = [{"text": "Hm.", "thought": True}, use], [{"text": "a"}]
+    spans = [span({"gcp.vertex.agent.llm_request": json.dumps(asked), "gcp.vertex.agent.session_id": "S",
+                   "gcp.vertex.agent.llm_response": json.dumps({"content": {"role": "model", "parts": parts}})})
+             for asked, parts in zip((request, later), replies, strict=True)]  # fmt: skip
+    of_tool = span({"gcp.vertex.agent.llm_request": "{}", "gcp.vertex.agent.llm_response": "{}"})
+    left_out, session = read("otel", of_tool, *spans)
+    assert left_out == LeftOut(NO_CALL)
+    assert said(session) == [
+        ("system", "s"),
+        ("user", "u"),
+        ("assistant", None),
+        ("tool", '{"n":1}'),
+        ("assistant", "a"),
+    ]
+    assert session.messages[2]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q":1}'}]
+    assert (session.messages[2]["reasoning"], session.messages[3]["tool_call_id"]) == ("Hm.", "c1")
+    assert (json.loads(session.tools), session.metadata["session_id"]) == ([{"name": "find"}], "S")
+
+
+@pytest.mark.parametrize("attributes", [
+    {"ai.prompt.messages": 5, "ai.response.text": "a"}, {"ai.prompt.messages": "[5]", "ai.response.text": "a"},
+    {"ai.prompt.messages": '[{"role": "user", "content": "u"}]', "ai.response": 7},
+    {"gcp.vertex.agent.llm_request": '{"contents": [5, {"parts": [7, {}]}]}', "gcp.vertex.agent.llm_response": "[]"},
+    {"gcp.vertex.agent.llm_request": "x", "gcp.vertex.agent.llm_response": '{"content": {"parts": {}}}'},
+])  # fmt: skip
+def test_spans_of_the_ai_sdk_and_of_adk_that_are_damaged(attributes):
+    (item,) = read("otel", span(attributes))
+    assert isinstance(item, (Rejected, LeftOut))
 
 
 def test_events_of_strands():
