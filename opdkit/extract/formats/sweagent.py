@@ -4,7 +4,7 @@ Fields as SWE-agent's own types name them (`HistoryItem`, `TrajectoryStep`, `Age
 environment prints comes back as a message of role `tool` where the agent calls functions, and of role `user` where it
 writes its commands into the text. The role stays as it is logged: that is the prompt which the model answered, and a
 chat template renders the two differently. But a user message of the environment is marked as written by a program: the
-same error twice is not a user who sends a request again.
+same error twice is not a user who sends a request again. Trajectories of mini-swe-agent are read alike.
 
 Demonstrations (`is_demo`) are part of the prompt, but nobody's replies. `trajectory` repeats the history, and the
 replay configuration says how to run it again: both are left out, except for the model's name.
@@ -15,20 +15,23 @@ from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import as_list, check_message_count, first_text, read_messages, read_tools
+from opdkit.extract.formats.items import openai_messages
 from opdkit.extract.formats.reader import Line
-from opdkit.extract.formats.sessions import line_reader
+from opdkit.extract.formats.sessions import line_reader, read_pieces
 from opdkit.extract.formats.spans import parse_text
 from opdkit.extract.mapping import value_at
 
 DEMONSTRATION = "demonstration"
 _OF_HISTORY = frozenset(("agent", "is_demo", "message_type", "thought", "action", "thinking_blocks"))
 _NO_MODELS = ("replay", "human", "human_thought", "instant_empty_submit")  # SWE-agent's stand-ins for one
-_LEFT_OUT = frozenset(("history", "trajectory", "replay_config", "tools", "model"))
+_LEFT_OUT = frozenset(("history", "messages", "trajectory", "replay_config", "tools", "model"))
 
 
 def recognises(record: JSON) -> bool:
     """Return whether a history names the agent of its messages, or steps have an action and an observation."""
     history, steps = record.get("history"), record.get("trajectory")
+    if str(record.get("trajectory_format")).startswith("mini-swe-agent"):
+        return "messages" in record
     for item in as_list(history)[:3]:
         if isinstance(item, dict) and "role" in item and not _OF_HISTORY.isdisjoint(item):
             return True
@@ -37,17 +40,23 @@ def recognises(record: JSON) -> bool:
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one trajectory."""
-    items = record.get("history")
+    items = record.get("history", record.get("messages"))
     if items is None and isinstance(record.get("trajectory"), list):
         items = _history_of_steps(record["trajectory"])
-    if not isinstance(items, list) or not items:
+    items = [item for item in as_list(items) if value_at(item, ("role",)) != "exit"]  # of mini-swe-agent: for no model
+    if not items:
         raise Unreadable("no messages", "neither a history nor a trajectory with steps")
     check_message_count(items)
     conversation = Conversation(line.source, line.number, [])
     begun = False  # before its first reply the agent is given the task, and demonstrations
     for position, item in enumerate(items):
-        messages, notes = read_messages([item], position)
+        output = value_at(item, ("output",))  # of a call, or of a model, where OpenAI's Responses were called
+        if output is None or "role" in item:
+            messages, notes = read_messages([item], position)
+        else:
+            messages, notes = read_pieces(openai_messages(output if isinstance(output, list) else [item]))
         is_demo = item.get("is_demo") is True
+        finish_reason = first_text(value_at(item, ("extra", "response", "choices", 0, "finish_reason")))
         for index, message in enumerate(messages):
             place = len(conversation.messages) + index
             if message["role"] == "user" and begun and not is_demo:
@@ -56,8 +65,9 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
                 begun = begun or not is_demo
                 note = conversation.notes[place] = notes.get(index) or Note()
                 note.skip_reason = DEMONSTRATION if is_demo else note.skip_reason
+                note.finish_reason = note.finish_reason or finish_reason
         conversation.messages.extend(messages)
-    model: Any = record.get("model")
+    model: Any = record.get("model", value_at(record, ("info", "config", "model", "model_name")))
     if model is None:  # then it is in the configuration to replay the run: JSON, often as text
         config = record.get("replay_config")
         model = value_at(parse_text(config.lstrip() if isinstance(config, str) else config), ("agent", "model", "name"))

@@ -5,6 +5,7 @@ import json
 from small_logs import turn_rows
 
 from opdkit.chat.conversation import Conversation
+from opdkit.extract.formats.detect import detect
 from opdkit.extract.formats.reader import Line, Rejected
 from opdkit.extract.formats.sweagent import DEMONSTRATION, READER
 
@@ -62,3 +63,29 @@ def test_what_is_no_trajectory_is_set_aside():
     assert read_one({"history": []}).reason == "no messages"
     assert read_one({"trajectory": ["x"]}).reason == "step is not an object"
     assert read_one({"history": [item("user", "x"), 7]}).detail == "message 1 is a int"
+
+
+def test_trajectories_of_mini_swe_agent():
+    """Before, those of version 2 were set aside for their last message, of role exit."""
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+    cut = {"response": {"choices": [{"finish_reason": "length"}]}, "actions": []}
+    asked, printed = {"role": "user", "content": "task"}, {"role": "user", "content": "<returncode>0</returncode>"}
+    ended = {"role": "exit", "content": "diff", "extra": {"exit_status": "Submitted", "submission": "diff"}}
+    record = {"info": {"config": {"model": {"model_name": "m"}}}, "trajectory_format": "mini-swe-agent-1.1"}
+    record["messages"] = [
+        asked, {"role": "assistant", "content": "look", "tool_calls": [call], "extra": {}},
+        {"role": "tool", "tool_call_id": "c1", "content": "a.py", "extra": {"returncode": 0}},
+        {"role": "assistant", "content": "x"}, printed, {"role": "assistant", "content": "x y"}, printed,
+        {"role": "assistant", "content": "z", "extra": cut}, {"role": "assistant", "content": "end"},
+        ended]  # fmt: skip
+    assert detect([Line("log", 1, json.dumps(record).encode())]) == "sweagent"
+    session = read_one(record)
+    assert [row["skip_reason"] for row in turn_rows("s", session)] == [None, None, None, "truncated", "no next state"]
+    assert (session.model, session.messages[2]["tool_call_id"]) == ("m", "c1")
+    items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+             {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": "{}"}]  # fmt: skip
+    result = {"type": "function_call_output", "call_id": "c1", "output": "a.py"}
+    session = read_one(record | {"messages": [asked, {"object": "response", "output": items}, result, ended]})
+    assert [(m["role"], m["content"], m["reasoning"]) for m in session.messages] == [
+        ("user", "task", None), ("assistant", None, "Hm."), ("tool", "a.py", None)]  # fmt: skip
+    assert (session.messages[1]["tool_calls"][0]["id"], session.messages[2]["tool_call_id"]) == ("c1", "c1")
