@@ -1,4 +1,4 @@
-"""OpenAI chat messages: one conversation per line, under `messages`, `traj`, `history` or `conversation(s)`."""
+"""OpenAI chat messages: one conversation per line, under `messages`, `trajectory` and other names."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 from opdkit.extract.mapping import value_at
 
-KEYS = ("messages", "traj", "history", "conversation", "conversations")
+KEYS = ("messages", "traj", "history", "conversation", "conversations", "trajectory")
 _OWN_COLUMNS = frozenset(("model", "system", "tools", "functions", "choices"))
 RESPONSES = ("response", "output", "result")  # fields that may hold the response of an API
 

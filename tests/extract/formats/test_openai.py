@@ -27,7 +27,7 @@ def plain(role, content, **more) -> dict:
     return {"role": role, "content": content} | empty | more
 
 
-@pytest.mark.parametrize("key", ["messages", "traj", "history", "conversation", "conversations"])
+@pytest.mark.parametrize("key", ["messages", "traj", "trajectory", "history", "conversation", "conversations"])
 def test_the_messages_lie_under_any_of_these_names(key):
     record = {key: [USER, REPLY], "reward": 1.0, "task": {"id": 4}}
     assert recognises(record)
