@@ -70,7 +70,7 @@ def message_key(record: JSON, keys: Iterable[str], field: str = "role") -> str |
     return None
 
 
-def require_messages(items: Any, key: str) -> list[Any]:
+def require_list(items: Any, key: str) -> list[Any]:
     """Return `items`, logged under `key`, if it is a list with something in it. Raise Unreadable otherwise."""
     if not isinstance(items, list) or not items:
         raise Unreadable("no messages", f"{key} is {'empty' if items == [] else 'a ' + type(items).__name__}")

@@ -9,7 +9,7 @@ role tool; thinking becomes the reply's reasoning; images and documents leave a 
 """
 
 from opdkit.chat.conversation import JSON, Conversation, Note
-from opdkit.chat.messages import first_text, message_key, read_messages, read_tools, require_messages
+from opdkit.chat.messages import first_text, message_key, read_messages, read_tools, require_list
 from opdkit.extract.formats.openai import RESPONSES, holder_of_choices, reply_of_choices, split_steps
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
@@ -63,7 +63,7 @@ def _split_call(record: JSON) -> tuple[JSON, JSON, frozenset[str]]:
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one call: its system prompt, its messages, its reply. The other parameters go to the metadata."""
     request, response, used = _split_call(record)
-    items = [message for item in require_messages(request.get("messages"), "messages") for message in split_steps(item)]
+    items = [message for item in require_list(request.get("messages"), "messages") for message in split_steps(item)]
     system = request.get("system")
     opening = [{"role": "system", "content": system}] if system else []
     reply = [{"role": "assistant", "content": response.get("content")}] if response else reply_of_choices(record)

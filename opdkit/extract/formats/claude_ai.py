@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.chat.messages import as_list, first_text, read_messages, require_messages
+from opdkit.chat.messages import as_list, first_text, read_messages, require_list
 from opdkit.extract.formats.sessions import split_blocks
 from opdkit.extract.formats.trees import Node, Tree, object_at, tree_reader
 
@@ -29,7 +29,7 @@ def id_of(record: JSON) -> str | None:
 def read_record(record: JSON) -> Tree:
     """Read a conversation. Raises Unreadable."""
     items = record.get("chat_messages")
-    items = [] if items == [] else require_messages(items, "chat_messages")
+    items = [] if items == [] else require_list(items, "chat_messages")
     is_tree = any(isinstance(item, dict) and item.get("parent_message_uuid") for item in items)
     metadata = {key: value for key, value in record.items() if key not in ("chat_messages", "model")}
     tree = Tree(metadata=metadata, model=first_text(record.get("model")), time=record.get("updated_at"))

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.chat.messages import as_list, check_message_count, first_text, message, read_messages, require_messages
+from opdkit.chat.messages import as_list, check_message_count, first_text, message, read_messages, require_list
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.sessions import split_blocks
 from opdkit.extract.formats.trees import Node, Tree, object_at, tree_reader
@@ -42,7 +42,7 @@ def read_record(record: JSON) -> Tree:
         raise Unreadable("no messages", f"no list at {' or '.join(_KEYS)}")
     for key in _KEYS:
         if record.get(key):
-            stack += [(item, None) for item in reversed(require_messages(record[key], key))]
+            stack += [(item, None) for item in reversed(require_list(record[key], key))]
     tree = Tree(model=first_text(value_at(record, ("options", "model"))))
     nodes = tree.nodes
     times: list[str] = []

@@ -6,7 +6,7 @@ this one `won` where the person decided. The scores of the moderation model beco
 """
 
 from opdkit.chat.conversation import JSON, Conversation
-from opdkit.chat.messages import first_text, read_messages, require_messages
+from opdkit.chat.messages import first_text, read_messages, require_list
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
@@ -32,7 +32,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     conversations = []
     for answer in "ab" if "conversation_a" in record or "conversation_b" in record else ("",):
         suffix = f"_{answer}" if answer else ""
-        messages, notes = read_messages(require_messages(record.get(f"conversation{suffix}"), f"conversation{suffix}"))
+        messages, notes = read_messages(require_list(record.get(f"conversation{suffix}"), f"conversation{suffix}"))
         metadata = {k: v for k, v in record.items() if k not in _LEFT_OUT}
         if answer:
             metadata["answer"] = answer

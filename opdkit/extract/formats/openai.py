@@ -3,15 +3,7 @@
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import (
-    as_list,
-    first_choice,
-    first_text,
-    message_key,
-    read_messages,
-    read_tools,
-    require_messages,
-)
+from opdkit.chat.messages import as_list, first_choice, first_text, message_key, read_messages, read_tools, require_list
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 from opdkit.extract.mapping import value_at
@@ -19,6 +11,7 @@ from opdkit.extract.mapping import value_at
 KEYS = ("messages", "traj", "history", "conversation", "conversations", "trajectory")
 _OWN_COLUMNS = frozenset(("model", "system", "tools", "functions", "choices"))
 RESPONSES = ("response", "output", "result")  # fields that may hold the response of an API
+_SHOWN_BY_GOOSE = ("toolConfirmationRequest", "actionRequired", "systemNotification", "redactedThinking")
 
 
 def recognises(record: JSON) -> bool:
@@ -31,21 +24,57 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     key = message_key(record, KEYS) or next((k for k in KEYS if k in record), None)
     if key is None:
         raise Unreadable("no messages", f"none of {', '.join(KEYS)} in the record")
-    items = [message for item in require_messages(record[key], key) for message in split_steps(item)]
+    items = [message for item in require_list(record[key], key) for message in split_steps(item)]
+    if all(value_at(item, ("created",)) and isinstance(item.get("content"), list) for item in items):
+        items = require_list(join_goose(items), key)
     system, holder = record.get("system"), holder_of_choices(record)
     opening = [{"role": "system", "content": system}] if system else []
     response = record[holder] if holder else {}
     messages, notes = read_messages([*opening, *items, *reply_of_choices(record)], first=-len(opening))
-    if record.get("turn_type") == "side":
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                notes.setdefault(index, Note()).kind = "side"
-    model = first_text(*(source.get("model") for source in (record, *record[key], response)))
+    for index, message in enumerate(messages if record.get("turn_type") == "side" else ()):
+        if message["role"] == "assistant":
+            notes.setdefault(index, Note()).kind = "side"
+    models = (source.get("model") for source in (record, *record[key], response))
+    model = first_text(*models, value_at(record, ("model_config", "model_name")))
     tools = read_tools(record.get("tools") or record.get("functions"))
     metadata = {k: v for k, v in record.items() if k != key and k not in _OWN_COLUMNS}
     if holder:
         metadata[holder] = {k: v for k, v in response.items() if k != "choices"}
     return [Conversation(line.source, line.number, messages, model, tools, metadata, notes)]
+
+
+def join_goose(items: list[Any]) -> list[Any]:
+    """Return what the model of Goose sees of a session: each reply, stored call by call, in one piece, then results."""
+    messages, reply = list[Any](), {"content": list[Any]()}
+    for item in items:
+        content = [block for part in item["content"] for block in _convert_goose(part)]
+        own = {"turn_type": "side"} if value_at(item, ("metadata", "userVisible")) is False else {}  # written by Goose
+        is_reply = item.get("role") == "assistant" and not own
+        is_copy = any(value_at(block, ("type",)) == "thinking" and block in reply["content"] for block in content)
+        if value_at(item, ("metadata", "agentVisible")) is False:
+            reply = {"content": []}
+        elif is_reply and (is_copy or messages[-1:] == [reply]):
+            reply["content"] += [block for block in content if block not in reply["content"]]
+        elif content:
+            messages.append(item | own | {"content": content})
+            reply = messages[-1] if is_reply else reply
+    return messages
+
+
+def _convert_goose(part: Any) -> list[Any]:
+    """Return a part of a message of Goose as a block of Anthropic's; an empty list if its model does not see it."""
+    audience, text = as_list(value_at(part, ("annotations", "audience"))), value_at(part, ("resource", "text"))
+    call, result = value_at(part, ("toolCall", "value")), value_at(part, ("toolResult",))
+    if value_at(part, ("type",)) in _SHOWN_BY_GOOSE or (audience and "assistant" not in audience):
+        return []
+    if isinstance(call, dict):
+        return [{"type": "tool_use", "id": part.get("id")} | call]
+    if isinstance(result, dict):
+        parts = value_at(result, ("value", "content")) or result.get("value")  # older versions have the list itself
+        made: Any = [block for own in as_list(parts) for block in _convert_goose(own)]
+        made = f"The tool call returned the following error:\n{result['error']}" if "error" in result else made
+        return [{"type": "tool_result", "tool_use_id": part.get("id"), "content": made}]
+    return [part if text is None else {"type": "text", "text": text}]
 
 
 def split_steps(item: Any) -> list[Any]:

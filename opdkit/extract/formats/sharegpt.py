@@ -14,7 +14,7 @@ from opdkit.chat.messages import (
     message_key,
     read_call,
     read_tools,
-    require_messages,
+    require_list,
 )
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
@@ -38,7 +38,7 @@ def recognises(record: JSON) -> bool:
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one conversation. A system prompt may stand beside it."""
     key = message_key(record, KEYS, "from") or KEYS[0]
-    items = require_messages(record.get(key), key)
+    items = require_list(record.get(key), key)
     messages = [_read_message(item, index) for index, item in enumerate(items)]
     system = first_text(record.get("system"))
     if system and messages[0]["role"] != "system":

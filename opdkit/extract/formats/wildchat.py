@@ -5,7 +5,7 @@ and the browser's headers are left out; `toxic`, `redacted`, `language`, `countr
 """
 
 from opdkit.chat.conversation import JSON, Conversation
-from opdkit.chat.messages import first_text, read_messages, require_messages
+from opdkit.chat.messages import first_text, read_messages, require_list
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
@@ -19,7 +19,7 @@ def recognises(record: JSON) -> bool:
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read the conversation of a row."""
-    messages, notes = read_messages(require_messages(record.get("conversation"), "conversation"))
+    messages, notes = read_messages(require_list(record.get("conversation"), "conversation"))
     metadata = {k: v for k, v in record.items() if k not in _LEFT_OUT}
     model = first_text(record.get("model"))
     return [Conversation(line.source, line.number, messages, model=model, metadata=metadata, notes=notes)]

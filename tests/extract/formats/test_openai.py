@@ -353,3 +353,110 @@ def test_side_turns_are_marked_by_record_or_message():
     assert read({"messages": [USER, REPLY], "turn_type": "side"}).notes[1].kind == "side"
     assert read({"messages": [USER, REPLY | {"turn_type": "side"}]}).notes[1].kind == "side"
     assert read({"messages": [USER, REPLY | {"turn_type": "main"}]}).notes[1].kind == "main"
+
+
+def goose(role, *content, **metadata) -> dict:
+    """A message of a session that Goose exports."""
+    visible = {"userVisible": True, "agentVisible": True} | metadata
+    return {"id": "m", "role": role, "created": 1772355600, "content": list(content), "metadata": visible}
+
+
+def goose_call(name, **arguments) -> dict:
+    call = {"status": "success", "value": {"name": "developer__shell", "arguments": arguments}}
+    return {"type": "toolRequest", "id": name, "toolCall": call, "_meta": {"goose_extension": "developer"}}
+
+
+def goose_result(name, *content) -> dict:
+    result = {"status": "success", "value": {"content": list(content), "isError": False}}
+    return {"type": "toolResponse", "id": name, "toolResult": result}
+
+
+def goose_text(text, **annotations) -> dict:
+    return {"type": "text", "text": text} | ({"annotations": annotations} if annotations else {})
+
+
+def read_goose(*messages) -> Conversation:
+    record = {"id": "20260301_1", "working_dir": "/home/alice", "name": "Tests", "conversation": list(messages),
+              "model_config": {"model_name": "m", "toolshim": False}, "message_count": len(messages)}  # fmt: skip
+    assert recognises(record)
+    session = read(record)
+    assert isinstance(session, Conversation), session
+    return session
+
+
+def test_a_session_of_goose():
+    """Calls and results, as its model saw them: one for the user alone, an error, and a file."""
+    session = read_goose(
+        goose("user", goose_text("run the tests")),
+        goose("assistant", {"type": "thinking", "thinking": "First", "signature": ""}, goose_text("I run them.")),
+        goose("assistant", goose_call("1", command="pytest -q")),
+        goose("user", goose_result("1", goose_text("3 passed", audience=["assistant"], priority=0.0),
+                                   goose_text("**3 passed**", audience=["user"]))),
+        goose("assistant", {"type": "systemNotification", "notificationType": "inlineMessage", "msg": "slow"},
+              agentVisible=False),
+        goose("assistant", goose_call("2", path="a.py"), {"type": "redactedThinking", "data": "x"}),
+        goose("user", goose_result("2", {"type": "resource", "resource": {"uri": "file:///a.py", "text": "a = 1"}})),
+        goose("assistant", goose_call("3")),
+        goose("user", {"type": "toolResponse", "id": "3", "toolResult": {"status": "error", "error": "-1: denied"}}),
+        goose("assistant", goose_text("Done.")),
+    )  # fmt: skip
+    arguments = {"1": '{"command":"pytest -q"}', "2": '{"path":"a.py"}', "3": "{}"}
+    calls = {name: [{"id": name, "name": "developer__shell", "arguments": text}] for name, text in arguments.items()}
+    error = "The tool call returned the following error:\n-1: denied"
+    assert session.messages == [
+        plain("user", "run the tests"),
+        plain("assistant", "I run them.", reasoning="First", tool_calls=calls["1"]),
+        plain("tool", "3 passed", tool_call_id="1"),
+        plain("assistant", None, tool_calls=calls["2"]),
+        plain("tool", "a = 1", tool_call_id="2"),
+        plain("assistant", None, tool_calls=calls["3"]),
+        plain("tool", error, tool_call_id="3"),
+        plain("assistant", "Done."),
+    ]
+    assert not session.notes
+    assert session.model == "m"
+
+
+def test_calls_that_goose_stores_one_by_one_are_of_one_reply():
+    """Each call is stored with a copy of the thinking, and with its result behind it."""
+    thought = {"type": "thinking", "thinking": "Both", "signature": "s"}
+    session = read_goose(
+        goose("user", goose_text("look")),
+        goose("assistant", thought, goose_call("1")), goose("user", goose_result("1", goose_text("one"))),
+        goose("assistant", thought, goose_call("2")), goose("user", goose_result("2", goose_text("two"))),
+    )  # fmt: skip
+    assert [m["role"] for m in session.messages] == ["user", "assistant", "tool", "tool"]
+    assert [call["id"] for call in session.messages[1]["tool_calls"]] == ["1", "2"]
+    assert session.messages[1]["reasoning"] == "Both"
+
+
+def test_what_the_model_of_goose_no_longer_sees_is_left_out():
+    """After a summary, and of calls that could not be parsed."""
+    session = read_goose(
+        goose("user", goose_text("hi"), agentVisible=False),
+        goose("assistant", goose_text("hello"), agentVisible=False),
+        goose("user", goose_text("A summary"), userVisible=False),
+        goose("assistant", goose_text("Your context was compacted."), userVisible=False),
+        goose("assistant", {"type": "toolRequest", "id": "1", "toolCall": {"status": "error", "error": "no JSON"}}),
+        goose("user", goose_text("go on")),
+    )
+    assert [m["content"] for m in session.messages] == [
+        "A summary", "Your context was compacted.", "[toolRequest]", "go on"
+    ]  # fmt: skip
+    assert session.notes[1].kind == "side"
+    assert session.notes[2].skip_reason == "not only text"
+    hidden = {"conversation": [goose("user", goose_text("hi"), agentVisible=False)]}
+    assert read(hidden).reason == "no messages"
+
+
+@pytest.mark.parametrize("content", [
+    [5], [None], [{"type": "toolRequest", "id": 1, "toolCall": {"value": {}}}],
+    [{"type": "toolResponse", "toolResult": 5}], [{"type": "toolResponse", "toolResult": {"error": 5}}],
+    [{"type": "toolResponse", "toolResult": {"value": {"content": [5]}}}], [{"type": "text", "annotations": 5}],
+    [{"type": "text", "text": "a", "annotations": {"audience": 5}}], [{"type": ["text"]}], 5,
+])  # fmt: skip
+@pytest.mark.parametrize("role", ["user", "assistant", None, []])
+def test_a_session_of_goose_that_is_damaged(content, role):
+    first = goose("user", goose_text("hi"))
+    read({"conversation": [first, first | {"role": role, "content": content}, 5, {}]})
+    read({"conversation": [first, first | {"role": role, "content": content}]})
