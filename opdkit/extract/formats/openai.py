@@ -6,6 +6,7 @@ from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import as_list, first_choice, first_text, message_key, read_messages, read_tools, require_list
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
+from opdkit.extract.formats.spans import parse_text
 from opdkit.extract.mapping import value_at
 
 KEYS = ("messages", "traj", "history", "conversation", "conversations", "trajectory")
@@ -16,11 +17,16 @@ _SHOWN_BY_GOOSE = ("toolConfirmationRequest", "actionRequired", "systemNotificat
 
 def recognises(record: JSON) -> bool:
     """Return whether the record has a list of objects with a role, and not the reply apart from it."""
-    return "response_text" not in record and message_key(record, KEYS) is not None
+    return "response_text" not in record and message_key(_parse_messages(record), KEYS) is not None
+
+
+def _parse_messages(record: JSON) -> JSON:
+    return record | {key: parse_text(record[key]) for key in KEYS if isinstance(record.get(key), str)}
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one conversation. What was logged beside it is its first and last message: `system`, and a call's reply."""
+    record = _parse_messages(record)
     key = message_key(record, KEYS) or next((k for k in KEYS if k in record), None)
     if key is None:
         raise Unreadable("no messages", f"none of {', '.join(KEYS)} in the record")

@@ -37,6 +37,22 @@ def test_the_messages_lie_under_any_of_these_names(key):
     assert (session.source, session.line) == ("log", 3)
 
 
+@pytest.mark.parametrize("key", ["messages", "trajectory"])
+def test_the_messages_may_be_json_text(key):
+    """As in SWE-smith's data sets of trajectories."""
+    record = {key: orjson.dumps([USER, REPLY]).decode(), "resolved": True, "model": "m"}
+    assert recognises(record)
+    session = read(record)
+    assert session.messages == [plain("user", "hi"), plain("assistant", "hello")]
+    assert (session.model, session.metadata) == ("m", {"resolved": True})
+
+
+@pytest.mark.parametrize("text", ["", "hi", "[", "[]", "[5]", "{}", '{"role": "user"}', "[" * 2000, "null"])
+def test_a_text_that_holds_no_messages(text):
+    assert not recognises({"messages": text})
+    assert isinstance(read({"messages": text}), Rejected)
+
+
 def test_content_null_stays_null_and_calls_stay_verbatim():
     """Content null beside tool calls; arguments that are no JSON."""
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1,  "b'}}
