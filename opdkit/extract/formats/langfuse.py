@@ -20,7 +20,7 @@ from opdkit.chat.messages import as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_prompt, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.items import is_call
-from opdkit.extract.formats.otel import event_message, openai_messages
+from opdkit.extract.formats.otel import adk_messages, event_message, openai_messages, read_span_tools
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
 
@@ -99,7 +99,8 @@ def read_call(record: JSON) -> Call | LeftOut:
     """Read one generation."""
     logged_input, output = parse_text(record.get("input")), parse_text(record.get("output"))
     request: JSON = logged_input if isinstance(logged_input, dict) else {}
-    items = request.get("messages", logged_input)
+    span: JSON = {"gcp": {"vertex": {"agent": {"llm_request": request, "llm_response": output}}}}  # as of Google's ADK
+    items, output = adk_messages(span) if "contents" in request else (request.get("messages", logged_input), output)
     if record.get("type", "GENERATION") != "GENERATION" or (
         "type" not in record and not (isinstance(items, list) and output)
     ):
@@ -115,7 +116,7 @@ def read_call(record: JSON) -> Call | LeftOut:
         items, made = ([m for item in own for m in openai_messages(item)] for own in (items, made))
         output = made[0] if made else None
     definitions = [item["content"] for item in items if _is_tool_definition(item)]
-    tools = read_tools(request.get("tools")) or read_tools(definitions)
+    tools = read_tools(request.get("tools")) or read_tools(definitions) or read_span_tools(span)
     prompt = read_prompt([i for i in items if not _is_tool_definition(i)], first_text(request.get("system")))
     # Items of the Responses API: a call, or in a list a message.
     kinds = ("call" if is_call(item) else item.get("type") for item in made if isinstance(item, dict))

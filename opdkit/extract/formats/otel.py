@@ -134,7 +134,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     }  # fmt: skip
     model = first_text(*(value_at(tree, path) for path in _MODELS))
     session = first_text(*(value_at(tree, path) for path in _SESSIONS), record.get("session_id"))
-    tools = _read_tools(tree)
+    tools = read_span_tools(tree)
     return Call(prompt, reply, note, model=model, tools=tools, logged=without_empty(logged), session=session)
 
 
@@ -148,7 +148,7 @@ def _read_annotations(record: JSON) -> Iterator[JSON]:
                    "comment": result.get("explanation")}  # fmt: skip
 
 
-def _read_tools(tree: JSON) -> str | None:
+def read_span_tools(tree: JSON) -> str | None:
     tools = value_at(tree, ("llm", "tools"))
     if isinstance(tools, list):
         return dump([parse_text(value_at(tool, ("tool", "json_schema")) or tool) for tool in tools]) if tools else None
@@ -169,7 +169,7 @@ def _find_messages(tree: JSON, record: JSON) -> Logged:
         _genai_messages(tree),
         (_list_at(tree, "gen_ai", "prompt"), _list_at(tree, "gen_ai", "completion")),
         _ai_sdk_messages(tree),
-        _adk_messages(tree),
+        adk_messages(tree),
     ):
         if logged != (None, None):
             return logged
@@ -196,7 +196,7 @@ def _ai_sdk_messages(tree: JSON) -> Logged:
     return prompt, [reply] if prompt and any(reply.values()) else None
 
 
-def _adk_messages(tree: JSON) -> Logged:
+def adk_messages(tree: JSON) -> Logged:
     request, response = (parse_text(value_at(tree, (*_ADK, f"llm_{name}"))) for name in ("request", "response"))
     system = value_at(request, ("config", "system_instruction"))
     prompt = [{"role": "system", "content": system}] if isinstance(system, str) else []

@@ -501,6 +501,35 @@ def test_spans_of_googles_adk():
     assert (json.loads(session.tools), session.metadata["session_id"]) == ([{"name": "find"}], "S")
 
 
+def test_generations_of_googles_adk_in_langfuse():
+    """Langfuse takes ADK's request and response as they are, as JSON text."""
+    use = {"function_call": {"id": "c1", "name": "find", "args": {"q": 1}}}
+    result = {"function_response": {"id": "c1", "name": "find", "response": {"n": 1}}}
+    config = {"system_instruction": "s", "tools": [{"function_declarations": [{"name": "find"}]}]}
+    request = {"model": "gemini", "config": config, "contents": [{"role": "user", "parts": [{"text": "u"}]}]}
+    later = request | {"contents": [*request["contents"], {"role": "model", "parts": [use]},
+                                    {"role": "user", "parts": [result]}]}  # fmt: skip
+    first, last = [{"text": "Hm.", "thought": True}, use], [{"text": "a"}]
+    (session,) = read("langfuse", *(
+        observation(json.dumps(asked), json.dumps({"content": {"role": "model", "parts": parts}, "partial": False}))
+        for asked, parts in ((request, first), (later, last))
+    ))  # fmt: skip
+    assert said(session) == [
+        ("system", "s"),
+        ("user", "u"),
+        ("assistant", None),
+        ("tool", '{"n":1}'),
+        ("assistant", "a"),
+    ]
+    assert session.messages[2]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q":1}'}]
+    assert (session.messages[2]["reasoning"], json.loads(session.tools)) == ("Hm.", [{"name": "find"}])
+    for output in (None, {}, {"error_code": "SAFETY"}, {"content": 5}):
+        (item,) = read("langfuse", observation(request, output))
+        assert item.reason == "no reply"
+    for contents in (5, [], [5], [{"parts": [7, {}]}]):
+        assert isinstance(read("langfuse", observation({"contents": contents}, "a"))[0], Rejected)
+
+
 @pytest.mark.parametrize("attributes", [
     {"ai.prompt.messages": 5, "ai.response.text": "a"}, {"ai.prompt.messages": "[5]", "ai.response.text": "a"},
     {"ai.prompt.messages": '[{"role": "user", "content": "u"}]', "ai.response": 7},
