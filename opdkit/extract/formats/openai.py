@@ -31,7 +31,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     if key is None:
         raise Unreadable("no messages", f"none of {', '.join(KEYS)} in the record")
     items = [message for item in require_list(record[key], key) for message in split_steps(item)]
-    if all(value_at(item, ("created",)) and isinstance(item.get("content"), list) for item in items):
+    if "working_dir" in record and all(isinstance(value_at(item, ("content",)), list) for item in items):
         items = require_list(join_goose(items), key)
     system, holder = record.get("system"), holder_of_choices(record)
     opening = [{"role": "system", "content": system}] if system else []

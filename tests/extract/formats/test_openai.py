@@ -461,7 +461,7 @@ def test_what_the_model_of_goose_no_longer_sees_is_left_out():
     ]  # fmt: skip
     assert session.notes[1].kind == "side"
     assert session.notes[2].skip_reason == "not only text"
-    hidden = {"conversation": [goose("user", goose_text("hi"), agentVisible=False)]}
+    hidden = {"working_dir": "/", "conversation": [goose("user", goose_text("hi"), agentVisible=False)]}
     assert read(hidden).reason == "no messages"
 
 
@@ -474,5 +474,5 @@ def test_what_the_model_of_goose_no_longer_sees_is_left_out():
 @pytest.mark.parametrize("role", ["user", "assistant", None, []])
 def test_a_session_of_goose_that_is_damaged(content, role):
     first = goose("user", goose_text("hi"))
-    read({"conversation": [first, first | {"role": role, "content": content}, 5, {}]})
-    read({"conversation": [first, first | {"role": role, "content": content}]})
+    read({"working_dir": "/", "conversation": [first, first | {"role": role, "content": content}, 5, {}]})
+    read({"working_dir": "/", "conversation": [first, first | {"role": role, "content": content}]})
