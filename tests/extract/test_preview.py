@@ -36,8 +36,8 @@ def test_everything_that_was_found_is_said(tmp_path, capsys):
         f"{tmp_path}/log.jsonl: openai, all of it\n"
         "  sessions  2\n"
         "  turns     2, of which 1 trainable; skipped: no next state 1\n"
-        "  rejected  no messages 1 (line 3, none of messages, traj, history, conversation, conversations in the "
-        'record: {"x": 1})\n'
+        "  rejected  no messages 1 (line 3, none of messages, traj, history, conversation, conversations, "
+        'trajectory in the record: {"x": 1})\n'
         "            not JSON 1 (line 4, character 1: unexpected character, expected a string key: {damaged)\n"
         "  models    m1 1, m2 1\n"
         "  roles     user 3, assistant 2\n"
