@@ -84,9 +84,9 @@ def _read_node(name: str, node: Any) -> Node:
         return result
     result.machine = hidden
     if role == "user":
-        attached = (item.get("mimeType") for item in as_list(metadata.get("attachments")) if isinstance(item, dict))
+        kinds = (item.get("mimeType") for item in as_list(metadata.get("attachments")) if isinstance(item, dict))
         # Images are parts of the message as well.
-        files = [{"type": "file", "source": {"media_type": kind}} for kind in attached if "image/" not in str(kind)]
+        files = [{"type": "file", "source": {"media_type": x}} for x in kinds if not str(x).startswith("image/")]
         text = content_text([*files, text] if text else files) or ""
     if role != "assistant":
         result.messages = [message(role, text, name=first_text(author.get("name")))]
