@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_logs import jsonl, run, tables
 
-from opdkit.chat.conversation import Conversation
+from opdkit.chat.conversation import JSON, Conversation
 from opdkit.chat.openai_messages import tool_definitions
 from opdkit.config.conditions import find_rejection, parse_filters
 from opdkit.extract.formats import READERS, chains
@@ -475,45 +475,20 @@ def test_spans_of_the_ai_sdk():
     assert read("otel", span({"ai.prompt.messages": json.dumps(asked)}))[0].reason == "no reply"
 
 
-def test_spans_of_googles_adk():
-    use = {"function_call": {"id": "c1", "name": "find", "args": {"q": 1}}}
-    result = {"function_response": {"id": "c1", "name": "find", "response": {"n": 1}}}
-    request = {"config": {"system_instruction": "s", "tools": [{"function_declarations": [{"name": "find"}]}]},
-               "contents": [{"role": "user", "parts": [{"text": "u"}]}]}  # fmt: skip
-    later = request | {"contents": [*request["contents"], {"role": "model", "parts": [use]},
-                                    {"role": "user", "parts": [result]}]}  # fmt: skip
-    replies = [{"text": "Hm.", "thought": True}, use], [{"text": "a"}]
-    spans = [span({"gcp.vertex.agent.llm_request": json.dumps(asked), "gcp.vertex.agent.session_id": "S",
-                   "gcp.vertex.agent.llm_response": json.dumps({"content": {"role": "model", "parts": parts}})})
-             for asked, parts in zip((request, later), replies, strict=True)]  # fmt: skip
-    of_tool = span({"gcp.vertex.agent.llm_request": "{}", "gcp.vertex.agent.llm_response": "{}"})
-    left_out, session = read("otel", of_tool, *spans)
-    assert left_out == LeftOut(NO_CALL)
-    assert said(session) == [
-        ("system", "s"),
-        ("user", "u"),
-        ("assistant", None),
-        ("tool", '{"n":1}'),
-        ("assistant", "a"),
-    ]
-    assert session.messages[2]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q":1}'}]
-    assert (session.messages[2]["reasoning"], session.messages[3]["tool_call_id"]) == ("Hm.", "c1")
-    assert (json.loads(session.tools), session.metadata["session_id"]) == ([{"name": "find"}], "S")
-
-
-def test_generations_of_googles_adk_in_langfuse():
-    """Langfuse takes ADK's request and response as they are, as JSON text."""
+def calls_of_adk() -> list[tuple[JSON, JSON]]:
+    """Return requests and responses of two calls, as Google's ADK logs them: the model uses a tool, and answers."""
     use = {"function_call": {"id": "c1", "name": "find", "args": {"q": 1}}}
     result = {"function_response": {"id": "c1", "name": "find", "response": {"n": 1}}}
     config = {"system_instruction": "s", "tools": [{"function_declarations": [{"name": "find"}]}]}
     request = {"model": "gemini", "config": config, "contents": [{"role": "user", "parts": [{"text": "u"}]}]}
     later = request | {"contents": [*request["contents"], {"role": "model", "parts": [use]},
                                     {"role": "user", "parts": [result]}]}  # fmt: skip
-    first, last = [{"text": "Hm.", "thought": True}, use], [{"text": "a"}]
-    (session,) = read("langfuse", *(
-        observation(json.dumps(asked), json.dumps({"content": {"role": "model", "parts": parts}, "partial": False}))
-        for asked, parts in ((request, first), (later, last))
-    ))  # fmt: skip
+    replies = [{"text": "Hm.", "thought": True}, use], [{"text": "a"}]
+    return [(asked, {"content": {"role": "model", "parts": parts}, "partial": False})
+            for asked, parts in zip((request, later), replies, strict=True)]  # fmt: skip
+
+
+def check_calls_of_adk(session: Conversation) -> None:
     assert said(session) == [
         ("system", "s"),
         ("user", "u"),
@@ -523,8 +498,27 @@ def test_generations_of_googles_adk_in_langfuse():
     ]
     assert session.messages[2]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q":1}'}]
     assert (session.messages[2]["reasoning"], json.loads(session.tools)) == ("Hm.", [{"name": "find"}])
+
+
+def test_spans_of_googles_adk():
+    spans = [span({"gcp.vertex.agent.llm_request": json.dumps(asked), "gcp.vertex.agent.session_id": "S",
+                   "gcp.vertex.agent.llm_response": json.dumps(response)})
+             for asked, response in calls_of_adk()]  # fmt: skip
+    of_tool = span({"gcp.vertex.agent.llm_request": "{}", "gcp.vertex.agent.llm_response": "{}"})
+    left_out, session = read("otel", of_tool, *spans)
+    assert left_out == LeftOut(NO_CALL)
+    check_calls_of_adk(session)
+    assert (session.messages[3]["tool_call_id"], session.metadata["session_id"]) == ("c1", "S")
+
+
+def test_generations_of_googles_adk_in_langfuse():
+    """Langfuse takes ADK's request and response as they are, as JSON text."""
+    (session,) = read("langfuse", *(
+        observation(json.dumps(asked), json.dumps(response)) for asked, response in calls_of_adk()
+    ))  # fmt: skip
+    check_calls_of_adk(session)
     for output in (None, {}, {"error_code": "SAFETY"}, {"content": 5}):
-        (item,) = read("langfuse", observation(request, output))
+        (item,) = read("langfuse", observation(calls_of_adk()[0][0], output))
         assert item.reason == "no reply"
     for contents in (5, [], [5], [{"parts": [7, {}]}]):
         assert isinstance(read("langfuse", observation({"contents": contents}, "a"))[0], Rejected)
