@@ -32,7 +32,7 @@ class Pool:
     hinted: bool
     max_turns: int  # that may be chosen
     max_session_turns: float  # that all sessions may have which are kept out of training, once they are chosen
-    oversampled: int = 0  # of so many drawn turns, the most different come first
+    oversampled: int  # of so many drawn turns, the most different come first
 
     @property
     def mean_cost(self) -> float:
@@ -45,10 +45,10 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
 
     They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
     at most MOST_KEPT_OUT of all turns, and their hints of all hints: a session that is too large for that is passed
-    over. Turns without a hint are varied, and from sessions without a complaint, where there are enough: elsewhere the
-    hints are likely to ask for a change of replies that nobody complained about, too. A kind with too few turns is left
-    out, and the list is empty where that is the kind with hints. It is short enough that CHECKS measurements cost at
-    most COST of the training's tokens, but has at least FEWEST turns of each kind.
+    over. Turns whose replies differ come first. Those without a hint are from sessions without a complaint, where there
+    are enough: elsewhere the hints are likely to ask for a change of replies that nobody complained about, too. A kind
+    with too few turns is left out, and the list is empty where that is the kind with hints. It is short enough that
+    CHECKS measurements cost at most COST of the training's tokens, but has at least FEWEST turns of each kind.
     """
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
@@ -88,7 +88,7 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
         session_turns = sum(conversation_id(turn.session_id) in with_hints for turn in logged)
         unhinted_session_turns -= min(max_hinted * session_turns / max(1, len(hinted)), hinted_session_turns / 2)
     pools = (Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
-             Pool(hinted, True, max_hinted, hinted_session_turns))  # fmt: skip
+             Pool(hinted, True, max_hinted, hinted_session_turns, oversampled=OVERSAMPLE * FEWEST))  # fmt: skip
     return [pool for pool in pools if pool.max_turns >= FEWEST]
 
 
@@ -102,7 +102,8 @@ def take_turns(
     count, tokens = min(pool.max_turns, max(FEWEST, int(affordable))), affordable * pool.mean_cost
     drawn = sorted(pool.turns, key=lambda turn: stable_hash(f"validation:{conversation_id(turn.session_id)}"))
     taken: list[Turn] = []
-    # Varied replies show more kinds than a plain draw: any of them can be forgotten, not only the frequent ones.
+    # Varied replies show more kinds than a plain draw: any of them can be forgotten, not only the frequent ones. Of the
+    # turns with a hint, fewer are candidates: the most unusual of many replies would say little of the others.
     for turn in vary(drawn, pool.oversampled, lambda turn: turn.response_ids.tolist()):
         kept_out = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
         leaves_turns = sum(session_turns[name] for name in kept_out) <= pool.max_session_turns

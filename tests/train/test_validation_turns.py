@@ -51,6 +51,15 @@ def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -
     assert sorted(t.turn_id for t in vary(turns, 60, tokens_of)) == sorted(t.turn_id for t in turns)
 
 
+def test_prompts_with_a_hint_show_several_kinds_of_replies() -> None:
+    """Of 60 replies that were complained about, 52 are of one kind: three prompts have one of each of the three."""
+    kinds = [[1, 2, 3]] * 52 + [[4, 5, 6]] * 4 + [[7, 8, 9]] * 4
+    hinted = [replace(toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0, -2.0)),
+                      response_ids=np.array(kinds[n * 7 % 60], np.int32)) for n in range(60)]  # fmt: skip
+    chosen = choose_turns(hinted, FEWEST, 100)
+    assert sorted(turn.response_ids.tolist() for turn in chosen) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
 def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
     hints = ["Use Python."] * 3 + [f"Please use Python {n}." for n in range(9)] + ["Be brief."] * 4 + ["Number steps."]
     turns = [replace(toy_turn(f"log:{n}:1", reward=-1), hint=hint) for n, hint in enumerate(hints)]
