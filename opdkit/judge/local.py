@@ -31,7 +31,7 @@ _QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that 
 class LocalJudge:
     """Chat model of `--judge-model`, loaded unless it is passed; with `--dry-run` without its weights.
 
-    The votes depend on (seed, turn_id, question, vote) and on it alone, so nothing is kept in the stage's folder.
+    A vote depends on (seed, turn_id, question, vote) and nothing else, so none is kept in the stage's folder.
     """
 
     def __init__(self, config: JudgeConfig, _folder: Path | None = None, *, model: Any = None) -> None:

@@ -98,10 +98,10 @@ Votes = tuple[list[HintVote], list[RewardVote]]  # on one turn
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward of one turn. `agreement` is the share of the valid votes that equal it; null where it is null."""
+    """Reward of one turn. `agreement` is the share of the valid votes that equal it; null where votes gave none."""
 
     reward: int | None
-    status: str  # ok, tie, no_quorum, failed, outcome or not_judged
+    status: str  # ok, tie, no_quorum, failed, outcome, conflict, empty or not_judged
     agreement: float | None
 
     @property

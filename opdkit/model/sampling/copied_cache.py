@@ -1,6 +1,7 @@
 """Sampling with the model's own KV cache: each prompt is read once, then each sample is a row with its own copy.
 
-For models with layers that see a window or keep a state: samples cannot share those.
+For models with layers that keep a state, or see chunks or windows of several sizes: samples cannot share those. And
+for models that read no token trees (`opdkit.model.tree_reading.check_tree_reading`).
 """
 
 from collections.abc import Sequence
