@@ -56,7 +56,7 @@ def _sample_rows(
     if not isinstance(cache, Cache):  # RWKV returns its state as tensors, RecurrentGemma nothing
         raise OpdkitError(
             f"{model.name_or_path} can be scored and trained, but not sampled from: {type(model).__name__} keeps its "
-            "state in a form of its own. Pass --teacher-samples 0 to `opdkit teacher`"
+            "state in a form of its own. Pass --teacher-samples 0 to `opdkit teacher`, --validate 0 to `opdkit train`"
         )
     cache.reorder_cache(prompt_R)  # takes repeated rows, unlike batch_select_indices, which layers with a state lack
     mask_RT, position_R = mask_BT[prompt_R], positions_BT[prompt_R, -1]
