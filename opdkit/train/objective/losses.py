@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: beyond it the ratio carries no information; exp overflows at 89
+_ROWS = 256  # whose entropies are computed together
 LOG_FULL_MASS = -1e-7  # the support's mass stays below exp of this, so that the rest always has a logarithm
 
 
@@ -17,11 +18,16 @@ def logprobs_and_entropy(logits_NV: Tensor, ids_NK: Tensor) -> tuple[Tensor, Ten
     """Return the log-softmax of each row at its K tokens [N, K], and the entropy of each softmax [N] without a graph.
 
     In nats, in float32 or better: bfloat16 is off by 2e-2. The entropy comes last, so that a recomputation in the
-    backward pass stops before it.
+    backward pass stops before it; it is computed for some rows at a time, to save memory.
     """
     dtype = torch.promote_types(logits_NV.dtype, torch.float32)
     logprobs_NV = torch.log_softmax(logits_NV, dim=-1, dtype=dtype)
-    return logprobs_NV.gather(-1, ids_NK), entropy(logprobs_NV.detach())
+    requested_NK = logprobs_NV.gather(-1, ids_NK)
+    entropies = [
+        -(logprobs_nV.exp() * logprobs_nV).nan_to_num(0.0).sum(-1)  # p log p is 0 where p is 0
+        for logprobs_nV in logprobs_NV.detach().split(_ROWS)
+    ]
+    return requested_NK, torch.cat(entropies)
 
 
 def policy_gradient(
@@ -113,12 +119,3 @@ def kl_to_reference(
     if estimator == "k2":
         return log_ratio_N.square() / 2
     return (-log_ratio_N).clamp(max=MAX_LOG_RATIO).expm1() + log_ratio_N
-
-
-def entropy(logprobs_NV: Tensor, rows: int = 256) -> Tensor:
-    """Return the entropy of each row of log-probs (nats, [N]). Processes `rows` at a time, to save memory."""
-    parts = [
-        -(logprobs_nV.exp() * logprobs_nV).nan_to_num(0.0).sum(-1)  # p log p is 0 where p is 0
-        for logprobs_nV in logprobs_NV.split(rows)
-    ]
-    return torch.cat(parts) if parts else logprobs_NV.new_zeros(0)
