@@ -109,12 +109,10 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
     terms = [_term(name, weight, objective, tokens) for name, weight in objective.weights.items() if weight]
     if objective.anchor_weight:
         mask_N = tokens.sampled_N & tokens.anchored_N
-        weight_N = objective.anchor_weight * torch.ones_like(tokens.old_logprobs_N)
-        terms.append(Term("anchor", mask_N, _scale(objective, tokens, mask_N, weight_N), None))
+        terms.append(Term("anchor", mask_N, _scale(objective, tokens, mask_N, objective.anchor_weight), None))
     if objective.kl_coef:
         mask_N = trained_positions(terms)
-        scale_N = _scale(objective, tokens, mask_N, objective.kl_coef * torch.ones_like(tokens.old_logprobs_N))
-        terms.append(Term("kl", mask_N, scale_N, None))
+        terms.append(Term("kl", mask_N, _scale(objective, tokens, mask_N, objective.kl_coef), None))
     return terms
 
 
@@ -131,7 +129,7 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
             mask_N = mask_N & ((teacher_N - old_N).abs() >= objective.min_advantage)
         if name in SUPPORTED:
             mask_N = mask_N & tokens.supported_N
-    weight_N = weight * torch.ones_like(old_N)
+    weight_N: Tensor | float = weight
     if name != "reward" and objective.confidence_weight:
         weight_N = weight_N * teacher_N.exp()
     if name in SAMPLED:  # the others sum over the support, whichever token was sampled
@@ -146,8 +144,9 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
     return Term(name, mask_N, _scale(objective, tokens, mask_N, weight_N), advantages)
 
 
-def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Return `weight_N` [N] inside the mask, else 0; for turn-mean divided by the turn's number of positions in it."""
+def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight: Tensor | float) -> Tensor:
+    """Return `weight` inside the mask, else 0 [N]; for turn-mean divided by the turn's number of positions in it."""
+    weight_N = weight * torch.ones_like(tokens.old_logprobs_N)
     if objective.aggregation == "turn-mean" and len(mask_N):
         in_turn_T = torch.zeros(int(tokens.turn_N.max()) + 1, dtype=weight_N.dtype, device=weight_N.device)
         in_turn_T = in_turn_T.index_add(0, tokens.turn_N, mask_N.to(weight_N))
