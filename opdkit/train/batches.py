@@ -4,7 +4,7 @@ Every process computes the steps of all processes, so that all agree on the divi
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -84,26 +84,32 @@ def _group_units(units: Sequence[list[int]], batch_turns: int) -> Iterator[list[
 
 def tokens_of(turns: Sequence[Turn]) -> Tokens:
     """Return the response positions of `turns`, one turn after the other."""
-    sizes = [(len(turn.response_ids),) for turn in turns]
+    sizes, nan = [len(turn.response_ids) for turn in turns], float("nan")
+
+    def concatenate(values: Iterable[Any], missing: float = nan, dtype: type = np.float32, *width: int) -> torch.Tensor:
+        """Concatenate the values of all turns along N: each an array, a number for all tokens of a turn, or None."""
+        blocks: list[NDArray[Any]] = [
+            np.broadcast_to(np.asarray(missing if value is None else value, dtype), (size, *width))
+            for value, size in zip(values, sizes, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(blocks))
+
     supports = [turn.support for turn in turns]
     k = max((support.ids.shape[1] for support in supports if support is not None), default=0)
-    support_sizes = [(size, k) for (size,) in sizes]
-    sizes_T = torch.tensor(sizes)[:, 0]
-    nan = float("nan")
     return Tokens(
-        turn_N=torch.repeat_interleave(sizes_T),
-        position_N=torch.cat([torch.arange(size) for (size,) in sizes]),
+        turn_N=torch.repeat_interleave(torch.tensor(sizes)),
+        position_N=torch.cat([torch.arange(size) for size in sizes]),
         sampled_N=torch.from_numpy(np.concatenate([turn.sampled for turn in turns])),
-        old_logprobs_N=_concatenate([turn.old_logprobs for turn in turns], sizes, nan, np.float32),
-        reference_N=_concatenate([turn.reference_logprobs for turn in turns], sizes, nan, np.float32),
-        teacher_logprobs_N=_concatenate([turn.teacher_logprobs for turn in turns], sizes, nan, np.float32),
-        behavior_logprobs_N=_concatenate([turn.behavior_logprobs for turn in turns], sizes, nan, np.float32),
-        reward_N=_concatenate([turn.shaped_reward for turn in turns], sizes, nan, np.float32),
-        supported_N=_concatenate([s is not None and s.teacher is not None for s in supports], sizes, False, np.bool_),
-        anchored_N=_concatenate([turn.is_anchor for turn in turns], sizes, False, np.bool_),
-        support_ids_NK=_concatenate([s and s.ids for s in supports], support_sizes, 0, np.int64),
-        support_old_NK=_concatenate([s and s.old for s in supports], support_sizes, nan, np.float32),
-        support_teacher_NK=_concatenate([s and s.teacher for s in supports], support_sizes, nan, np.float32),
+        old_logprobs_N=concatenate(turn.old_logprobs for turn in turns),
+        reference_N=concatenate(turn.reference_logprobs for turn in turns),
+        teacher_logprobs_N=concatenate(turn.teacher_logprobs for turn in turns),
+        behavior_logprobs_N=concatenate(turn.behavior_logprobs for turn in turns),
+        reward_N=concatenate(turn.shaped_reward for turn in turns),
+        supported_N=concatenate((s is not None and s.teacher is not None for s in supports), False, np.bool_),
+        anchored_N=concatenate((turn.is_anchor for turn in turns), False, np.bool_),
+        support_ids_NK=concatenate((s and s.ids for s in supports), 0, np.int64, k),
+        support_old_NK=concatenate((s and s.old for s in supports), nan, np.float32, k),
+        support_teacher_NK=concatenate((s and s.teacher for s in supports), nan, np.float32, k),
     )
 
 
@@ -111,12 +117,3 @@ def requested_ids(turns: Sequence[Turn], tokens: Tokens) -> torch.Tensor:
     """Return the ids [N, 1 + K] whose log-probs are read: each turn's own tokens, then its support; as `tokens_of`."""
     own_N = torch.from_numpy(np.concatenate([turn.response_ids for turn in turns]))
     return torch.cat([own_N[:, None].to(tokens.support_ids_NK), tokens.support_ids_NK], 1)
-
-
-def _concatenate(values: Sequence[Any], shapes: Sequence[tuple[int, ...]], missing: float, dtype: type) -> torch.Tensor:
-    """Concatenate the values of all turns along N. A turn has an array, a number for all its tokens, or None."""
-    blocks: list[NDArray[Any]] = [
-        np.broadcast_to(np.asarray(missing if value is None else value, dtype), shape)
-        for value, shape in zip(values, shapes, strict=True)
-    ]
-    return torch.from_numpy(np.concatenate(blocks))
