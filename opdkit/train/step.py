@@ -49,13 +49,11 @@ def optimizer_step(
     totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
     sequences = [sequence_of(turn, training.prompts) for turn in batch]
     forwards, shares, logprobs, tokens_read = compute_gradients(training, batch, sequences, totals, objective)
-    grad_norm = gather(
-        accelerator.clip_grad_norm_(trained_parameters(model).values(), config.max_grad_norm or math.inf)
-    )
+    weights, max_norm = list(trained_parameters(model).values()), config.max_grad_norm or math.inf
+    grad_norm = gather(accelerator.clip_grad_norm_(weights, max_norm))
     metrics = sum_shares(shares, accelerator) | {"grad_norm": float(grad_norm)}
     check_finite(metrics, forwards, shares, batch)
-    weights = sum(parameter.numel() for parameter in trained_parameters(model).values())
-    raise_epsilon(optimizer, config.epsilon, min(metrics["grad_norm"], config.max_grad_norm or math.inf), weights)
+    raise_epsilon(optimizer, config.epsilon, min(metrics["grad_norm"], max_norm), sum(w.numel() for w in weights))
     rate = position.rate * training.trust.factor
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
@@ -121,7 +119,6 @@ def compute_gradients(
                 break
         if len(shares) == len(forwards):
             return Gradients(forwards, shares, logprobs, tokens_read)
-        training.optimizer.zero_grad(set_to_none=True)
         lower_budget(training, budget, forwards[len(shares)] or idle, batch)
 
 
