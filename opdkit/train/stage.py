@@ -214,10 +214,11 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
             if training.accelerator.is_main_process and not any(training.folder.glob("step-*.pt")):
                 checkpoints.clear(training.folder)
             raise
-        if find_best(validation.rows)["step"] < len(rows):
+        best = find_best(validation.rows)
+        if best["step"] < len(rows):
             kept = validation.restore_best(training.student)
             say(f"the state after step {kept} of {len(rows)} is the best: that one is written")
-        if (share := distance_left(validation.rows, find_best(validation.rows))) > MUCH_LEFT:
+        if (share := distance_left(validation.rows, best)) > MUCH_LEFT:
             warn(f"{share:.0%} of the distance from the hinted teacher is left: the model has not learned all that "
                  "the hints ask for; more --epochs or more logs may help")  # fmt: skip
     out.rows("metrics", rows)
