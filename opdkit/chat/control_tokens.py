@@ -157,6 +157,8 @@ class Encoder:
         A control token goes before it and is taken off again: tokenizers of the SentencePiece kind put a space before
         the first word of a string, and this is not the first.
         """
+        if not rendered:
+            return []
         if not self._added:
             return self.ids(rendered)
         return self._ids_of_copy(rendered, before=chr(_FIRST + len(self._added)))[1:]

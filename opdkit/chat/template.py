@@ -30,8 +30,10 @@ TEMPLATE_DATE = datetime.date(2024, 7, 26)
 _EMPTY_THINKING = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
 _TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
-# Messages that the template is tried with: a question, and a call in reply.
+# Messages that the template is tried with: a question, and a text or a call in reply.
 _ASKED: list[Message] = [{"role": "user", "content": "?"}]
+_REPLY = "opdkit's probe"
+_REPLIED = [*_ASKED, {"role": "assistant", "content": _REPLY}]
 _CALL = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
 _CALLED = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL]}]
 
@@ -88,7 +90,8 @@ class Chat:
             self._arguments_as_text = self._try_render(_CALLED) is not None
         self._encoder.break_always(self._headers())
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
-        self.end_id: int | None = next(iter(self._template_stop_ids()), tokenizer.eos_token_id)
+        end_id = self._template_stop_id()
+        self.end_id: int | None = tokenizer.eos_token_id if end_id is None else end_id
         self.stop_ids = frozenset(i for i in [self.end_id, tokenizer.eos_token_id, *given] if i is not None)
         added = tokenizer.added_tokens_decoder
         self._stop = re.compile(any_of([added[i].content for i in self.stop_ids if i in added]) or "(?!)")
@@ -133,12 +136,12 @@ class Chat:
                 return self.reply([*messages[:index], apart], index, tools, finish_reason if closed else "length")
         invented = empty_thinking[0] if empty_thinking and not (reasoning or closed) else ""
         sampled = self._sampled(rendered[len(invented) :], message, is_incomplete(finish_reason))
-        masked_ids, sampled_ids = (self._encoder.continuation_ids(text) if text else [] for text in (invented, sampled))
+        masked_ids, sampled_ids = map(self._encoder.continuation_ids, (invented, sampled))
         return Reply(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
 
     def reply_ids(self, text: str) -> list[int]:
         """Return the token ids of a reply as a model wrote it, control tokens included. Raises ChatError."""
-        return self._encoder.continuation_ids(text) if text else []
+        return self._encoder.continuation_ids(text)
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the ids as people read them, control tokens included."""
@@ -264,13 +267,11 @@ class Chat:
         """
         if not self._encoder.words:
             return frozenset()
-        reply = "opdkit's probe"
-        talked = [*_ASKED, {"role": "assistant", "content": reply}, *_ASKED]
         answered = [*_CALLED, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
         renderings = [self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True),
-                      *map(self._try_render, (talked, _CALLED, answered))]  # fmt: skip
+                      *map(self._try_render, ([*_REPLIED, *_ASKED], _CALLED, answered))]  # fmt: skip
         # A system prompt may explain `<think>`: what comes behind a reply are headers.
-        renderings[2] = (renderings[2] or renderings[0] or "").rpartition(reply)[2]
+        renderings[2] = (renderings[2] or renderings[0] or "").rpartition(_REPLY)[2]
         before, prompt, behind, without_result, with_result = (
             self._encoder.control_tokens(rendering or "") for rendering in renderings
         )
@@ -278,16 +279,14 @@ class Chat:
         header = next((token for token, other in zip_longest(prompt, before) if token != other), None)
         return self._encoder.words & {*behind, header, *(Counter(with_result) - Counter(without_result))}
 
-    def _template_stop_ids(self) -> frozenset[int]:
-        """Return the special token that the template writes right after a reply's text, if there is one."""
-        probe = "opdkit's probe"
-        whole = self._try_render([*_ASKED, {"role": "assistant", "content": probe}])
+    def _template_stop_id(self) -> int | None:
+        """Return the first special token that the template writes after a reply's text; None without one."""
+        whole = self._try_render(_REPLIED)
         if whole is None:  # a template may demand more than a question; then the configured stop tokens must do
-            return frozenset()
-        special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        rest = whole[whole.rfind(probe) + len(probe) :]
-        after = self._encoder.continuation_ids(rest) if rest else []
-        return frozenset([i for i in after if i in special][:1])
+            return None
+        after = self._encoder.continuation_ids(whole[whole.rfind(_REPLY) + len(_REPLY) :])
+        added = self.tokenizer.added_tokens_decoder
+        return next((i for i in after if i in added and added[i].special), None)
 
 
 def _with_fixed_date(template: str) -> str:
