@@ -110,13 +110,20 @@ def load_model(
     check_model_folder(name)
     place = resolve_device(device)
     weights_dtype = resolve_dtype(dtype, place)
-    # NF4 with quantized scales, as QLoRA has it (Dettmers et al. 2023).
-    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-                             bnb_4bit_compute_dtype=weights_dtype) if load_in_4bit else None  # fmt: skip
-    if load_in_4bit and PreTrainedConfig.get_config_dict(name)[0].get("quantization_config"):
-        raise ConfigError(f"--load-in-4bit: the weights of {name} are quantized already; pass the unquantized model")
-    if load_in_4bit:  # such weights are not moved: they are loaded where they stay
-        device_map = device_map or {"": str(place)}
+    options: dict[str, Any] = {}  # None as a value would hide what the folder says
+    if load_in_4bit:
+        if PreTrainedConfig.get_config_dict(name)[0].get("quantization_config"):
+            raise ConfigError(
+                f"--load-in-4bit: the weights of {name} are quantized already; pass the unquantized model"
+            )
+        # NF4 with quantized scales, as QLoRA has it (Dettmers et al. 2023).
+        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": weights_dtype}
+        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **nf4)
+        device_map = device_map or {"": str(place)}  # such weights are not moved: they are loaded where they stay
+    if device_map:
+        options["device_map"] = device_map
+    if tensor_parallel:
+        options["distributed_config"] = DistributedConfig(tp_plan="auto")
     if place.type == "cuda":  # it plans a kernel for each new length of a batch, which takes longer than to read it
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -124,12 +131,10 @@ def load_model(
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=weights_dtype,
-            **({"quantization_config": nf4} if nf4 else {}),  # None would hide that of the folder
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **({"device_map": device_map} if device_map else {}),
-            **({"distributed_config": DistributedConfig(tp_plan="auto")} if tensor_parallel else {}),
+            **options,
         )
         if missing := sorted(report["missing_keys"]):
             raise OpdkitError(f"{name} lacks weights, which would be random: {len(missing)}, such as {missing[0]}")
