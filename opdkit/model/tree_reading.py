@@ -124,9 +124,7 @@ def _plan_trees(
     """Yield each model with all of its sequences and the plan to read their tree; None where that saves too little."""
     for model in {id(model): model for model, _ in by_model}.values():
         sequences = [s for other, given in by_model if other is model for s in given]
-        plan = None
-        if whole:
-            plan = plan_tree(model, sequences, min(PACK_TOKENS, batch_tokens))
+        plan = plan_tree(model, sequences, min(PACK_TOKENS, batch_tokens)) if whole else None
         yield model, sequences, plan if plan and plan.saved > _MIN_SAVED * (plan.tokens + plan.saved) else None
 
 
