@@ -138,13 +138,13 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
         judged = [[None if text is None else next(verdicts)[1].is_met for text in column] for column in columns]
         pairs = list(zip(*judged, strict=True))
         both = [pair for pair in pairs if None not in pair]
-        with_hint, without_hint = (sum(bool(pair[side]) for pair in both) / len(both) if both else None
-                                   for side in (0, 1))  # fmt: skip
+        shares: list[float | None] = [sum(map(bool, side)) / len(both) for side in zip(*both, strict=True)]
+        with_it, without_it = shares or (None, None)
         status = f"{NOT_TESTED}: {turn.reason}" if turn.reason else status_of(pairs)
-        if status == NOT_JUDGED and any(2 * texts.count(None) > len(texts) for texts in columns):
+        if status == NOT_JUDGED and any(2 * column.count(None) > len(column) for column in columns):
             status = REPLIES_CUT_OFF
         rows.append({"turn_id": turn.turn_id, "hint": hint, "samples": len(pairs), "judged": len(both),
-                     "with_hint": with_hint, "without_hint": without_hint, "status": status,
+                     "with_hint": with_it, "without_hint": without_it, "status": status,
                      "reply": next(iter(columns[0]), None)})  # fmt: skip
     return rows
 
