@@ -77,22 +77,23 @@ def make_example(
         raise ChatError("no response tokens")
     budget = scorer.max_tokens - len(reply.ids)
     chats = [policy.chat for policy in teacher.policies]
-    hints, renderings_of = list[str](), dict[str, list[Rendering]]()
+    hints, hinted = list[str](), list[Rendering]()
     candidates = candidate_hints(verdict, config.teacher_hint)
     for hint in candidates:
         messages = with_hint(before, hint, config.hint_placement, scorer.hint_text)
-        renderings_of[hint] = [(chat, messages) for chat in chats]
+        renderings = [(chat, messages) for chat in chats]
         try:
             if len(candidates) > 1:  # a candidate that is too long must not drop the whole turn
-                fit_together(renderings_of[hint], tools, budget, config.too_long)
-            hints.append(hint)
+                fit_together(renderings, tools, budget, config.too_long)
         except ChatError as error:
             if error.reason != "too long":
                 raise
+        else:
+            hints.append(hint)
+            hinted += renderings
     if candidates and not hints:
         raise ChatError("too long")
     unhinted: list[Rendering] = [(chat, before) for chat in chats] if config.score_unhinted else []
-    hinted = [rendering for hint in hints for rendering in renderings_of[hint]]
     prompts = fit_together([(scorer.student.chat, before), *unhinted, *hinted], tools, budget, config.too_long)
     if max(max(reply.ids), *(max(p.ids) for p in prompts)) >= scorer.vocabulary:
         raise ChatError("tokens outside the model's vocabulary")
@@ -108,8 +109,10 @@ def candidate_hints(verdict: Row, select: str) -> list[str]:
     `select` (--teacher-hint) applies only to hints that the judge's votes carried (no hint is chosen without a quorum
     or when outvoted). A hint that a person decided is used as it is.
     """
-    if verdict["hint"] is None or select == "judge" or verdict["hint_status"] == REVIEWED:
-        return [] if verdict["hint"] is None else [verdict["hint"]]
+    if verdict["hint"] is None:
+        return []
+    if select == "judge" or verdict["hint_status"] == REVIEWED:
+        return [verdict["hint"]]
     if select == "overlap":
         return sorted(verdict["hints"], key=lambda hint: (len(hint), hint))[:_CANDIDATES]
     return [select_hint(verdict["hints"], select)]
