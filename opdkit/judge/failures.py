@@ -1,15 +1,13 @@
-"""Counts of votes and of those that failed, and the error where all of a run did."""
+"""Counts of votes and of those that failed, and what is said where all of a run did."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from opdkit.config.command_line import quote
-from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted
-from opdkit.errors import OpdkitError
 from opdkit.judge.votes import HintVote, Reward, RewardVote
 from opdkit.judge.warnings import remedy_for
-from opdkit.store.counters import Counters, Summary
+from opdkit.store.counters import Counters
 from opdkit.store.reading import read_all
 
 
@@ -23,12 +21,6 @@ def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], rewa
         counters.count("no reward")
     else:
         counters.count("rewards", label=f"{reward.reward:+d}" if reward.reward else "0")
-
-
-def check_votes(config: JudgeConfig, summary: Summary) -> None:
-    """Raise OpdkitError with the first reason if a stage is done, and all votes failed but for what the log says."""
-    if summary.parts_done == summary.parts and (failure := describe_failure(config.run, summary.counters)):
-        raise OpdkitError(f"{failure}; judge again with --overwrite")
 
 
 def describe_failure(run: Path, counters: Counters) -> str:

@@ -22,7 +22,7 @@ from opdkit.judge import hints, rules
 from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, votes_on
 from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
 from opdkit.judge.decisions import hint_of_decision, resolve, reward_of_decision
-from opdkit.judge.failures import check_votes, count_votes
+from opdkit.judge.failures import count_votes, describe_failure
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
@@ -139,7 +139,8 @@ def run(config: JudgeConfig) -> Summary:
                   for who in (FIRST, SECOND)}  # fmt: skip
     if usage:
         record_usage(config.run, "judge", usage)
-    check_votes(config, summary)
+    if summary.parts_done == summary.parts and (failure := describe_failure(config.run, summary.counters)):
+        raise OpdkitError(f"{failure}; judge again with --overwrite")
     warn(*warnings(config, summary.counters))
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     if config.judge == "batch":
