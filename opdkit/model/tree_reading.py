@@ -9,7 +9,7 @@ Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a resp
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,13 +71,6 @@ class TreeReader(Reader):
         return len(sequence.response_ids) if id(model) in self.by_model else super().length(model, sequence)
 
 
-class TokenEstimate(NamedTuple):
-    """Tokens that `read_trees` would read, and those that padded batches would read in addition."""
-
-    tokens: int
-    saved: int
-
-
 def read_trees(
     by_model: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
 ) -> TreeReader:
@@ -130,7 +123,7 @@ def _plan_trees(
 
 def estimate_tokens(
     by_model: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
-) -> TokenEstimate:
+) -> tuple[int, int]:
     """Return how many tokens `read_trees` would read and save. Models need no weights: none of them runs.
 
     A model that fails the comparison of `check_tree_reading` would read them all.
@@ -139,7 +132,7 @@ def estimate_tokens(
     for model, sequences, plan in _plan_trees(by_model, batch_tokens, whole):
         tokens += sum(map(len, sequences))
         saved += 0 if plan is None or find_build_problem(model) else plan.saved
-    return TokenEstimate(tokens - saved, saved)
+    return tokens - saved, saved
 
 
 def logprobs_in_trees(

@@ -206,9 +206,9 @@ def count_reads(
     for teacher, examples in batch_sessions(sessions, budget_of(student, "scoring sessions"), config.batch_tokens):
         mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
         by_model, _ = sequences_by_model(student, mixture, [example.readings for example in examples])
-        estimate = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
-        counters.count("tokens read", estimate.tokens)
-        counters.count("tokens saved", estimate.saved)
+        read, saved = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
+        counters.count("tokens read", read)
+        counters.count("tokens saved", saved)
         for example in examples:
             counters.count("tokens scored", len(example.reply.ids) * len(example.readings.every()))
             row = {"written": None, "hint": example.hints[0] if example.hints else None}
