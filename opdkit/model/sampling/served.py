@@ -69,7 +69,8 @@ def find_served(
     Raises OtherWeightsError, with the difference, or what the server says.
     """
     own, errors = [str(Path(model.name_or_path).absolute()), model.name_or_path], list[OpdkitError]()
-    requests = [Request(ids, [torch.Generator()]) for ids in list({tuple(ids): ids for ids in prompts}.values())]
+    compared = list({tuple(ids): ids for ids in prompts}.values())[:_COMPARED]
+    requests = [Request(ids, [torch.Generator()]) for ids in compared]
     for url in config.sample_url:
         server = Server("the server", url, "--sample-url", config.api_key_env, concurrency=config.concurrency,
                         retries=_RETRIES, timeout=_TIMEOUT)  # fmt: skip
@@ -78,9 +79,9 @@ def find_served(
         for name in dict.fromkeys([*own, *listed, None]):
             served = ServedModel(server, name, model, chat, batch_tokens)
             try:
-                read = served.sample(requests[:_COMPARED], 0.0, min(_COMPARED_TOKENS, max_new_tokens))
+                read = served.sample(requests, 0.0, min(_COMPARED_TOKENS, max_new_tokens))
                 if served.takes_ids is False:
-                    served.check_biases([request.prompt_ids for request in requests[:_COMPARED]])
+                    served.check_biases(compared)
             except RefusedError as error:
                 errors.append(error)
                 continue
