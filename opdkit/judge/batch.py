@@ -29,7 +29,7 @@ from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.endpoint import Endpoint
 from opdkit.judge.kept_answers import KeptAnswers, answers_file
-from opdkit.judge.votes import NO_ANSWER, Answer, Question, Request
+from opdkit.judge.votes import NO_ANSWER, Answer, Question, VoteRequest
 from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.store.atomic import replaced_file
 from opdkit.store.disk import disk_errors_explained
@@ -42,7 +42,7 @@ MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # of one file, for OpenAI
 _OF_ONE_COMMAND = ("in_", "out", "overwrite", "retries")  # options that the next command does not repeat
 _SHOWN = 5  # lines or kinds of errors that a message names
 
-Line = tuple[str, Request, JSON]  # custom_id, and what it asks for; its body but for the seed
+Line = tuple[str, VoteRequest, JSON]  # custom_id, and what it asks for; its body but for the seed
 
 
 class Batch(Endpoint):
@@ -142,7 +142,7 @@ class Batch(Endpoint):
         return places
 
     def _take(
-        self, files: Sequence[BinaryIO], places: "array[int]", requests: Mapping[str, Request], kept: KeptAnswers
+        self, files: Sequence[BinaryIO], places: "array[int]", requests: Mapping[str, VoteRequest], kept: KeptAnswers
     ) -> None:
         """Read the lines at `places`, and add to `kept` the answers to `requests`; the first one to each counts."""
         new, failed = set[str](), dict[str, FailedAttemptError]()

@@ -35,7 +35,7 @@ from opdkit.errors import OpdkitError
 from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM, Prompt, find_encoder
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
-from opdkit.judge.votes import NO_ANSWER, TOO_LONG, Answer, Question, Request, Usage, confidence_of
+from opdkit.judge.votes import NO_ANSWER, TOO_LONG, Answer, Question, Usage, VoteRequest, confidence_of
 from opdkit.model.server.client import MALFORMED, RefusedError, Server
 from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.model.tree import count_nodes
@@ -92,7 +92,7 @@ class Endpoint(Server):
         if 0 < len(left) < len(requests):
             say(f"{counted(len(requests) - len(left), 'vote')} of {len(requests):,} were given before, and are kept")
 
-        async def attempt(client: openai.AsyncOpenAI, request: Request) -> Answer:
+        async def attempt(client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
             answer = await self._attempt(client, request)
             if kept and answer.error is None:
                 kept.add(request, answer)
@@ -107,9 +107,9 @@ class Endpoint(Server):
         answers = iter([next(new) if answer is None else answer for answer in known])
         return [list(islice(answers, len(question.votes or range(self.config.votes)))) for question in questions]
 
-    def _requests(self, questions: Sequence[Question]) -> list[Request]:
+    def _requests(self, questions: Sequence[Question]) -> list[VoteRequest]:
         """Return a request per vote. Every server takes a seed of 31 bits."""
-        return [Request(q, stable_hash(self.config.seed, q.turn_id, q.name, vote, bits=31))
+        return [VoteRequest(q, stable_hash(self.config.seed, q.turn_id, q.name, vote, bits=31))
                 for q in questions for vote in q.votes or range(self.config.votes)]  # fmt: skip
 
     def count_work(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> Counter[str]:
@@ -137,7 +137,7 @@ class Endpoint(Server):
         return {"model": self.model, "messages": _sent_messages(question), "temperature": self.config.temperature,
                 self.limit_name: self.config.max_new_tokens}  # fmt: skip
 
-    async def _attempt(self, client: openai.AsyncOpenAI, request: Request) -> Answer:
+    async def _attempt(self, client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
         """Send a request once, and again where the server refuses log-probs or the name of the limit of tokens.
 
         Raises FailedAttemptError for what may pass, OpdkitError for what will not.

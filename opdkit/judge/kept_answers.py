@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
 
-from opdkit.judge.votes import Answer, Request, Usage
+from opdkit.judge.votes import Answer, Usage, VoteRequest
 from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.part_writer import Stage
 from opdkit.store.turn_ids import session_of
@@ -31,7 +31,7 @@ class KeptAnswers:
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         self._answers = dict(pair for line in lines if (pair := _read_line(line)))
 
-    def find(self, request: Request) -> Answer | None:
+    def find(self, request: VoteRequest) -> Answer | None:
         """Return the answer to a request that was given before."""
         return self._answers.get((self.plan, request.question.turn_id, request.question.name, request.seed))
 
@@ -40,7 +40,7 @@ class KeptAnswers:
         if self.file is not None:
             os.close(self.file)
 
-    def add(self, request: Request, answer: Answer) -> None:
+    def add(self, request: VoteRequest, answer: Answer) -> None:
         """Append an answer to the file. Raises OSError where the disk takes no more."""
         if self.file is None:
             self.path.parent.mkdir(exist_ok=True)

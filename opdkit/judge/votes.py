@@ -33,7 +33,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Request:
+class VoteRequest:
     """Vote that a server is asked for."""
 
     question: Question

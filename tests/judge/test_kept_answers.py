@@ -19,7 +19,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.stage import run
-from opdkit.judge.votes import Answer, Question, Request, Usage
+from opdkit.judge.votes import Answer, Question, Usage, VoteRequest
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
 
@@ -185,14 +185,14 @@ def test_a_file_of_a_part_that_is_done_is_removed(extracted: Path) -> None:
 
 
 def test_an_answer_is_read_as_it_was_written(tmp_path: Path) -> None:
-    request = Request(Question("s:1", "hint", []), 7)
+    request = VoteRequest(Question("s:1", "hint", []), 7)
     for answer in (Answer("a\n\u2028\U0001f600 b", "stop"), Answer("", None, confidence=0.1, usage=Usage(3, 2, 1))):
         kept = KeptAnswers(tmp_path / f"file{answer.text[:1]}", "plan")
         kept.add(request, answer)
         os.close(kept.file)
         assert KeptAnswers(kept.path, "plan").find(request) == answer
-        for other in (Request(Question("s:2", "hint", []), 7), Request(Question("s:1", "reward", []), 7),
-                      Request(request.question, 8)):  # fmt: skip
+        for other in (VoteRequest(Question("s:2", "hint", []), 7), VoteRequest(Question("s:1", "reward", []), 7),
+                      VoteRequest(request.question, 8)):  # fmt: skip
             assert KeptAnswers(kept.path, "plan").find(other) is None
         assert KeptAnswers(kept.path, "another").find(request) is None
 

@@ -20,7 +20,7 @@ from opdkit.model.server.traffic import FailedAttemptError, Traffic
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # errors of reading foreign JSON
 
-Attempt = Callable[[openai.AsyncOpenAI, Any], Awaitable[Any]]  # sends a request once, see Traffic
+SendOnce = Callable[[openai.AsyncOpenAI, Any], Awaitable[Any]]  # sends a request once, see Traffic
 
 
 class RefusedError(OpdkitError):
@@ -48,7 +48,7 @@ class Server:
         unsent = ["OpenAI-Organization", "OpenAI-Project", *([] if self.key else ["Authorization"])]
         self.headers: dict[str, Any] = dict.fromkeys(unsent, openai.Omit())
 
-    def answer_all(self, requests: Sequence[Any], attempt: Attempt, doing: str, unit: str) -> list[Any]:
+    def answer_all(self, requests: Sequence[Any], attempt: SendOnce, doing: str, unit: str) -> list[Any]:
         """Return the answer to each request, as `Traffic.answer_all` does. `doing` and `unit` are for the progress."""
         if not requests:
             return []
@@ -59,7 +59,7 @@ class Server:
         with ThreadPoolExecutor(1) as pool:  # a notebook runs a loop already
             return pool.submit(asyncio.run, self._answer_all(requests, attempt, doing, unit)).result()
 
-    async def _answer_all(self, requests: Sequence[Any], attempt: Attempt, doing: str, unit: str) -> list[Any]:
+    async def _answer_all(self, requests: Sequence[Any], attempt: SendOnce, doing: str, unit: str) -> list[Any]:
         with tally(doing, len(requests), unit) as on_answer:
             async with self._client() as client:
                 answers = await self.traffic.answer_all(requests, partial(attempt, client), on_answer)

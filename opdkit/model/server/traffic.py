@@ -18,7 +18,7 @@ from typing import Any
 from opdkit.console import counted, say
 from opdkit.errors import OpdkitError
 
-Attempt = Callable[[Any], Awaitable[Any]]  # request, which has a `seed`, -> its answer
+SendOnce = Callable[[Any], Awaitable[Any]]  # request, which has a `seed`, -> its answer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one
@@ -71,7 +71,7 @@ class Traffic:
         self._failure_said = False
 
     async def answer_all(
-        self, requests: Sequence[Any], attempt: Attempt, on_answer: Callable[[int], None]
+        self, requests: Sequence[Any], attempt: SendOnce, on_answer: Callable[[int], None]
     ) -> list[Any]:
         """Return the server's answer to each request, in order; call `on_answer(1)` as each comes.
 
@@ -104,7 +104,7 @@ class Traffic:
                 return
             self._slots.release()
 
-    async def _answer(self, request: Any, attempt: Attempt, on_answer: Callable[[int], None]) -> Any:
+    async def _answer(self, request: Any, attempt: SendOnce, on_answer: Callable[[int], None]) -> Any:
         """Return the answer to one request, for which a slot is taken, after as many attempts as it needs."""
         clock = asyncio.get_running_loop().time
         history = _History(self.answers, self.failures)

@@ -21,7 +21,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.kept_answers import KeptAnswers, drop_answers
-from opdkit.judge.votes import Answer, Question, Request
+from opdkit.judge.votes import Answer, Question, VoteRequest
 from opdkit.store.atomic import host_name
 from opdkit.store.logged_fields import LoggedFields
 from opdkit.store.plans import has_stage
@@ -213,7 +213,7 @@ def test_what_was_made_from_a_log_goes_with_the_user(folder: Path) -> None:
 def test_kept_answers_about_others_stay(tmp_path: Path) -> None:
     path = tmp_path / ".tmp" / "verdicts-00000.answers"
     answers = KeptAnswers(path, "plan")
-    asked = [Request(Question(f"chat@1:{n}:1", "hint", []), n) for n in (1, 11, 2)]
+    asked = [VoteRequest(Question(f"chat@1:{n}:1", "hint", []), n) for n in (1, 11, 2)]
     for request in asked:
         answers.add(request, Answer(SECRET if request.seed == 1 else "fine", "stop"))
     answers.close()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import OpdkitError
-from opdkit.judge.votes import Answer, Question, Request
+from opdkit.judge.votes import Answer, Question, VoteRequest
 from opdkit.model.server.client import Server
 from opdkit.model.server.traffic import FIRST_PAUSE, LONGEST_LIMIT, LONGEST_PAUSE, FailedAttemptError, Traffic
 
@@ -47,7 +47,7 @@ class Simulation:
 
     def __init__(self, script: Script, count: int, **options) -> None:
         self.traffic = Traffic("the judge", **({"concurrency": 16, "retries": 6, "timeout": 120.0} | options))
-        self.script, self.requests = script, [Request(Question("", "hint", []), seed) for seed in range(count)]
+        self.script, self.requests = script, [VoteRequest(Question("", "hint", []), seed) for seed in range(count)]
         self.loop = JumpingClock()
         self.sent: list[tuple[float, int]] = []
         self.answers: list[Answer] = []
@@ -64,7 +64,7 @@ class Simulation:
             self.answers = runner.run(self.traffic.answer_all(self.requests, self.attempt, self.count))
         return self.now
 
-    async def attempt(self, request: Request) -> Answer:
+    async def attempt(self, request: VoteRequest) -> Answer:
         self.tries[request.seed] += 1
         self.sent.append((self.now, request.seed))
         seconds, failure = self.script(request.seed, self.tries[request.seed], self.now)
