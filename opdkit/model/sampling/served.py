@@ -251,20 +251,28 @@ class ServedModel:
             choice, usage = document["choices"][0], document.get("usage") or {}
             text, reason, written = choice["text"], choice["finish_reason"], usage.get("completion_tokens")
             given = choice.get("logprobs") or {}
-            tokens, logprobs = given.get("tokens") or [], given.get("token_logprobs") or []
+            tokens, logprobs = given.get("tokens") or [], list(given.get("token_logprobs") or [])
             ids = [int(token.removeprefix("token_id:")) for token in tokens if token.startswith("token_id:")]
+            read = usage.get("prompt_tokens")
+            if not (isinstance(text, str | None) and isinstance(read, int | None)):
+                raise TypeError
         except MALFORMED:
             raise FailedAttemptError(f"an answer that is not a completion: {self.server.excerpt(response)}") from None
-        if (read := usage.get("prompt_tokens")) not in (None, len(query.prompt_ids)):
+        size = self.model.get_input_embeddings().weight.shape[0]
+        if not all(0 <= token < size for token in ids):
+            raise OtherWeightsError(f"{self.where} has other weights than {self.model.name_or_path}: it answers with "
+                                    "tokens that this model lacks; serve it, or leave out --sample-url")  # fmt: skip
+        if read not in (None, len(query.prompt_ids)):
             raise OpdkitError(f"{self.where} reads a prompt of {len(query.prompt_ids):,} tokens as {read:,}: it puts "
                               "prompts of /v1/completions into a template; leave out --sample-url")  # fmt: skip
         stop_ids = self.chat.stop_ids | {_ANY_STOP}
         if not ids or len(ids) < len(tokens):
             try:
-                ids = self.chat.reply_ids(text)
+                ids = self.chat.reply_ids(text or "")
             except ChatError:
                 return None
-            if "\ufffd" in text or self.chat.text(ids) != text:  # the former stands for half a character
+            # U+FFFD stands for half a character.
+            if text is None or "\ufffd" in text or self.chat.text(ids) != text:
                 return None
             if stop_ids.isdisjoint(ids):  # servers leave it out of the text, and count it
                 has_stop = reason == "stop" if written is None else written == len(ids) + 1

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +30,10 @@ from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, sample
 from opdkit.model.sampling.sampler import Sampler
+from opdkit.model.sampling.served import ServedModel, _Query
 from opdkit.model.scoring import PromptResponse, score
+from opdkit.model.server.client import Server
+from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.rollout import stage as rollout
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
@@ -285,6 +289,32 @@ def test_a_server_that_puts_prompts_into_a_template_is_refused(tiny: tuple) -> N
 
     with serving(script) as http, pytest.raises(OpdkitError, match=rf"{http.url}.*template"):
         draw(sampler(http.url), tiny)
+
+
+def test_a_server_whose_model_has_more_tokens_is_refused(tiny: tuple) -> None:
+    """Its token ids are beyond the rows of the local model, which could not read them."""
+
+    def script(body: dict, number: int) -> Reply:
+        reply = completions(*tiny)(body, number)
+        reply.body["choices"][0]["logprobs"]["tokens"][0] = "token_id:100000"
+        return reply
+
+    with serving(script) as http, pytest.raises(OpdkitError, match=rf"{http.url}.*other weights"):
+        draw(sampler(http.url), tiny)
+
+
+def test_a_response_that_is_no_completion_is_asked_for_again(tiny: tuple) -> None:
+    """Without a text and without token ids, this process samples the reply itself."""
+    server = Server("the server", "http://unused/v1", "--sample-url", "KEY", concurrency=1, retries=0, timeout=1.0)
+    served, query = ServedModel(server, "m", *tiny, batch_tokens=64), _Query([5, 6], 0, 1.0, 4)
+    read = lambda usage, **choice: served._read(  # noqa: E731
+        SimpleNamespace(json=lambda: {"usage": usage, "choices": [{"finish_reason": "length"} | choice]}), query
+    )
+    assert read({}, text=None) is None
+    for usage, choice in (({}, {"text": 5}), ({"prompt_tokens": "9"}, {"text": "a"}),
+                          ({}, {"text": "a", "logprobs": {"token_logprobs": 5}})):  # fmt: skip
+        with pytest.raises(FailedAttemptError, match="not a completion"):
+            read(usage, **choice)
 
 
 def test_a_stop_token_ends_a_reply_wherever_the_server_ends_it(tiny: tuple) -> None:
