@@ -39,16 +39,15 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batc
     """
     keys = [(*sequence.prompt_ids, -1, *sequence.response_ids) for sequence in sequences]
     distinct = dict(zip(keys, sequences, strict=True))
-    shift_of: dict[tuple[int, ...], Shift] = {}
-    items = list(distinct.items())
-    lengths, budget = [len(sequence) for _, sequence in items], budget_of(before, "comparing two models")
+    read, shifts = list(distinct.values()), dict[int, Shift]()
+    lengths, budget = list(map(len, read)), budget_of(before, "comparing two models")
     batch_tokens = 1 if depends_on_length(before) or depends_on_length(after) else batch_tokens
     for attempt in budget.batches(lengths, batch_tokens):
         with attempt:
-            shifts = _batch_shifts((before, after), [items[i][1] for i in attempt.items])
-            shift_of.update(zip((items[i][0] for i in attempt.items), shifts, strict=True))
+            shifts |= zip(attempt.items, _batch_shifts((before, after), [read[i] for i in attempt.items]), strict=True)
         if attempt.too_large:
             raise TooLargeError(f"a prompt and reply of {lengths[attempt.items[0]]:,} tokens", "try --dtype bfloat16")
+    shift_of = {key: shifts[i] for i, key in enumerate(distinct)}
     return [shift_of[key] for key in keys]
 
 
