@@ -202,8 +202,9 @@ class Chat:
         text, calls = (message["content"] or "").strip(), message.get("tool_calls") or ()
         others = {}
         # A call's name is there if the call is; the comparison, which costs a rendering, tells for sure.
-        said = text + (message.get("reasoning") or "")
-        if sum(rendered.count(name) - said.count(name) for name in {call["name"] for call in calls}) < len(calls):
+        said = "\n".join([text, message.get("reasoning") or "", *(call["arguments"] for call in calls)])
+        names = [call["name"] for call in calls]
+        if any(rendered.count(name) - said.count(name) < "\n".join(names).count(name) for name in names):
             others["calls"] = {"tool_calls": calls[:-1]}
         if text and self._encoder.as_data(text, sampled=True) not in rendered:
             others["text of a reply"] = {"content": "opdkit"}

@@ -404,8 +404,10 @@ def test_a_template_that_leaves_out_a_part_of_the_reply(chatml, qwen):
         assert caught.value.reason == "template: leaves out calls"
         assert "search" in qwen.text(qwen.reply([message("user", "find it"), logged], 1).ids)
     first = Chat(build_tokenizer(QWEN.replace("m.tool_calls or []", "m.tool_calls[:1] or []"), CHATML_TOKENS), {})
-    with pytest.raises(ChatError, match="calls"):  # of two, it writes one
-        first.reply([message("user", "find it"), said | {"tool_calls": [CALL, CALL]}], 1)
+    named = {"id": "1", "name": "find", "arguments": '{"what": "find search"}'}
+    for calls in ([CALL, CALL], [named, CALL], [CALL | {"name": "search_all"}, CALL]):
+        with pytest.raises(ChatError, match="calls"):  # of two, it writes one
+            first.reply([message("user", "find it"), said | {"tool_calls": calls}], 1)
     # Llama 3.1's writes either calls or text.
     alone = QWEN.replace("{{- content.lstrip('\\n') }}", "{{- '' if m.tool_calls else content.lstrip('\\n') }}")
     chat = Chat(build_tokenizer(alone, CHATML_TOKENS, CHATML_WORDS), {})
