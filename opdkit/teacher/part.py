@@ -60,7 +60,7 @@ def score_part(
     results: Results = {}
     # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
     decided_turns = turns_to_rescore(sessions, decided, config.teacher_hint)
-    longest = 0  # logged reply with a hint, of the whole part: a turn that is scored again is not a measure
+    longest_of_part: int | None = None  # logged reply with a hint: decisions give other turns no more room
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {judged.turn["turn_id"]: TurnResult() for one in scored_together for judged in one.turns}
         examples = _make_examples(config, scorer, scored_together, scored)
@@ -71,7 +71,8 @@ def score_part(
             if config.samples:
                 order = {turn_id: n for n, turn_id in enumerate(scored)}
                 hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
-                longest = max([longest, *(len(turn.example.reply.ids) for turn in hinted)])
+                longest = max([longest_of_part or 0, *(len(turn.example.reply.ids) for turn in hinted)])
+                longest_of_part = longest if longest_of_part is None else longest_of_part
                 sampled = sample_replies(config, scorer, hinted, longest)
                 score_replies(config, scorer, sampled, scored, counters)
         results |= scored

@@ -245,6 +245,21 @@ def test_a_reply_to_a_decided_hint_has_the_room_of_the_part(run, tiny_model_dir,
     assert rooms[:2] == [room, room]
 
 
+def test_the_room_of_a_reply_does_not_depend_on_other_decisions(tmp_path, tiny_model_dir, monkeypatch):
+    """A longer reply that got a hint from a person gives room to its own turn alone."""
+    long = "red green blue red green blue red green blue"
+    said = [Said(long, 1), Said("green", None, "Say it in three letters."), Said("blue", None, "Say green.")]
+    run = write_run(tmp_path / "run", tiny_model_dir, [Toy("a", said)])
+    shutil.rmtree(run / "teacher")
+    rooms, sample = [], sampler.sample
+    monkeypatch.setattr(sampler, "sample", lambda *args, **options: (
+        rooms.append(options["max_new_tokens"]), sample(*args, **options))[1])  # fmt: skip
+    reviews.append(run, [Review(f"a:{n}", False, None, True, NEW) for n in (1, 5)])
+    teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", shard="0/1"))
+    of_part, of_long, of_short = rooms
+    assert of_long > of_part == of_short
+
+
 def test_what_the_teacher_writes_goes_with_the_hint(run, tiny_model_dir):
     """With --teacher-samples: replies to the decided hint replace those to the old one, after all logged ones."""
 
