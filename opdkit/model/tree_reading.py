@@ -222,7 +222,8 @@ def _compare_with_padded(tree: "TreeStates") -> None:
         raise OpdkitError(
             f"{model.name_or_path or type(model).__name__}: the log-probs of a conversation read once differ by "
             f"{difference:.1g} nats from those of its turns read one by one, which is more than rounding. Nothing is "
-            "written; pass --turn-by-turn, and report the model to opdkit"
+            "written; pass --turn-by-turn to `opdkit teacher`, --validate 0 and no --reference to `opdkit train`, and "
+            "report the model to opdkit"
         )
 
 

@@ -430,7 +430,7 @@ def test_other_numbers_on_the_first_session_stop_the_run(dtype, monkeypatch):
     wrong_mask(monkeypatch)
     assert check_tree_reading(model)
     for _ in range(2):
-        with pytest.raises(OpdkitError, match="--turn-by-turn"):
+        with pytest.raises(OpdkitError, match=r"--turn-by-turn.*--validate 0"):
             score_session(*arguments, batch_tokens=10_000)
     assert all(torch.isfinite(scores.old).all() for scores in plainly(*arguments, batch_tokens=10_000))
 
