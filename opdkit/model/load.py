@@ -137,9 +137,11 @@ def load_model(
             **options,
         )
         if missing := sorted(report["missing_keys"]):
-            raise OpdkitError(f"{name} lacks weights, which would be random: {len(missing)}, such as {missing[0]}")
+            raise OpdkitError(f"{name} lacks weights, which would be random: {len(missing)}, such as {missing[0]}; "
+                              "copy or download it again")  # fmt: skip
         if scales := [key for key in report["unexpected_keys"] if key.endswith(_SCALES)]:
-            raise OpdkitError(f"{name}: the scales of its quantized weights were not read, such as {scales[0]}")
+            raise OpdkitError(f"{name}: the scales of its quantized weights were not read, such as {scales[0]}; pass "
+                              "the unquantized model")  # fmt: skip
         for layer in (module for module in model.modules() if hasattr(module, "support_avx512bf16_for_cpu")):
             # Else bitsandbytes repacks weights on a CPU in evaluation mode, which rounds, and loses later gradients.
             layer.support_avx512bf16_for_cpu = False

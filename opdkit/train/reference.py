@@ -49,7 +49,8 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
         return turns
     model = load_model(config.reference, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
     if (longest := max(map(len, turns))) > (context := context_length(model)):
-        raise ConfigError(f"--reference was built for at most {context} tokens; a turn has {longest}")
+        raise ConfigError(f"--reference was built for at most {context} tokens, and a turn has {longest}: pass another "
+                          "one, or leave such turns out with --max-tokens of the teacher stage")  # fmt: skip
     by_session = defaultdict[str, list[int]](list)
     for i, turn in enumerate(turns):
         by_session[turn.branch_root].append(i)
@@ -73,6 +74,7 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
     logprobs = {i: values for share in gather_object([logprobs]) for i, values in share.items()}
     for i, turn in enumerate(turns):
         if not np.isfinite(logprobs[i][turn.sampled]).all():
-            raise OpdkitError(f"--reference {config.reference} gives a token of turn {turn.turn_id} no finite log-prob")
+            raise OpdkitError(f"--reference {config.reference} gives a token of turn {turn.turn_id} no finite log-prob"
+                              ": try --dtype float32, or pass another one")  # fmt: skip
     say(f"{config.reference}: read {counted(len(turns), 'reply')}, {counted(tokens, 'token')}, for the KL to it")
     return [replace(turn, reference_logprobs=logprobs[i]) for i, turn in enumerate(turns)]

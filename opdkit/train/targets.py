@@ -208,11 +208,10 @@ def _prompt_ids(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
     """Return the prompt of a turn as token ids."""
     try:
         ids = chat.prompt_ids(prompt_messages(session, turn), session["tools"])
+        change = f"has {len(ids)} tokens, but {turn.prompt_tokens} when the teacher stage scored it"
     except ChatError as error:
-        raise OpdkitError(f"the prompt of turn {turn.turn_id} cannot be rendered again: {error.reason}") from error
+        ids, change = [], f"cannot be rendered again ({error.reason})"
     if len(ids) != turn.prompt_tokens:
-        raise OpdkitError(
-            f"the prompt of turn {turn.turn_id} has {len(ids)} tokens, but {turn.prompt_tokens} when the teacher "
-            "stage scored it: the tokenizer or its library has changed; run `opdkit teacher` again with --overwrite"
-        )
+        raise OpdkitError(f"the prompt of turn {turn.turn_id} {change}: the tokenizer or its library has changed; run "
+                          "`opdkit teacher` again with --overwrite")  # fmt: skip
     return np.asarray(ids, np.int32)

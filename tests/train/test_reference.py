@@ -22,6 +22,7 @@ from opdkit.model.load import load_tokenizer
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
+from opdkit.train import reference as reference_module
 from opdkit.train import stage as train
 from opdkit.train.targets import load_prompts, load_turns
 
@@ -97,6 +98,24 @@ def test_its_path_and_its_files_are_in_the_manifest(run, plain_model_dir, refere
     assert plan["config"]["reference"] == str(reference)
     assert plan["inputs"]["reference"]["files"]["model.safetensors"]
     assert plan["inputs"]["reference"]["files"] != plan["inputs"]["model"]["files"]
+
+
+@pytest.mark.parametrize("remedy", ["--max-tokens", "--dtype float32"])
+def test_what_it_cannot_read_says_what_to_do(run, plain_model_dir, reference, remedy, monkeypatch) -> None:
+    """A turn beyond its context, and weights that are not finite."""
+    load = reference_module.load_model
+
+    def load_broken(*args, **options):
+        model = load(*args, **options)
+        if remedy == "--max-tokens":
+            model.config.max_position_embeddings = 5
+        else:
+            model.model.norm.weight.data.fill_(torch.nan)
+        return model
+
+    monkeypatch.setattr(reference_module, "load_model", load_broken)
+    with pytest.raises(OpdkitError, match=remedy):
+        train.run(train_config(run, plain_model_dir, kl_coef=0.1, reference=str(reference)))
 
 
 def test_little_memory_gives_the_same_numbers(run, tmp_path, plain_model_dir, reference) -> None:

@@ -501,5 +501,12 @@ def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_mode
     """The tokens that train are those that were scored, token by token, or nothing."""
     monkeypatch.setattr(training_set, "load_turns", lambda *a, **b: [
         dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_turns(*a, **b)])  # fmt: skip
-    with pytest.raises(OpdkitError, match="turn toy-"):
+    with pytest.raises(OpdkitError, match=r"turn toy-.*--overwrite"):
         train.run(train_config(run, plain_model_dir))
+
+
+def test_a_prompt_that_no_longer_renders_says_what_to_do(run, plain_model_dir) -> None:
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {})
+    chat.tokenizer.chat_template = "{{ raise_exception('no such role') }}"
+    with pytest.raises(OpdkitError, match=r"turn toy-.*no such role.*--overwrite"):
+        load_prompts(run, load_turns(run), chat)
