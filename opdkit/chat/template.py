@@ -100,6 +100,13 @@ class Chat:
         """Return the token ids of the messages with the generation prompt. Raises ChatError."""
         return self._encoder.ids(self._render(messages, tools, generation_prompt=True))
 
+    def question_ids(self, messages: list[Message]) -> list[int]:
+        """Return the ids of a judge's question, as one message of the user if the template takes no system message."""
+        try:
+            return self.prompt_ids(messages)
+        except ChatError:
+            return self.prompt_ids([{"role": "user", "content": "\n\n".join(m["content"] for m in messages)}])
+
     def reply(
         self,
         messages: list[Message],

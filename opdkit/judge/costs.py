@@ -99,21 +99,14 @@ def find_encoder(model: str, template_args: JSON) -> Callable[[list[Message]], l
     """
     from huggingface_hub import try_to_load_from_cache  # imported here: they take seconds
 
-    from opdkit.chat.template import Chat, ChatError
+    from opdkit.chat.template import Chat
     from opdkit.model.load import load_tokenizer
 
     try:
         file = model if Path(model).is_dir() else try_to_load_from_cache(model, "tokenizer.json")
         if not isinstance(file, str):
             return None
-        chat = Chat(load_tokenizer(file if Path(file).is_dir() else str(Path(file).parent)), template_args)
+        folder = file if Path(file).is_dir() else str(Path(file).parent)
+        return Chat(load_tokenizer(folder), template_args).question_ids
     except (ValueError, OpdkitError):  # not a name on the hub; no folder of a chat model
         return None
-
-    def encode(messages: list[Message]) -> list[int]:
-        try:
-            return chat.prompt_ids(messages)
-        except ChatError:  # the template takes no system message
-            return chat.prompt_ids([{"role": "user", "content": "\n\n".join(m["content"] for m in messages)}])
-
-    return encode

@@ -46,11 +46,6 @@ class LocalJudge:
         self.count_read = partial(
             count_prompt_tokens, self.model, samples=config.votes, batch_tokens=config.batch_tokens
         )
-        try:
-            self.chat.prompt_ids([{"role": "system", "content": "?"}, {"role": "user", "content": "?"}])
-            self.has_system_role = True
-        except ChatError:  # some templates refuse a system message; then its text goes before the user's
-            self.has_system_role = False
 
     def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
         """Return `--votes` answers to each question, never `kept` ones. Where it cannot be put they say why."""
@@ -111,11 +106,8 @@ class LocalJudge:
 
     def _prompt(self, question: Question) -> list[int] | str:
         """Return the token ids of a question, or why there are none."""
-        messages = question.messages
-        if not self.has_system_role:
-            messages = [{"role": "user", "content": "\n\n".join(m["content"] for m in messages)}]
         try:
-            ids = self.chat.prompt_ids(messages)
+            ids = self.chat.question_ids(question.messages)
         except ChatError as error:
             return f"{UNBUILT}: {error}"
         if len(ids) >= self.context:
