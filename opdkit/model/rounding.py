@@ -19,7 +19,7 @@ def find_difference(model: PreTrainedModel, found_N: Tensor, expected_N: Tensor)
     infinity.
     """
     known_N = expected_N.isfinite()
-    differences = (found_N - expected_N)[known_N].abs().nan_to_num(math.inf)
+    differences = (found_N - expected_N)[known_N].abs().nan_to_num(math.inf, math.inf)
     if not len(differences):
         return None
     kind = model.device.type
