@@ -63,7 +63,7 @@ def describe_work(
 ) -> dict[str, int | str]:
     """Return the lines of `--dry-run` on what the votes take, from the counts of `count_work`.
 
-    Without `measured`, and without --all-votes, they are those of all votes: the most that it can take.
+    Without `measured`, the lines are about all votes. With --all-votes that is what it takes, else the most.
     """
     votes, share, seconds, scale, completion = measured or (0, None, None, None, None)
     is_local, is_fixed = config.judge == "local", work[LEAST] == work[VOTES]

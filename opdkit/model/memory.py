@@ -158,7 +158,7 @@ class ModelState:
 
 
 def state_of(model: nn.Module) -> ModelState:
-    """Return the state of a model, which lives as long as the model does. Adapters over it change nothing of that."""
+    """Return the state of a model, always the same object; with adapters over it, that of the model beneath them."""
     base: Any = model
     attributes: dict[str, Any] = vars(base.get_base_model() if hasattr(base, "get_base_model") else base)
     state: ModelState = attributes.setdefault("_opdkit_state", ModelState())

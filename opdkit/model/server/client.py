@@ -30,8 +30,8 @@ class RefusedError(OpdkitError):
 class Server:
     """Server that is asked by many requests at once. The key stays in this process: no error and no log shows it.
 
-    `who` is at `url`, as messages name it, and `flag` is the option that holds the address. Raises ConfigError for a
-    key that cannot be sent.
+    `who` is its name in messages, `url` its address, and `flag` the option that holds the address. Raises ConfigError
+    for a key that cannot be sent.
     """
 
     def __init__(

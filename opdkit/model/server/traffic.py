@@ -59,7 +59,7 @@ class _History:
 
 
 class Traffic:
-    """Requests to one server, for as long as it is asked. `where` names it in messages."""
+    """Requests to one server, and how it has answered so far. `where` names it in messages."""
 
     def __init__(self, where: str, concurrency: int, retries: int, timeout: float) -> None:
         self.where, self.concurrency, self.retries, self.timeout = where, concurrency, retries, timeout
