@@ -17,6 +17,7 @@ CUT_OFF = (
     "model_length",  # Mistral: the context of the model
     "model_context_window_exceeded",  # Anthropic, Bedrock
     "context_length_exceeded",  # gateways
+    "error_limit",  # Cohere: the context of the model
     "limit",  # llama.cpp: stop_type
     "stopped_limit",  # llama.cpp before stop_type
     "token_limit",  # watsonx
@@ -30,6 +31,7 @@ INTERRUPTED = (
     "canceled",
     "user_cancel",  # Cohere
     "error",  # OpenRouter, Cohere, watsonx, Vercel AI SDK
+    "error_toxic",  # Cohere: its filter
     "network_error",  # Z.ai
     "timeout",  # Cohere
     "time_limit",  # watsonx

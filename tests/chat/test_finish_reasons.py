@@ -63,6 +63,7 @@ NOT_CUT_OFF = (
     "aborted",  # pi
     "cancelled",  # OpenAI responses, watsonx
     "user_cancel",  # Cohere
+    "error_toxic",  # Cohere
     "time_limit",  # watsonx
     "insufficient_system_resource",  # DeepSeek
     "error",
@@ -74,7 +75,8 @@ NOT_CUT_OFF = (
     "finish_reason_unspecified",  # Gemini
 )
 # As logs hold them: Gemini, Cohere and Java clients log capitals, Vercel's SDK hyphens, pi and Gemini's client camels.
-SPELLINGS = ("MAX_TOKENS", "FinishReason.MAX_TOKENS", "max-tokens", "maxTokens", "LENGTH", "REASON_MAX_LEN")
+SPELLINGS = ("MAX_TOKENS", "FinishReason.MAX_TOKENS", "max-tokens", "maxTokens", "LENGTH", "REASON_MAX_LEN",
+             "ERROR_LIMIT")  # fmt: skip
 OTHER_SPELLINGS = ("STOP", "FinishReason.STOP", "tool-calls", "toolUse", "SAFETY", "content-filter", "a new reason", "")
 VALUES = {**dict.fromkeys((*CUT_OFF, *SPELLINGS), True), **dict.fromkeys((*NOT_CUT_OFF, *OTHER_SPELLINGS), False)}
 
@@ -159,5 +161,6 @@ def test_no_reason_is_no_cut() -> None:
 
 
 def test_replies_that_were_cut_off_or_interrupted_are_incomplete() -> None:
-    assert all(map(is_incomplete, (*CUT_OFF, *INTERRUPTED, *SPELLINGS, "SAFETY", "FinishReason.SAFETY")))
+    incomplete = (*CUT_OFF, *INTERRUPTED, *SPELLINGS, "SAFETY", "FinishReason.SAFETY", "ERROR_TOXIC")
+    assert all(map(is_incomplete, incomplete))
     assert not any(map(is_incomplete, ("stop", "end_turn", "eos", "tool_calls", "pause_turn", "a new reason", "")))
