@@ -19,7 +19,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.train import MOST_CYCLES, TrainConfig
-from opdkit.console import is_main_process, progress, say, warn
+from opdkit.console import counted, is_main_process, progress, say, verb, warn
 from opdkit.errors import NothingLearnedError
 from opdkit.model.load import load_template, resolve_device
 from opdkit.store import stopping
@@ -119,7 +119,8 @@ def run(config: TrainConfig) -> Summary:
                     validated=training.validation is not None, rolled_back=bool(training.rollbacks))  # fmt: skip
     say(f"the trained model is in {stage.folder / 'model'}")
     if len(turns) < FEW_TURNS:
-        warn(f"{len(turns)} replies teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
+        warn(f"{counted(len(turns), 'reply')} {verb(len(turns), 'teaches', 'teach')} little: `opdkit report "
+             f"{quote(config.run)}` shows where turns were dropped")  # fmt: skip
     leave(accelerator, training.model)
     return stage.summary()
 
@@ -266,7 +267,7 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     validation.save_if_best(training.student)
     if len(training.steps) > planned:
         say(f"{distance_left(validation.rows, row):.0%} of the distance from the hinted teacher is left: "
-            f"{len(training.steps) - planned} more steps")  # fmt: skip
+            f"{counted(len(training.steps) - planned, 'more step')}")  # fmt: skip
     elif has_stalled(validation.rows, training.cycle_start):
         say(f"training ends after step {number} of {planned}: the replies no longer improve")
         training.is_ended = True

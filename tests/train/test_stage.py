@@ -505,6 +505,11 @@ def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_mode
         train.run(train_config(run, plain_model_dir))
 
 
+def test_one_reply_is_no_several(run, plain_model_dir, capsys) -> None:
+    train.run(train_config(run, plain_model_dir, max_turns_per_session=1, limit=1))
+    assert "1 reply teaches little" in capsys.readouterr().err
+
+
 def test_a_prompt_that_no_longer_renders_says_what_to_do(run, plain_model_dir) -> None:
     chat = Chat(load_tokenizer(str(plain_model_dir)), {})
     chat.tokenizer.chat_template = "{{ raise_exception('no such role') }}"
