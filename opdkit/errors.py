@@ -17,5 +17,9 @@ class NothingLearnedError(OpdkitError):
     """Training that could not help: there is nothing to learn from, or it only made the model worse."""
 
 
+class NoPromptsError(OpdkitError):
+    """Sessions held out of training of which none makes a prompt."""
+
+
 class AnotherPlanError(ConfigError):
     """Stage that was begun with other options or inputs than it is given now."""

@@ -8,7 +8,7 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, read_text
 from opdkit.config.wording import read_wording
 from opdkit.console import say
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import ConfigError, NoPromptsError
 from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
 from opdkit.evaluate.models import load_chat
 from opdkit.model.behavior_policy import student_names
@@ -24,8 +24,8 @@ def held_out_share(run: Path) -> float:
 def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | None = None) -> Path:
     """Write RUN/from-log.jsonl for `--from-log`, and return its path. `share`: the held-out one; None: the training's.
 
-    Raises OpdkitError where no held-out session makes a prompt; ConfigError where the file is there and says something
-    else, unless `--overwrite`.
+    Raises NoPromptsError where no held-out session makes one; ConfigError where the file is there and says something
+    else, unless `--overwrite`; OpdkitError for models that cannot be loaded.
     """
     path, rows = config.run / "from-log.jsonl", list[JSON]()
     share = held_out_share(config.run) if share is None else share
@@ -39,7 +39,7 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
         say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
     if not rows:
         what = "of which those have neither a hint nor praise that makes a prompt" if share else "which has none"
-        raise OpdkitError(f"--from-log takes its prompts from the sessions held out of training of {config.run}, "
+        raise NoPromptsError(f"--from-log takes its prompts from the sessions held out of training of {config.run}, "
                           f"{what}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite ...`"
                           ", or write prompts for --prompts")  # fmt: skip
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

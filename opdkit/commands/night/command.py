@@ -79,11 +79,8 @@ def copy_news(home: Home, night: Night, config: NightConfig) -> str:
     extract: Any = configurations(home, night, config)["extract"]
     for log in map(Path, extract.logs):
         if home.path.resolve().is_relative_to(log.resolve()):
-            raise ConfigError(
-                f"LOGS {log} holds HOME {home.path}: the nights would read what they wrote; keep them apart"
-            )
-    limit = extract.max_line_mb * 1_000_000
-    news = collect_news(home.ledger, extract.logs, night.news, choose_format(extract), limit)
+            raise ConfigError(f"LOGS {log} holds HOME {home.path}: nights would read what they wrote; keep them apart")
+    news = collect_news(home.ledger, extract.logs, night.news, choose_format(extract), extract.max_line_mb * 1_000_000)
     if not news.night:
         return ""
     commit_news(home.ledger, night.news)

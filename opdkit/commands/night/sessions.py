@@ -65,7 +65,8 @@ def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) ->
     read = [session for number in (*earlier, *sorted(learns))
             for session in read_sessions(home.night(number), config.holdout)]  # fmt: skip
     read = drop_withdrawn(read)
-    known = read_changes(home, night)
+    records = (home.night(n).record for n in sorted(night.record["earlier"], reverse=True) if n < night.number)
+    known = [Change.from_json(row) for row in next((old["changes"] for old in records if "changes" in old), ())]
     changes, superseded = find_turned(read, learns, known)
     current = (tuple(o for o in session.opinions if (session.night, o.turn_id) not in superseded) for session in read)
     read = [replace(session, opinions=kept) for session, kept in zip(read, current, strict=True) if kept]
@@ -89,13 +90,6 @@ def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) ->
         sessions[session.session_id].append(session)
     kept_out = sum(versions[0].is_held_out for versions in sessions.values())
     return ChosenSessions(dict(sessions), kept_out, changes, [change for change in changes if change not in known])
-
-
-def read_changes(home: Home, night: Night) -> list[Change]:
-    """Return the changes of what users want that the last night before this one wrote down."""
-    records = (home.night(number).record for number in sorted(night.record["earlier"], reverse=True)
-               if number < night.number)  # fmt: skip
-    return [Change.from_json(row) for row in next((record["changes"] for record in records if "changes" in record), ())]
 
 
 def choose_tests(held_out: Sequence[NightSession], blamed: Collection[str]) -> list[NightSession]:

@@ -22,7 +22,7 @@ from opdkit.config.gate import GateConfig
 from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.console import counted, printable, say, stdout, verb, warn
-from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
+from opdkit.errors import AnotherPlanError, ConfigError, NoPromptsError, NothingLearnedError, OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.conclusion import WHERE, deciding_shares
@@ -198,7 +198,8 @@ def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig
     if is_better:
         home.promote(night.number, by="night")
     is_part = is_enough and len(new_U4) < len(all_U4)
-    shares = [f"on new complaints, {share_of(new_U4, 1)} ({share_of(new_U4, 0)} before)"] if is_part else []
+    before, after, _, weight = new_U4.sum(0)
+    shares = [f"on new complaints, {after / weight:.0%} ({before / weight:.0%} before)"] if is_part else []
     shares += [f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
                for row in deciding_shares(read_part(night.folder, "scores", 0))]  # fmt: skip
     gain = ("More replies are right" if is_better else "What it learned of new complaints, it lost of older ones"
@@ -218,11 +219,6 @@ def sum_known(replies: pa.Table, prompts: Collection[str]) -> Sums:
         return np.zeros((0, 4))
     shares_N4 = measure_shares(replies)[1]["passed"]
     return sum_units(shares_N4[~np.isnan(shares_N4).any(1)])
-
-
-def share_of(sums_U4: Sums, side: int) -> str:
-    """Return the share of right replies, before (0) or after (1) the training."""
-    return f"{sums_U4[:, side].sum() / sums_U4[:, 3].sum():.0%}"
 
 
 def has_gained(sums_U4: Sums) -> bool:
@@ -245,10 +241,8 @@ def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, stude
     try:
         path = write_log_prompts(evaluation, {"before": student, "after": student}, config.holdout)
         mined = list_lines(path, "--from-log")
-    except ConfigError:
-        raise
-    except OpdkitError as why:
-        say(str(why))
+    except NoPromptsError:
+        say("no session that is kept out makes a prompt")
     if config.prompts is not None:
         ids = [prompt.id for prompt in read_prompts(Path(config.prompts))]  # of rows without one, their lines
         lines = list_lines(Path(config.prompts), "--prompts")

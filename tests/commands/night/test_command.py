@@ -442,6 +442,16 @@ def test_wrong_files_and_models_are_named_before_the_log_is_read(tmp_path: Path)
         run(options(tmp_path))
 
 
+def test_a_model_that_cannot_be_loaded_ends_the_night_with_an_error(tmp_path: Path) -> None:
+    grow(tmp_path, 30)
+    shutil.copytree(MODEL, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(OpdkitError, match="tokenizer"):
+        run(options(tmp_path, model=str(tmp_path / "model"), prompts=None))
+    (night,) = Home(tmp_path / "home").nights()
+    assert night.record["decision"] is None
+
+
 def test_an_unfinished_night_says_that_later_logs_wait(
     tmp_path: Path, teachers: list[TeacherConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
