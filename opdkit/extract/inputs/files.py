@@ -122,8 +122,10 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
     elif log.startswith("hf:"):
         yield log, _copy_dataset(log, scratch / f"dataset-{number}.jsonl")
     elif path.is_dir():
-        suffixes = (*SUFFIXES, ".zip")
-        names = (p for p in path.rglob("*") if (_unrotated(p) if rotated else p).name.endswith(suffixes))
+        next(path.iterdir(), None)  # raises where it cannot be read; of a folder within, that is a warning
+        walk = os.walk(path, onerror=lambda why: warn(f"{why.filename} cannot be read, left out: {why.strerror}"))
+        suffixes, found = (*SUFFIXES, ".zip"), (Path(folder, name) for folder, _, names in walk for name in names)
+        names = (p for p in found if (_unrotated(p) if rotated else p).name.endswith(suffixes))
         files = sorted(
             (p for p in names if p.is_file() and not _is_of_a_run(p)), key=_oldest_first if rotated else None
         )

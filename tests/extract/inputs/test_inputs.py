@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import threading
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -32,6 +34,26 @@ def test_folders_are_searched_in_order(tmp_path):
     inputs = expand([str(tmp_path / "logs")], tmp_path)
     assert names(inputs) == ["y", "z", "b", "c", "d"]
     assert not any(i.given for i in inputs)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, capsys):
+    for path in (tmp_path / "logs/a.jsonl", tmp_path / "logs/private/b.jsonl"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(LOG)
+    closed = {"private"}  # to a test that may run as root
+
+    def guarded(really, folder):
+        if Path(folder).name in closed:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return really(folder)
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, partial(guarded, getattr(os, name)))
+    assert names(expand([str(tmp_path / "logs")], tmp_path)) == ["a"]
+    assert "logs/private cannot be read" in capsys.readouterr().err.replace("\n", "")
+    closed.add("logs")
+    with pytest.raises(PermissionError):
+        expand([str(tmp_path / "logs")], tmp_path)
 
 
 def test_what_lies_in_a_run_is_no_log(tmp_path):
