@@ -42,15 +42,23 @@ CREATE TABLE rewritten (input INTEGER PRIMARY KEY);
 
 @contextlib.contextmanager
 def open_ledger(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection to the ledger, created where there is none. Raises OpdkitError for one of another version."""
+    """Yield a connection to the ledger, created where there is none.
+
+    Raises OpdkitError for one of another version, and for one that is damaged or cannot be opened or written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as ledger:
-        (version,) = ledger.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
-            raise OpdkitError(f"{path} was written by another version of opdkit")
-        if version == 0:
-            ledger.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
-        yield ledger
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as ledger:
+            (version,) = ledger.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                raise OpdkitError(f"{path} was written by another version of opdkit")
+            if version == 0:
+                ledger.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+            yield ledger
+    except sqlite3.DatabaseError as error:
+        if "full" in str(error):  # which is explained with other full disks
+            raise
+        raise OpdkitError(f"{path}: {error}; make it and its folder writable, or put a copy of both back") from error
 
 
 @contextlib.contextmanager

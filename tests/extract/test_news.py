@@ -330,6 +330,13 @@ def test_other_news_than_the_ledger_waits_for_is_refused(tmp_path):
         commit_news(ledger, tmp_path / "two")
 
 
+def test_a_damaged_ledger_is_named(tmp_path):
+    log = jsonl(tmp_path / "logs/chat.jsonl", chat("a", "b", "c"))
+    (tmp_path / "ledger.sqlite").write_text("no ledger" * 100)
+    with pytest.raises(OpdkitError, match=r"ledger\.sqlite"):
+        collect(tmp_path, log.parent, 0)
+
+
 @pytest.mark.parametrize("log", ["-", "hf:some/data", "nowhere.jsonl", "table.jsonl", "pipe"])
 def test_inputs_that_cannot_be_followed_are_named(tmp_path, log, monkeypatch):
     monkeypatch.chdir(tmp_path)
