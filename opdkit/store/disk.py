@@ -45,8 +45,9 @@ def disk_error_message(error: BaseException, where: Path | None = None) -> str |
             code = link.errno
         else:
             code = next((number for text, number in _QUOTED.items() if text in str(link)), None)
-        if code is not None and isinstance(link, OSError) and isinstance(link.filename, str):
-            named = Path(link.filename)
+        file = getattr(link, "filename2", None) or getattr(link, "filename", None)  # of a copy, where it goes to
+        if code is not None and isinstance(file, str) and (where is None or os.sep in file):  # rmtree gives no folder
+            named = Path(file)
         link = link.__cause__ or link.__context__
     if code is None:
         return None

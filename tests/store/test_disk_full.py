@@ -193,6 +193,10 @@ def test_what_libraries_make_of_a_full_disk_is_recognised() -> None:
     late = RuntimeError("unexpected pos 64 vs 0")
     late.__context__ = OSError(28, "No space left on device", "runs/x/train/checkpoints/step-1")
     assert "runs/x/train/checkpoints/step-1" in str(disk_error_message(late, folder))
+    copied = OSError(28, "No space left on device", "/tmp/news.sqlite", None, "runs/y/news.sqlite")
+    assert "the disk of runs/y/news.sqlite" in str(disk_error_message(copied, folder))
+    in_tree = PermissionError(13, "Permission denied", "manifest.json")  # as shutil.rmtree names a file
+    assert "runs/x cannot be written" in str(disk_error_message(in_tree, folder))
     assert disk_error_message(ValueError("something else"), folder) is None
     assert disk_error_message(PermissionError(13, "Permission denied", __file__), folder) is None, (
         "it is there: a failed reading"
