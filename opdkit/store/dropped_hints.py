@@ -1,8 +1,7 @@
 """Hints that `opdkit teacher --check-hints` dropped: the teacher stage, exports and rollouts leave them out."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 from opdkit.config.fields import JSON
@@ -19,8 +18,11 @@ def has_hint_checks(run: Path) -> bool:
 
 
 def by_turn(rows: Iterable[JSON]) -> dict[str, list[JSON]]:
-    """Return turn_id -> its rows of `hint_checks`, in their order."""
-    return {turn_id: list(of_turn) for turn_id, of_turn in groupby(rows, key=itemgetter("turn_id"))}
+    """Return turn_id -> its rows, in their order."""
+    found: defaultdict[str, list[JSON]] = defaultdict(list)
+    for row in rows:
+        found[row["turn_id"]].append(row)
+    return found
 
 
 def without_dropped(verdict: JSON, checks: Sequence[JSON]) -> JSON:

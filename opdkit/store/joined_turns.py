@@ -1,6 +1,5 @@
 """Turns of a part joined with their sessions, verdicts, decisions and targets. No other module joins these tables."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -86,7 +85,8 @@ def joined_turns(
     if "hint_checks" in columns and has_hint_checks(run) and (tested := read("hint_checks")) is not None:
         checks = by_turn(tested.to_pylist())
         verdict_of = {name: without_dropped(row, checks.get(name, ())) for name, row in verdict_of.items()}
-    targets_of = _targets_by_turn(targets) if targets is not None else {}
+    lists = [] if targets is None else [field.name for field in targets.schema if pa.types.is_list(field.type)]
+    targets_of = {} if targets is None else by_turn(rows_with_arrays(targets, lists))
     reviews = reviews_in_force(run) if reviews is None else reviews
     for turn in turns.to_pylist():
         if turn["session_id"] in session_of:
@@ -108,13 +108,6 @@ def rows_with_arrays(table: pa.Table, lists: Sequence[str]) -> list[JSON]:
         for row, cell in zip(rows, table[name], strict=True):
             row[name] = None if cell.values is None else cell.values.to_numpy(zero_copy_only=False)
     return rows
-
-
-def _targets_by_turn(targets: pa.Table) -> Mapping[str, Sequence[JSON]]:
-    by_turn: defaultdict[str, list[JSON]] = defaultdict(list)
-    for row in rows_with_arrays(targets, [field.name for field in targets.schema if pa.types.is_list(field.type)]):
-        by_turn[row["turn_id"]].append(row)
-    return by_turn
 
 
 def _keep(table: pa.Table, column: str, values: Collection[str]) -> pa.Table:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from opdkit.commands.night.home import Home, Night
 from opdkit.config.conditions import find_rejection, flat, logged_value, parse_filters, parse_number
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, did_you_mean
 from opdkit.console import say
 from opdkit.errors import OpdkitError
 from opdkit.extract.known_turns import forget_turns
@@ -50,6 +50,13 @@ def forget(home: Home, where: Sequence[str]) -> int:
     found = {name for night in nights for name in find_sessions(night, [entry])}
     is_all_read = all(is_complete(night.log, "extract") for night in nights)
     if is_all_read and not found and entry not in before:
+        sessions = [session for night in nights for session in read_logged_fields(night.log)]
+        names = {f"metadata.{name}{key}" for session in sessions for name, value in session.metadata.items()
+                 for key in ([f".{key}" for key in value] if isinstance(value, dict) else [""])}  # fmt: skip
+        for field in [condition.field for condition in parse_filters(where, "--where")]:
+            if all(logged_value(field, session, session.format) in (None, "", []) for session in sessions):
+                known = ("model", "format", "source", *sorted(names))
+                raise OpdkitError(f"--where: no session has {field}; {did_you_mean(field, known)}")
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
                           "cannot be named")  # fmt: skip
     write_forgotten(home, [*(old for old in before if old != entry), entry | {"done": False}])

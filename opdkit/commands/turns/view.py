@@ -73,7 +73,11 @@ def _view(turn: JoinedTurn, judge: JSON) -> JSON:
     """Return a view without its targets. `judge` is the configuration of the judge."""
     messages = turn.session["messages"]
     view: JSON = {name: turn.turn[name] for name in _TURN} | {name: turn.session[name] for name in _SESSION}
-    view |= {"messages": [], "decision": _decision_parts(turn.turn["decision"] or NO_DECISION), "verdict": None}
+    decision = turn.turn["decision"] or NO_DECISION
+    parts = {"rated": "" if decision["rating"] is None else signed(decision["rating"]), "comment": decision["comment"],
+             "tags": ", ".join(decision["tags"]), "edited to": decision["edited"],
+             "kept instead": decision["kept"]}  # fmt: skip
+    view |= {"messages": [], "decision": [(name, text) for name, text in parts.items() if text], "verdict": None}
     view |= {"review": None if turn.review is None else turn.review.to_json()}
     for message in messages[: turn.index + 1 + turn.turn["next_count"]]:
         calls = [{"name": call["name"], "arguments": call["arguments"]} for call in message["tool_calls"]]
@@ -87,13 +91,6 @@ def _view(turn: JoinedTurn, judge: JSON) -> JSON:
             "candidates": explain_candidates(messages, turn.turn, turn.verdict, judge),
         }
     return view
-
-
-def _decision_parts(decision: JSON) -> list[tuple[str, str]]:
-    rating = "" if decision["rating"] is None else signed(decision["rating"])
-    parts = {"rated": rating, "comment": decision["comment"], "tags": ", ".join(decision["tags"]),
-             "edited to": decision["edited"], "kept instead": decision["kept"]}  # fmt: skip
-    return [(name, text) for name, text in parts.items() if text]
 
 
 def _target(row: JSON, token_texts: TextsOf) -> JSON:

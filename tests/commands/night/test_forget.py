@@ -88,7 +88,7 @@ def test_a_user_leaves_the_log_of_every_night(folder: Path) -> None:
     assert files_with(SECRET, config.home) == [], "nor does a later night read them"
     assert len(home.nights()) == 4
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))  # nothing is left to do
-    with pytest.raises(OpdkitError, match=r"metadata\.usr"):
+    with pytest.raises(OpdkitError, match=r"metadata\.usr; did you mean 'metadata\.user'"):
         run_forget(ForgetConfig(home=config.home, where=("metadata.usr=u3",)))
 
 
