@@ -183,6 +183,22 @@ def test_the_page_on_nights_and_its_line_of_cron(tmp_path: Path, warm_path: str)
     assert (tmp_path / "nights" / "nights" / "0001" / "night.json").exists()
 
 
+def test_the_script_of_the_page_on_nights_restarts_the_server_once_for_each_model(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```sh\n(.*?)```", (DOCS / "nights.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "nights").mkdir()
+    stubs = {"opdkit": 'ln -sfn "$MODEL" nights/promoted; exit "$STATUS"', "systemctl": "echo again >> restarts"}
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    counts = []
+    for model, status in (("1", 0), ("1", 0), ("2", 1), ("2", 0)):  # the second model comes with a night that fails
+        variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MODEL": model, "STATUS": str(status)}
+        words = ["bash", "-c", script.replace("/srv/assistant", str(tmp_path))]
+        assert subprocess.run(words, env=variables, check=False).returncode == status
+        counts.append((tmp_path / "restarts").read_text().count("again"))
+    assert counts == [1, 1, 2, 2]
+
+
 def test_the_page_on_privacy_leaves_no_session_of_a_user(tmp_path: Path, warm_path: str) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "runs" / "mine").mkdir(parents=True)
