@@ -242,9 +242,7 @@ def read_record(line: bytes) -> JSON:
     """Return the record in a line of answers: custom_id, response, error. Raises ValueError for anything else."""
     try:
         record = json.loads(line)
-    except RecursionError:
-        raise ValueError("no JSON") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("no JSON, or cut off") from None
     if not isinstance(record, dict) or not isinstance(record.get("custom_id"), str):
         raise ValueError("no custom_id")

@@ -19,6 +19,7 @@ from pathlib import Path
 from opdkit.judge.votes import Answer, Usage, VoteRequest
 from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.part_writer import Stage
+from opdkit.store.stopping import count_finished
 from opdkit.store.turn_ids import session_of
 
 
@@ -49,6 +50,7 @@ class KeptAnswers:
         self._answers[key] = answer
         said = answer.text, answer.finish_reason, answer.confidence, answer.usage, answer.error
         os.write(self.file, b"\n" + json.dumps([*key, *said]).encode())
+        count_finished()
 
 
 def _read_line(line: bytes) -> tuple[tuple[str, str, str, int], Answer] | None:

@@ -219,13 +219,10 @@ def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
 
     None for any other judge. Raises OpdkitError when it is not there.
     """
-    if config.judge not in ("local", "endpoint"):
-        return None
-    judge = load_function(judges[config.judge])(config)
-    if config.judge == "local":
-        return judge
-    judge.ask([TRIAL])
-    return None
+    judge: Any = load_function(judges[config.judge])(config) if config.judge in ("local", "endpoint") else None
+    if config.judge == "endpoint":
+        judge.ask([TRIAL])
+    return judge if config.judge == "local" else None
 
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:

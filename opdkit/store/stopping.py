@@ -34,7 +34,7 @@ class _Watch:
     owner: int = 0
     requested: bool = False
     raised: type[KeyboardInterrupt] | None = None  # by a signal
-    finished: int = 0  # parts, or steps that a checkpoint holds
+    finished: int = 0  # parts, kept answers of a judge, or steps that a checkpoint holds
     in_steps: bool = False
 
 
@@ -55,7 +55,7 @@ def raise_if_requested() -> None:
 
 
 def count_finished() -> None:
-    """Count a part that was committed, or a checkpoint."""
+    """Count a part that was committed, an answer that is kept until its part is, or a checkpoint."""
     _watch.finished += 1
 
 
@@ -71,8 +71,8 @@ def stop_after_step() -> Iterator[None]:
 def listen_for_signals() -> Iterator[None]:
     """Handle the signals in the block, if this is the main thread: Python delivers them to no other.
 
-    Raises Stopped and KeyboardInterrupt. Raises OpdkitError if the process was asked to stop and had not finished one
-    part (or step): the same command would get no further the next time, and a scheduler would start it again for ever.
+    Raises Stopped and KeyboardInterrupt. Raises OpdkitError if the process was asked to stop and had finished nothing
+    that is kept: the same command would get no further the next time, and a scheduler would start it again for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -22,6 +22,7 @@ from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question, Usage, VoteRequest
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
+from opdkit.store.stopping import Stopped, listen_for_signals
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -105,6 +106,22 @@ def test_killed_processes_lose_no_answered_vote(extracted: Path, tmp_path: Path)
     assert asked.total() <= VOTES + 3 * 4
     assert list(read_all(extracted, "verdicts")) == list(read_all(calm, "verdicts"))
     assert not list((extracted / "judge" / ".tmp").iterdir())
+
+
+def test_a_part_that_takes_longer_than_a_job_may_is_judged_in_several_jobs(extracted: Path) -> None:
+    """A scheduler asks to stop, and does not wait for the end of the part: the answers are kept, so it may resume."""
+
+    def script(body: dict, number: int) -> Reply:
+        if number == 60:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return said(body)
+
+    with serving(script) as server, pytest.raises(Stopped), listen_for_signals():
+        run(config(extracted, server.url))
+    kept = len(seeds_in(kept_file(extracted)))
+    assert kept > 0
+    assert len(judge_rest(extracted)) == VOTES - kept
 
 
 def test_the_tokens_that_the_server_counts_are_summed_whoever_asked(extracted: Path) -> None:
