@@ -32,14 +32,13 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     _print(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
            f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip
     _print(f"accuracy {_number(measured.accuracy, measured.accuracy_interval)}")
+    reason = ""
     if not measured.answered:
         reason = " (no label's turn has a reward)"
     elif measured.kappa is None:
         reason = " (labels and judge all say the same one thing: nothing to disagree about)"
     elif measured.kappa_interval is None:
         reason = " (no interval: few labels, no errors, or labels so alike that in some resamples all are the same)"
-    else:
-        reason = ""
     weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"
     _print(f"Cohen's kappa{weights} {_number(measured.kappa, measured.kappa_interval)}{reason}")
 
@@ -116,7 +115,9 @@ def _advice(measured: Calibration, tolerance: float) -> str:
     labels, votes = counted(measured.curve_labels, "label"), counted(stored, "vote")
     text = f"the curve is over {labels} and all subsets of their {votes}"
     if worth is None:
-        return text + "; no vote is worth paying for: none gives a reward"
+        why = ("none is near the best in both accuracy and coverage, unless --tolerance is higher"
+               if any(point.coverage for point in measured.curve) else "none gives a reward")  # fmt: skip
+        return f"{text}; no number of votes is worth paying for: {why}"
     saved = f", {1 - worth / stored:.0%} fewer than now" if worth < stored else ", all that there are"
     text += f"; worth paying for: --votes {worth} (within {tolerance:g} of the best measured{saved})"
     if worth == stored > 1:

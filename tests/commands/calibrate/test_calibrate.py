@@ -157,6 +157,15 @@ def test_every_warning_counts_lines_as_an_editor_does(
     assert f"{file}:3: no turn 'chat-9:1'" in warnings
 
 
+def test_no_number_of_votes_has_the_best_accuracy_and_the_best_coverage(tmp_path: Path, capsys) -> None:
+    votes = {f"s{n}:1": [1, -1, None] for n in range(8)}  # two votes answer more often than one, and worse
+    file = labelled(tmp_path, dict.fromkeys(votes, 1))
+    run(CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=file))
+    shown = capsys.readouterr().out
+    assert "--tolerance" in shown
+    assert "none gives a reward" not in shown
+
+
 def test_one_stored_vote_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     votes, labels, _ = simulated(np.random.default_rng(5), 60, 1, (0.7,))
     config = CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=labelled(tmp_path, labels))
