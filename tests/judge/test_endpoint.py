@@ -274,6 +274,11 @@ def test_a_redirect_names_the_other_address() -> None:
         pytest.raises(OpdkitError, match=r"https://elsewhere/v1 .*--judge-url"),
     ):
         ask(server.url)
+    with (
+        serving(lambda body, number: Reply(308, "", {"Location": "/other/v1/chat/completions"})) as server,
+        pytest.raises(OpdkitError, match=f"{server.url.removesuffix('/v1')}/other/v1/chat/completions .*--judge-url"),
+    ):
+        ask(server.url)
 
 
 def test_nobody_listens() -> None:

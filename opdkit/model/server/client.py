@@ -109,7 +109,7 @@ class Server:
             given = "does not accept the key in" if self.key else "wants an API key, and there is none in"
             return OpdkitError(f"{self.where} {given} the environment variable {self.api_key_env} (HTTP 401)")
         if 300 <= status < 400:
-            location = self._safe(response.headers.get("location", "elsewhere"))
+            location = self._safe(str(response.next_request.url) if response.next_request else "elsewhere")
             return OpdkitError(
                 f"{self.where} redirects to {location} (HTTP {status}): pass that address as {self.flag}"
             )
