@@ -228,7 +228,7 @@ class Endpoint(Server):
     def _too_long(self, response: Any) -> Answer | None:
         """Return the answer that an error stands for if it says that the prompt does not fit, else None."""
         if response.status_code in (400, 413, 422) and _TOO_LONG.search(response.text):
-            return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}")
+            return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}; lower --max-section-chars")
         return None
 
 

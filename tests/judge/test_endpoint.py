@@ -326,6 +326,7 @@ def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
     with serving(lambda body, number: reply) as server:
         answer = ask(server.url)[0]
     assert str(answer.error).startswith("the prompt does not fit the judge: ")
+    assert "--max-section-chars" in str(answer.error)
 
 
 @pytest.mark.parametrize(
