@@ -98,7 +98,7 @@ class Batch(Endpoint):
         for n, request in enumerate(self._requests(questions)):
             question, vote = request.question, n % self.config.votes
             if vote == 0:
-                body = self._body(question) | self.extra_body | ({"logprobs": True} if self.wants_logprobs else {})
+                body = self._body(question) | self.extra_body | ({"logprobs": True} if self.config.weigh_votes else {})
                 digest = stable_hash(json.dumps(body), self.config.seed, question.turn_id, question.name, bits=64)
                 name = re.sub(r"\W", "_", question.turn_id, flags=re.ASCII)
             start = f"{part}-{question.name}-{vote}-{digest:016x}-"

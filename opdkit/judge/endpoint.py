@@ -73,7 +73,7 @@ class Endpoint(Server):
         self.identity = Identity(config.judge_model, folder, self.name_file, self.who)
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
-        self.wants_logprobs = config.weigh_votes  # until the server refuses them
+        self.optional = {"seed", "logprobs"} if config.weigh_votes else {"seed"}  # until the server refuses them
         self.limit_name = "max_tokens"  # until the server refuses it
         self.warned = False  # that the server gives no log-probs
         self.has_answered = False
@@ -138,31 +138,34 @@ class Endpoint(Server):
                 self.limit_name: self.config.max_new_tokens}  # fmt: skip
 
     async def _attempt(self, client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
-        """Send a request once, and again where the server refuses log-probs or the name of the limit of tokens.
+        """Send a request once, and again where the server refuses a seed, log-probs or the name of the limit of tokens.
 
         Raises FailedAttemptError for what may pass, OpdkitError for what will not.
         """
-        question, asked = request.question, {"logprobs": True} if self.wants_logprobs else {}
+        asked = {name: value for name, value in (("logprobs", True), ("seed", request.seed)) if name in self.optional}
         while True:
-            body = self._body(question)
+            body = self._body(request.question)
             try:
                 response = await client.chat.completions.with_raw_response.create(
-                    **body, seed=request.seed, extra_headers=self.headers, extra_body=self.extra_body | asked or None
+                    **body, extra_headers=self.headers, extra_body=self.extra_body | asked or None
                 )
                 break
             except openai.APIConnectionError as error:
                 raise self.failure(error) from None
             except openai.APIStatusError as error:
-                if error.status_code not in _REFUSALS or _TOO_LONG.search(error.response.text):
-                    return await self._read_error(client, error)
-                if _LIMIT in error.response.text and _LIMIT not in body:
+                text = error.response.text
+                refused = "seed" if re.search(r"\bseed\b", text) and "seed" in asked else "logprobs"
+                may_be_parameter = error.status_code in _REFUSALS and not _TOO_LONG.search(text)
+                if may_be_parameter and _LIMIT in text and _LIMIT not in body:
                     self.limit_name = _LIMIT
-                elif asked:
-                    asked = {}
+                elif may_be_parameter and refused in asked:
+                    del asked[refused]
                 else:
                     return await self._read_error(client, error)
-        self.wants_logprobs = self.wants_logprobs and bool(asked)
-        return self._read(response.http_response, question.name)
+        if "seed" in self.optional - asked.keys():
+            say(f"{self.where} takes no seed: asked again, it votes otherwise")
+        self.optional &= asked.keys()
+        return self._read(response.http_response, request.question.name)
 
     def _read(self, response: Any, question: str) -> Answer:
         """Return the answer to the question of this name that a response of status 200 holds."""

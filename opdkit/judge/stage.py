@@ -104,8 +104,7 @@ def run(config: JudgeConfig) -> Summary:
         judge = try_judge(config, MODEL_JUDGES)
         first = try_judge(first_config, FIRST_JUDGES) if first_config else None
     # They may answer otherwise the next time, whatever the seed.
-    is_served = config.judge in SERVED or bool(config.judge_first_url)
-    may_change = is_served or isinstance(config.judge, PythonFunction)
+    may_change = config.judge in SERVED or bool(config.judge_first_url) or isinstance(config.judge, PythonFunction)
     stage = Stage.open(config, "judge", [VERDICTS, ESCALATED] if first_config else [VERDICTS], inputs=inputs,
                        parts=part_count(config.run, "extract"), upstream=["extract"], drawn=may_change)  # fmt: skip
     todo = stage.todo()

@@ -189,6 +189,27 @@ def test_the_limit_of_tokens_has_another_name_for_reasoning_models() -> None:
     assert all(body["max_completion_tokens"] == 20 and body["logprobs"] for body in server.requests[3:])
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]},
+        {"error": {"message": "Unrecognized request argument supplied: seed", "param": None}},
+        [{"error": {"code": 400, "message": 'Invalid JSON payload received. Unknown name "seed": Cannot find field.'}}],
+    ],
+)
+def test_a_server_that_takes_no_seed_is_asked_without_one(said, capsys) -> None:
+    """Mistral's, and others that check what they are sent. The log-probs stay."""
+
+    def script(body, number: int) -> Reply:
+        return Reply(422, said) if "seed" in body else GOOD
+
+    with serving(script) as server:
+        assert {answer.error for answer in ask(server.url, 3, concurrency=1, weigh_votes=True)} == {None}
+    assert ["seed" in body for body in server.requests] == [True, False, False, False]
+    assert all(body["logprobs"] for body in server.requests)
+    assert capsys.readouterr().err.count("no seed") == 1
+
+
 @pytest.mark.parametrize("field", ["code", "type"])
 @pytest.mark.parametrize("status", [403, 429])
 def test_a_key_without_credit_ends_it_at_once(status: int, field: str) -> None:
