@@ -79,7 +79,7 @@ def describe_work(
                else f"as one per {BYTES_PER_TOKEN} bytes: no tokenizer of {config.judge_model} is here")  # fmt: skip
     lines: dict[str, int | str] = {
         f"{'votes' if is_local else 'requests'}{kind}": left,
-        "  if all votes agree": 0 if is_fixed else max(0, work[LEAST] - work[KNOWN]),
+        "  at least": 0 if is_fixed else max(0, work[LEAST] - work[KNOWN]),
         "  given before, and kept": work[KNOWN],
         "  questions that cannot be put": work[UNASKED],
         f"tokens to read{kind}" if is_local or scale or judge.encode else "tokens to read, about": read,
