@@ -17,7 +17,7 @@ from opdkit.chat.conversation import LEFT_OUT
 from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
 from opdkit.config.fields import JSON
 from opdkit.console import printable, stdout
-from opdkit.extract.inputs.files import Input, holds_documents, is_damage, open_plain, packing
+from opdkit.extract.inputs.files import Input, find_documents, is_damage, open_plain, packing
 from opdkit.extract.inputs.first_pass import SurveyedInput
 from opdkit.extract.inputs.index import copy_lines
 from opdkit.extract.inputs.parquet import read_rows
@@ -46,7 +46,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
             deque(copy_lines(((0, line) for line in islice(rows, LINES)), path, None), maxlen=0)
             extent = WHOLE if next(rows, None) is None else BEGINNING
         else:
-            with path.open("wb") as out, open_plain(entry.path, holds_documents(entry.path, line_limit)) as handle:
+            with path.open("wb") as out, open_plain(entry.path, find_documents(entry.path, line_limit)) as handle:
                 while count <= LINES and (data := handle.readline(line_limit + 1)):
                     count += 1
                     while data and count <= LINES:

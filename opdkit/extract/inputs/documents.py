@@ -6,7 +6,9 @@
 The text is converted while it is read, by its quotes and braces alone: memory grows neither with the file nor with an
 object, and a malformed object costs itself. Brackets and commas between objects are dropped, so an array of arrays is
 read as the objects in them. Every other element becomes a line too, for the reader to reject. A line break within an
-object becomes a carriage return, which JSON treats alike.
+object becomes a carriage return, which JSON treats alike. An array that is a conversation stays whole:
+
+    [{"role": ...}, ...]  ->  {"messages":[{"role": ...}, ...]}
 """
 
 import io
@@ -20,14 +22,17 @@ from numpy.typing import NDArray
 _BLOCK = 1 << 16
 _LONGEST_GAP = 1 << 20  # bytes between two objects that are held at once
 _ELEMENT = re.compile(rb'(?:"(?:[^"\\]|\\.)*+"?|[^",\[\]])++', re.DOTALL)  # of an array; a text may hold commas
-_QUOTE, _OPEN, _CLOSE, _BACKSLASH = b'"{}\\'
+_QUOTE, _BACKSLASH = b'"\\'
+OBJECTS, MESSAGES = "{}", "[]"  # what the lines are: the objects of a file, or its arrays as conversations
 
 
 class DocumentReader(io.RawIOBase):
     """Stream of JSON lines over a stream of JSON documents."""
 
-    def __init__(self, handle: io.BufferedReader) -> None:
+    def __init__(self, handle: io.BufferedReader, documents: str = OBJECTS) -> None:
         self._handle = handle
+        self._open, self._close = documents.encode()
+        self._before, self._behind = (b'{"messages":', b"}\n") if documents == MESSAGES else (b"", b"\n")
         self._ready = memoryview(b"")
         self._kept = b""  # of the last block: what follows its last object, or a backslash within one
         self._depth, self._in_text = 0, False  # braces that are open where the next block begins; True within a text
@@ -56,12 +61,13 @@ class DocumentReader(io.RawIOBase):
         escaped = _find_escaped(codes)
         codes[escaped[escaped < len(data)]] = 0
         quotes = np.flatnonzero(codes == _QUOTE)
-        braces = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
+        braces = np.flatnonzero((codes == self._open) | (codes == self._close))
         braces = braces[(np.searchsorted(quotes, braces) + self._in_text) % 2 == 0]  # those outside of texts
-        depths = self._depth + np.cumsum(np.where(codes[braces] == _OPEN, 1, -1))
+        depths = self._depth + np.cumsum(np.where(codes[braces] == self._open, 1, -1))
         depths -= np.minimum.accumulate(np.minimum(depths, 0))  # a closing brace too many closes nothing
         depths = np.concatenate(([self._depth], depths))
-        starts = [0] * (self._depth > 0) + braces[(depths[:-1] == 0) & (depths[1:] == 1)].tolist()
+        continues = self._depth > 0
+        starts = [0] * continues + braces[(depths[:-1] == 0) & (depths[1:] == 1)].tolist()
         ends = (braces[(depths[:-1] == 1) & (depths[1:] == 0)] + 1).tolist()
         self._depth = int(depths[-1])
         self._in_text = self._depth > 0 and bool((len(quotes) + self._in_text) % 2)
@@ -75,8 +81,9 @@ class DocumentReader(io.RawIOBase):
         lines: list[bytes] = []
         at = 0
         for start, end in zip_longest(starts, ends, fillvalue=last):
-            lines += _take_rest(data[at:start]), data[start:end].replace(b"\n", b"\r"), b"\n"
-            at = end
+            lines += _take_rest(data[at:start]), b"" if continues else self._before
+            lines += data[start:end].replace(b"\n", b"\r"), self._behind
+            at, continues = end, False
         if self._depth:
             lines.pop()  # the last object continues in the next block
         return b"".join([*lines, _take_rest(data[at:last])])

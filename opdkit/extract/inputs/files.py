@@ -28,7 +28,7 @@ from opdkit.errors import ConfigError
 from opdkit.extract.formats.json_lines import NOT_AN_OBJECT, parse
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.archives import is_zip, unpack
-from opdkit.extract.inputs.documents import DocumentReader
+from opdkit.extract.inputs.documents import MESSAGES, OBJECTS, DocumentReader
 from opdkit.store.atomic import find_left_overs, host_name, owned_name, remove_entries
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
@@ -38,6 +38,7 @@ _ROTATED = re.compile(r"[.-](\d[\d_-]*)(\.gz|\.zst)?$")
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _BUFFER = 1 << 20
 _SCRATCH = "opdkit-extract-"
+_OF_MESSAGE = frozenset(("role", "content", "parts", "name", "ts", "timestamp", "createdAt"))
 _RUN_FOLDERS = {"export", *STAGES} - {"rollout"}  # which writes the folders of extract and judge
 
 
@@ -231,10 +232,10 @@ class _Gzip(gzip.GzipFile):
         return size
 
 
-def open_plain(path: Path, documents: bool = False) -> io.BufferedReader:
+def open_plain(path: Path, documents: str = "") -> io.BufferedReader:
     """Open a file, unpacked if it is compressed. Reading a truncated archive raises what `is_damage` recognises.
 
-    Of a file with `documents` (see `holds_documents`), each object is read as a line.
+    `documents` says what is read as a line: see `find_documents`.
     """
     kind = packing(path)
     raw: Any
@@ -248,7 +249,7 @@ def open_plain(path: Path, documents: bool = False) -> io.BufferedReader:
         raw = path.open("rb", buffering=0)
     # Where a zstd archive breaks off, the buffer that is being filled is lost: keep it small.
     handle = io.BufferedReader(raw, 1 << 16 if kind else _BUFFER)
-    return io.BufferedReader(DocumentReader(handle), 1 << 16) if documents else handle
+    return io.BufferedReader(DocumentReader(handle, documents), 1 << 16) if documents else handle
 
 
 def is_damage(error: Exception) -> bool:
@@ -259,35 +260,46 @@ def is_damage(error: Exception) -> bool:
     return broken or (isinstance(error, OSError) and error.errno is None)
 
 
-def holds_documents(path: Path, limit: int) -> bool:
-    """Return True if the JSON of a file does not come as lines: it is an array, or its objects have several lines each.
+def find_documents(path: Path, limit: int) -> str:
+    """Return what the JSON of a file comes as: "" for lines, OBJECTS for an array or objects of several lines each.
+
+    MESSAGES: it is an array of messages, without a field that could tell whose they are: one conversation.
 
     The first line of JSON lines is an object. It may also be damaged: then a later line is an object, and no closing
     bracket or comma follows it, as it does within an array. `limit` is the longest line, in bytes.
     """
-    lines_of_file = _read_head(path, limit, documents=False)
+    lines_of_file = _read_head(path, limit, "")
     first = next(lines_of_file, None)
     start, problem = (first.data.strip(), _find_problem(first)) if first else (b"", "")
     if first and (not problem or not start.startswith((b"{", b"["))):
-        return False
+        return ""
     was_object = False
     for line in lines_of_file:
         # A first line that is an array, among others, is one of them; a later object may be the last of an array.
         if problem == NOT_AN_OBJECT or (was_object and not line.data.lstrip().startswith((b"]", b"}", b","))):
-            return False
+            return ""
         was_object = not _find_problem(line)
     if was_object:
-        return False
-    records = _read_head(path, limit, documents=True)
+        return ""
+    records = islice(_read_head(path, limit, OBJECTS), 21)
     record = next(records, None)
     if record is None:
-        return start.startswith(b"[")  # an array without objects
+        return OBJECTS if start.startswith(b"[") else ""  # an array without objects
     begins_there = start.startswith((b"[", record.data.strip())) or record.data.startswith(start)
-    is_object = record.data.startswith(b"{") and begins_there
-    return is_object and not all(map(_find_problem, chain([record], islice(records, 20))))
+    fields: list[frozenset[str]] = []
+    for line in chain([record], records):
+        with contextlib.suppress(Unreadable):
+            fields.append(frozenset(parse(line)))
+    if not (fields and record.data.startswith(b"{") and begins_there):
+        return ""
+    opening = b"".join(line.data[:99] for line in islice(_read_head(path, limit, ""), 3)).partition(b"{")[0].split()
+    # Neither events nor items of the Responses API are messages; nor is what names the conversation that it is of.
+    named = fields[0] - ({"id", "metadata"} if "parts" in fields[0] else set())
+    are_messages = {"role"} < named <= _OF_MESSAGE and all("type" not in own or "summary" in own for own in fields)
+    return MESSAGES if are_messages and opening == [b"["] else OBJECTS
 
 
-def _read_head(path: Path, limit: int, *, documents: bool) -> Iterator[Line]:
+def _read_head(path: Path, limit: int, documents: str) -> Iterator[Line]:
     """Yield the first lines of a file that are not blank, up to where it breaks off, if it does."""
     try:
         with open_plain(path, documents) as handle:

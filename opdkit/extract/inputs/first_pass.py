@@ -27,7 +27,7 @@ from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.archives import DAMAGED
-from opdkit.extract.inputs.files import Input, holds_documents, is_damage, lines, open_plain, packing
+from opdkit.extract.inputs.files import Input, find_documents, is_damage, lines, open_plain, packing
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions, read_copy
 from opdkit.store.atomic import write_text
 from opdkit.store.digests import file_digest
@@ -58,7 +58,7 @@ class SurveyedInput:
     digest: str = ""
     problem: Unreadable | None = None  # why it was set aside; with a format: why it breaks off
     by_row: bool = False  # read as Parquet: places in it are rows
-    documents: bool = False  # JSON that does not come as lines: read as if each object were one
+    documents: str = ""  # of JSON that does not come as lines: what is read as one, see files.find_documents
     copied: bool = False  # `path` was written by index.copy_lines
     size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
     chunks: list[tuple[Mark, int]] = field(default_factory=list)  # one conversation per line: where to cut, bytes
@@ -275,7 +275,7 @@ def _find_format(surveyed: SurveyedInput, format: str | Reader, line_limit: int)
             if row_chunks(surveyed.path, END)[0] == 0:
                 return
     else:
-        surveyed.documents = holds_documents(surveyed.path, line_limit)
+        surveyed.documents = find_documents(surveyed.path, line_limit)
         with _noting_damage(surveyed), open_plain(surveyed.path, surveyed.documents) as handle:
             if not handle.peek(1):
                 return
@@ -328,7 +328,7 @@ def _index_units(surveyed: SurveyedInput, index: sqlite3.Connection, line_limit:
     else:
         surveyed.units = index_ids(index, surveyed.number, surveyed.reader, surveyed.units.start, numbered)
     if copied:
-        surveyed.path, surveyed.copied, surveyed.by_row, surveyed.documents = path, True, False, False
+        surveyed.path, surveyed.copied, surveyed.by_row, surveyed.documents = path, True, False, ""
 
 
 def _lines_until_damage(surveyed: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
@@ -337,7 +337,7 @@ def _lines_until_damage(surveyed: SurveyedInput, line_limit: int) -> Iterator[tu
         yield from read_lines(surveyed, line_limit)
 
 
-def copy_plain(entry: Input, documents: bool, line_limit: int, path: Path) -> Unreadable | None:
+def copy_plain(entry: Input, documents: str, line_limit: int, path: Path) -> Unreadable | None:
     """Copy an input that is packed, Parquet or JSON in several lines to `path`, as plain JSON lines.
 
     Return the problem where it breaks off.
@@ -356,7 +356,7 @@ def _unpack(surveyed: SurveyedInput, path: Path) -> None:
     with _noting_damage(surveyed), open_plain(surveyed.path, surveyed.documents) as packed, path.open("wb") as plain:
         while block := packed.read1(BLOCK):
             plain.write(block)
-    surveyed.path, surveyed.documents = path, False
+    surveyed.path, surveyed.documents = path, ""
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from opdkit.console import warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line
-from opdkit.extract.inputs.files import Input, find_files, holds_documents, lines, packing, unpack_members
+from opdkit.extract.inputs.files import Input, find_documents, find_files, lines, packing, unpack_members
 from opdkit.extract.inputs.first_pass import copy_plain, file_state
 from opdkit.extract.ledger import open_ledger
 
@@ -110,7 +110,7 @@ def open_sources(
         source.state = file_state(entry.path)
         kind, known = packing(entry.path), plain.get(file)
         if kind or known is None or not (known.read and begins_alike(known, entry.path)):
-            documents = kind != "parquet" and holds_documents(entry.path, line_limit)
+            documents = "" if kind == "parquet" else find_documents(entry.path, line_limit)
             if documents or kind:
                 source.is_plain, source.path = False, folder / f"plain-{number}.jsonl"
                 if problem := copy_plain(entry, documents, line_limit, source.path):

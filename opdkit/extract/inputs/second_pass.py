@@ -80,7 +80,7 @@ class Units:
         if self._file is None or self._file[0] is not surveyed or (self._file[2] and not 0 <= self._at <= start.at):
             if self._file is not None:
                 self._file[1].close()
-            packed = surveyed.documents or packing(surveyed.path) is not None
+            packed = bool(surveyed.documents or packing(surveyed.path))
             self._file, self._at = (surveyed, open_plain(surveyed.path, surveyed.documents), packed), 0
         _, handle, packed = self._file
         if not packed:

@@ -13,8 +13,8 @@ from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError
 from opdkit.extract.inputs import documents
-from opdkit.extract.inputs.documents import DocumentReader
-from opdkit.extract.inputs.files import holds_documents
+from opdkit.extract.inputs.documents import MESSAGES, OBJECTS, DocumentReader
+from opdkit.extract.inputs.files import find_documents
 from opdkit.store.reading import part_count, read_all, read_part
 
 TEXT = st.text(st.sampled_from('ab"\\{}[],: \n\u00e9\ud7ff'), max_size=8)
@@ -27,10 +27,18 @@ RECORDS = st.lists(st.dictionaries(TEXT, VALUE, max_size=3), max_size=5)
 CHATS = [chat(f"u{n}", f'a "{n}" {{[\\', "v", n=n) for n in range(6)]
 
 
-def converted(data: bytes, block: int = 1 << 16) -> list[bytes]:
+TALK = [{"role": "user", "content": [{"type": "text", "text": "a ]\n"}]}, {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"}]  # fmt: skip
+
+
+def converted(data: bytes, block: int = 1 << 16, kind: str = OBJECTS) -> list[bytes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "_BLOCK", block)
-        return io.BufferedReader(DocumentReader(io.BufferedReader(io.BytesIO(data)))).read().splitlines(keepends=True)
+        return (
+            io.BufferedReader(DocumentReader(io.BufferedReader(io.BytesIO(data)), kind))
+            .read()
+            .splitlines(keepends=True)
+        )
 
 
 def lines_of(data: bytes, block: int = 1 << 16) -> list[bytes]:
@@ -121,12 +129,34 @@ def test_memory_grows_neither_with_the_file_nor_with_a_record():
 def test_json_lines_are_told_from_documents_by_their_first_record(tmp_path, data, expected):
     for name, content in (("log", data), ("log.gz", gzip.compress(data))):
         (tmp_path / name).write_bytes(content)
-        assert holds_documents(tmp_path / name, 1_000) == expected
+        assert find_documents(tmp_path / name, 1_000) == (OBJECTS if expected else "")
 
 
 def test_a_line_that_is_too_long_does_not_hide_an_array(tmp_path):
     (tmp_path / "array.json").write_text(json.dumps(CHATS * 50))
-    assert holds_documents(tmp_path / "array.json", 1_000)
+    assert find_documents(tmp_path / "array.json", 1_000)
+
+
+@pytest.mark.parametrize(("array", "expected"), [
+    (TALK, MESSAGES), ([{"role": "user", "parts": [], "id": "1"}], MESSAGES), ([{"role": "user", "ts": 1}], MESSAGES),
+    ([*TALK, {"type": "reasoning", "summary": [], "encrypted_content": "x"}], MESSAGES),
+    ([{"role": "user"}], OBJECTS), ([TALK, TALK], OBJECTS),
+    ([message | {"session": "s"} for message in TALK], OBJECTS),  # --map reads these
+    ([TALK[0], {"type": "message", "role": "assistant", "content": []}], OBJECTS),
+])  # fmt: skip
+def test_an_array_of_messages_is_told_from_one_of_records(tmp_path, array, expected):
+    for indent in (None, 1):
+        (tmp_path / "log").write_text(json.dumps(array, indent=indent))
+        assert find_documents(tmp_path / "log", 1_000) == expected
+
+
+@pytest.mark.parametrize("block", [1, 3, 1 << 16])
+def test_an_array_of_messages_is_a_record(block):
+    data = json.dumps(TALK, indent=1).encode()
+    assert [json.loads(line) for line in b"".join(converted(data * 2, block, MESSAGES)).split(b"\n") if line] == [
+        {"messages": TALK}
+    ] * 2
+    assert converted(data[:-9], block, MESSAGES)[-1:] != [b"}\n"]
 
 
 # -- through the whole stage ----------------------------------------------------------------------------------------
@@ -199,6 +229,16 @@ def test_sessions_of_several_records_are_assembled(tmp_path, name, packed):
     for folder, options in (("auto", {}), ("named", {"format": name})):
         run(tmp_path / folder, log, **options)
         assert rows_of(tmp_path / folder) == rows_of(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("write", [as_array, as_pretty_array, as_record_per_line])
+def test_an_array_of_messages_is_one_conversation(tmp_path, write):
+    jsonl(tmp_path / "log.jsonl", {"messages": TALK})
+    (tmp_path / "log.json").write_text(write(TALK))
+    for name in ("log.jsonl", "log.json"):
+        run(tmp_path / name[4:], tmp_path / name)
+    assert rows_of(tmp_path / "json") == rows_of(tmp_path / "jsonl")
+    assert [t["trainable"] for t in tables(tmp_path / "json")["turns"]] == [True]
 
 
 def test_a_malformed_record_is_rejected_with_its_number(tmp_path):
