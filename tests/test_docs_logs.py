@@ -21,7 +21,8 @@ def blocks(section: str, language: str) -> list[str]:
 
 
 def lines(block: str) -> list[Line]:
-    return [Line("log", n, text.encode()) for n, text in enumerate(block.splitlines(), 1)]
+    texts = [f'{{"messages":{text}}}' if text.startswith("[") else text for text in block.splitlines()]
+    return [Line("log", n, text.encode()) for n, text in enumerate(texts, 1)]
 
 
 @pytest.mark.parametrize("name", list(READERS))

@@ -72,6 +72,12 @@ CLAUDE_EVENT = st.builds(dict.__or__, whole(type=CLAUDE_KIND), some(
 ANTHROPIC = st.builds(dict.__or__, whole(messages=mostly(st.lists(mostly(CLAUDE_MESSAGE), max_size=4))), some(
     system=mostly(TEXT | st.lists(CLAUDE_BLOCK, max_size=2)), model=mostly(TEXT), tools=ANYTHING, response=mostly(some(
         type=st.just("message"), content=CLAUDE_CONTENT, stop_reason=mostly(TEXT), usage=ANYTHING))))  # fmt: skip
+CLINE_TEXT = mostly(st.sampled_from(
+    ["<feedback>no</feedback>", "[read_file] Result:", "<environment_details></environment_details>",
+     "[TASK RESUMPTION] ", "x\n[Response interrupted by user]"]))  # fmt: skip
+CLINE_MESSAGE = some(role=ROLE, content=CLINE_TEXT | st.lists(mostly(some(type=st.just("text"), text=CLINE_TEXT))),
+                     type=st.just("reasoning"), isSummary=ANYTHING, ts=ANYTHING, modelInfo=ANYTHING)  # fmt: skip
+CLINE = whole(messages=mostly(st.lists(mostly(CLAUDE_MESSAGE | CLINE_MESSAGE), max_size=4)))
 HISTORY_ITEM = st.builds(dict.__or__, whole(role=ROLE, content=CONTENT, agent=TEXT), some(
     is_demo=mostly(st.booleans()), thought=mostly(TEXT), action=mostly(TEXT), tool_call_ids=mostly(
         st.lists(mostly(TEXT), max_size=2)), tool_calls=mostly(st.lists(CALL, max_size=2))))  # fmt: skip
@@ -209,7 +215,7 @@ RECORDS = {"openai": OPENAI, "anthropic": ANTHROPIC, "sharegpt": SHAREGPT, "open
            "claude_code": CLAUDE_EVENT, "sweagent": SWEAGENT, "wildchat": WILDCHAT, "lmsys": LMSYS,
            "langfuse": LANGFUSE, "otel": OTEL, "chatgpt": CHATGPT, "open_webui": OPEN_WEBUI, "mapped": MAPPED,
            "codex": CODEX, "litellm": LITELLM, "openai_stored": STORED, "langsmith": LANGSMITH,
-           "claude_ai": CLAUDE_AI, "librechat": LIBRECHAT, "anythingllm": ANYTHINGLLM,
+           "claude_ai": CLAUDE_AI, "librechat": LIBRECHAT, "anythingllm": ANYTHINGLLM, "cline": CLINE,
            "mapped pairs": MAPPED_PAIR, "mapped sessions": MAPPED_LINE, "mapped links": MAPPED_LINK}  # fmt: skip
 BOM = b"\xef\xbb\xbf"
 JUNK_LINES = (b"# comment", b"// comment", b"{", b"[]", b"null", b"1", b'"text"', b'{"a": NaN}', b"\xff\xfe", b"{}{}",

@@ -1,0 +1,110 @@
+"""Tasks of Cline and Roo Code.
+
+The shapes are those of the producers' code: `formatResponse` and `ToolResultUtils` of cline/cline (3.17 and 3.40), and
+`ApiMessage` of RooCodeInc/Roo-Code (3.30), with its summaries and its items of reasoning. One published task of Cline
+(2026) was looked at: its calls are blocks, and their results text.
+"""
+
+import json
+
+from small_logs import run, tables
+
+from opdkit.extract.formats import cline
+from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.reader import Line
+
+DETAILS = "<environment_details>\n# Visual Studio Code Visible Files\n(No visible files)\n</environment_details>"
+WANT_TOOL = "[ERROR] You did not use a tool in your previous response! Please retry with a tool use."
+RESUMED = "[TASK RESUMPTION] This task was interrupted 2 hours ago. It may or may not be complete."
+
+
+def said(role: str, *texts: str, **fields) -> dict:
+    return {"role": role, "content": [{"type": "text", "text": text} for text in texts], "ts": 1777073160794, **fields}
+
+
+def read(*items):
+    (session,) = cline.READER.read([Line("log", 1, json.dumps({"messages": items}).encode())])
+    return session
+
+
+XML = (
+    said("user", "<task>\nFix it.\n</task>", DETAILS),
+    said("assistant", "Looking.\n\n<read_file>\n<path>a.py</path>\n</read_file>"),
+    said("user", "[read_file for 'a.py'] Result:", "1 | x", DETAILS),
+    said("assistant", "It is fixed."),
+    said("user", WANT_TOOL, DETAILS),
+    said("assistant", "<attempt_completion>\n<result>\nFixed.\n</result>\n</attempt_completion>"),
+    said("user", "[attempt_completion] Result:", "The user has provided feedback on the results.\n<feedback>\nNo, in "
+         "b.py.\n</feedback>", DETAILS),
+    said("assistant", "Well <write_to_file>\n\n[Response interrupted by user]"),
+    said("user", RESUMED, "New instructions for task continuation:\n<user_message>\nGo on.\n</user_message>", DETAILS),
+    said("assistant", "Failure: I did not provide a response."),
+    said("user", WANT_TOOL, DETAILS),
+    said("assistant", "Done.", modelInfo={"modelId": "m", "providerId": "p", "mode": "act"}),
+    said("user", RESUMED, DETAILS),
+)  # fmt: skip
+
+
+def test_what_the_client_wrote_is_told_from_what_a_person_wrote(tmp_path):
+    session = read(*XML)
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 6 + ["user"]
+    assert session.machine == {2, 4, 10, 12}
+    assert session.messages[2]["content"] == f"[read_file for 'a.py'] Result:\n1 | x\n{DETAILS}"
+    assert (session.model, session.metadata) == ("m", {"timestamp": 1777073160794})
+    (tmp_path / "api_conversation_history.json").write_text(json.dumps(XML))
+    run(tmp_path / "run", tmp_path / "api_conversation_history.json")
+    found = tables(tmp_path / "run")
+    assert [s["format"] for s in found["sessions"]] == ["cline"]
+    assert [(t["message_index"], t["skip_reason"]) for t in found["turns"]] == [
+        (1, None), (3, None), (5, None), (7, "aborted"), (9, "synthetic"), (11, "no reaction but the client's"),
+    ]  # fmt: skip
+
+
+def test_a_notice_that_is_sent_again_is_no_retry():
+    """The same error follows two replies: no person repeats a request."""
+    session = read(XML[0], said("assistant", "a"), said("user", WANT_TOOL), said("assistant", "b"),
+                   said("user", WANT_TOOL))  # fmt: skip
+    assert session.machine == {2, 4}
+
+
+def call(name: str, number: int) -> dict:
+    return {"type": "tool_use", "id": f"c{number}", "name": name, "input": {"path": "a"}, "call_id": f"c{number}"}
+
+
+def test_calls_are_paired_with_results_in_blocks_and_in_text():
+    result = {"type": "tool_result", "tool_use_id": "c4", "content": '{"status":"denied","feedback":"not there"}'}
+    session = read(
+        XML[0],
+        {"role": "assistant", "content": [call("use_subagents", 1), call("read_file", 2), call("read_file", 3)]},
+        said("user", "[subagents] Result:\ntwo", "[read_file for 'a'] Result:\nx", "[read_file for 'b'] Result:\ny",
+             DETAILS),
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, call("write", 4)]},
+        {"role": "user", "content": [result, {"type": "text", "text": DETAILS}]},
+        said("assistant", "Done."),
+    )  # fmt: skip
+    assert [(m["role"], m["tool_call_id"]) for m in session.messages] == [
+        ("user", None), ("assistant", None), ("tool", "c1"), ("tool", "c2"), ("tool", "c3"), ("user", None),
+        ("assistant", None), ("tool", "c4"), ("user", None), ("assistant", None),
+    ]  # fmt: skip
+    assert [m["content"] for m in session.messages[2:6]] == [
+        "[subagents] Result:\ntwo", "[read_file for 'a'] Result:\nx", "[read_file for 'b'] Result:\ny", DETAILS,
+    ]  # fmt: skip
+    assert (session.messages[6]["reasoning"], session.messages[6]["content"]) == ("hm", None)
+    assert not any(note.skip_reason for note in session.notes.values())
+
+
+def test_roo_s_summaries_are_no_messages_and_its_reasoning_is_of_the_next_reply():
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "first b"}], "encrypted_content": "g"}
+    items = (XML[0], said("assistant", "a"), said("user", "[x] Result:"),
+             said("user", "They fixed it.", isSummary=True, condenseId="s"),
+             said("user", "marker", isTruncationMarker=True), thought, said("assistant", "b"))  # fmt: skip
+    session = read(*items)
+    assert [(m["role"], m["reasoning"]) for m in session.messages] == [
+        ("user", None), ("assistant", None), ("user", None), ("assistant", "first b")]  # fmt: skip
+    assert session.metadata["compacted_before"] == [3, 3]
+    assert detect([Line("log", 1, json.dumps({"version": 2, "messages": items}).encode())]) == "cline"
+
+
+def test_other_messages_are_not_taken_for_a_task():
+    for record in ({"messages": [{"role": "user", "content": "hi"}]}, {"messages": XML, "model": "m"}):
+        assert detect([Line("log", 1, json.dumps(record).encode())]) == "openai"
