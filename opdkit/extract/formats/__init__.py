@@ -1,4 +1,4 @@
-"""Log formats, one module each.
+"""Log formats, one module each. docs/logs.md says how each is read; the modules do not repeat it.
 
 To add the format NAME, write `opdkit/extract/formats/NAME.py` with a `READER` (reader.py), and add NAME to `FORMATS`
 (opdkit/config/extract.py), which is what `--format` offers. Two functions make the usual readers: `line_reader`

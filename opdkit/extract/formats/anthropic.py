@@ -3,9 +3,7 @@
     {"model", "system", "messages": [{"role", "content": text or blocks}], "tools", ...}
 
 Blocks and fields as https://docs.anthropic.com/en/api/messages names them. The reply may stand beside the request, as
-`response` or as the fields of a response (`role`, `content`, `stop_reason`); the request may stand under `request`,
-`body` or `params` (as in a message batch). Results of tools, which are blocks of a user message, become messages of
-role tool; thinking becomes the reply's reasoning; images and documents leave a placeholder.
+`response` or as the fields of a response (`role`, `content`, `stop_reason`); the request may be an item of a batch.
 """
 
 from opdkit.chat.conversation import JSON, Conversation, Note

@@ -1,12 +1,4 @@
-"""Chats of AnythingLLM: its JSON export, and rows of the table `workspace_chats`.
-
-A record is a prompt with its response. The export names neither thread nor session: all that one user wrote in a
-workspace is a session, in the order of the ids; a chat of the interface (`API`) or of an embedded widget, whose users
-have no names, is a session of its own. Rows of the table have a thread, and say what the model still sees. The thumb
-of a response is the decision about it. What retrieval put into the prompt is in neither.
-
-The export as JSON lines is of the format `openai`, and has no ratings.
-"""
+"""Chats of AnythingLLM, a prompt with its response each: its JSON export, and rows of the table `workspace_chats`."""
 
 from collections.abc import Iterator, Sequence
 

@@ -3,9 +3,7 @@
     {"conversation_id": ..., "current_node": ..., "mapping": {ID: {"parent": ..., "message": {...}}, ...}}
     {"id": MESSAGE, "conversation_id": ..., "rating": "thumbs_up", "content": "{\\"tags\\": [], \\"text\\": ...}"}
 
-OpenAI does not describe the format; this follows the types of pionxzh/chatgpt-exporter and published exports of 2023 to
-2026. What the client keeps for itself is not a message: roots, empty system messages, "Thought for 8 seconds". Custom
-instructions are a system message. A message to a tool is a call of it: its text is the arguments.
+OpenAI does not describe the format; this follows the types of pionxzh/chatgpt-exporter and published exports.
 """
 
 from typing import Any

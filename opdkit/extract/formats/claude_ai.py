@@ -1,8 +1,6 @@
 """Conversations of the export of Claude.ai (`conversations.json`), one per record and `uuid`.
 
-Messages form a tree by `parent_message_uuid`; older exports have none, and their messages follow each other. Results of
-tools stand among the blocks of a reply, which so becomes several messages. What was extracted from an attachment is
-text of its message, before what the user wrote.
+Messages form a tree by `parent_message_uuid`; older exports have none, and their messages follow each other.
 """
 
 from dataclasses import replace

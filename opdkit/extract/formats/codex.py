@@ -2,17 +2,8 @@
 
     ~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl
 
-Three grammars are read: lines of `timestamp`, `type` and `payload`; bare items behind a line with the session's id; and
-one object with `session` and `items`, as the first clients wrote it. How the items are read:
-
-- Reasoning, texts and calls with nothing else between them are one reply. Of reasoning the text is kept, or its
-  summary where the text is encrypted.
-- The base instructions are a system message. What the client writes as a user (environment, AGENTS.md, a note that the
-  turn was interrupted) stays in the prompt, written by a program.
-- Where the user rolled back turns (`thread_rolled_back`), the branch without them is continued; the other is a session.
-- A compaction is not a message but metadata (`compacted_before`); the session of a subagent is `side`, all of it.
-- Events repeat the items, and settings and snapshots are not what the model reads: both are left out. A fork begins
-  with a copy of its parent, with the parent's header right behind its own.
+Lines have `timestamp`, `type` and `payload`. Events repeat the items, and settings and snapshots are not what the model
+reads: both are left out. A fork begins with a copy of its parent, with the parent's header right behind its own.
 """
 
 from collections.abc import Iterator, Sequence

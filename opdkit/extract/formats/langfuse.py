@@ -1,14 +1,8 @@
 """Langfuse exports: observations of type GENERATION, one per line, or traces that hold their observations.
 
 Fields as Langfuse's public interface (https://api.reference.langfuse.com, `Observation` and `TraceWithFullDetails`) and
-its exports to blob storage name them, in camel or in snake case; `input` and `output` as objects or as JSON text. Each
-generation is one call of a model with its whole prompt: chains.py puts sessions together, under the session id, where
-the rows have one, or else by how their prompts begin. Spans, events, and traces whose input is not a list of messages
-called no model: they are counted and left out.
-
-A score is what a person decided where its name says so (https://langfuse.com/docs/observability/features/user-feedback
-calls it `user-feedback`) and no evaluator wrote it. It is of the call that it names, or else of the last call of its
-trace, whose reply the user saw.
+its exports to blob storage name them, in camel or in snake case; `input` and `output` as objects or as JSON text.
+Spans, events, and traces whose input is not a list of messages called no model: they are counted and left out.
 """
 
 import re

@@ -1,11 +1,6 @@
 """Runs of LangSmith, one per line, as `Client.list_runs` and its exports have them; children may be in `child_runs`.
 
-A run of type `llm` is one call of a model with its whole prompt: chains.py puts sessions together, under the id of the
-thread where the metadata of the run have one. Its messages are LangChain's, serialised, or those of a provider. Runs of
-other types repeat them: they are counted and left out.
-
-Feedback becomes the decision about a reply: `feedback` records beside the run, else its `feedback_stats`. What people
-give to the run of a whole trace is taken for its last call, where the line holds the trace.
+A run of type `llm` is one call of a model. Its messages are LangChain's, serialised, or those of a provider.
 """
 
 from collections.abc import Iterator

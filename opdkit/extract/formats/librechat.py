@@ -1,9 +1,6 @@
 """Conversations that LibreChat exported as JSON: with all branches or one, messages nested in `children` or in a list.
 
-A reply of an agent holds its calls with what came of them, and so becomes several messages, as if each call had been
-made after the one before: the log does not tell calls that were made at once. A thumb (`feedback`), its
-tag and its text become the decision about the reply. The branch that the client shows is that of the newest siblings,
-which come last.
+The branch that the client shows is that of the newest siblings, which come last.
 """
 
 import re

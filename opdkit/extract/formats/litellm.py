@@ -1,11 +1,7 @@
 """Request logs of LiteLLM: its StandardLoggingPayload, as callbacks and buckets get it, and rows of LiteLLM_SpendLogs.
 
-Each holds one call of a model with its whole prompt: chains.py puts sessions together. Calls are grouped by how their
-prompts begin, not by session: where a client sends no session id, LiteLLM makes one for every call. Of a row of
-SpendLogs the prompt is in `proxy_server_request`, the request as the proxy got it.
-
-What the proxy hid is not a reply (`redacted by the proxy`). LiteLLM shortens long texts before it stores them: a call
-with such a text is kept, and is not trained on (`shortened by the proxy`).
+Of a row the prompt is in `proxy_server_request`, the request as the proxy got it. What the proxy hid is not a reply
+(`redacted by the proxy`); what it shortened is kept, and not trained on (`shortened by the proxy`).
 """
 
 from opdkit.chat.conversation import JSON, Unreadable

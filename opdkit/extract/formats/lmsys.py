@@ -1,8 +1,7 @@
 """Rows of LMSYS-Chat-1M, and of the Chatbot Arena: one conversation per row, or the two that a person compared.
 
-Fields: https://huggingface.co/datasets/lmsys/lmsys-chat-1m and .../lmsys/chatbot_arena_conversations. Of a comparison
-both conversations are read, each with its own model; the metadata name it (`answer`: a or b), the `winner`, and whether
-this one `won` where the person decided. The scores of the moderation model become `flagged`.
+Fields: https://huggingface.co/datasets/lmsys/lmsys-chat-1m and .../lmsys/chatbot_arena_conversations. The scores of the
+moderation model become `flagged`.
 """
 
 from opdkit.chat.conversation import JSON, Conversation

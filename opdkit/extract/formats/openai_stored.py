@@ -1,10 +1,7 @@
 """Stored completions of OpenAI: those made with `store: true`, as `GET /v1/chat/completions` lists them.
 
-https://platform.openai.com/docs/api-reference/chat/list
-
-The list has the replies and not the prompts: those come from `/v1/chat/completions/ID/messages`, and are read beside
-the completion, under `messages` or `input`. Each is one call of a model with its whole prompt: chains.py puts sessions
-together.
+https://platform.openai.com/docs/api-reference/chat/list. The prompts come from another address, and are read beside
+the completion, under `messages` or `input`.
 """
 
 from opdkit.chat.conversation import JSON, Unreadable

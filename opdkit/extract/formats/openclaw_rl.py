@@ -1,7 +1,4 @@
-"""OpenClaw-RL record files: one line per turn, with the whole prompt of that turn.
-
-A session is put together from records that continue each other (chains.py). The turn number and the session id are not
-trusted: clients share an id ("unknown"), numbers restart, lines come out of order.
+"""OpenClaw-RL record files: one line per turn, with the whole prompt of that turn (chains.py).
 
 The metadata holds the other fields of every record of a session. The rendered `prompt_text` adds nothing to the
 messages, and is left out.

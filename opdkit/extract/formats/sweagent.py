@@ -1,13 +1,9 @@
 """SWE-agent trajectories, one per line: `history` as the model saw it, or the steps of `trajectory` alone.
 
-Fields as SWE-agent's own types name them (`HistoryItem`, `TrajectoryStep`, `AgentInfo` in sweagent/types.py). What the
-environment prints comes back as a message of role `tool` where the agent calls functions, and of role `user` where it
-writes its commands into the text. The role stays as it is logged: that is the prompt which the model answered, and a
-chat template renders the two differently. But a user message of the environment is marked as written by a program: the
-same error twice is not a user who sends a request again. Trajectories of mini-swe-agent are read alike.
-
-Demonstrations (`is_demo`) are part of the prompt, but nobody's replies. `trajectory` repeats the history, and the
-replay configuration says how to run it again: both are left out, except for the model's name.
+Fields as SWE-agent's own types name them (`HistoryItem`, `TrajectoryStep`, `AgentInfo` in sweagent/types.py). A user
+message of the environment is marked as written by a program: the same error twice is not a user who sends a request
+again. `trajectory` repeats the history, and the replay configuration says how to run it again: both are left out,
+except for the model's name.
 """
 
 from collections.abc import Sequence
