@@ -3,18 +3,9 @@
     ~/.claude/projects/PROJECT/SESSION.jsonl, and agent-*.jsonl beside or below it for the sidechains of newer versions
 
 All lines with one `sessionId` are one unit, whatever file they are in; lines without one (snapshots, summaries) belong
-to the session around them. How the files are read:
-
-- The blocks of one assistant message are lines of their own that share `message.id`: they become one message again.
-- Results of parallel calls hang each below the line of its call, on branches of their own: all that answer a call of
-  the conversation follow it, in the order of the file, and are one next state.
-- Of a rewound or resumed conversation the active branch is kept, from the last message up to its root; a summary after
-  a compaction is not a message but metadata, and the branch continues with what came before it (`logicalParentUuid`). A
-  tree whose replies were all kept already, as clients that write a session down twice leave it, is skipped.
-- A sidechain (`isSidechain`: the prompt of a subagent and its answers) is a conversation of its own, all of it side.
-- Images are dropped for a placeholder with their type. `toolUseResult` repeats the result and is left out.
-- Replies that Claude Code made up itself (`<synthetic>`, API errors) are kept as turns that cannot be trained on; so
-  are replies that the user cut off, and those that only a message of the client follows.
+to the session around them. Results of parallel calls hang each below the line of its call, on branches of their own.
+The active branch leads from the last message up to its root, across compactions (`logicalParentUuid`). A tree whose
+replies were all kept already, as clients that write a session down twice leave it, is skipped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -277,13 +268,13 @@ def _join_events(events: Sequence[_Event], positions: Sequence[int], breaks: set
             messages.append(message)
     conversation.machine = {i for i in client if messages[i]["role"] == "user"}
     mark_gaps(conversation, gaps)
-    _mark_reactions(conversation, client)
+    mark_reactions(conversation, client)
     logged = {"compacted_before": compacted, "tool_errors": tool_errors, "other_branches": left_out}
     conversation.metadata = first.header | {key: value for key, value in logged.items() if value}
     return conversation
 
 
-def _mark_reactions(conversation: Conversation, client: set[int]) -> None:
+def mark_reactions(conversation: Conversation, client: set[int]) -> None:
     """Mark replies that were cut off, and those that are followed by nothing that a person or a tool said."""
     following: list[int] = []
     for index in range(len(conversation.messages) - 1, -1, -1):

@@ -1,8 +1,8 @@
 """Tasks of Cline and Roo Code.
 
-The shapes are those of the producers' code: `formatResponse` and `ToolResultUtils` of cline/cline (3.17 and 3.40), and
-`ApiMessage` of RooCodeInc/Roo-Code (3.30), with its summaries and its items of reasoning. One published task of Cline
-(2026) was looked at: its calls are blocks, and their results text.
+The shapes are those of the producers' code: `formatResponse` (commit 008b035) and `ToolResultUtils` (0cd9cb5) of
+cline/cline, and `ApiMessage` of RooCodeInc/Roo-Code (286c465), with its summaries and its items of reasoning. The
+beginning of one published task of Cline (2026) was read: its calls are blocks, and their results text.
 """
 
 import json
@@ -101,7 +101,7 @@ def test_roo_s_summaries_are_no_messages_and_its_reasoning_is_of_the_next_reply(
     session = read(*items)
     assert [(m["role"], m["reasoning"]) for m in session.messages] == [
         ("user", None), ("assistant", None), ("user", None), ("assistant", "first b")]  # fmt: skip
-    assert session.metadata["compacted_before"] == [3, 3]
+    assert session.metadata["summaries"] == 2
     assert detect([Line("log", 1, json.dumps({"version": 2, "messages": items}).encode())]) == "cline"
 
 
