@@ -23,7 +23,7 @@ Check = Callable[[str, JSON], bool]
 class ExtractOptions(TypedDict, total=False):
     limit: int | None
     """only the first N sessions, for a cheap trial"""
-    format: Literal["auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "codex", "sweagent", "wildchat", "lmsys", "langfuse", "otel", "langsmith", "litellm", "openai_stored", "chatgpt", "open_webui", "claude_ai", "librechat", "anythingllm", "cline"] | Reader | None
+    format: Literal["auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "codex", "sweagent", "wildchat", "lmsys", "langfuse", "otel", "langsmith", "litellm", "openai_stored", "chatgpt", "open_webui", "claude_ai", "librechat", "anythingllm", "cline", "gemini_cli"] | Reader | None
     """the log format; auto looks at the data"""
     map: Text | None
     """TOML file that says where the fields are; for logs of no known format, see docs/logs.md"""

@@ -12,7 +12,7 @@ from opdkit.errors import ConfigError
 
 FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "codex", "sweagent",
            "wildchat", "lmsys", "langfuse", "otel", "langsmith", "litellm", "openai_stored", "chatgpt", "open_webui",
-           "claude_ai", "librechat", "anythingllm", "cline")  # fmt: skip
+           "claude_ai", "librechat", "anythingllm", "cline", "gemini_cli")  # fmt: skip
 PRIVACY = Panel("Privacy")
 
 

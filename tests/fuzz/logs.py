@@ -74,6 +74,7 @@ SEVERAL = (
     "claude_ai",
     "librechat",
     "open_webui",
+    "gemini_cli",
 )  # a line holds several sessions, or pieces that are set aside by themselves
 LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
 _LINE_LIMIT = 64_000_000

@@ -78,6 +78,19 @@ CLINE_TEXT = mostly(st.sampled_from(
 CLINE_MESSAGE = some(role=ROLE, content=CLINE_TEXT | st.lists(mostly(some(type=st.just("text"), text=CLINE_TEXT))),
                      type=st.just("reasoning"), isSummary=ANYTHING, ts=ANYTHING, modelInfo=ANYTHING)  # fmt: skip
 CLINE = whole(messages=mostly(st.lists(mostly(CLAUDE_MESSAGE | CLINE_MESSAGE), max_size=4)))
+PART = mostly(TEXT | some(text=mostly(TEXT), thought=ANYTHING, functionCall=mostly(CALL), functionResponse=mostly(
+    some(id=mostly(TEXT), response=ANYTHING)), inlineData=ANYTHING))  # fmt: skip
+PARTS = mostly(TEXT | st.lists(PART, max_size=3))
+GEMINI_CALL = mostly(some(id=mostly(IDENT), name=mostly(TEXT), args=ANYTHING, result=PARTS))
+GEMINI_KIND = mostly(st.sampled_from(["user", "gemini", "info"]))
+GEMINI_MESSAGE = st.builds(dict.__or__, some(id=mostly(IDENT), type=GEMINI_KIND), some(
+    timestamp=TEXT, content=PARTS, thoughts=mostly(st.lists(mostly(some(subject=ANYTHING, description=TEXT)))),
+    toolCalls=mostly(st.lists(GEMINI_CALL, max_size=2)), model=ANYTHING))  # fmt: skip
+GEMINI_HEADER = st.builds(dict.__or__, whole(sessionId=mostly(IDENT), projectHash=TEXT), some(
+    messages=mostly(st.lists(mostly(GEMINI_MESSAGE), max_size=3)), kind=mostly(st.just("subagent"))))  # fmt: skip
+GEMINI_CLI = GEMINI_MESSAGE | GEMINI_HEADER | whole(history=mostly(st.lists(
+    mostly(whole(role=mostly(st.sampled_from(["user", "model"])), parts=PARTS)), max_size=3))) | some(**{
+        "$rewindTo": mostly(IDENT), "$set": mostly(GEMINI_HEADER)})  # fmt: skip
 HISTORY_ITEM = st.builds(dict.__or__, whole(role=ROLE, content=CONTENT, agent=TEXT), some(
     is_demo=mostly(st.booleans()), thought=mostly(TEXT), action=mostly(TEXT), tool_call_ids=mostly(
         st.lists(mostly(TEXT), max_size=2)), tool_calls=mostly(st.lists(CALL, max_size=2))))  # fmt: skip
@@ -216,6 +229,7 @@ RECORDS = {"openai": OPENAI, "anthropic": ANTHROPIC, "sharegpt": SHAREGPT, "open
            "langfuse": LANGFUSE, "otel": OTEL, "chatgpt": CHATGPT, "open_webui": OPEN_WEBUI, "mapped": MAPPED,
            "codex": CODEX, "litellm": LITELLM, "openai_stored": STORED, "langsmith": LANGSMITH,
            "claude_ai": CLAUDE_AI, "librechat": LIBRECHAT, "anythingllm": ANYTHINGLLM, "cline": CLINE,
+           "gemini_cli": GEMINI_CLI,
            "mapped pairs": MAPPED_PAIR, "mapped sessions": MAPPED_LINE, "mapped links": MAPPED_LINK}  # fmt: skip
 BOM = b"\xef\xbb\xbf"
 JUNK_LINES = (b"# comment", b"// comment", b"{", b"[]", b"null", b"1", b'"text"', b'{"a": NaN}', b"\xff\xfe", b"{}{}",

@@ -8,13 +8,6 @@ Conventions read:
   span or on its event `gen_ai.client.inference.operation.details`; before version 1.37 the events `gen_ai.user.message`
   and so on, with `gen_ai.choice`; and OpenLLMetry's flat `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`.
 - The AI SDK's own: `ai.prompt.messages`, `ai.response.text`. Google's ADK's: `gcp.vertex.agent.llm_request`.
-
-Phoenix keeps OpenInference: rows of its data frames, pages of its REST interface and the traces that its `px` writes.
-Annotations that people made on a span (`annotations`) become the decision about its reply. Those on a chain or an agent
-become the decision about the last reply of its trace, where the record holds the trace.
-
-Each such span is one call of a model with its whole prompt: chains.py puts sessions together. Other spans, which may
-repeat the messages of calls, are counted and left out.
 """
 
 from collections.abc import Iterator
@@ -262,8 +255,8 @@ def _convert_parts(item: JSON) -> list[JSON]:
     results: list[JSON] = []
     for part in item["parts"]:
         fields = part if isinstance(part, dict) else {}
-        kind, call = fields.get("type"), fields.get("function_call", fields.get("toolUse"))
-        answer = fields.get("function_response", fields.get("toolResult"))
+        kind, call = fields.get("type"), _first_of(fields, "function_call", "functionCall", "toolUse")
+        answer = _first_of(fields, "function_response", "functionResponse", "toolResult")
         thought = value_at(fields, ("reasoningContent", "reasoningText")) or fields
         if kind == "text":
             texts.append({"type": "text", "text": fields.get("content")})
@@ -290,6 +283,10 @@ def _convert_parts(item: JSON) -> list[JSON]:
     role = "assistant" if item.get("role") == "model" else item.get("role")
     message = {"role": role, "content": texts or None} | {k: v for k, v in beside.items() if v}
     return [*results, message]
+
+
+def _first_of(fields: JSON, *names: str) -> Any:
+    return next((fields[name] for name in names if name in fields), None)
 
 
 def _convert_fields(item: JSON) -> JSON:

@@ -1,0 +1,125 @@
+"""Chats of Gemini CLI: a header with the messages in it (older versions) or in lines; and checkpoints of `/chat save`.
+
+A line may also write a message again, take messages back (`$rewindTo`), or change the header (`$set`; with messages
+where the client has made a shorter prompt). A checkpoint is a list of contents of Google's API.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.messages import as_list, dump, first_text, message_key, read_messages
+from opdkit.extract.formats.claude_code import SYNTHETIC, mark_reactions
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.otel import openai_messages
+from opdkit.extract.formats.reader import Line, Reader, Rejected
+from opdkit.extract.formats.sessions import mark_gaps
+from opdkit.extract.formats.trees import object_at
+from opdkit.extract.mapping import value_at
+
+_LISTS = ("messages", "history", "clientHistory")
+_ROLES = {"user": "user", "gemini": "model", "model": "model", "function": "tool"}
+_NOTICES = ("info", "warning", "error")  # to the user alone
+_OF_CLIENT = ("<session_context>", "This is the Gemini CLI. We are setting up the context", "<state_snapshot>",
+              "Here is the user's editor context", "System: Please continue.", "Please continue.")  # fmt: skip
+_ANSWERS = ("Got it. Thanks for the context!", "Got it. Thanks for the additional context!")  # of the client to itself
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is a header, a message of a session, or a checkpoint."""
+    is_message = record.get("type") in ("user", "gemini") and {"id", "timestamp", "content"} <= record.keys()
+    return is_message or id_of(record) is not None
+
+
+def id_of(record: JSON) -> str | None:
+    """Return the session id of a header, "" of a checkpoint; None for other lines."""
+    if isinstance(record.get("projectHash"), str) and "sessionId" in record:
+        return first_text(record["sessionId"]) or ""
+    key = message_key(record, _LISTS, "parts")
+    parts = as_list(record[key][0]["parts"]) if key and "role" in record[key][0] else [None]
+    return "" if all(isinstance(part, dict) and "type" not in part for part in parts) else None
+
+
+def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
+    """Read all lines of one session, or one checkpoint."""
+    conversation = Conversation(unit[0].source, unit[0].number, [])
+    header, lost, gaps = conversation.metadata, list[Any](), set[int]()
+    items: dict[Any, tuple[Line, Any]] = {}  # by id; a problem in place of what could not be read
+    for line in unit:
+        try:
+            record = parse(line)
+        except Unreadable as problem:
+            items[line.number] = line, problem
+            continue
+        changes = object_at(record, "$set") or record
+        logged = next((as_list(changes[key]) for key in _LISTS if key in changes), [])
+        if "$rewindTo" in record:
+            names = [*items]
+            start = names.index(record["$rewindTo"]) if record["$rewindTo"] in names else 0
+            lost += [item for name in names[start:] if value_at(item := items.pop(name)[1], ("type",)) == "gemini"]
+        elif changes is record and not logged and id_of(record) is None:
+            logged = [record]
+        else:
+            header |= {name: value for name, value in changes.items() if name not in _LISTS}
+            logged = [] if items else logged
+        for number, item in enumerate(logged):
+            items[first_text(value_at(item, ("id",))) or (line.number, number)] = line, item
+    for line, item in items.values():
+        try:
+            _add(conversation, item)
+        except Unreadable as problem:
+            with contextlib.suppress(Unreadable):  # the message alone, not the whole session around it
+                line = line if item is problem else line._replace(data=dump(item).encode())
+            yield line.reject(problem)
+            gaps.add(len(conversation.messages))
+    mark_gaps(conversation, gaps)
+    mark_reactions(conversation, conversation.machine)
+    header |= {"other_branches": len(lost)} if lost else {}
+    if conversation.messages:
+        yield conversation
+    elif not gaps:
+        yield unit[0].reject(Unreadable("no messages", "a session without one message"))
+
+
+def _add(conversation: Conversation, item: Any) -> None:
+    """Add a logged message: what a user said, or a reply with its calls and what came of them. Raises Unreadable."""
+    kind = first_text(value_at(item, ("role",)), value_at(item, ("type",))) or ""
+    if isinstance(item, Unreadable) or kind in _NOTICES:
+        if kind:
+            return
+        raise item
+    if kind not in _ROLES:
+        raise Unreadable("unknown role", f"a message of type {kind[:100]!r}")
+    calls = [call for call in as_list(item.get("toolCalls")) if isinstance(call, dict)]
+    thoughts = [": ".join(map(str, map(thought.get, ("subject", "description"))))
+                for thought in as_list(item.get("thoughts")) if isinstance(thought, dict)]  # fmt: skip
+    made = _convert(_ROLES[kind], item.get("parts") or item.get("content"))
+    made[-1] |= {"tool_calls": calls, "reasoning": "\n".join(thoughts)} if calls or thoughts else {}
+    for call in calls:
+        made += [result | {"tool_call_id": call.get("id")} for result in _convert("tool", call.get("result"))]
+    read, notes = read_messages(made)
+    for index, message in enumerate(read):
+        place, text = len(conversation.messages), message["content"] or ""
+        if message["role"] == "assistant":
+            note = conversation.notes[place] = notes.get(index) or Note()
+            note.skip_reason = SYNTHETIC if text in _ANSWERS else note.skip_reason
+            note.kind = "side" if conversation.metadata.get("kind") == "subagent" else "main"
+        elif message["role"] == "user" and text.lstrip().startswith(_OF_CLIENT):
+            conversation.machine.add(place)
+        elif message["role"] == "tool" and conversation.notes:
+            # The API gives calls no ids; the client gives them to the results, which are in the same order.
+            calls = conversation.messages[max(conversation.notes)]["tool_calls"]
+            if message["tool_call_id"] not in [None, *(call["id"] for call in calls)]:
+                next((call for call in calls if not call["id"]), JSON())["id"] = message["tool_call_id"]
+        conversation.messages.append(message)
+    conversation.model = first_text(item.get("model")) or conversation.model
+
+
+def _convert(role: str, content: Any) -> list[JSON]:
+    parts = as_list(content) or ([content] if content or role != "tool" else [])
+    parts = [{"text": part or ""} if isinstance(part, str | None) else part for part in parts]
+    return openai_messages({"role": role, "parts": parts}) if parts else []
+
+
+READER = Reader("gemini_cli", "session", recognises, read, id_of, closer_than=("openai", "anthropic"))
