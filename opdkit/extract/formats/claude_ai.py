@@ -20,10 +20,6 @@ def recognises(record: JSON) -> bool:
     return "uuid" in record and isinstance(record.get("chat_messages"), list)
 
 
-def id_of(record: JSON) -> str | None:
-    return first_text(record.get("uuid"))
-
-
 def read_record(record: JSON) -> Tree:
     """Read a conversation. Raises Unreadable."""
     items = record.get("chat_messages")
@@ -77,4 +73,4 @@ def _with_texts(block: Any) -> Any:
                                 for part in parts]}  # fmt: skip
 
 
-READER = tree_reader("claude_ai", recognises, id_of, read_record)
+READER = tree_reader("claude_ai", recognises, lambda record: first_text(record.get("uuid")), read_record)

@@ -4,7 +4,6 @@ Results of calls that the model wrote into its text stay user messages: that is 
 """
 
 import re
-from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation
 from opdkit.chat.messages import as_list, first_text, message_key, require_list
@@ -31,7 +30,19 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one task. Summaries that the client puts between the messages are left out."""
     items = require_list(record.get("messages"), "messages")
     shown = [i for i in items if not (value_at(i, ("isSummary",)) or value_at(i, ("isTruncationMarker",)))]
-    messages, notes = read_pieces(_convert(list(shown)))
+    calls: list[JSON] = []
+    for number, item in enumerate(shown):
+        blocks = as_list(value_at(item, ("content",)))
+        for index, block in enumerate(blocks):  # results may be text, even if the calls are blocks
+            match = _RESULT.match(first_text(value_at(block, ("text",))) or "")
+            call = next((c for c in calls if match and str(c.get("name")).endswith(match[1])), None)
+            if call is not None:
+                calls.remove(call)
+                blocks[index] = {"type": "tool_result", "tool_use_id": call.get("id"), "content": block["text"]}
+        calls = [block for block in blocks if value_at(block, ("type",)) == "tool_use"]
+        if value_at(item, ("type",)) == "reasoning" and "role" not in item:
+            shown[number] = {"role": "assistant", "content": [item]}
+    messages, notes = read_pieces(shown)
     conversation = Conversation(line.source, line.number, messages, notes=notes)
     notices: set[int] = set()
     for index, message in enumerate(messages):
@@ -47,23 +58,6 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     logged = {"timestamp": value_at(items, (0, "ts")), "summaries": len(items) - len(shown)}
     conversation.metadata = {key: value for key, value in logged.items() if value}
     return [conversation]
-
-
-def _convert(items: list[Any]) -> list[Any]:
-    """Return messages in Anthropic's form: results that were written as text behind calls in blocks are blocks, too."""
-    calls: list[JSON] = []
-    for number, item in enumerate(items):
-        blocks = as_list(value_at(item, ("content",)))
-        for index, block in enumerate(blocks):
-            match = _RESULT.match(first_text(value_at(block, ("text",))) or "")
-            call = next((c for c in calls if match and str(c.get("name")).endswith(match[1])), None)
-            if call is not None:
-                calls.remove(call)
-                blocks[index] = {"type": "tool_result", "tool_use_id": call.get("id"), "content": block["text"]}
-        calls = [block for block in blocks if value_at(block, ("type",)) == "tool_use"]
-        if value_at(item, ("type",)) == "reasoning" and "role" not in item:
-            items[number] = {"role": "assistant", "content": [item]}
-    return items
 
 
 READER = line_reader("cline", recognises, read_record, closer_than=("openai", "anthropic"))

@@ -94,10 +94,13 @@ def _add(conversation: Conversation, item: Any) -> None:
     calls = [call for call in as_list(item.get("toolCalls")) if isinstance(call, dict)]
     thoughts = [": ".join(map(str, map(thought.get, ("subject", "description"))))
                 for thought in as_list(item.get("thoughts")) if isinstance(thought, dict)]  # fmt: skip
-    made = _convert(_ROLES[kind], item.get("parts") or item.get("content"))
-    made[-1] |= {"tool_calls": calls, "reasoning": "\n".join(thoughts)} if calls or thoughts else {}
-    for call in calls:
-        made += [result | {"tool_call_id": call.get("id")} for result in _convert("tool", call.get("result"))]
+    made: list[JSON] = []
+    results = [("tool", call["result"], {"tool_call_id": call.get("id")}) for call in calls if call.get("result")]
+    for role, content, fields in [(_ROLES[kind], item.get("parts") or item.get("content") or "", {}), *results]:
+        parts = [{"text": p} if isinstance(p, str) else p for p in (as_list(content) or [content])]
+        made += [message | fields for message in openai_messages({"role": role, "parts": parts})]
+        if not fields and (calls or thoughts):
+            made[-1] |= {"tool_calls": calls, "reasoning": "\n".join(thoughts)}
     read, notes = read_messages(made)
     for index, message in enumerate(read):
         place, text = len(conversation.messages), message["content"] or ""
@@ -114,12 +117,6 @@ def _add(conversation: Conversation, item: Any) -> None:
                 next((call for call in calls if not call["id"]), JSON())["id"] = message["tool_call_id"]
         conversation.messages.append(message)
     conversation.model = first_text(item.get("model")) or conversation.model
-
-
-def _convert(role: str, content: Any) -> list[JSON]:
-    parts = as_list(content) or ([content] if content or role != "tool" else [])
-    parts = [{"text": part or ""} if isinstance(part, str | None) else part for part in parts]
-    return openai_messages({"role": role, "parts": parts}) if parts else []
 
 
 READER = Reader("gemini_cli", "session", recognises, read, id_of, closer_than=("openai", "anthropic"))

@@ -28,10 +28,6 @@ def recognises(record: JSON) -> bool:
     )
 
 
-def id_of(record: JSON) -> str | None:
-    return first_text(record.get("conversationId"))
-
-
 def read_record(record: JSON) -> Tree:
     """Read a conversation. Raises Unreadable."""
     stack: list[tuple[Any, str | None]] = []
@@ -108,4 +104,10 @@ def _blocks(part: Any) -> list[Any]:
     return [{"type": of_kind, of_kind: value}] if of_kind else []  # agent_update: which agent continues
 
 
-READER = tree_reader("librechat", recognises, id_of, read_record, closer_than=("openai",))
+READER = tree_reader(
+    "librechat",
+    recognises,
+    lambda record: first_text(record.get("conversationId")),
+    read_record,
+    closer_than=("openai",),
+)

@@ -27,6 +27,8 @@ NOT_OF_CALL = f"{LEFT_OUT}annotation of a span that called no model"
 _OPERATIONS = ("chat", "generate_content", "text_completion", "completion", "acompletion", "responses", "aresponses",
                "anthropic_messages")  # fmt: skip
 _BEDROCK = frozenset(("text", "toolUse", "toolResult", "reasoningContent", "image", "document", "video", "cachePoint"))
+_CALLS = ("function_call", "functionCall", "toolUse")  # of the conventions and Google, of Bedrock
+_ANSWERS = ("function_response", "functionResponse", "toolResult")
 _EVENTS = {"gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
            "gen_ai.tool.message": "tool"}  # fmt: skip
 _ADK = ("gcp", "vertex", "agent")
@@ -255,8 +257,8 @@ def _convert_parts(item: JSON) -> list[JSON]:
     results: list[JSON] = []
     for part in item["parts"]:
         fields = part if isinstance(part, dict) else {}
-        kind, call = fields.get("type"), _first_of(fields, "function_call", "functionCall", "toolUse")
-        answer = _first_of(fields, "function_response", "functionResponse", "toolResult")
+        kind, call = fields.get("type"), next((fields[name] for name in _CALLS if name in fields), None)
+        answer = next((fields[name] for name in _ANSWERS if name in fields), None)
         thought = value_at(fields, ("reasoningContent", "reasoningText")) or fields
         if kind == "text":
             texts.append({"type": "text", "text": fields.get("content")})
@@ -283,10 +285,6 @@ def _convert_parts(item: JSON) -> list[JSON]:
     role = "assistant" if item.get("role") == "model" else item.get("role")
     message = {"role": role, "content": texts or None} | {k: v for k, v in beside.items() if v}
     return [*results, message]
-
-
-def _first_of(fields: JSON, *names: str) -> Any:
-    return next((fields[name] for name in names if name in fields), None)
 
 
 def _convert_fields(item: JSON) -> JSON:
