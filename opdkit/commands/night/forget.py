@@ -65,7 +65,9 @@ def forget(home: Home, where: Sequence[str]) -> int:
 
 
 def finish_forgetting(home: Home) -> None:
-    """Do what is left of each `forget` that a kill has cut off."""
+    """Do what is left of each `forget` that a kill has cut off. Raises OpdkitError for nights without their ledger."""
+    if home.nights() and not home.ledger.exists():
+        raise OpdkitError(f"{home.ledger} is gone: all logs would be read again; put a copy back, or use a new HOME")
     forgotten = read_forgotten(home)
     undone = [entry for entry in forgotten if not entry["done"]]
     nights = home.nights() if undone else []

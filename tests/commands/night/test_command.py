@@ -16,12 +16,12 @@ from sample_world import MODEL
 from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
-from opdkit.commands.night.command import check_prompts, configurations, run
+from opdkit.commands.night.command import check_prompts, configurations, run, run_forget
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.commands.night.models import run as models
 from opdkit.commands.night.sessions import drop_withdrawn, read_sessions
 from opdkit.config.fields import JSON
-from opdkit.config.night import ModelsConfig
+from opdkit.config.night import ForgetConfig, ModelsConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import AFTER_CORRECTION
@@ -450,6 +450,16 @@ def test_a_model_that_cannot_be_loaded_ends_the_night_with_an_error(tmp_path: Pa
         run(options(tmp_path, model=str(tmp_path / "model"), prompts=None))
     (night,) = Home(tmp_path / "home").nights()
     assert night.record["decision"] is None
+
+
+def test_a_home_whose_ledger_is_gone_reads_no_log_again(tmp_path: Path) -> None:
+    grow(tmp_path, 6)
+    run(options(tmp_path, least_hints=1000))
+    Home(tmp_path / "home").ledger.unlink()
+    with pytest.raises(OpdkitError, match=r"ledger\.sqlite is gone"):
+        run(options(tmp_path, least_hints=1000))
+    with pytest.raises(OpdkitError, match=r"ledger\.sqlite is gone"):
+        run_forget(ForgetConfig(home=tmp_path / "home", where=("metadata.id=chat-1",)))
 
 
 def test_an_unfinished_night_says_that_later_logs_wait(
