@@ -31,5 +31,4 @@ def with_hint(
             raise ChatError("no user message")
         index = len(roles) - 1 - roles[::-1].index("user")
     before = f"{messages[index]['content']}\n\n" if messages[index]["content"] else ""
-    hinted = messages[index] | {"content": f"{before}{text}"}
-    return [*messages[:index], hinted, *messages[index + 1 :]]
+    return [*messages[:index], messages[index] | {"content": f"{before}{text}"}, *messages[index + 1 :]]

@@ -101,13 +101,20 @@ def decide(
     shares |= {domain: sum_units(passed[known & (domain_N == domain)]) for domain in names}
     faults = {name: sums for name, rows in measures.items()
               if len(sums := sum_units(rows)) >= FEWEST and sums[:, :2].any()}  # fmt: skip
-    comparisons = sum(len(sums) >= FEWEST for sums in shares.values()) + len(faults)
-    limit = NormalDist().inv_cdf(1 - FALSE_STOPS / max(1, comparisons))
     stored = by_name(scores)
     metric = next((metric for metric in PASSED if (metric, ALL) in stored), "")
+    # Each domain can be too small to show a loss that several have.
+    twins = [row | {"domain": UNCORRECTED} for row in scores if row["domain"] != UNCORRECTED]
+    pooled = [row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED) and row not in twins]
+    comparisons = sum(len(sums) >= FEWEST for sums in shares.values()) + len(faults) + len(pooled)
+    limit = NormalDist().inv_cdf(1 - FALSE_STOPS / max(1, comparisons))
     domains = [{"domain": domain} | compare_shares(sums, limit)
                | {side: stored.get((metric, domain), {}).get(side) for side in ("low", "high")}
                for domain, sums in shares.items()]  # fmt: skip
+    for row in pooled:
+        fell = has_moved(row, 2 * FALSE_STOPS / comparisons) and row["difference"] < 0
+        worse = None if row["chance"] is None else fell
+        domains.insert(1, row | {"prompts": row["count"], "noise": None, "finds": None, "worse": worse})
     checks: list[JSON] = [{"check": name} | compare_shares(sums, limit, better=-1) for name, sums in faults.items()]
     # Where users corrected the model, other replies are what training is for.
     where = UNCORRECTED if ("kl_replies", UNCORRECTED) in stored else ALL
@@ -127,7 +134,7 @@ def conclude_gate(
     domains: list[JSON], checks: list[JSON], comparisons: int, max_loss: float | None, allowed: Sequence[str]
 ) -> Decision:
     """Return the decision on what was compared: the sentence, and each reason not to ship."""
-    own = [row for row in domains if row["domain"] != ALL] or domains
+    own = [row for row in domains if row["domain"] not in (ALL, UNCORRECTED)] or domains
     reasons = [f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
                for row in domains if row["worse"]]  # fmt: skip
     if all(row["worse"] is None for row in domains):
@@ -142,9 +149,8 @@ def conclude_gate(
             reasons.append(f"{CHECKS[row['check']]}: {after}{before}")
     if reasons:
         return Decision(False, f"Do not ship: {'; '.join(reasons)}.", reasons, domains, checks, comparisons)
-    blind = max(
-        [row for row in own if has_room_to_fall(row, row["finds"] or 1)] or own, key=lambda row: row["finds"] or 2
-    )
+    able = [row for row in own if has_room_to_fall(row, row["finds"] or 1)] or own
+    blind = max(able, key=lambda row: row["finds"] or 2)
     failed = ", ".join(CHECKS[row["check"]] for row in checks if row["worse"])
     others = f"failed, but allowed: {failed}" if failed else "no other check failed"
     prompts = counted(blind["prompts"], "prompt")

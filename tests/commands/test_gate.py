@@ -28,7 +28,7 @@ def made(tmp_path_factory, plain_model_dir) -> Path:
 def test_the_values_are_those_of_eval(made) -> None:
     decision = gate(GateConfig(run=made))
     stored = {(row["metric"], row["domain"]): row for row in read_all(made, "scores")}
-    assert [row["domain"] for row in decision.domains] == ["all", "even", "odd"]
+    assert [row["domain"] for row in decision.domains] == ["all", "uncorrected", "even", "odd"]
     for row in decision.domains:
         known = stored["passed_sampled", row["domain"]]
         assert [row[name] for name in ("before", "after", "difference", "low", "high")] == pytest.approx(

@@ -154,6 +154,21 @@ def test_a_loss_in_one_domain_stops_and_is_named() -> None:
     assert decide_on(answer("billing", 0, 14, 30) + others).ship
 
 
+def test_a_loss_where_nobody_complained_stops_although_each_domain_is_too_small_to_show_it() -> None:
+    """Of four domains of seven prompts, five fall in each; a larger gain where users corrected the model hides it."""
+    small = [reply for name in "abcd" for reply in answer(name, 5, 0, 2)]
+    kinds = [{"metric": "passed_greedy", "domain": kind, "before": before, "after": after, "difference": after - before,
+              "low": None, "high": None, "chance": 1e-6, "count": count, "units": count}
+             for kind, before, after, count in (("all", 0.47, 0.8, 60), ("corrected", 0.0, 1.0, 32),
+                                                ("uncorrected", 1.0, 0.29, 28))]  # fmt: skip
+    rows = answer("asked", 0, 32, 0) + small
+    assert decide_on(rows).ship
+    stopped = decide_on(rows, CALM + kinds)
+    assert not stopped.ship
+    assert "in uncorrected, right replies fell from 100.0% to 29.0%" in stopped.sentence
+    assert decide_on(rows, CALM + [kind | {"chance": 0.5} for kind in kinds]).ship
+
+
 def test_the_same_replies_ship_and_a_single_domain_is_everything() -> None:
     decision = decide_on(answer("billing", 0, 0, 30))
     assert decision.ship
