@@ -18,7 +18,7 @@ from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
-from opdkit.train.validation_turns import FEWEST
+from opdkit.train.validation_turns import FEWEST, MOST_SHARE
 
 NEAR_ZERO = 0.01  # nats: a smaller advantage counts as none
 MANY = 0.1  # share of degenerate replies that is worth a warning
@@ -39,17 +39,17 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         remedy = f"--validate 0 trains on what is {FOR_VALIDATION}, too. {remedy}"
     hinted, rewards = _hints_and_rewards(data)
     if not (hinted or (rewards and "reward" in terms)):
-        raise NothingLearnedError(
-            f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}"
-        )
+        what = f"no turn can train with --objective {config.objective} (dropped: {dropped})"
+        raise NothingLearnedError(f"{what}. {remedy}")
     if terms == {"reward"} and not any(rewards) and not any(turn.length_penalty for turn in data.turns):
         what = f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0"
         raise NothingLearnedError(f"{what}: there is nothing to learn. {remedy}")
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
     if config.validate and not data.validation:
-        say("no validation: it takes whole sessions, with a fifth of all turns at most, and they hold fewer than "
-            f"{FEWEST} turns with a hint (without any hints: turns that nobody complained about)")  # fmt: skip
+        warn("no validation, so a model that became worse is written, too: it needs "
+             f"{FEWEST / MOST_SHARE:.0f} turns with a hint (where the log has none: that nobody complained about), "
+             f"{FEWEST} of them in sessions with at most a fifth of all turns")  # fmt: skip
     if config.anchor_weight and all(turn.support is None for turn in data.turns):
         say("no anchor holds the replies without a hint: their targets have no support (`opdkit teacher --top-k 4`)")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))

@@ -48,6 +48,16 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     assert "all 4 reward advantages" in thin_signal(set_of(*cancelled), {"reward"}, 1)[0]
 
 
+def test_a_log_with_few_hints_is_told_that_no_validation_guards_its_model(run, plain_model_dir, capsys) -> None:
+    """A fifth of these turns holds enough hints for the prompts of a validation; a tenth of the hints is too few."""
+    data = set_of(*(toy_turn(f"{n}", teacher=(-0.5, -2), reward=-1) for n in range(25)))
+    check_signal(data, [], train_config(run, plain_model_dir, validate=8), [Objective({"teacher": 1.0})])
+    (warning,) = (line for line in capsys.readouterr().err.splitlines() if "no validation" in line)
+    assert "warning" in warning
+    assert "worse" in warning
+    assert "30 turns with a hint" in warning
+
+
 def test_the_error_names_validation_where_that_took_the_turns(run, plain_model_dir) -> None:
     data = replace(set_of(toy_turn("a", reward=1)), turns=[], dropped=Counter({FOR_VALIDATION: 5}))
     with pytest.raises(NothingLearnedError, match="--validate 0"):
