@@ -25,8 +25,7 @@ DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored 
 
 def stage_dir(run: Path, stage: str) -> Path:
     """Return the folder of one stage in a run. A named training has its own train and eval stages, and no others."""
-    is_shared = run.suffix == TRAINING and stage not in ("train", "eval")
-    return (run.parent if is_shared else run) / stage
+    return (run.parent if run.suffix == TRAINING and stage not in ("train", "eval") else run) / stage
 
 
 def has_stage(run: Path, stage: str) -> bool:

@@ -62,7 +62,9 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
     """Return warnings about too few hints, equal rewards, and advantages near 0."""
     warnings = []
     hinted, rewards = _hints_and_rewards(data)
-    if terms - {"reward"} and hinted < batch_turns:
+    if terms - {"reward"} and not hinted:
+        warnings.append("no reply has a hint: rewards alone train, and no validation shows whether the model improved")
+    elif terms - {"reward"} and hinted < batch_turns:
         warnings.append(f"{counted(hinted, 'reply')} {verb(hinted, 'has', 'have')} a hint, fewer than one batch of "
                         f"{batch_turns}: a few replies decide what is learned; use a smaller --batch-turns, a stronger "
                         "--judge or more logs")  # fmt: skip

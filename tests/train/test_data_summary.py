@@ -41,6 +41,9 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     equal = set_of(*(toy_turn(f"{n}", reward=-1) for n in range(5)), weights={"reward": 1.0})
     assert "all 5 rewards are -1" in thin_signal(equal, {"reward"}, 16)[0]
     assert thin_signal(set_of(toy_turn("one", reward=1)), {"reward"}, 1) == []
+    (alone,) = thin_signal(set_of(*(toy_turn(f"{n}", reward=(-1) ** n) for n in range(20))), {"reward", "teacher"}, 16)
+    assert "no reply has a hint" in alone
+    assert "--batch-turns" not in alone
     nothing = set_of(*(toy_turn(f"{n}", teacher=(-1.001, -2.004)) for n in range(20)), weights={"teacher": 1.0})
     (warning,) = thin_signal(nothing, {"teacher"}, 16)
     assert "40 teacher advantages" in warning
