@@ -31,4 +31,5 @@ def with_hint(
             raise ChatError("no user message")
         index = len(roles) - 1 - roles[::-1].index("user")
     before = f"{messages[index]['content']}\n\n" if messages[index]["content"] else ""
-    return [*messages[:index], messages[index] | {"content": f"{before}{text}"}, *messages[index + 1 :]]
+    hinted = messages[index] | {"content": f"{before}{text}"}
+    return [*messages[:index], hinted, *messages[index + 1 :]]

@@ -32,7 +32,8 @@ class LoggedSession:
 
 def sessions_before_streak(right: Sequence[bool]) -> int:
     """Return the sessions before the first three in a row that are right. Never counts as all of them."""
-    return next((s for s in range(len(right) - IN_A_ROW + 1) if all(right[s : s + IN_A_ROW])), len(right))
+    starts = range(len(right) - IN_A_ROW + 1)
+    return next((s for s in starts if all(right[s : s + IN_A_ROW])), len(right))
 
 
 def logged_sessions(run: Path, limit: int | None, holdout: float, texts: Texts) -> Iterator[LoggedSession]:

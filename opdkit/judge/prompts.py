@@ -50,7 +50,8 @@ def judge_messages(common: str, question: str, texts: Texts = DEFAULTS["judge"])
 def defuse(text: str) -> str:
     """Return `text` with its vote, hint and speaker markers broken; it still reads the same to a person."""
     text = "\n".join(text.splitlines())  # form feeds and Unicode separators, too, read as new lines
-    return _SPEAKER.sub("[", _MARKERS.sub(lambda m: m[0].translate(_BROKEN), text))
+    text = _MARKERS.sub(lambda m: m[0].translate(_BROKEN), text)
+    return _SPEAKER.sub("[", text)
 
 
 def _spoken(message: Message) -> str:

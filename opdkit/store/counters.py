@@ -172,7 +172,8 @@ def check_rows_left(summary: Summary, what: str) -> None:
 
 def read_inputs(part: Path | Mapping[bytes, bytes]) -> dict[str, Any]:
     """Return the inputs of a part that are not in the plan, from its file or its footer. {} if there are none."""
-    return dict(json.loads((_read_footer(part) if isinstance(part, Path) else part).get(INPUTS_KEY, b"{}")))
+    footer = _read_footer(part) if isinstance(part, Path) else part
+    return dict(json.loads(footer.get(INPUTS_KEY, b"{}")))
 
 
 def read_counters(path: Path) -> Counters:

@@ -25,7 +25,8 @@ DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored 
 
 def stage_dir(run: Path, stage: str) -> Path:
     """Return the folder of one stage in a run. A named training has its own train and eval stages, and no others."""
-    return (run.parent if run.suffix == TRAINING and stage not in ("train", "eval") else run) / stage
+    is_shared = run.suffix == TRAINING and stage not in ("train", "eval")
+    return (run.parent if is_shared else run) / stage
 
 
 def has_stage(run: Path, stage: str) -> bool:

@@ -150,7 +150,8 @@ def sessions_within(run: Path, part: int, limit: int | None) -> int | None:
     """Return how many sessions of this part are among the first `limit` of the run. None means all of them."""
     if limit is None:
         return None
-    return max(0, limit - sum(count_rows(run, "sessions", k) for k in range(part)))
+    before = sum(count_rows(run, "sessions", k) for k in range(part))
+    return max(0, limit - before)
 
 
 def is_complete(run: Path, stage: str) -> bool:

@@ -115,7 +115,8 @@ class Case:
 def _most_frequent(values: Iterable[T]) -> T | None:
     """Return the value that occurs most often; None without values, and where several occur as often."""
     ranked = Counter(values).most_common(2)
-    return ranked[0][0] if ranked and not (len(ranked) == 2 and ranked[0][1] == ranked[1][1]) else None
+    is_tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
+    return ranked[0][0] if ranked and not is_tied else None
 
 
 class _UnusableError(Exception):

@@ -93,7 +93,8 @@ def _find_escaped(codes: NDArray[np.uint8]) -> NDArray[np.intp]:
     """Return the places of the bytes that a backslash escapes: those behind every other one of a run of them."""
     places = np.flatnonzero(codes == _BACKSLASH)
     runs = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    return places[(places - np.repeat(places[runs], np.diff(runs, append=len(places)))) % 2 == 0] + 1
+    begins = np.repeat(places[runs], np.diff(runs, append=len(places)))
+    return places[(places - begins) % 2 == 0] + 1
 
 
 def _take_rest(data: bytes) -> bytes:
