@@ -125,6 +125,7 @@ NO_CORRECTIONS = [
     ("That should be all for now.", 0),
     ("It should still be within the 24 hours.", 0),
     ("I wanted to confirm that there were 3 passengers.", 0),
+    ("I wanted to be a pilot once.", 0),
     ("I gave them the wrong number. What now?", 0),
     ("I am looking for a train that isn't full", 0),
     ("I was told that I didn't need insurance", 0),
