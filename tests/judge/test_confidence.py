@@ -315,7 +315,9 @@ def test_a_server_without_log_probs_gives_equal_votes_and_is_named_once(
 
 def test_a_request_that_is_wrong_anyhow_is_refused(extracted: Path) -> None:
     with (
-        serving(lambda body, number: Reply(400, {"error": {"message": "no such thing", "param": "seed"}})) as server,
+        serving(
+            lambda body, number: Reply(400, {"error": {"message": "no such thing", "param": "temperature"}})
+        ) as server,
         pytest.raises(OpdkitError, match="HTTP 400"),
     ):
         judge.run(server_config(extracted, server.url, concurrency=1))

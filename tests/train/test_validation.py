@@ -641,7 +641,7 @@ def test_two_processes_measure_what_one_does(run, tmp_path, plain_model_dir, sha
     Both write nothing, for the reason of one process.
     """
     two = Path(shutil.copytree(run, tmp_path / "two"))
-    options = VALIDATED | {"learning_rate": 3.0, "device": "cpu"}
+    options = VALIDATED | {"epochs": 1, "learning_rate": 3.0, "device": "cpu"}
     with pytest.raises(OpdkitError) as caught:
         train.run(train_config(run, plain_model_dir, **options))
     flags = [x for name, value in (options | {"sharding": sharding}).items()
