@@ -40,8 +40,8 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
     if not rows:
         what = "of which those have neither a hint nor praise that makes a prompt" if share else "which has none"
         raise NoPromptsError(f"--from-log takes its prompts from the sessions held out of training of {config.run}, "
-                          f"{what}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite ...`"
-                          ", or write prompts for --prompts")  # fmt: skip
+                             f"{what}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite "
+                             "...`, or write prompts for --prompts")  # fmt: skip
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if path.exists() and read_text(path, "--from-log") != text and not config.overwrite:
         raise ConfigError(f"{path} holds other prompts than --from-log makes now: pass it as --prompts if it was "

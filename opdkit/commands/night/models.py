@@ -17,7 +17,8 @@ def run(config: ModelsConfig) -> None:
     """Promote a model if asked, then list all of them. Raises OpdkitError for a folder without nights."""
     home = Home(config.home)
     if not home.nights():
-        raise OpdkitError(f"{config.home} has no nights: `opdkit night {quote(config.home)} LOGS --model M` begins")
+        begin = f"opdkit night {quote(config.home)} LOGS... --model PATH"
+        raise OpdkitError(f"{config.home} has no nights: `{begin}` begins them")
     number = config.promote
     if config.back:
         if not home.promoted_night():
