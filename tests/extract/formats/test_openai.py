@@ -472,7 +472,9 @@ def test_what_the_model_of_goose_no_longer_sees_is_left_out():
     [{"type": "text", "text": "a", "annotations": {"audience": 5}}], [{"type": ["text"]}], 5,
 ])  # fmt: skip
 @pytest.mark.parametrize("role", ["user", "assistant", None, []])
-def test_a_session_of_goose_that_is_damaged(content, role):
+def test_a_session_of_goose_that_is_damaged_is_read_or_set_aside_with_a_reason(content, role):
     first = goose("user", goose_text("hi"))
-    read({"working_dir": "/", "conversation": [first, first | {"role": role, "content": content}, 5, {}]})
-    read({"working_dir": "/", "conversation": [first, first | {"role": role, "content": content}]})
+    for damaged in ([first, first | {"role": role, "content": content}, 5, {}],
+                    [first, first | {"role": role, "content": content}]):  # fmt: skip
+        found = read({"working_dir": "/", "conversation": damaged})
+        assert found.reason if isinstance(found, Rejected) else found.messages[0]["content"] == "hi"
