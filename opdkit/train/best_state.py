@@ -90,14 +90,15 @@ def distance_left(rows: Sequence[JSON], row: JSON) -> float:
 
 
 def needs_another_cycle(rows: Sequence[JSON], end: int) -> bool:
-    """Return True where a cycle of the schedule ended, after step `end`, near its best state, and far from the hints.
+    """Return True where a cycle of the schedule ended, after step `end`, far from the hints, and was not in vain.
 
-    Where the score was clearly better before, the steps since then were in vain, and more of them most likely are.
+    Its last state has not forgotten, and is nearer to the hints than before training, or near the best state. An
+    earlier state with a better score does not count against it: few replies decide a score.
     """
     done = [row for row in rows if row["step"] <= end]
     last, best = done[-1], find_best(done, any_gain=True)
-    is_near = not has_forgotten(last) and last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
-    return bool(last["step"] == end and is_near and distance_left(rows, best) > LITTLE_LEFT)
+    is_far, is_near = distance_left(rows, best) > LITTLE_LEFT, last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
+    return bool(last["step"] == end and is_far and not has_forgotten(last) and (is_near or is_nearer(last, rows[0])))
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:

@@ -15,7 +15,6 @@ T = TypeVar("T")
 # second replies, and changed replies that are read again after other hints.
 COST = 0.07
 CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
-# Shares and counts, beside the limit of --validate.
 MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at most
 MOST_KEPT_OUT = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most
 MOST_UNCRITICISED = 0.25  # of the turns in sessions without a complaint, at most
