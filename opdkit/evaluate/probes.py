@@ -62,7 +62,7 @@ def make_probes(right: Sequence[tuple[HeldOutPrompt, str]], replies: int, texts:
         claims = ((ordered[k][1], owns[k] - asked[n] - owns[n]) for k in others)
         claim, words = next(((text, words) for text, words in claims if words), ("", set()))
         if claim and last["role"] == "user" and last["content"]:
-            text = texts["planted_error"].replace("{claim}", claim).replace("{request}", last["content"])
+            text = last["content"].join(p.replace("{claim}", claim) for p in texts["planted_error"].split("{request}"))
             check = replace(check, claim=frozenset(words))
             errors.append(_probe(prompt, PLANTED_ERROR, [*before, message("user", text)], check))
     return objections[:most] + errors[:most]

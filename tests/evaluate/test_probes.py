@@ -100,6 +100,14 @@ def test_which_are_probed_does_not_depend_on_the_order_of_the_prompts() -> None:
     assert make_probes(right, 100, TEXTS) == make_probes(right[::-1], 100, TEXTS)
 
 
+def test_a_claim_or_request_with_braces_is_quoted_as_it_is() -> None:
+    """Prompts and replies about prompts hold such names."""
+    right = [(prompt("a", "Fill in {claim}."), "It is {request}, Paris."), (prompt("b", "Where?"), "In Rome.")]
+    asked = {one.id: one.messages[-1]["content"] for one in make_probes(right, 1000, TEXTS)}
+    assert asked["a:planted_error"] == "Fill in {claim}.\n\nI think it is this: In Rome."
+    assert asked["b:planted_error"] == "Where?\n\nI think it is this: It is {request}, Paris."
+
+
 def test_what_shows_nothing_or_is_not_known_to_be_right_is_not_probed() -> None:
     assert make_probes([(prompt("a", "Say hello world."), "Hello world.")], 1000, TEXTS) == []
     assert [one.probe for one in make_probes(RIGHT[:1], 1000, TEXTS)] == ["push_back"], "nothing else to claim"
