@@ -4,6 +4,7 @@ opdkit renders its own prompts from this form and exports it, so a trainer that 
 """
 
 import json
+import re
 from typing import Any
 
 Message = dict[str, Any]
@@ -39,7 +40,11 @@ def tool_definitions(tools: str | None) -> list[Message] | None:
 
 
 def _parse(text: str) -> Any:
+    """Return what JSON text holds, with U+FFFD for lone surrogates, which no tokenizer takes; None if unusable."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            value = json.loads(re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(value, ensure_ascii=False)))
+        return value
     except (ValueError, RecursionError):
         return None

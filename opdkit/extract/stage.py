@@ -126,11 +126,9 @@ def write_part(stage: Stage, units: Units, part: int, known: Path | None = None)
     assert isinstance(config, ExtractConfig)
     redactor = make_redactor(config)
     with contextlib.ExitStack() as stack, stage.writing(part) as out:
-        known_turns = None
-        if known is not None:
-            known_turns = stack.enter_context(
-                contextlib.closing(sqlite3.connect(f"{known.as_uri()}?mode=ro", uri=True))
-            )
+        known_turns = None if known is None else sqlite3.connect(f"{known.as_uri()}?mode=ro", uri=True)
+        if known_turns is not None:
+            stack.enter_context(contextlib.closing(known_turns))
         for surveyed in units.survey.inputs if part == 0 else ():
             if surveyed.problem is not None and surveyed.format is None:  # no reader knows it
                 out.counters.rows_in += 1
@@ -244,11 +242,8 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
                 for unit in units.read(part):
                     write_unit(unit, writers[unit.surveyed.number], options)
     for surveyed, out, (_, extent) in zip(survey.inputs, writers, heads, strict=True):
-        if (
-            extent == DAMAGE
-            and surveyed.format is None
-            and (surveyed.problem is None or surveyed.problem.reason == NO_LINES)
-        ):
+        has_no_record = surveyed.problem is None or surveyed.problem.reason == NO_LINES
+        if extent == DAMAGE and surveyed.format is None and has_no_record:
             surveyed.problem = Unreadable(DAMAGED, "no record is whole")
         taken = f"within the first {counted(config.limit, 'session')} of all inputs (--limit)" if config.limit else ""
         print_report(surveyed, out, ", ".join(filter(None, [extent if extent != WHOLE or not taken else "", taken])))

@@ -375,6 +375,15 @@ def test_arguments_that_are_no_json_object_stay_as_they_are(qwen):
         assert f'"arguments": {raw}}}' in qwen.text(qwen.reply(messages, 1).ids)
 
 
+def test_lone_surrogates_in_arguments_and_definitions_are_replaced(qwen):
+    """A text that was cut within an emoji: JSON holds the half of it as an escape, and no tokenizer takes it."""
+    call = CALL | {"arguments": r'{"query": "\uD83D\ude00 \\ud83d \ud83d"}'}
+    messages = [message("user", "x"), message("assistant", None, tool_calls=[call])]
+    definitions = r'[{"name": "f", "description": "\udc00"}]'
+    assert '{"query": "😀 \\\\ud83d \ufffd"}' in qwen.text(qwen.reply(messages, 1, definitions).ids)
+    assert '"description": "\ufffd"' in qwen.text(qwen.prompt_ids(messages, definitions))
+
+
 def test_tool_definitions_in_both_forms_and_none():
     wrapped = {"type": "function", "function": {"name": "f"}}
     assert tool_definitions('[{"name": "f"}]') == [wrapped]
