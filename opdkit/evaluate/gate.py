@@ -73,8 +73,7 @@ class Decision:
             if "check" in row:
                 checks.append([CHECKS[row["check"]], before, after, "**failed**" if row["worse"] else "passed"])
                 continue
-            low, high = row["low"], row["high"]
-            span = "-" if low is None else f"{with_sign(low, 3)} to {with_sign(high, 3)}"
+            span = "-" if row["low"] is None else f"{with_sign(row['low'], 3)} to {with_sign(row['high'], 3)}"
             change = "-" if row["difference"] is None else with_sign(row["difference"], 3)
             rows.append([markdown_text(row["domain"]), f"{row['prompts']:,}", before, after, change, span, noise, finds,
                          marks[row["worse"]]])  # fmt: skip
@@ -106,14 +105,15 @@ def decide(
     # Each domain can be too small to show a loss that several have.
     twins = [row | {"domain": UNCORRECTED} for row in scores if row["domain"] != UNCORRECTED]
     pooled = [row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED) and row not in twins]
-    comparisons = sum(len(sums) >= FEWEST for sums in shares.values()) + len(faults) + len(pooled)
-    limit = NormalDist().inv_cdf(1 - FALSE_STOPS / max(1, comparisons))
+    compared = [len(sums) >= FEWEST for sums in shares.values()] + [row["chance"] is not None for row in pooled]
+    comparisons = sum(compared) + len(faults)
+    level = FALSE_STOPS / max(1, comparisons)
+    limit = NormalDist().inv_cdf(1 - level)
     domains = [{"domain": domain} | compare_shares(sums, limit)
                | {side: stored.get((metric, domain), {}).get(side) for side in ("low", "high")}
                for domain, sums in shares.items()]  # fmt: skip
     for row in pooled:
-        fell = has_moved(row, 2 * FALSE_STOPS / comparisons) and row["difference"] < 0
-        worse = None if row["chance"] is None else fell
+        worse = None if row["chance"] is None else has_moved(row, 2 * level) and row["difference"] < 0
         domains.insert(1, row | {"prompts": row["count"], "noise": None, "finds": None, "worse": worse})
     checks: list[JSON] = [{"check": name} | compare_shares(sums, limit, better=-1) for name, sums in faults.items()]
     # Where users corrected the model, other replies are what training is for.

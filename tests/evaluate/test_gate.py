@@ -169,6 +169,18 @@ def test_a_loss_where_nobody_complained_stops_although_each_domain_is_too_small_
     assert decide_on(rows, CALM + [kind | {"chance": 0.5} for kind in kinds]).ship
 
 
+@pytest.mark.parametrize(("count", "comparisons"), [(4, 0), (30, 2)])
+def test_too_few_prompts_where_nobody_complained_are_no_comparison(count: int, comparisons: int) -> None:
+    """All and one domain of enough prompts are two comparisons; the limit is that of two, too."""
+    rows = answer("asked", 0, 0, count) + answer("b", 0, 0, 1)
+    known = {"before": 1.0, "after": 1.0, "difference": 0.0, "low": None, "high": None, "chance": None}
+    kinds = [{"metric": "passed_greedy", "domain": kind, "count": n, "units": n} | known
+             for kind, n in (("all", count + 1), ("uncorrected", 3))]  # fmt: skip
+    decision = decide_on(rows, CALM + kinds)
+    assert decision.comparisons == comparisons
+    assert (find(decision, "uncorrected")["prompts"], find(decision, "uncorrected")["worse"]) == (3, None)
+
+
 def test_the_same_replies_ship_and_a_single_domain_is_everything() -> None:
     decision = decide_on(answer("billing", 0, 0, 30))
     assert decision.ship
