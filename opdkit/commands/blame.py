@@ -83,14 +83,14 @@ def blame(config: BlameConfig) -> Blame:
     if evaluated.trained:
         raise OpdkitError(f"{run}/eval is of another model than this run trained ({evaluated.trained}): run `opdkit "
                           f"eval {quote(run)} ... --overwrite` without --trained")  # fmt: skip
-    domains, worse_prompts = find_worse_prompts(read_arrow(run, "replies", 0), config.domain)
-    if config.domain and not domains:
-        known = read_arrow(run, "replies", 0, ["domain"])["domain"].unique().to_pylist()
+    measured = read_arrow(run, "replies", 0)
+    if config.domain and config.domain not in (known := measured["domain"].unique().to_pylist()):
         raise ConfigError(f"--domain is {config.domain!r}; {did_you_mean(config.domain, known)}")
+    domains, worse_prompts = find_worse_prompts(measured, config.domain)
     session_groups, by = group_sessions(config)
     if not worse_prompts:
-        where = config.domain or "any domain"
-        return Blame(f"Nothing to blame: the share of right replies did not fall in {where}.", [], by, [], [], [])
+        why = "the share of right replies did not fall" if domains else "no prompt has a verdict on both models"
+        return Blame(f"Nothing to blame: {why} in {config.domain or 'any domain'}.", [], by, [], [], [])
 
     # The training set again, and the gradient of what was lost.
     chat = load_template(trained.model, template_args_of(run, "teacher", trained.template_arg))

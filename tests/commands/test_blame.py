@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from conftest import save_tiny_model
 from named_trainings import eval_config, train_named, write_prompts
@@ -38,7 +39,7 @@ from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.blame import WorsePrompt
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt
 from opdkit.store.plans import manifest
-from opdkit.store.reading import read_all, summary_of
+from opdkit.store.reading import read_all, read_arrow, summary_of
 from opdkit.train.targets import load_turns
 
 SESSIONS, USERS = 6, ("ann|b", "cy*")
@@ -137,6 +138,19 @@ def test_what_cannot_be_blamed(made, tmp_path, plain_model_dir) -> None:
     train_named(run, plain_model_dir, "a", "combine", overwrite=True)
     with pytest.raises(OpdkitError, match=r"another train stage(.|\n)*opdkit eval"):
         blame(BlameConfig(run=fine))
+
+
+def test_a_domain_without_a_verdict_is_a_domain_and_nothing_is_known_of_it(made, monkeypatch) -> None:
+    """The judge's votes on its replies failed, say."""
+    replies = read_arrow(made, "replies", 0)
+    (number,) = [n for n, name in enumerate(replies.column_names) if name == "passed"]
+    unknown = replies.set_column(number, "passed", pa.nulls(len(replies), pa.bool_()))
+    monkeypatch.setattr("opdkit.commands.blame.read_arrow", lambda *_: unknown)
+    domain = replies["domain"][0].as_py()
+    for named, where in ((domain, domain), (None, "any domain")):
+        assert blame(BlameConfig(run=made, domain=named)).sentence.endswith(f"verdict on both models in {where}.")
+    with pytest.raises(ConfigError, match=f"--domain is 'evn'.*{domain}"):
+        blame(BlameConfig(run=made, domain="evn"))
 
 
 def test_replies_end_as_the_template_ends_them(tmp_path, plain_tokenizer) -> None:
