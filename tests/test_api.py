@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,21 @@ def test_a_function_reads_a_log(tmp_path: Path) -> None:
         one.extract(log, format=lambda record: record["chat"], part_mb=1e-3)
     with pytest.raises(opdkit.OpdkitError, match="the reader failed"):
         Run(tmp_path / "none").extract(log, format=lambda record: [record])
+
+
+@pytest.mark.parametrize(("more", "detail"), [
+    ({"model": "\ud83d"}, "surrogates not allowed"), ({"price": Decimal(1)}, "decimal.Decimal"),
+    ({"by": {1: 2}}, "key"),
+])  # fmt: skip
+def test_what_a_function_made_and_json_cannot_hold_costs_its_line_alone(more: Any, detail: str, tmp_path: Path) -> None:
+    """A text that was cut within an emoji, say: Python's own parser of JSON leaves half of it."""
+    log = jsonl(tmp_path / "log.jsonl", {"n": 0}, {"n": 1})
+    made = Run(tmp_path / "run")
+    made.extract(log, format=lambda record: chat("1?", "1", "thanks") | (more if record["n"] else {}))
+    assert [row["line"] for row in made.table("sessions")] == [1]
+    (rejected,) = made.table("rejected")
+    assert (rejected["line"], rejected["reason"]) == (2, "the reader failed")
+    assert detail in rejected["detail"]
 
 
 def test_a_function_checks_replies(tmp_path: Path) -> None:

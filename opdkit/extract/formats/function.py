@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import orjson
+
 from opdkit.chat.conversation import JSON, Conversation, Unreadable
 from opdkit.config.fields import PythonFunction
 from opdkit.extract.formats.openai import read_record
@@ -20,6 +22,8 @@ def reader_of_function(function: PythonFunction) -> Reader:
 def _read_record(function: PythonFunction, line: Line, record: JSON) -> list[Conversation]:
     try:
         made = function.call(record)
+        if isinstance(made, dict):
+            made = orjson.loads(orjson.dumps(made))  # as from a line: what is not JSON fits no table
     except Exception as error:
         raise Unreadable("the reader failed", f"{type(error).__name__}: {error}") from error
     if not isinstance(made, dict):

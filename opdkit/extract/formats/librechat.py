@@ -104,10 +104,5 @@ def _blocks(part: Any) -> list[Any]:
     return [{"type": of_kind, of_kind: value}] if of_kind else []  # agent_update: which agent continues
 
 
-READER = tree_reader(
-    "librechat",
-    recognises,
-    lambda record: first_text(record.get("conversationId")),
-    read_record,
-    closer_than=("openai",),
-)
+READER = tree_reader("librechat", recognises, lambda record: first_text(record.get("conversationId")), read_record,
+                     closer_than=("openai",))  # fmt: skip
