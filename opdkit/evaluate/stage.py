@@ -116,7 +116,10 @@ def compare_models(
     # The judged sessions of the run; the models answer those held out of training, if any are.
     judged_run = (config.run, config.max_prompts, held_out_share(config.run))
     sessions = list(logged_sessions(*judged_run, texts["criterion"])) if has_stage(config.run, "judge") else []
-    hinted = [s.prompt for s in sessions if s.prompt and config.judge_model]
+    # The judge is asked once per prompt and reply: one that was edited in the file is another prompt than the turn's.
+    known = {prompt.id: (prompt.messages, prompt.check) for prompt, _ in prompts}
+    hinted = [p if known.get(p.id) in (None, (p.messages, p.check)) else replace(p, id=f"{p.id}:log")
+              for s in sessions if (p := s.prompt) and config.judge_model]  # fmt: skip
     greedy = replace(config, samples=0)
     to_log = further_replies("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
     models.clear()
@@ -170,12 +173,10 @@ def drift_scores(models: dict[str, Any], chat: Chat, passages: Sequence[str], co
 def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
     """Return the scores of log-probs of logged replies that were judged good (+1) and bad (-1)."""
     turns = [t for t in load_turns(config.run, config.max_prompts) if t.reward and t.sampled.any()]
+    which = "; none were held out of training (`opdkit train --holdout`)"
     if share := held_out_share(config.run):
-        turns = [t for t in turns if is_held_out(t.session_id, share)]
-        say(f"log-probs of {counted(len(turns), 'judged reply')} in sessions held out of training")
-    else:
-        say(f"log-probs of {counted(len(turns), 'judged reply')}; "
-            "none were held out of training (`opdkit train --holdout`)")  # fmt: skip
+        turns, which = [t for t in turns if is_held_out(t.session_id, share)], " in sessions held out of training"
+    say(f"log-probs of {counted(len(turns), 'judged reply')}{which}")
     # Prompts with the template arguments of the teacher stage; the sampled replies may have others.
     chat = load_template(models["before"].name_or_path, template_args_of(config.run, "teacher"))
     scores = []

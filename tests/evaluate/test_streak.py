@@ -126,6 +126,21 @@ def test_the_first_sessions_and_decisions_of_people_count(scored, models, tmp_pa
     assert judged_eval(run, tmp_path, models, overwrite=True)["log_streak"]["before"] == 1
 
 
+def test_an_edited_prompt_of_the_log_keeps_its_question(scored, models, tmp_path) -> None:
+    """Its id is that of the hinted turn, whose own reply is judged by the hint."""
+    run, prompts = Path(shutil.copytree(scored, tmp_path / "run")), tmp_path / "prompts.jsonl"
+    (asked,) = [s.prompt for s in streak.logged_sessions(run, 1, 0.0, DEFAULTS["criterion"])]
+    said = asked.messages[-1]["content"]
+    prompts.write_text(json.dumps({"id": asked.id, "prompt": said, "check": {"judge": "Rude."}}))
+    is_rude = lambda body, _: completion(rf"\boxed{{{1 if 'Rude.' in str(body) else -1}}}")  # noqa: E731
+    with serving(is_rude) as server:
+        evaluate.run(EvalConfig(run=run, prompts=str(prompts), model=str(models[0]), trained=str(models[1]), samples=0,
+                                max_new_tokens=6, device="cpu", judge_model="j", judge_url=server.url))  # fmt: skip
+    assert [row["passed"] for row in read_all(run, "replies") if row["reply"].strip()] == [True, True]
+    (row,) = [row for row in read_all(run, "scores") if row["metric"] == "hint_streak"]
+    assert (row["before"], row["after"], row["count"]) == (8, 8, 8), "no reply follows its hint"
+
+
 def test_without_a_judge_the_log_alone_is_measured(scored, models, tmp_path) -> None:
     run, prompts = Path(shutil.copytree(scored, tmp_path / "run")), tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "say red", "check": {"match": ["."]}}))
