@@ -162,7 +162,7 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
             if prompt.id in prompts:
                 raise ValueError(f"the id {prompt.id!r} appears twice")
         except (ValueError, Unreadable) as error:
-            detail = f"{error.reason}: {error.detail}" if isinstance(error, Unreadable) else str(error)
+            detail = ": ".join(filter(None, error.args)) if isinstance(error, Unreadable) else str(error)
             raise ConfigError(f"--prompts {path}, line {number}: {detail}") from error
         prompts[prompt.id] = prompt
     if not prompts:
@@ -234,7 +234,7 @@ def read_patterns(check: JSON) -> Patterns:
         for pattern in patterns:
             try:
                 compiled[name].append(re.compile(pattern, flags))
-            except (re.error, OverflowError) as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"{name!r} has an invalid regular expression: {pattern!r} ({error})") from error
     if not any(compiled.values()):
         raise ValueError("'check' has no pattern: every reply would pass")

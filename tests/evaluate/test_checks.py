@@ -93,6 +93,8 @@ def test_everything_that_a_reply_may_take_up_from_a_prompt_is_its_text(tmp_path)
     (GOOD | {"id": "b", "check": {"matches": ["x"]}}, "did you mean 'match'"),
     (GOOD | {"id": "b", "check": {"match": ["("]}}, "regular expression"),
     (GOOD | {"id": "b", "check": {"match": ["a{99999999999999999999}"]}}, "regular expression"),
+    (GOOD | {"id": "b", "check": {"match": ["(" * 5000 + ")" * 5000]}}, "regular expression"),
+    ("# a comment", "line 2: comment line$"), ("[" * 2000 + "]" * 2000, "line 2: nested too deeply$"),
     (GOOD | {"id": "b", "session": 7}, "'session' must be a text"), (GOOD | {"id": "b", "session": ""}, "'session'"),
     (GOOD | {"id": "b", "check": {"match": "x"}}, "list"),
     (GOOD | {"id": "b", "check": {"match": []}}, "every reply would pass"),
