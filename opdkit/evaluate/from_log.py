@@ -38,8 +38,8 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
         rows, left_out = make_prompts(reactions, opinions, chat, room, criteria, own_names)
         say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
     if not rows:
-        what = "of which those have neither a hint nor praise that makes a prompt" if share else "which has none"
-        raise NoPromptsError(f"--from-log takes its prompts from the sessions held out of training of {config.run}, "
+        what = "none of which makes a prompt" if share else "and there are none"
+        raise NoPromptsError(f"--from-log takes its prompts from the sessions of {config.run} held out of training, "
                              f"{what}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite "
                              "...`, or write prompts for --prompts")  # fmt: skip
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
