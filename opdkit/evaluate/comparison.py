@@ -114,7 +114,7 @@ def conclude_pairs(names: Sequence[str], pairs: Mapping[tuple[str, str], Sequenc
     comparisons = sum(map(len, deciding.values()))
     for (a, b), rows in deciding.items():
         if not rows:
-            return "Not known: no held-out prompt has a check that says whether a reply is right."
+            return f"Not known: the judge's checks gave no held-out prompt a verdict on both {a} and {b}."
         words[b, a], _ = word_of(rows, comparisons)
         words[a, b] = _REVERSED.get(words[b, a], words[b, a])
         for name, side in ((a, "before"), (b, "after")):

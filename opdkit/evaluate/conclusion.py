@@ -75,8 +75,8 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     measured = deciding_shares(scores)
     drift = [rows["kl_replies", ALL]] if ("kl_replies", ALL) in rows else []
     if not measured:
-        sentence = "Not known: no held-out prompt has a check that says whether a reply is right."
-        return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Give the rows of --prompts a check.")
+        sentence = "Not known: the judge's checks gave no held-out prompt a verdict on both models."
+        return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Ask another judge with --judge-model.")
     word, few = word_of(measured)
     shares = list[str]()
     for row in measured:

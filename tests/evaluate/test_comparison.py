@@ -93,7 +93,8 @@ def test_a_pair_may_lack_a_share(names: str, others: str) -> None:
 def test_too_few_prompts_and_no_check_are_said() -> None:
     assert sentence({"a": (0.2, 0.8), "b": (0.8, 0.8)}, count=5, others=5).startswith("Not known")
     unknown = [side(name, {f"p{n}": [None] for n in range(9)}) for name in "ab"]
-    assert conclude_pairs(["a", "b"], {("a", "b"): paired_scores(*unknown, 0)}).startswith("Not known")
+    told = conclude_pairs(["a", "b"], {("a", "b"): paired_scores(*unknown, 0)})
+    assert told.startswith("Not known: the judge")
 
 
 @given(st.lists(st.tuples(*[st.lists(st.booleans(), min_size=2, max_size=2)] * 2), min_size=6, max_size=12))

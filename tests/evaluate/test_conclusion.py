@@ -147,10 +147,12 @@ def test_greedy_replies_conclude_where_none_was_sampled() -> None:
     assert conclude([row("passed_greedy", span=DOWN), row("passed_sampled", span=UP)], RUN).word == BETTER
 
 
-def test_without_checks_nothing_is_known() -> None:
+def test_without_a_verdict_nothing_is_known_and_the_judge_is_named() -> None:
+    """Every row of a file of prompts has a check, but a judge may say nothing."""
     found = conclude([row("kl_replies", after=0.02), row("passed_sampled", count=0, span=None)], RUN)
     assert (found.word, len(found.numbers), found.watch) == (UNKNOWN, 1, [])
-    assert "check" in found.sentence
+    assert "judge's checks" in found.sentence
+    assert "--judge-model" in found.next
 
 
 @pytest.mark.parametrize(("scored", "said"), [
