@@ -7,7 +7,7 @@ import orjson
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import read_call
 
-_THINKING = re.compile(r"\s*(?:<think>)?(.*?)</think>", re.DOTALL)
+_THINKING = re.compile(r"\s*+(?:<think>)?(.*?)</think>", re.DOTALL)
 _END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*)+\Z")
 
 

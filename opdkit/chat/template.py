@@ -27,7 +27,7 @@ from opdkit.errors import ConfigError
 # For templates that ask for today's date, so that tomorrow renders the same: Llama 3's own fallback.
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
 
-_EMPTY_THINKING = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
+_EMPTY_THINKING = re.compile(r"\s*+(?:<think>)?\s*+</think>\s*")
 _TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
 # Messages that the template is tried with: a question, and a text or a call in reply.

@@ -30,6 +30,7 @@ def test_hostile_markup_takes_no_more_than_linear_time():
     text = "<tool_call> " * 200_000 + "</tool_call>"
     assert split_calls(text) == (text, [])
     assert split_thinking("<think>" * 200_000)[1] == ""
+    assert split_thinking("\n" * 500_000) == (None, "\n" * 500_000)  # of a model that loops
 
 
 def test_a_reply_without_its_end_markers():

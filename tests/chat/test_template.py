@@ -375,6 +375,11 @@ def test_arguments_that_are_no_json_object_stay_as_they_are(qwen):
         assert f'"arguments": {raw}}}' in qwen.text(qwen.reply(messages, 1).ids)
 
 
+def test_line_breaks_of_a_model_that_loops_take_no_more_than_linear_time():
+    said = [message("user", "x"), message("assistant", "\n" * 300_000 + "x")]
+    assert len(family("chatml").reply(said, 1).ids) == 300_002
+
+
 def test_lone_surrogates_in_arguments_and_definitions_are_replaced(qwen):
     """A text that was cut within an emoji: JSON holds the half of it as an escape, and no tokenizer takes it."""
     call = CALL | {"arguments": r'{"query": "\uD83D\ude00 \\ud83d \ud83d"}'}
