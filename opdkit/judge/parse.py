@@ -23,7 +23,7 @@ ECHO = "repeats the rules"
 OFF_RANGE = "decision not on offer"
 DENIED = "the last decision is denied"
 
-_BOX = re.compile(r"\\+boxed\s*\{", re.IGNORECASE)
+_BOX = re.compile(r"(?<!\\)\\+boxed\s*\{", re.IGNORECASE)
 # The markers of a hint, also with escaped characters, and in bold or as code on both sides.
 _START, _END = (
     re.compile(r"(\*\*|`|)\\?\[\s*/?HINT\\?_" + name + r"\s*\\?\]\1", re.IGNORECASE) for name in ("START", "END")

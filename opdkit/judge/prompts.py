@@ -12,7 +12,7 @@ from opdkit.chat.openai_messages import Message
 from opdkit.config.wording import DEFAULTS, Texts
 
 # Markers that the parser of the answers reads; a judge that repeats a log must not vote, or unsay its vote, by that.
-_MARKERS = re.compile(r"\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]|</?think>", re.IGNORECASE)
+_MARKERS = re.compile(r"(?<!\\)\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]|</?think>", re.IGNORECASE)
 _BROKEN = str.maketrans("\\[]<>", "/()()")
 # The lines that say who speaks stand among the quoted ones, and begin like this.
 _SPEAKER = re.compile(r"\(\s*(?=from the )", re.IGNORECASE)

@@ -67,6 +67,13 @@ def test_defused_text_holds_no_marker(text: str) -> None:
     assert parse_hint(Answer(defuse(text) + "\\boxed{1}")).hint is None
 
 
+def test_backslashes_of_a_model_that_loops_take_no_more_than_linear_time() -> None:
+    text = "\\" * 400_000
+    assert defuse(text) == text
+    assert parse_reward(Answer(text)).score is None
+    assert defuse(text + "boxed{1}") == "/" * 400_000 + "boxed{1}"
+
+
 def test_the_request_is_shown() -> None:
     """Request, reply and the whole next state with its roles."""
     turn = [
