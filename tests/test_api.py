@@ -247,6 +247,13 @@ def test_another_answer_of_a_judge_names_the_turn(answer: Any, tmp_path: Path) -
         made.judge(judge=lambda *_: answer)
 
 
+def test_half_an_emoji_in_a_hint_of_a_function_is_replaced(tmp_path: Path) -> None:
+    """No table holds it. In the answer of a judge's server it is replaced, too."""
+    made = Run(write_extract(tmp_path / "run", SAID))
+    made.judge(judge=lambda *_: (-1, "Use metres \ud83d"))
+    assert {row["hint"] for row in made.table("verdicts")} == {"Use metres ?"}
+
+
 def test_where_a_function_cannot_judge(tmp_path: Path) -> None:
     made = Run(write_extract(tmp_path / "run", SAID))
     for without_source in (print, functools.partial(strict)):

@@ -276,7 +276,7 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
                           "hint), which are 1, 0, -1 or None, and a text or None")  # fmt: skip
     reward = None if reward is None else int(reward)  # a float, or one of numpy's
     vote = RewardVote(reward, str(function), NO_REWARD if reward is None else None)
-    hint = (hint or "").strip() or None
+    hint = (hint or "").encode("utf-8", "replace").decode().strip() or None  # as a server's answer
     return [HintVote(1 if hint else -1, hint, str(function))], [vote]
 
 
