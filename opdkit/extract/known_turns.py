@@ -35,7 +35,7 @@ def skip_known(
     `seen` counts the trainable turns of its unit: of equal ones as many are known as there were.
     """
     scope = session["format"], id_in_log(session["session_id"])
-    # Ledgers of before have the last bytes alone.
+    # Ledgers of earlier versions hold the last bytes alone.
     query = "SELECT max(count) FROM turn WHERE format = ? AND id = ? AND digest IN (?, ?)"
     marked = []
     digests = _digest_replies(session["messages"], [(*row[2:4], row[11]) for row in rows])

@@ -1,7 +1,7 @@
 """`opdkit extract --dry-run`: the first thousand lines of every input, and what they would become.
 
-The lines are copied to a temporary folder and read as ever, by the same survey, the same readers and the same filters.
-So the last session of a longer input may seem to end early.
+The lines are copied to a temporary folder. The survey, the readers and the filters of a real extraction read the copy,
+so the last session of a longer input may seem to end early.
 """
 
 import datetime
