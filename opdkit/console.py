@@ -24,9 +24,6 @@ T = TypeVar("T")
 _WORD = re.compile(r"`[^`]*`\S*|(?:(?<=^)|(?<=  )|(?<=: ))opdkit [a-z]+ [^`;]*|\S+")
 
 
-_WHOLE = 10_000  # columns that no table has
-
-
 class WordConsole(Console):
     """Console whose soft wrap breaks lines between words, and nowhere else, where a terminal would break them.
 
@@ -43,7 +40,7 @@ class WordConsole(Console):
         if has_width or self.is_jupyter or all(isinstance(one, str | Text) for one in objects):
             super().print(*objects, **options)
             return
-        width, self.width = self.width, _WHOLE
+        width, self.width = self.width, 10_000  # columns that no table has
         try:
             super().print(*objects, **options)
         finally:

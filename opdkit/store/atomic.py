@@ -104,14 +104,18 @@ def move_into_place(temporary: Path, final: Path, *, replace: bool = True) -> bo
 def replaced_file(final: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield a path to write to, and move the file to `final` when the block ends well; else what was there stays.
 
-    Raises ConfigError without `replace` when a file is there by then, OpdkitError when the disk is full or read-only.
+    Where `final` is a link, the file that it leads to is written. Raises ConfigError for a device or a folder, and
+    without `replace` when a file is there by then; OpdkitError when the disk is full or read-only.
     """
-    missing = [folder for folder in final.parents if not folder.exists()]
+    place = final.resolve() if final.is_symlink() else final
+    if place.exists() and not place.is_file():
+        raise ConfigError(f"{final} is a folder, a device or a pipe; name a file")
+    missing = [folder for folder in place.parents if not folder.exists()]
     try:
-        with disk_errors_explained(final), temporary_file(final) as temporary:
-            final.parent.mkdir(parents=True, exist_ok=True)
+        with disk_errors_explained(place), temporary_file(place) as temporary:
+            place.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
-            if not move_into_place(temporary, final, replace=replace):
+            if not move_into_place(temporary, place, replace=replace):
                 raise ConfigError(f"{final} already exists; name another file, or pass --overwrite to replace it")
     except BaseException:
         for folder in missing:  # created in vain, unless another process has put something there

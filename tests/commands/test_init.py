@@ -1,5 +1,6 @@
 """`opdkit init`: the file says every option once, with its default, and configures what its flags say."""
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -93,6 +94,22 @@ def test_a_file_that_is_there_is_kept_unless_asked(tmp_path):
     assert "--overwrite" in refused.stderr
     assert file.read_text(encoding="utf-8") == "mine"
     run(InitConfig(file=file, overwrite=True))
+    assert tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def test_a_link_stays_and_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
+    """As root, `--out /dev/null` replaced the device of the whole machine by a file."""
+    pipe, file, link = (tmp_path / name for name in ("pipe", "file.toml", "link.toml"))
+    os.mkfifo(pipe)
+    refused = CliRunner().invoke(app, ["init", str(pipe), "--overwrite"])
+    assert refused.exit_code == 2
+    assert str(pipe) in refused.stderr
+    assert pipe.is_fifo()
+    file.write_text("mine", encoding="utf-8")
+    link.symlink_to(file)
+    assert CliRunner().invoke(app, ["init", str(link)]).exit_code == 2
+    run(InitConfig(file=link, overwrite=True))
+    assert link.is_symlink()
     assert tomllib.loads(file.read_text(encoding="utf-8"))
 
 

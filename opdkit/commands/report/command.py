@@ -5,7 +5,6 @@ from pathlib import Path
 
 from opdkit.commands.report.page import page
 from opdkit.config.report import ReportConfig
-from opdkit.errors import ConfigError
 from opdkit.store.atomic import replaced_file
 
 
@@ -22,10 +21,9 @@ class WrittenReport:
 
 def run(config: ReportConfig) -> WrittenReport:
     """Write the report. Raises OpdkitError if there is nothing to report, or it cannot be written."""
-    if config.out and config.out.is_dir():
-        raise ConfigError(f"--out {config.out} is a folder; name a file")
-    html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb, redacted=config.redacted)
     path = config.out or config.run / ("report-redacted.html" if config.redacted else "report.html")
     with replaced_file(path) as temporary:
+        html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb,
+                    redacted=config.redacted)  # fmt: skip
         temporary.write_text(html, encoding="utf-8")
     return WrittenReport(path, len(html.encode()))
