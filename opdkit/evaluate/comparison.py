@@ -190,8 +190,7 @@ def print_comparison(comparison: Comparison, shown_replies: int = 3) -> None:
     for cells in training_rows(comparison.trainings):
         table.add_row(*(escape(printable(cell)) for cell in cells))
     stdout.print("", table)
-    count = len(comparison.replies)
-    shown = f", {min(count, shown_replies)} of them here" if count else ""
+    shown = f", {min(count, shown_replies)} of them here" if (count := len(comparison.replies)) else ""
     stdout.print(f"\nThe greedy replies to {counted(count, 'prompt')} differ{shown}.", markup=False)
     for row in comparison.replies[:shown_replies]:
         stdout.print(f"\n{printable(row['domain'])}: {printable(row['prompt'] or '')}", markup=False)
@@ -205,7 +204,9 @@ def mark_changes(old: str, new: str) -> Text:
     """Return `new` with the words that it adds to `old` as {+...+}, and those that it lacks as [-...-] (as wdiff)."""
     a, b = (re.split(r"(\s+)", text) for text in (old, new))
     marked = Text()
-    for kind, start, end, first, last in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    # Without autojunk, changes are fewer, but the time grows with the cube of the length of a text that repeats itself.
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=len(b) > 400)
+    for kind, start, end, first, last in matcher.get_opcodes():
         gone, added = "".join(a[start:end]), "".join(b[first:last])
         if kind == "equal":
             marked.append(added)

@@ -63,10 +63,9 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     if judged and not config.judge_model:
         config = replace(config, **recorded_judge_options(run_dir))
     if judged and not config.judge_model:
-        raise ConfigError(
-            f"the checks of {counted(len(judged), 'held-out prompt')}, such as {judged[0].id}, need a judge: pass "
-            "--judge-model PATH, or with --judge-url the model's name on the server"
-        )
+        what = f"{counted(len(judged), 'held-out prompt')}, such as {judged[0].id}"
+        raise ConfigError(f"the checks of {what}, need a judge: pass --judge-model PATH, or with --judge-url the "
+                          "model's name on the server")  # fmt: skip
     has_logs = has_stage(run_dir, "extract")
     passages = read_passages(run_dir, config.neutral_text) if config.neutral_text or has_logs else []
     hints = run_hints(run_dir) if has_stage(run_dir, "judge") else set()

@@ -135,6 +135,17 @@ def test_words_that_changed_are_marked(old: str, new: str, marked: str) -> None:
     assert mark_changes(old, new).plain == marked
 
 
+def test_replies_of_models_that_loop_are_marked_at_once() -> None:
+    """Looking for the fewest changes would take hours."""
+    old, new = "It is so. " * 2000, "It is not. " * 2000
+    marked = mark_changes(old, new).plain
+    assert marked.startswith("It is [-so.")
+    assert marked.count("so.") == marked.count("not.") == 2000
+    words = [f"{n}" for n in range(900)]
+    other = [*words[:450], "new", *words[451:]]
+    assert mark_changes(" ".join(words), " ".join(other)).plain.count("[-") == 1, "long replies of many words"
+
+
 @given(*[st.text(alphabet="ab \n", max_size=30)] * 2)
 def test_both_texts_can_be_read_from_the_marked_one(old: str, new: str) -> None:
     marked = mark_changes(old, new)
