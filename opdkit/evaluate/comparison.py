@@ -143,8 +143,7 @@ def describe_training(side: Side) -> JSON:
     stored = {row["metric"]: row["after"] for row in read_part(side.run, "scores", 0) if row["domain"] == ALL}
     facts: JSON = {"training": side.name, "run": str(side.run), "options": {}}
     facts |= {"drift": stored.get("kl_replies"), "reply_tokens": stored.get("reply_tokens")}
-    is_other = manifest(side.run, "eval")["plan"]["config"].get("trained")
-    if is_other or not is_written(side.run, "metrics", 0):
+    if manifest(side.run, "eval")["plan"]["config"].get("trained") or not is_written(side.run, "metrics", 0):
         return facts
     steps = read_part(side.run, "metrics", 0)
     measured = read_part(side.run, "validations", 0) if is_written(side.run, "validations", 0) else []

@@ -45,11 +45,12 @@ def model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) 
 
 
 def add_scores(folder: Path, scores: str) -> None:
-    """Replace the section of scores in the card of a model folder; a card without that section stays as it is."""
+    """Replace the section of scores in the card of a model folder. Other sections, and a card without one, stay."""
     path = folder / "README.md"
-    before, heading, _ = (path.read_text(encoding="utf-8") if path.exists() else "").partition("## Scores\n\n")
+    before, heading, rest = (path.read_text(encoding="utf-8") if path.exists() else "").partition("## Scores\n\n")
+    _, next_heading, behind = rest.partition("\n## ")
     if heading:
-        write_text(path, before + heading + scores)
+        write_text(path, before + heading + scores + next_heading + behind)
 
 
 def _header_of(model: str) -> JSON:

@@ -146,6 +146,11 @@ def test_scores_are_added_where_eval_has_run(trained, tmp_path) -> None:
         assert text.count("## Scores") == 1
         assert "Not measured yet" not in text
         assert facts(run / "train/model") == before
+    path = run / "train/model/README.md"
+    written = path.read_text() + "\n## Notes\n\nOurs.\n\n## More\n"
+    path.write_text(written)
+    evaluate.run(config)
+    assert path.read_text() == written, "sections of a person stay"
     (run / "train/model/README.md").write_text("# A person's own words\n")
     evaluate.run(config)
     assert (run / "train/model/README.md").read_text() == "# A person's own words\n"
