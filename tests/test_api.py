@@ -132,6 +132,8 @@ def test_what_was_not_done_before_is_an_error_of_the_run(tmp_path: Path) -> None
         Run(tmp_path / "run").extract("a", "b")
     with pytest.raises(opdkit.ConfigError, match="LOGS is missing"):
         Run(tmp_path / "run").extract()
+    with pytest.raises(opdkit.ConfigError, match="logs is empty"):  # it read all of the current folder
+        Run(tmp_path / "run").extract("")
 
 
 def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

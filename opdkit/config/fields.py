@@ -128,7 +128,7 @@ class CommandConfig:
         """Raise ConfigError that names the option, its value and the allowed range, unless every value fits."""
         for field in fields_of(type(self)):
             value = getattr(self, field.name)
-            if value is None:
+            if value in (None, ()):
                 if field.required:
                     raise ConfigError(f"{field.flag} is missing: {field.text}")
                 continue
@@ -213,6 +213,8 @@ def convert(field: Field, value: Any, where: str) -> Any:
     values = value if field.is_list and isinstance(value, list | tuple) else [value]
     if not all(isinstance(v, accepted) and isinstance(v, bool) == (field.type is bool) for v in values):
         raise ConfigError(f"{where} = {value!r}: a value of type {field.type_name} is needed")
+    if "" in values and not field.default:  # with a default it may mean "none": no key for a server
+        raise ConfigError(f"{where} is empty; write something, or leave it out")
     return tuple(values) if field.is_list else field.type(value)
 
 

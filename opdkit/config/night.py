@@ -80,11 +80,6 @@ class ForgetConfig(HomeConfig):
         check=parse_filters,
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.where:
-            raise ConfigError("--where is missing: which sessions are to be forgotten? Such as metadata.user=u-17")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsConfig(HomeConfig):

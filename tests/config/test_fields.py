@@ -97,6 +97,8 @@ def test_flags_win_over_toml_and_toml_over_defaults(tmp_path):
     ("[judge]\nvotes = true\n", "votes = .*integer"),
     ("[judge]\nvotes = 1.5\n", "votes = .*integer"),
     ("[judge]\nvotes = 0\n", "--votes is 0"),
+    ("[judge]\njudge_model = ''\n", r"\[judge\] judge_model is empty"),
+    ("[judge]\ngood = ['a=1', '']\n", r"\[judge\] good is empty"),
     ("[judge]\nrun = 'elsewhere'\n", r"\[judge\].*'run'"),
     ("judge = 3\n", r"table.*\[judge\]"),
     ("[judge\n", "config.toml.*TOML"),
