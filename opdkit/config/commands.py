@@ -155,9 +155,11 @@ def configure(
     if not isinstance(table, dict):
         raise ConfigError(f"--config {file}: {command} must be a table, written [{command}]")
     values: JSON = {}
-    options = [field for field in fields_of(cls) if field.name not in ("run", "home")]
+    options = [field for field in fields_of(cls) if field.name not in ("run", "home", "config")]
     for key, value in table.items():
         field = find_option(command, key, options, f"--config {file}: [{command}]")
+        if field.name in values:
+            raise ConfigError(f"--config {file}: [{command}] has {field.name} twice, with - and with _; remove one")
         values[field.name] = convert(field, value, f"--config {file}: [{command}] {key}")
     given = {name: value for name, value in flags.items() if value is not None and value != ()}
     return cls(**{**(defaults or {}), **values, **given})

@@ -97,6 +97,7 @@ def test_flags_win_over_toml_and_toml_over_defaults(tmp_path):
     ("[judge]\nvotes = true\n", "votes = .*integer"),
     ("[judge]\nvotes = 1.5\n", "votes = .*integer"),
     ("[judge]\nvotes = 0\n", "--votes is 0"),
+    ("[judge]\nmax-new-tokens = 9\nmax_new_tokens = 8\n", r"\[judge\] has max_new_tokens twice"),
     ("[judge]\njudge_model = ''\n", r"\[judge\] judge_model is empty"),
     ("[judge]\ngood = ['a=1', '']\n", r"\[judge\] good is empty"),
     ("[judge]\nrun = 'elsewhere'\n", r"\[judge\].*'run'"),
@@ -106,6 +107,13 @@ def test_flags_win_over_toml_and_toml_over_defaults(tmp_path):
 def test_toml_errors_say_where_and_what(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         configure("judge", {"run": RUN, "judge": "rules"}, toml(tmp_path, text))
+
+
+@pytest.mark.parametrize(("command", "place"), [("night", "home"), ("slurm", "run")])
+def test_a_file_names_no_other_file_of_options(tmp_path, command, place):
+    """The options in it were ignored, without a word."""
+    with pytest.raises(ConfigError, match="has no option 'config'"):
+        configure(command, {place: RUN}, toml(tmp_path, f"[{command}]\nconfig = 'other.toml'\n"))
 
 
 def test_one_of_a_list_needs_no_brackets(tmp_path):
