@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from opdkit.config.commands import COMMANDS, CONFIGURED, STAGES, configure, load_function
 from opdkit.config.fields import HOW, MEMORY, SPEED, WHERE, Field, fields_of
 from opdkit.config.renamed import RENAMED
-from opdkit.console import is_main_process, printable, say, stderr
+from opdkit.console import counted, is_main_process, printable, say, stderr, verb
 from opdkit.errors import OpdkitError
 from opdkit.store.announce import announce_models
 from opdkit.version import __version__
@@ -132,15 +132,15 @@ class OptionsCommand(TyperCommand):
         """Write one section per panel, and say how many expert options there are besides."""
         fields = fields_of(COMMANDS[str(self.name)].config)
         shown = [field for field in fields if not field.expert]
-        panels = dict.fromkeys(field.panel for field in shown)  # a command's own panels come first
-        common = [panel for panel in (HOW, SPEED, MEMORY, WHERE) if panel in panels]
-        for panel in (*(panel for panel in panels if panel not in common), *common):
+        order: dict[str, int] = {panel: n for n, panel in enumerate((HOW, SPEED, MEMORY, WHERE), 1)}  # own ones first
+        for panel in sorted(dict.fromkeys(field.panel for field in shown), key=lambda panel: order.get(panel, 0)):
             rows = [_help_row(field) for field in shown if field.panel == panel]
             if panel == WHERE and self.name in STAGES:
                 rows.append(("--config PATH", "TOML file with one table per stage"))  # as RunConfig.config
             with formatter.section(panel):
                 formatter.write_dl(rows)
-        more = f"{len(fields) - len(shown)} more options are" if len(shown) < len(fields) else "All options are"
+        hidden = len(fields) - len(shown)
+        more = f"{counted(hidden, 'more option')} {verb(hidden, 'is', 'are')}" if hidden else "All options are"
         init = ", and in the file that `opdkit init` writes" if self.name in CONFIGURED else ""
         formatter.write_paragraph()
         formatter.write_text(f"{more} in docs/commands.md{init}. --debug shows tracebacks.")

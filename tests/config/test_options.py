@@ -165,7 +165,8 @@ def test_help_shows_at_most_twenty_options_in_panels(command: str) -> None:
     fields = [field for field in fields_of(COMMANDS[command].config) if not field.positional]
     assert set(shown) - {"--config"} == {f.flag for f in fields if not f.expert} - {"--config"}
     experts = [field for field in fields if field.expert]
-    assert not experts or f"{len(experts)} more options" in text
+    more = "1 more option is in" if len(experts) == 1 else f"{len(experts)} more options are in"
+    assert not experts or more in text
     assert {f.panel for f in fields if not f.expert} <= set(re.findall(r"^(\S.*):$", text, re.MULTILINE))
     example = text.index("Example:")
     assert all(len(line) <= 80 for line in text[:example].splitlines())
