@@ -184,7 +184,5 @@ def read_counters(path: Path) -> Counters:
 def _read_footer(path: Path) -> Mapping[bytes, bytes]:
     try:
         return pq.read_schema(path).metadata or {}
-    except FileNotFoundError:
-        raise
     except (pa.ArrowException, OSError) as error:
         raise OpdkitError(f"{path} cannot be read, `opdkit check RUN` says what to do: {error}") from error

@@ -62,6 +62,23 @@ def test_a_healthy_run_has_nothing_wrong(healthy: Path) -> None:
     assert report.rows == sum(1 for table in written for _ in read_all(healthy, table)) > 100
 
 
+def test_a_part_that_may_not_be_read_is_not_taken_for_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--recompute removed it, with the votes in it."""
+    run, opened = tmp_path / "run", pq.ParquetFile
+    write_extract(run, {"s": talk("do it", "done", "thanks")})
+    part = part_path(run, "turns", 0)
+
+    def open_part(path: Path, **options: Any) -> pq.ParquetFile:
+        if path == part:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", open_part)
+    with pytest.raises(OpdkitError, match=f"{part}.*readable"):
+        check.run(CheckConfig(run=run, recompute=True))
+    assert part.exists()
+
+
 # -- kinds of damage ------------------------------------------------------------------------------------------------
 
 Damage = Callable[[Path], Any]

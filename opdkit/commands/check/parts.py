@@ -47,7 +47,7 @@ def unexpected_entries(run: Path, table: Table, parts: int) -> Iterator[tuple[st
 def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: Digests) -> Part | str:
     """Return a part with its footer, or what is wrong with the file: its bytes, its footer, or its columns.
 
-    `document` is the manifest of the stage.
+    `document` is the manifest of the stage. Raises OpdkitError for a file that this user may not read.
     """
     path = part_path(run, table.name, part)
     known, name = digests.get((table.name, part)), f"{table.name}/{part}"
@@ -59,6 +59,8 @@ def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: 
                 return "its digest is gone, so nobody can say whether these are the rows that were written"
             if file_digest(path) not in known:
                 return "damaged or replaced: not the bytes that were written (xxh3_128)"
+    except PermissionError as error:  # nobody knows whether it is damaged: --recompute must not remove it
+        raise OpdkitError(f"{path} may not be read by this user: make it readable, then check again") from error
     except (pa.ArrowException, OSError) as error:
         return f"cannot be read: {str(error).splitlines()[0]}"
     if footer.get(VERSION_KEY) != str(table.version).encode():
