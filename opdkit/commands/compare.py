@@ -8,6 +8,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.compare import CompareConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import did_you_mean, from_saved
+from opdkit.config.shared import TRAINING
 from opdkit.console import say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import evaluated_prompts
@@ -40,23 +41,24 @@ def compare(config: CompareConfig) -> Comparison:
 
 
 def choose_runs(config: CompareConfig) -> dict[str, Path]:
-    """Return the trainings to compare, by name.
+    """Return the trainings to compare, by name: those of RUN, or beside it where RUN is a named training itself.
 
     RUN's own training takes part beside run directories, beside a single name, and where nothing is named. Raises
     ConfigError where a name is unknown, or only one training is left.
     """
-    names = named_trainings(config.run)
-    train = f"`opdkit train {quote(config.run)} --name NAME ...` adds one"
+    home = config.run.parent if config.run.name.endswith(TRAINING) else config.run
+    names = {name: path for name, path in named_trainings(home).items() if path != config.run}
+    train = f"`opdkit train {quote(home)} --name NAME ...` adds one"
     for word in config.others:
         if word not in names and not Path(word).is_dir():
             near = did_you_mean(word, list(names)) if names else train
-            raise ConfigError(f"{word!r} is neither a training of {config.run} nor a run directory; {near}")
+            raise ConfigError(f"{word!r} is neither a training of {home} nor a run directory; {near}")
     is_beside_runs = bool(config.others) and not names.keys() & set(config.others)
     takes_part = is_beside_runs or (len(config.others) < 2 and has_stage(config.run, "train"))
     others = [names.get(word, Path(word)) for word in config.others] or list(names.values())
     chosen = name_runs([config.run] * takes_part + others)
     if len(chosen) < 2:
-        raise ConfigError(f"there is nothing to compare with: name two trainings of {config.run} (it has: "
+        raise ConfigError(f"there is nothing to compare with: name two trainings of {home} (it has: "
                           f"{', '.join(names) or 'none'}; {train}), or another run directory")  # fmt: skip
     return chosen
 

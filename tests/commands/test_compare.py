@@ -94,6 +94,7 @@ def test_who_is_compared(run, plain_model_dir, tmp_path) -> None:
     assert names(run) == names(run, "a", "b") == ["a", "b"]
     assert names(run, "b", "a") == ["b", "a"], "differences are to the first"
     assert names(run / "a.training", run / "b.training") == ["a", "b"]
+    assert names(run / "b.training") == names(run / "b.training", "a") == ["b", "a"], "those beside it"
     train_named(run, plain_model_dir, None, "combine")
     evaluate.run(eval_config(run, None, tmp_path / "prompts.jsonl"))
     assert names(run) == ["run", "a", "b"]
@@ -110,6 +111,8 @@ def test_wrong_names_are_refused(made, tmp_path) -> None:
         compare(CompareConfig(run=made, others=("a",)))
     with pytest.raises(ConfigError, match="opdkit train"):
         compare(CompareConfig(run=tmp_path / "nowhere", others=("a",)))
+    with pytest.raises(ConfigError, match=f"opdkit train {tmp_path}/run --name"):
+        compare(CompareConfig(run=tmp_path / "run" / "a.training"))
 
 
 def test_what_is_not_evaluated_says_what_to_run_or_is_evaluated_alike(run, tmp_path, capsys) -> None:
