@@ -13,7 +13,6 @@ from opdkit.config.command_line import command_line, quote
 from opdkit.config.conditions import SESSION, USERS, find_rejection, logged_value, parse_session_filters
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, did_you_mean, from_saved
-from opdkit.config.shared import TRAINING
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, markdown_table, markdown_text, say
 from opdkit.errors import ConfigError, OpdkitError
@@ -25,7 +24,7 @@ from opdkit.evaluate.models import load_chat, model_names
 from opdkit.model.load import load_model, load_template
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.logged_fields import read_logged_fields
-from opdkit.store.plans import manifest
+from opdkit.store.plans import manifest, stage_dir
 from opdkit.store.reading import read_all, read_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import session_of
@@ -244,7 +243,7 @@ def retrain_commands(
     run: Path, trained: TrainConfig, evaluated: EvalConfig, by: str, worst: Sequence[JSON]
 ) -> list[str]:
     """Return the commands that train without the worst groups, evaluate that training, and compare both."""
-    base = run.parent if run.suffix == TRAINING else run
+    base = stage_dir(run, "teacher").parent  # of a named training, the run whose targets it shares
     name = "without-" + re.sub(r"[^\w.+-]+", "-", worst[0]["value"])[:40] + ("-and-others" if len(worst) > 1 else "")
     filters = [*trained.filter, write_filter(by, worst)]
     train = trained.effective() | {"name": name, "filter": filters}

@@ -8,13 +8,12 @@ from opdkit.config.command_line import quote
 from opdkit.config.compare import CompareConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import did_you_mean, from_saved
-from opdkit.config.shared import TRAINING
 from opdkit.console import say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import evaluated_prompts
 from opdkit.evaluate.comparison import Comparison, compare_trainings, print_comparison
 from opdkit.evaluate.conclusion import is_evaluated
-from opdkit.store.plans import check_upstream, differences, has_stage, manifest, name_runs, named_trainings
+from opdkit.store.plans import check_upstream, differences, has_stage, manifest, name_runs, named_trainings, stage_dir
 from opdkit.store.run_stage import run_stage
 
 # Options and inputs of eval that decide what is measured, beside the models.
@@ -46,7 +45,7 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
     RUN's own training takes part beside run directories, beside a single name, and where nothing is named. Raises
     ConfigError where a name is unknown, or only one training is left.
     """
-    home = config.run.parent if config.run.name.endswith(TRAINING) else config.run
+    home = stage_dir(config.run, "teacher").parent  # of a named training, the run whose targets it shares
     names = {name: path for name, path in named_trainings(home).items() if path != config.run}
     train = f"`opdkit train {quote(home)} --name NAME ...` adds one"
     for word in config.others:

@@ -189,7 +189,8 @@ def print_comparison(comparison: Comparison, shown_replies: int = 3) -> None:
     for cells in training_rows(comparison.trainings):
         table.add_row(*(escape(printable(cell)) for cell in cells))
     stdout.print("", table)
-    shown = f", {min(count, shown_replies)} of them here" if (count := len(comparison.replies)) else ""
+    count = len(comparison.replies)
+    shown = f", {min(count, shown_replies)} of them here" if count else ""
     stdout.print(f"\nThe greedy replies to {counted(count, 'prompt')} differ{shown}.", markup=False)
     for row in comparison.replies[:shown_replies]:
         stdout.print(f"\n{printable(row['domain'])}: {printable(row['prompt'] or '')}", markup=False)
