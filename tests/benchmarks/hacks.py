@@ -5,7 +5,7 @@ whose judge was fooled: the hints of most of the turns ask for the hack. Those o
 answer. Per epoch, `Alarm` holds what the gate says, and the exact accuracy: the mean probability of the one right reply
 to each held-out prompt.
 
-    python -m benchmarks.hacks FOLDER SEED...
+    python -m tests.benchmarks.hacks FOLDER SEED...
 """
 
 import json

@@ -419,7 +419,7 @@ def _cost(results: Results) -> str:
         f"Validation reads {mean(row.validation for row in rows):.0%} of the tokens that training steps read (mean of "
         f"{len(rows)} worlds)"
         + (f"; the trust region adds {mean(trust):.0%} to a step; together they add "
-           f"{mean(whole.values()):.0%}, at most {whole[highest]:.0%} ({title(highest)}). *Little* is at most "
+           f"{mean(whole.values()):.0%}, at most {whole[highest]:.1%} ({title(highest)}). *Little* is at most "
            f"{COST:.0%} in each world." if whole else "."),
     )  # fmt: skip
     lines = [[title(row.world), thousands(row.trained), thousands(row.validated), f"{row.validation:.0%}",
