@@ -188,14 +188,14 @@ def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, floa
 
     `rows` are the tested hints that are LEARNED_FROM, `turns` the turns of the whole log with such hints.
     """
-    by_session = defaultdict[str, list[float]](list)
+    by_session, skill = defaultdict[str, list[float]](list), max(LEAST_SKILL, skill_of(judge))
     for row in rows:
-        difference = (row["with_hint"] - row["without_hint"]) / max(LEAST_SKILL, skill_of(judge))
-        by_session[session_of(row["turn_id"])].append(min(1.0, difference))
+        by_session[session_of(row["turn_id"])].append((row["with_hint"] - row["without_hint"]) / skill)
     sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])
     halves = (UNSURE * HALF_LEARNED, HALF_LEARNED, HALF_LEARNED / UNSURE)
     least, learned, most = (turns**2 / (turns**2 + half**2) for half in halves)
-    mean, spread = float(np.divide(*sums.sum(0))), np.divide(*resample_sums(sums, 0).T).std()
+    mean = min(1.0, float(np.divide(*sums.sum(0))))  # few replies to one hint may differ by more than 1: that is chance
+    spread = np.divide(*resample_sums(sums, 0).T).std()
     margin = _NORMAL_90 * math.hypot(spread, SPREAD) * max(0.5, learned)
     low, high = sorted((least * mean, most * mean))  # of a loss, the most that is learned is the lowest
     return learned * mean, max(-1.0, low - margin), min(1.0, high + margin)

@@ -120,6 +120,10 @@ def test_few_and_different_turns_widen_the_interval_and_a_bad_judge_the_gain():
     assert more_high - more_low < high - low
     assert expect(rows(*shares), known((80, 100), (80, 100)), 1e9)[0] > gain
     assert expect(rows(*shares), SURE, HALF_LEARNED)[0] == pytest.approx(gain / 2)
+    # Every reply does what its hint asks, none without it, and a judge errs in a tenth: its errors differ by chance.
+    erring = known((900_000, 1_000_000), (900_000, 1_000_000))
+    assert expect(rows((1.0, 0.1), (0.8, 0.1)), erring, 1e9)[0] == pytest.approx(1.0, abs=1e-3)
+    assert expect(rows((1.0, 0.0)), known((50, 100), (50, 100)), 1e9)[0] == pytest.approx(1.0)
     assert expect([], SURE, 0.0)[0] == 0.0
 
 
