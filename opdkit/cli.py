@@ -33,6 +33,7 @@ app = typer.Typer(
     epilog="Start with: opdkit demo",
 )
 _SIGPIPE_CODE = 141  # the reader of stdout, such as `head`, has enough: no message
+_RESUMABLE = {*STAGES, "run", "demo", "compare", "night", "forget"}  # what they have finished is kept
 _METAVARS = {int: "N", float: "X", Path: "PATH", bool: ""}
 
 
@@ -79,25 +80,26 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @contextlib.contextmanager
-def errors_as_exit_codes(debug: bool) -> Iterator[None]:
-    """Turn every failure in the block into one clear message and an exit code; with `debug`, show the traceback."""
+def errors_as_exit_codes(debug: bool, command: str) -> Iterator[None]:
+    """Turn every failure of a command into one clear message and an exit code; with `debug`, show the traceback."""
     try:
         yield
     except KeyboardInterrupt as error:  # Ctrl-C, or stopping.Stopped, which has an exit code of its own
         code = getattr(error, "exit_code", 130)
         cause = "interrupted" if code == 130 else "stopped as asked"
-        say(f"{cause}; finished parts are kept, and the same command resumes")
+        say(f"{cause}; finished parts are kept, and the same command resumes" if command in _RESUMABLE else cause)
         raise typer.Exit(code) from None
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _is_stdout_closed():
             _leave_closed_stdout(_SIGPIPE_CODE)
         if debug or isinstance(error, typer.Exit):
             raise
-        _fail(str(error) if isinstance(error, OpdkitError) else _describe(error), getattr(error, "exit_code", 1))
+        message = str(error) if isinstance(error, OpdkitError) else _describe(error, command)
+        _fail(message, getattr(error, "exit_code", 1))
 
 
-def _describe(error: Exception) -> str:
-    """Return the message for an error that is not one of opdkit's own."""
+def _describe(error: Exception, command: str) -> str:
+    """Return the message for an error of a command that is not one of opdkit's own."""
     from opdkit.store.disk import disk_error_message  # imported here: `opdkit --help` needs no store
 
     if message := disk_error_message(error):
@@ -106,7 +108,11 @@ def _describe(error: Exception) -> str:
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     memory = sys.modules.get("opdkit.model.memory")  # where torch is not loaded, the error is not torch's
     if memory is not None and memory.is_out_of_memory(error):
-        return "memory ran out: lower --batch-tokens, or choose --dtype bfloat16, a smaller model or --device cpu"
+        flags = {field.flag for field in fields_of(COMMANDS[command].config)}
+        remedies = ("a lower --batch-tokens", "a lower --micro-batch-tokens", "--dtype bfloat16", "--device cpu",
+                    "--set teacher.batch_tokens=4096 or train.micro_batch_tokens=2048")  # fmt: skip
+        known = [remedy for remedy in remedies if flags & set(remedy.split())]
+        return f"memory ran out: choose {', '.join([*known, 'a smaller model'])} or a machine with more memory"
     return f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)"
 
 
@@ -199,7 +205,7 @@ def _register(name: str) -> None:
         # run and slurm hand the file on to the stages: it is a field of theirs.
         file = flags.pop("config") if name in STAGES else flags.get("config")
         flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
-        with errors_as_exit_codes(debug):
+        with errors_as_exit_codes(debug, name):
             config = configure(name, flags, file)  # before the import: a wrong option does not wait for torch
             config.check_inputs()
             if name in STAGES:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import typer
 from runs import talk, write_extract
 from typer.testing import CliRunner
 
-from opdkit.cli import app
+from opdkit.cli import app, errors_as_exit_codes
 from opdkit.config.commands import COMMANDS, Command
 from opdkit.config.fields import fields_of
 
@@ -256,15 +257,30 @@ def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) 
     assert "\x07" not in done.stderr
 
 
-def test_memory_that_runs_out_is_no_bug_of_opdkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opdkit.commands.doctor import report as doctor
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [("teacher", {"--batch-tokens", "--dtype", "--device"}), ("train", {"--micro-batch-tokens", "--dtype", "--device"}),
+     ("run", {"--set"}), ("doctor", {"--dtype", "--device"}), ("show", set())],
+)  # fmt: skip
+def test_memory_that_runs_out_is_no_bug_of_opdkit(
+    command: str, advice: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The advice names options that the command has."""
     from opdkit.model.memory import torch
 
-    def run(config: object) -> None:
+    with pytest.raises(typer.Exit) as end, errors_as_exit_codes(debug=False, command=command):
         raise torch.OutOfMemoryError("CUDA out of memory")
+    shown = capsys.readouterr().err
+    assert end.value.exit_code == 1
+    assert {word.strip(",") for word in shown.split() if word.startswith("--")} == advice
+    assert "bug" not in shown
 
-    monkeypatch.setattr(doctor, "run", run)
-    shown = CliRunner().invoke(app, ["doctor"])
-    assert shown.exit_code == 1
-    assert "--batch-tokens" in shown.stderr
-    assert "bug" not in shown.stderr
+
+@pytest.mark.parametrize(("command", "keeps"), [("judge", True), ("night", True), ("forecast", False), ("show", False)])
+def test_an_interrupted_command_says_what_is_kept(
+    command: str, keeps: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as end, errors_as_exit_codes(debug=False, command=command):
+        raise KeyboardInterrupt
+    assert end.value.exit_code == 130
+    assert ("resumes" in capsys.readouterr().err) == keeps

@@ -37,7 +37,7 @@ def work():
             count_finished()
 
 try:
-    with errors_as_exit_codes(debug=False):
+    with errors_as_exit_codes(debug=False, command="judge"):
         work()
 except typer.Exit as end:
     sys.exit(end.exit_code)

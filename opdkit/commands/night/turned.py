@@ -197,8 +197,7 @@ def list_contradicted(opinions: Sequence[DatedOpinion], group_of: Groups, change
     """Return the (night, turn) before a change that were corrected with hints that it contradicts."""
     claims = claims_of(str(change.hint))
     gone = {hint for hint, group in group_of.items() if contradicts(claims_of(group), claims)}
-    return [(night, opinion.turn_id) for night, opinion, _ in opinions
-            if night < change.since and opinion.hint in gone]  # fmt: skip
+    return [(night, opinion.turn_id) for night, opinion, _ in opinions if night < change.since and opinion.hint in gone]
 
 
 def list_outdated(

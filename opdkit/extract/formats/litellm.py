@@ -14,8 +14,7 @@ from opdkit.extract.mapping import value_at
 SHORTENED = "shortened by the proxy"
 REDACTED = "redacted by the proxy"
 _FIELDS = frozenset(("call_type", "startTime", "endTime"))
-_NO_CHAT = ("embedding", "image", "transcription", "speech", "moderation", "rerank", "text_completion", "file",
-            "batch")  # fmt: skip
+_NO_CHAT = ("embedding", "image", "transcription", "speech", "moderation", "rerank", "text_completion", "file", "batch")
 _KEPT = ("id", "request_id", "litellm_call_id", "session_id", "trace_id", "startTime", "model_group", "user",
          "end_user", "request_tags", "team_id", "status", "cache_hit")  # fmt: skip
 
