@@ -1,10 +1,8 @@
 """`opdkit doctor`: all findings, one line each; those about the logs are made here."""
 
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.markup import escape
 
@@ -15,7 +13,7 @@ from opdkit.config.doctor import DoctorConfig
 from opdkit.console import counted, printable, say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import detect
-from opdkit.extract.inputs.files import expand, is_damage, lines, open_plain
+from opdkit.extract.inputs.files import expand, is_damage, lines, open_plain, scratch_folder
 
 _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 _LINE = 64 << 20  # bytes of the longest line that is looked at, as `extract --max-line-mb` has it
@@ -62,11 +60,11 @@ def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
     remote = [source for source in logs if source == "-" or source.startswith("hf:")]
     for source in remote:
         yield Finding("logs", NOTE, f"{source} is not looked into", "opdkit extract reads it once")
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         try:
-            inputs = expand([source for source in logs if source not in remote], Path(scratch))
+            inputs = expand([source for source in logs if source not in remote], scratch)
         except OpdkitError as error:
-            yield Finding("logs", PROBLEM, str(error), "name JSONL files, or folders that hold some")
+            yield Finding("logs", PROBLEM, str(error), "name log files, or folders that hold some")
             return
         for log in inputs:
             try:

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.extract.inputs.files import expand
+from opdkit.extract.inputs.files import expand, scratch_folder
 from opdkit.extract.stage import choose_format
 from opdkit.model.folder import check_stages
 from opdkit.store.plans import check_options, check_upstream, differences, has_stage, manifest, stage_dir
@@ -55,7 +54,7 @@ def run(config: SlurmConfig) -> Launch:
     stages = stage_configurations(config)
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
-            raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
+            raise ConfigError(f"{log} is not there; name log files, folders of them, or hf:NAME")
     choose_format(cast(ExtractConfig, stages["extract"]))  # it checks the options
     check_stages(stages.values())
     check_plans(stages)
@@ -91,8 +90,8 @@ def check_logs(config: SlurmConfig) -> None:
     if not has_stage(config.run, "extract") or any(log.startswith("hf:") for log in config.logs):
         return
     pinned = manifest(config.run, "extract")["plan"]["inputs"]
-    with tempfile.TemporaryDirectory() as scratch:
-        now = {log.name: log.path.stat().st_size for log in expand(config.logs, Path(scratch))}
+    with scratch_folder() as scratch:
+        now = {log.name: log.path.stat().st_size for log in expand(config.logs, scratch)}
     if changes := differences({name: log.get("bytes") for name, log in pinned.items()}, now, "bytes of the log"):
         lines = "\n".join(f"  {line}" for line in changes)
         raise ConfigError(f"{stage_dir(config.run, 'extract')} was begun with other logs:\n{lines}\n"

@@ -1,7 +1,11 @@
 """`opdkit doctor` finds what will not work, says what to do about it, and changes nothing."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -12,11 +16,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands.doctor import machine, model, server
+from opdkit.commands.doctor import machine, model, report, server
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.commands.doctor.report import examine, examine_logs
 from opdkit.config.doctor import DoctorConfig
 from opdkit.model.load import load_model
+from opdkit.store.atomic import host_name
 
 MODEL = Path(__file__).parents[3] / "sample_data" / "model"
 
@@ -227,6 +232,24 @@ def test_logs_that_are_not_there_or_not_known_are_problems(tmp_path):
     assert problem(list(examine_logs([str(tmp_path / "none.jsonl")]))).topic == "logs"
     (tmp_path / "b.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     assert problem(list(examine_logs([str(tmp_path / "b.jsonl.gz")]))).topic == "logs"
+
+
+def test_copies_of_logs_that_a_killed_doctor_leaves_are_removed(tmp_path, monkeypatch):
+    """A zip file is unpacked into a temporary folder, which holds what users wrote."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    killed = tmp_path / "tmp" / f"opdkit-extract-1-0123abcd-{host_name()}-{process.pid}"
+    killed.mkdir(parents=True)
+
+    def detect(_lines):
+        folders.update(path.name.rpartition("-")[2] for path in (tmp_path / "tmp").glob("opdkit-extract-*"))
+
+    folders = set()
+    monkeypatch.setattr(report, "detect", detect)
+    (tmp_path / "a.jsonl").write_text('{"foo": 1}\n', encoding="utf-8")
+    list(examine_logs([str(tmp_path / "a.jsonl")]))
+    assert folders == {str(os.getpid())}, "others find its folder, and it removes what they left"
 
 
 @pytest.mark.parametrize("template", ["{% if", "{{ nofunc('x') }}", "{{ raise_exception('no') }}"])
