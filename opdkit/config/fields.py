@@ -260,7 +260,7 @@ def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{flag} {pair!r}: write it as NAME=VALUE")
+            raise ConfigError(f"{flag} {pair!r}: write it as {'STAGE.OPTION' if flag == '--set' else 'NAME'}=VALUE")
         try:
             parsed[key] = json.loads(text)
         except json.JSONDecodeError:

@@ -51,7 +51,7 @@ def open_ledger(path: Path) -> Iterator[sqlite3.Connection]:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as ledger:
             (version,) = ledger.execute("PRAGMA user_version").fetchone()
             if version not in (0, _VERSION):
-                raise OpdkitError(f"{path} was written by another version of opdkit")
+                raise OpdkitError(f"{path} was written by another version of opdkit: use that one, or a new HOME")
             if version == 0:
                 ledger.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
             yield ledger

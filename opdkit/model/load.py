@@ -57,7 +57,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the library raises anything, from OSError to errors of the Rust parser
-        raise OpdkitError(f"the tokenizer of {name} cannot be loaded: {_first_line(error)}") from error
+        hub = "" if path.is_dir() else ", which is no folder here, was looked for on the hub, and"
+        raise OpdkitError(f"the tokenizer of {name}{hub} cannot be loaded: {_first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ConfigError(f"the tokenizer of {name} is not a fast one; save it once with a tokenizer.json beside it")
     return tokenizer

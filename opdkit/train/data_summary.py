@@ -47,11 +47,11 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
     if config.validate and not data.validation:
-        warn("no validation, so a model that became worse is written, too: it needs "
-             f"{FEWEST / MOST_SHARE:.0f} turns with a hint (where the log has none: that nobody complained about), "
-             f"{FEWEST} of them in sessions with at most a fifth of all turns")  # fmt: skip
+        warn("no validation, so the model is written even if it became worse: a validation needs at least "
+             f"{FEWEST / MOST_SHARE:.0f} turns with a hint (in a log without hints: that nobody complained about), and "
+             f"sessions with {FEWEST} of them that hold no more than a fifth of all turns and hints")  # fmt: skip
     if config.anchor_weight and all(turn.support is None for turn in data.turns):
-        say("no anchor holds the replies without a hint: their targets have no support (`opdkit teacher --top-k 4`)")
+        say("replies without a hint have no anchor: their targets lack the support of `opdkit teacher --top-k 4`")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
     if (judge := judge_kind(config.run)) in WARNINGS:
         warn(f"judged by --judge {judge}, which is not a model: the trained model can be worse than the one before")

@@ -292,7 +292,7 @@ def roll_back(training: Training, validation: Validation) -> None:
     for parameters in training.optimizer.param_groups:
         parameters["eps"] = epsilon
     training.trust.factor *= ROLLBACK_RATE
-    say(f"two broken states in a row: on from step {step}, at {ROLLBACK_RATE:g} of the rate")
+    say(f"two bad measurements in a row: back to the state of step {step}, at {ROLLBACK_RATE:g} of the learning rate")
 
 
 def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:

@@ -37,8 +37,8 @@ def examine(name: str, device: str, dtype: str, lora_rank: int, *, load_in_4bit:
         return
     folder = Path(name)
     if not folder.is_dir():
-        remedy = "it is downloaded when a stage first needs it; on nodes without a network, download it before"
-        yield Finding("model", NOTE, f"{name} is not on this disk", remedy)
+        remedy = "pass the folder of a downloaded model to have it checked; a stage downloads a model of the hub itself"
+        yield Finding("model", NOTE, f"{name} is no folder here, so it is not looked into", remedy)
         return
     yield from _examine_weights(folder, device, dtype, lora_rank, load_in_4bit)
     try:

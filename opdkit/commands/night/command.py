@@ -49,7 +49,7 @@ def run_forget(config: ForgetConfig) -> None:
     """
     home = Home(config.home)
     if not home.nights():
-        raise OpdkitError(f"{config.home} has no nights")
+        raise OpdkitError(f"{config.home} has no nights: there is nothing to forget")
     with home.locked():
         last = home.read_options(home.path / "options")  # before anything is taken out: it may fail
         sessions = forget(home, config.where)

@@ -70,4 +70,4 @@ def _why_nothing(config: ShowConfig, chosen: Chosen) -> str:
         return message
     statuses = "; ".join(f"{name}: " + ", ".join(f"{status} {n:,}" for status, n in counter.most_common())
                          for name, counter in chosen.statuses.items() if counter)  # fmt: skip
-    return f"{message}; " + (statuses or f"none is judged: `opdkit judge {quote(config.run)}`")
+    return f"{message}; " + (statuses or f"none is judged: `opdkit judge {quote(config.run)} ...` does it")

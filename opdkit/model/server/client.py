@@ -101,7 +101,7 @@ class Server:
             retry_after = response.headers.get("retry-after", "")
             pause = retry_after_seconds(retry_after)
             if not pause <= LONGEST_WAIT:  # also not a number
-                asked = f"asks to be left alone for {self._safe(retry_after)[:40]} (HTTP {status})"
+                asked = f"asks to be left alone (HTTP {status}, Retry-After: {self._safe(retry_after)[:40]})"
                 return OpdkitError(f"{self.where} {asked}: start the same command again then; finished parts are kept")
             limited = status == 429 or pause > 0
             return FailedAttemptError(f"HTTP {status}: {excerpt}", pause=max(0.0, pause), limited=limited)
