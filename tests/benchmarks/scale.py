@@ -239,8 +239,8 @@ What breaks first, in this order:
 2. **The first pass.** Every shard of extract must know where the parts begin. Shards begin at different inputs and
    share what they find (`RUN/extract/.survey`), so that logs with one conversation per line are read twice in all, and
    not once more per shard. But a single file of 10 TB would be read by every shard at once: split logs into files of
-   some GB. Session files (`pi`) and `openclaw_rl`, where the records of a session may be anywhere, are indexed by
-   every shard: for those formats, make one run per folder.
+   some GB. Formats in which a session takes several lines (such as `pi`, `claude_code`, `openclaw_rl` and `otel`)
+   are indexed by every shard, and every shard reads all of their lines: for those formats, make one run per folder.
 3. **The judge.** Reading 10 TB once takes the GPUs longer than everything else together, and the judge reads an
    excerpt of each turn (`--max-section-chars`) and writes its votes. `--limit`, `--max-section-chars` and the
    choice of the logs that are worth a vote decide the cost; more nodes only divide it.
