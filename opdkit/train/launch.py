@@ -25,6 +25,9 @@ from opdkit.store.progress_marks import live_claims
 from opdkit.store.reviews import decisions_in_targets, plan_inputs
 from opdkit.store.tables import METRICS, VALIDATIONS
 
+# By itself W&B sends what a command prints, its arguments, the folder and the machine; docs/privacy.md rules that out.
+QUIET_WANDB = {"console": "off", "x_disable_meta": True, "x_disable_machine_info": True, "x_save_requirements": False}
+
 
 def check_launch(config: TrainConfig) -> None:
     """Raise ConfigError or OpdkitError for a training that cannot run here, before a model is loaded."""
@@ -86,12 +89,9 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> S
         accelerator.wait_for_everyone()
     if config.tracker and stage.todo():
         # A text of which there is no choice may be a path.
-        settings: JSON = {
-            field.name: value
-            for field in fields_of(TrainConfig)
-            if isinstance(value := getattr(config, field.name), (int, float)) or field.choices
-        }
-        accelerator.init_trackers("opdkit", settings)
+        settings: JSON = {f.name: value for f in fields_of(TrainConfig)
+                          if isinstance(value := getattr(config, f.name), (int, float)) or f.choices}  # fmt: skip
+        accelerator.init_trackers("opdkit", settings, {"wandb": {"settings": QUIET_WANDB}})
     return stage
 
 

@@ -410,13 +410,16 @@ def test_a_tracker_gets_numbers_and_settings_and_no_names(run, plain_model_dir, 
     logged, settings, find_spec = [], [], importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "wandb" or find_spec(name, *rest))
     monkeypatch.setattr(Accelerator, "log", lambda _self, values, step: logged.append(values))
-    monkeypatch.setattr(Accelerator, "init_trackers", lambda _self, _name, values: settings.append(values))
+    monkeypatch.setattr(Accelerator, "init_trackers", lambda _self, _name, *values: settings.extend(values))
     model = str(plain_model_dir)
     train.run(train_config(run, plain_model_dir, tracker="wandb", reference=model, kl_coef=0.1, device="cpu"))
     assert all(isinstance(value, int | float) for values in logged for value in values.values())
     assert {"loss", "learning_rate", "skipped"} <= logged[0].keys()
     assert (settings[0]["objective"], settings[0]["kl_coef"], settings[0]["gradient_checkpointing"]) == ("opd", 0.1, 0)
     assert not any(name in str((logged, settings)) for name in ("toy-", model, str(run)))
+    # Else W&B adds what the command prints, with ids of turns, and its arguments.
+    wandb = settings[1]["wandb"]["settings"]
+    assert (wandb["console"], wandb["x_disable_meta"], wandb["x_disable_machine_info"]) == ("off", True, True)
 
 
 # -- what it refuses ------------------------------------------------------------------------------------------------
