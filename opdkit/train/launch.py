@@ -43,9 +43,10 @@ def check_launch(config: TrainConfig) -> None:
     if others and others[0].pid != os.getpid() and not config.dry_run:
         raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
                           "start again to resume from its last checkpoint")  # fmt: skip
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        raise ConfigError("the configuration of `accelerate launch` asks for FSDP, which is ignored on CPUs; set "
-                          "distributed_type: MULTI_GPU there, and pass --sharding fsdp")  # fmt: skip
+    for kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        if os.environ.get(f"ACCELERATE_USE_{kind}", "false").lower() == "true":
+            raise ConfigError(f"the configuration of `accelerate launch` asks for {kind}, which opdkit does not use; "
+                              "set distributed_type: MULTI_GPU there, and pass --sharding fsdp")  # fmt: skip
     if config.dtype == "float16":
         raise ConfigError("--dtype float16 is too narrow to train in; use bfloat16 or float32")
     packages = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}

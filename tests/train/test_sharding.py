@@ -229,7 +229,9 @@ def test_one_process_has_nobody_to_share_with(uneven, tmp_path, plain_model_dir,
     run = Path(shutil.copytree(uneven, tmp_path / "run"))
     with pytest.raises(ConfigError, match="--sharding fsdp"):
         train.run(train_config(run, plain_model_dir, sharding="fsdp"))
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="--sharding fsdp"):
-        train.run(train_config(run, plain_model_dir))
+    for kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):  # as `accelerate launch` says it, whether it is installed or not
+        monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
+        with pytest.raises(ConfigError, match=f"{kind}.*--sharding fsdp"):
+            train.run(train_config(run, plain_model_dir))
+        monkeypatch.delenv(f"ACCELERATE_USE_{kind}")
     assert not (run / "train").exists()
