@@ -108,10 +108,9 @@ def _describe(error: Exception, command: str) -> str:
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     memory = sys.modules.get("opdkit.model.memory")  # where torch is not loaded, the error is not torch's
     if memory is not None and memory.is_out_of_memory(error):
-        flags = {field.flag for field in fields_of(COMMANDS[command].config)}
         remedies = ("a lower --batch-tokens", "a lower --micro-batch-tokens", "--dtype bfloat16", "--device cpu",
                     "--set teacher.batch_tokens=4096 or train.micro_batch_tokens=2048")  # fmt: skip
-        known = [remedy for remedy in remedies if flags & set(remedy.split())]
+        known = [way for way in remedies for field in fields_of(COMMANDS[command].config) if field.flag in way.split()]
         return f"memory ran out: choose {', '.join([*known, 'a smaller model'])} or a machine with more memory"
     return f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)"
 

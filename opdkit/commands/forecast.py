@@ -104,8 +104,8 @@ def predict(config: ForecastConfig) -> JSON:
     verdicts = {turn.turn_id: turn.decided for turn in turns if turn.decided is not None}
     hinted = [turn for turn in turns if verdicts.get(turn.turn_id, {}).get("hint")]
     if not hinted:
-        raise OpdkitError(f"{config.run} has no turn with a hint among {counted(len(verdicts), 'judged turn')}: only "
-                          "rewards could train it, and what they bring cannot be foreseen")  # fmt: skip
+        why = "only rewards could train it, and what they bring cannot be foreseen" if verdicts else "judge it first"
+        raise OpdkitError(f"{config.run} has no turn with a hint among {counted(len(verdicts), 'judged turn')}: {why}")
     asked = [turn for turn in turns if turn.turn_id in verdicts]
     scale = sum(turn.turn["trainable"] for turn in turns) / len(verdicts)  # after `judge --limit` there are more
     count = len(hinted) * scale

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from opdkit.chat.conversation import Unreadable
-from opdkit.config.conditions import parse_filters
+from opdkit.config.conditions import FILTERED, parse_filters
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import PythonFunction
 from opdkit.config.shard import parse_shard
@@ -288,7 +288,8 @@ def check_results(counters: Counters) -> None:
             "judge --good ... --bad ...` rewards them by that"
         )
         return
-    side = " Every turn is marked as side; --side trains on such turns, too." if set(skipped) == {SIDE} else ""
+    advice = " Every turn is marked as side; --side trains on such turns, too." if set(skipped) == {SIDE} else ""
+    advice = " `extract --dry-run` without --filter shows the fields of a log." if why.startswith(FILTERED) else advice
     raise NothingLearnedError(
-        f"nothing can be trained on: none of {counted(counters.total(TURN_COUNT), 'turn')}.{side} Reasons: {why}."
+        f"nothing can be trained on: none of {counted(counters.total(TURN_COUNT), 'turn')}.{advice} Reasons: {why}."
     )

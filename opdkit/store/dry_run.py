@@ -16,7 +16,8 @@ def describe_costs(
 
     `price` is that of --price. `seconds` is None where nothing was measured.
     """
-    lines = {"time": f"{duration(seconds)}, as measured" if seconds else "not measured: --measure 8 tries 8 turns"}
+    unknown = "not measured: --measure 8 tries 8 turns" if read else "none: nothing is left to do"
+    lines = {"time": f"{duration(seconds)}, as measured" if seconds else unknown}
     if price is not None:
         amount = sum(p * n for p, n in zip(parse_price(price), (read, written), strict=True)) / 1e6
         lines["money, at most" if is_bound else "money, about"] = (

@@ -137,9 +137,8 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
         is_back = tried and home.night(tried).record["decision"] == PROMOTED
         why = "whose model was taken back" if is_back else "which trained in vain"
         since = f" since night {tried}, {why}" if tried else ""
-        return {"decision": WAITS,
-                "sentence": f"{counted(hints, 'new reply')} with a hint{since}; a training begins at "
-                            f"{config.least_hints:,} (--least-hints)."}  # fmt: skip
+        return {"decision": WAITS, "sentence": f"{counted(hints, 'new reply')} with a hint{since}; a training "
+                                               f"begins at {config.least_hints:,} (--least-hints)."}  # fmt: skip
     chosen = choose_sessions(home, night, config, vars(stages["train"])["seed"])
     write_run(home, night, chosen, stages["extract"], stages["judge"])  # type: ignore[arg-type]
     known = {change.hint for change in chosen.changes if change not in chosen.new_changes}
