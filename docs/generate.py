@@ -82,8 +82,8 @@ def _arrow(kind: object) -> str:
 WORDING = """# Your own words
 
 `--wording FILE` replaces texts that opdkit writes into prompts: the judge's two questions (`judge`), the criterion for
-replies that nobody has reacted to (`eval`, `rollout`), what a user says in the probes of `eval`, and the words around a
-hint in the teacher's prompt (`teacher`).
+replies that nobody has reacted to (`eval`, `rollout`, `teacher --check-hints`), what a user says in the probes of
+`eval`, and the words around a hint in the teacher's prompt (`teacher`).
 `opdkit run` passes the file to its judge and its teacher. In a file for `--config`, a stage's table can name it:
 `wording = "own.toml"`. For the judge's question about the reward alone, `--criterion FILE` takes plain text: see
 [calibrate.md](calibrate.md).
