@@ -290,6 +290,5 @@ def check_results(counters: Counters) -> None:
         return
     advice = " Every turn is marked as side; --side trains on such turns, too." if set(skipped) == {SIDE} else ""
     advice = " `extract --dry-run` without --filter shows the fields of a log." if why.startswith(FILTERED) else advice
-    raise NothingLearnedError(
-        f"nothing can be trained on: none of {counted(counters.total(TURN_COUNT), 'turn')}.{advice} Reasons: {why}."
-    )
+    raise NothingLearnedError(f"nothing can be trained on: none of {counted(counters.total(TURN_COUNT), 'turn')}."
+                              f"{advice} Reasons: {why}.")  # fmt: skip

@@ -1,6 +1,6 @@
 """Model card: the README.md beside trained weights, for people and for the hub. Its form is in model_card.md.
 
-Models are named as the options named them. Paths of the run and its logs, addresses and texts of logs are left out.
+Models are named as the options named them. Paths of run and logs, addresses, texts and conditions are left out.
 """
 
 import json
@@ -29,7 +29,8 @@ def model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) 
     # The second key is opdkit's own: a later round whose base is this model finds the licence there.
     licence = " ".join(str(base.get("license") or base.get("base_model_license") or "").split())
     header = {"base_model": hub_name, "base_model_license": licence}
-    options = command_line("train", TrainConfig, Path("RUN"), config.plan(), ("model", "objective", "epochs"))[3:]
+    plan = config.plan() | {"filter": ["..."] * bool(config.filter)}
+    options = command_line("train", TrainConfig, Path("RUN"), plan, ("model", "objective", "epochs"))[3:]
     return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(
         header="".join(f"{key}: {json.dumps(value)}\n" for key, value in header.items() if value),
         version=__version__,

@@ -94,6 +94,15 @@ def test_it_says_nothing_of_this_machine(trained) -> None:
         assert "opdkit eval" in text
 
 
+def test_it_names_no_user_whom_a_filter_names(trained, plain_model_dir) -> None:
+    """`opdkit blame` proposes such a filter, and a card is there to be published."""
+    config = train_config(trained, plain_model_dir, name="b", epochs=1, filter=("session!=jane-doe",))
+    train.run(config)
+    text = (config.run / "train/model/README.md").read_text()
+    assert "jane-doe" not in text
+    assert "--filter ..." in text
+
+
 @pytest.mark.parametrize("where", ["folder", "hub"])
 def test_what_the_card_of_the_base_says(tmp_path, plain_tokenizer, monkeypatch, where) -> None:
     """A name on the hub is the base; of a folder it is what its own card names. Neither is made up."""
