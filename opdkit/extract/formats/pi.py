@@ -81,7 +81,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     if len(branch) in gaps:
         message_gaps.add(len(messages))
     mark_gaps(conversation, message_gaps)
-    conversation.metadata = next((events[i].header for i in branch if events[i].kind == "session"), {})
+    conversation.metadata = next((event.header for event in events if event.kind == "session"), {})  # not in the tree
     conversation.metadata |= {"compacted_before": compacted} if compacted else {}
     conversation.metadata |= {"tool_errors": tool_errors} if tool_errors else {}
     if messages:
