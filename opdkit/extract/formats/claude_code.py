@@ -59,18 +59,13 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
             if problem.reason not in (COMMENT, REPEATED):
                 gaps.add(len(events))
     summaries = [event.summary for event in events if event.summary]
-    main: list[Conversation] = []
-    sidechains: list[Conversation] = []
-    for branch in _find_branches(events, gaps):
-        conversation = _join_events(events, *branch)
-        if any(note.kind == "side" for note in conversation.notes.values()):
-            sidechains.append(conversation)
-        else:
-            main.append(conversation)
-            conversation.metadata |= {"summaries": summaries} if summaries else {}
-    yield from main
-    yield from sidechains
-    if not main and not sidechains and first is not None:
+    conversations = [_join_events(events, *branch) for branch in _find_branches(events, gaps)]
+    for is_side in (False, True):
+        for conversation in conversations:
+            if any(note.kind == "side" for note in conversation.notes.values()) == is_side:
+                conversation.metadata |= {"summaries": summaries} if summaries and not is_side else {}
+                yield conversation
+    if not conversations and first is not None:
         yield first.reject(Unreadable("no messages", "a session without one message"))
 
 

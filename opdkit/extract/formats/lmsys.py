@@ -33,12 +33,9 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
         suffix = f"_{answer}" if answer else ""
         messages, notes = read_messages(require_list(record.get(f"conversation{suffix}"), f"conversation{suffix}"))
         metadata = {k: v for k, v in record.items() if k not in _LEFT_OUT}
-        if answer:
-            metadata["answer"] = answer
-        if answer and won:
-            metadata["won"] = won == answer
-        if flags:
-            metadata["flagged"] = any(flags)
+        metadata |= {"answer": answer} if answer else {}
+        metadata |= {"won": won == answer} if answer and won else {}
+        metadata |= {"flagged": any(flags)} if flags else {}
         model = first_text(record.get(f"model{suffix}"))
         conversations.append(Conversation(line.source, line.number, messages, model, None, metadata, notes))
     return conversations

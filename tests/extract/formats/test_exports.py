@@ -597,6 +597,20 @@ def test_chats_of_anythingllm_are_in_the_order_of_their_ids(tmp_path):
     ]
 
 
+def test_a_chat_of_anythingllm_in_two_exports_is_one(tmp_path):
+    """An export holds all chats up to now. The rating of a chat may stand in one of them only."""
+    later = [row | {"rating": {3: "--"}.get(row["id"], row["rating"])} for row in exports.anythingllm()]
+    for number, both in enumerate(([exports.anythingllm(), later], [later, exports.anythingllm()])):
+        logs = [tmp_path / f"{number}-{name}.json" for name in "ab"]
+        for log, records in zip(logs, both, strict=True):
+            log.write_text(json.dumps(records))
+        found = extract(tmp_path / f"run {number}", *logs)
+        assert [[m["content"] for m in s["messages"]] for s in found["sessions"]] == [
+            ["Where are the docs?", "In docs/.", "And tests?", "None."], ["ping", "pong"]]  # fmt: skip
+        assert [ratings(found, s) for s in found["sessions"]] == [[1, -1], [None]]
+        assert Counter(r["reason"] for r in found["rejected"]) == {"repeated record": 3}
+
+
 def test_chats_of_anythingllm_that_were_reset_are_not_in_the_prompt_of_the_next(tmp_path):
     first, _, second = exports.anythingllm_table()
     refused, third = ({"id": n, "prompt": f"p{n}", "response": f"r{n}"} for n in (4, 5))
