@@ -82,8 +82,9 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         message_gaps.add(len(messages))
     mark_gaps(conversation, message_gaps)
     conversation.metadata = next((event.header for event in events if event.kind == "session"), {})  # not in the tree
-    conversation.metadata |= {"compacted_before": compacted} if compacted else {}
-    conversation.metadata |= {"tool_errors": tool_errors} if tool_errors else {}
+    left_out = sum(event.note is not None for event in events) - len(conversation.notes)
+    logged = {"compacted_before": compacted, "tool_errors": tool_errors, "other_branches": left_out}
+    conversation.metadata |= {key: value for key, value in logged.items() if value}
     if messages:
         yield conversation
     elif first is not None:

@@ -125,7 +125,7 @@ def test_the_active_branch_is_followed():
     assert aside == []
     assert [c for _, c in contents(session)] == ["one", "first try", "other way", "good"]
     header = {key: HEADER[key] for key in ("id", "timestamp", "cwd", "provider")}  # it is no part of the tree
-    assert session.metadata == header | {"version": 3}
+    assert session.metadata == header | {"version": 3, "other_branches": 1}
 
 
 def test_a_tree_that_runs_in_a_circle_ends():
