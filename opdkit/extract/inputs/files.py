@@ -141,12 +141,11 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
     else:
         near = path.parent.iterdir() if rotated and path.parent.is_dir() else ()
         beside = [p for p in near if p.name != path.name and _unrotated(p).name == path.name]
-        if not path.exists() and not beside:  # a log may be gone until its next line, when it was rotated
+        files = sorted(beside, key=_oldest_first) + [path] * path.exists()
+        if not files:  # a log may be gone until its next line, when it was rotated
             others = "or folders of them" if rotated else "folders of them, - or hf:NAME"
             raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, {others}")
-        yield from ((str(file), file) for file in sorted(beside, key=_oldest_first))
-        if path.exists():
-            yield log, path
+        yield from ((log if file is path else str(file), file) for file in files)
 
 
 def _unrotated(path: Path) -> Path:
