@@ -50,10 +50,7 @@ def message(
 
 def first_text(*values: Any) -> str | None:
     """Return the first of these values that is a text with something in it; None if none is."""
-    for value in values:
-        if isinstance(value, str) and value:
-            return value
-    return None
+    return next((value for value in values if isinstance(value, str) and value), None)
 
 
 def as_list(value: Any) -> list[Any]:
