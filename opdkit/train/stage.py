@@ -157,7 +157,7 @@ def start_training(
             validation_steps |= {first + n for n in steps_to_check(len(cycle), tokens, validation.cost)}
             first += len(cycle)
         if not validation.rows:
-            validation.measure(student, 0)
+            track(accelerator, validation.measure(student, 0), "validation_")
             validation.save_if_best(student)
     elif data.validation:
         warn("no validation: the whole model before training does not fit beside a share of this training, so a model "
@@ -244,7 +244,7 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     metrics = optimizer_step(training, batch, objective, position_at(config, place, length))
     row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
-    track(training, row)
+    track(training.accelerator, row)
     if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
         say(metrics_line(row, len(steps)))
     return metrics
@@ -257,7 +257,7 @@ def validate(training: Training, validation: Validation, number: int) -> None:
     best state where it is broken.
     """
     row = validation.measure(training.student, number)
-    track(training, row, "validation_")
+    track(training.accelerator, row, "validation_")
     say(f"validation after step {number}: replies {describe_state(row)}")
     planned = len(training.steps)
     training.plan_steps()
@@ -275,10 +275,10 @@ def validate(training: Training, validation: Validation, number: int) -> None:
         roll_back(training, validation)
 
 
-def track(training: Training, row: JSON, prefix: str = "") -> None:
+def track(accelerator: Accelerator, row: JSON, prefix: str = "") -> None:
     """Send the numbers of a row of metrics or validations to the tracker, and none of its ids of turns."""
     numbers = {f"{prefix}{name}": value for name, value in row.items() if isinstance(value, (int, float))}
-    training.accelerator.log(numbers, step=row["step"])
+    accelerator.log(numbers, step=row["step"])
 
 
 def roll_back(training: Training, validation: Validation) -> None:

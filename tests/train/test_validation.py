@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from forked import ranks
 from runs import Messages
 from scored_runs import ALONE, WORDS, Said, Toy, toy_sessions, train_and_kill, train_config, write_run
@@ -471,6 +472,16 @@ def scored_as(monkeypatch):
         return weights
 
     return give
+
+
+def test_a_tracker_gets_the_measurement_before_training(run, plain_model_dir, monkeypatch, scored_as) -> None:
+    scored_as({0: 1.0, 2: 0.5, 4: 0.4})
+    logged = []
+    monkeypatch.setattr(Accelerator, "log", lambda _self, values, step: logged.append((step, values)))
+    train.run(train_config(run, plain_model_dir, **VALIDATED))
+    scores = [(step, values["validation_score"]) for step, values in logged if "validation_score" in values]
+    assert scores == [(row["step"], row["score"]) for row in read_all(run, "validations")]
+    assert scores[0] == (0, 1.0)
 
 
 BACK_TO_0 = {0: 1.0, 2: 1.6, 4: 1.7, 6: 0.5}  # scores after steps; after the fourth the training goes back
