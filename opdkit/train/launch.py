@@ -70,7 +70,7 @@ def start_accelerator(config: TrainConfig) -> Accelerator:
                           "--multi_gpu")  # fmt: skip
     if accelerator.num_processes == 1 and config.sharding == "fsdp":
         raise ConfigError("--sharding fsdp needs several processes; start them with `accelerate launch "
-                          "--num_processes N -m opdkit train ...`")  # fmt: skip
+                          "--multi_gpu --num_processes N -m opdkit train ...`")  # fmt: skip
     if accelerator.num_processes > 1 and config.device not in ("auto", "cpu"):
         raise ConfigError(f"--device {config.device}: with several processes the launcher gives each its device")
     return accelerator
