@@ -57,17 +57,17 @@ def check_launch(config: TrainConfig) -> None:
 def start_accelerator(config: TrainConfig) -> Accelerator:
     """Connect the processes of this run. Raises ConfigError for a launch that does not fit the options.
 
-    The model stays on the device of `--device` and in the dtype it was loaded in.
+    The model stays on the device of `--device`, in the dtype it was loaded in, and compiled as `--compile` says.
     """
     on_cpu = resolve_device(config.device).type == "cpu"  # without cpu=True each process on a CPU would train alone
     timeout = InitProcessGroupKwargs(timeout=timedelta(hours=1))  # others wait while the main one writes a large model
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", device_placement=False, log_with=config.tracker,
-                              project_dir=stage_dir(config.run, "train"), kwargs_handlers=[timeout])  # fmt: skip
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", dynamo_backend="no", device_placement=False,
+                              log_with=config.tracker, project_dir=stage_dir(config.run, "train"),
+                              kwargs_handlers=[timeout])  # fmt: skip
     kinds = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU)
     if accelerator.distributed_type not in kinds:
-        raise ConfigError(f"training under {accelerator.distributed_type.value} is not supported: each process holds "
-                          "the whole model, or with --sharding fsdp its share; configure `accelerate launch` with "
-                          "--multi_gpu")  # fmt: skip
+        raise ConfigError(f"training under {accelerator.distributed_type.value} is not supported: configure `accelerate"
+                          " launch` with --multi_gpu, and where a GPU has no room pass --sharding fsdp")  # fmt: skip
     if accelerator.num_processes == 1 and config.sharding == "fsdp":
         raise ConfigError("--sharding fsdp needs several processes; start them with `accelerate launch "
                           "--multi_gpu --num_processes N -m opdkit train ...`")  # fmt: skip

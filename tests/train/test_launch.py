@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+from accelerate import state
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
+
+from opdkit.config.train import TrainConfig
+from opdkit.train.launch import start_accelerator
 
 DOCS = Path(__file__).parents[2] / "docs"
 WANTED = {  # machines, processes, what accelerate makes of it
@@ -35,3 +39,12 @@ def test_every_configuration_is_named_in_the_documentation() -> None:
     assert {path.stem for path in (DOCS / "accelerate").iterdir()} == set(WANTED)
     text = (DOCS / "cluster.md").read_text(encoding="utf-8")
     assert all(f"accelerate/{name}.yaml" in text for name in WANTED)
+
+
+def test_accelerate_neither_compiles_nor_rounds_the_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its configuration may say; opdkit has --compile and --dtype, and reads a compiled student in its own way."""
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    accelerator = start_accelerator(TrainConfig(run=tmp_path, model="m", device="cpu"))
+    assert (accelerator.state.dynamo_plugin.backend.value, accelerator.mixed_precision) == ("NO", "no")
