@@ -77,22 +77,22 @@ def start_accelerator(config: TrainConfig) -> Accelerator:
 
 
 def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> Stage:
-    """Open the stage: the main process writes its plan, then the others read it.
+    """Open the stage: the main process writes its plan, then the others read it. Only the main process overwrites.
 
     `models` are the identities of the student and of a reference, by option.
     """
     inputs = models | plan_inputs(decisions_in_targets(config.run))
-    for main in (True, False):
-        if main == accelerator.is_main_process:
-            # Only the main process overwrites.
-            own = dataclasses.replace(config, shard="0/1", overwrite=config.overwrite and main)
-            stage = Stage.open(own, "train", [METRICS, VALIDATIONS], parts=1, inputs=inputs, upstream=["teacher"])
-        accelerator.wait_for_everyone()
+    with accelerator.main_process_first():
+        own = dataclasses.replace(config, shard="0/1", overwrite=config.overwrite and accelerator.is_main_process)
+        stage = Stage.open(own, "train", [METRICS, VALIDATIONS], parts=1, inputs=inputs, upstream=["teacher"])
     if config.tracker and stage.todo():
         # A text of which there is no choice may be a path.
         settings: JSON = {f.name: value for f in fields_of(TrainConfig)
                           if isinstance(value := getattr(config, f.name), (int, float)) or f.choices}  # fmt: skip
-        accelerator.init_trackers("opdkit", settings, {"wandb": {"settings": QUIET_WANDB}})
+        try:
+            accelerator.init_trackers("opdkit", settings, {"wandb": {"settings": QUIET_WANDB}})
+        except Exception as error:  # there is no key, no network ...
+            raise OpdkitError(f"--tracker {config.tracker}: {error}") from error
     return stage
 
 

@@ -447,6 +447,19 @@ def test_processes_without_a_launcher_are_refused(run, plain_model_dir, monkeypa
         train.run(train_config(run, plain_model_dir))
 
 
+def test_a_tracker_that_does_not_start_says_so_itself(run, plain_model_dir, monkeypatch) -> None:
+    """W&B without a key: not a bug in opdkit."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "wandb" or find_spec(name, *rest))
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("No API key configured. Use `wandb login` to log in.")
+
+    monkeypatch.setattr(Accelerator, "init_trackers", refuse)
+    with pytest.raises(OpdkitError, match=r"--tracker wandb: .*wandb login"):
+        train.run(train_config(run, plain_model_dir, tracker="wandb", device="cpu"))
+
+
 def test_a_missing_tracker_is_refused(run, plain_model_dir, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install wandb"):
