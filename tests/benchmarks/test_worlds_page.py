@@ -197,6 +197,10 @@ def test_forecasts_are_compared_with_measured_gains() -> None:
     assert {n: row.measured for n, row in rows.items()} == pytest.approx({12: 0.6, 40: 0.05, 200: 0.7})
     assert {n: row.is_sign_right for n, row in rows.items()} == {12: True, 40: False, 200: True}
     assert {n: row.is_covered for n, row in rows.items()} == {12: False, 40: True, 200: True}
+    few = {name: cell | ({"low": None, "high": None} if name.startswith("forecast-") else {})
+           for name, cell in FULL.cells.items()}  # fmt: skip
+    assert {row.is_covered for row in findings.forecasts(Results(few))} == {None}
+    assert "too few sessions" in page(document(few))
 
 
 def test_ways_take_their_best_value_and_those_ahead_of_the_default_are_named() -> None:

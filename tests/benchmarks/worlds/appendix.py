@@ -65,7 +65,8 @@ def tuned_ways(results: Results) -> str:
 
 def all_forecasts(results: Results) -> str:
     lines = [[title(row.world), str(row.sessions), STUDENTS[row.taught], "go" if row.go else "no-go", number(row.gain),
-              f"{number(row.low)} to {number(row.high)}", number(row.measured) + (" (no model)" if row.refused else "")]
+              " to ".join(map(number, row.interval or (None,))),
+              number(row.measured) + (" (no model)" if row.refused else "")]
              for row in findings.forecasts(results)]  # fmt: skip
     heads = ["world", "sessions", "model", "decision", "forecast", "90% interval", "measured"]
     return section("Appendix: all forecasts", results, findings.forecast_cells(WORLDS),

@@ -422,8 +422,7 @@ class Forecast:
     sessions: int
     taught: bool  # the student had learned a part of the log already
     gain: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None  # None: too few sessions for one
     go: bool
     measured: float
     refused: bool
@@ -433,8 +432,11 @@ class Forecast:
         return (self.gain > 0) == (self.measured > 0)
 
     @property
-    def is_covered(self) -> bool:
-        return self.low - _EDGE <= self.measured <= self.high + _EDGE
+    def is_covered(self) -> bool | None:
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        return low - _EDGE <= self.measured <= high + _EDGE
 
 
 def forecasts(results: Results) -> list[Forecast]:
@@ -444,8 +446,9 @@ def forecasts(results: Results) -> list[Forecast]:
         numbers = results.numbers(cell)
         if numbers and numbers["gain"] is not None:
             settings, before = cell.settings, numbers["before"][CORRECTED]
+            interval = None if numbers["low"] is None else (numbers["low"], numbers["high"])
             found.append(Forecast(settings["world"], settings["sessions"], settings["taught"] is not None,
-                                  numbers["gain"], numbers["low"], numbers["high"], numbers["go"],
+                                  numbers["gain"], interval, numbers["go"],
                                   numbers.get(CORRECTED, before) - before, results.is_refused(cell)))  # fmt: skip
     return found
 

@@ -307,12 +307,14 @@ def _forecast(results: Results) -> str:
     if not rows:
         return section(heading, results, cells, NOTHING)
     sign, r, covered = _forecast_numbers(rows)
+    short = sum(row.interval is None for row in rows)
     answer = text(
         judgement(None if r is None else sign >= SIGN and r >= FORECAST_R and COVERAGE[0] <= covered <= COVERAGE[1],
                   "Only in part"),
         f"Of {len(rows)} forecasts, {sign:.0%} have the right sign, {covered:.0%} of the 90% intervals hold the "
         f"measured gain, and forecast and gain correlate with r = {number(r)}. A yes takes {SIGN:.0%}, between "
-        f"{COVERAGE[0]:.0%} and {COVERAGE[1]:.0%}, and {FORECAST_R}.",
+        f"{COVERAGE[0]:.0%} and {COVERAGE[1]:.0%}, and {FORECAST_R}."
+        + (f" {short} have no interval, and say no-go: their hints are from too few sessions." if short else ""),
     )  # fmt: skip
     lines = []
     for sessions, taught in [*((n, False) for n in SESSIONS), *((n, True) for n in TAUGHT_SESSIONS)]:
@@ -339,7 +341,7 @@ def _forecast_numbers(rows: Sequence[findings.Forecast]) -> tuple[float, float |
     """Return the share of right signs, r, and the share of intervals that hold the measured gain."""
     columns = [row.gain for row in rows], [row.measured for row in rows]
     return (mean(row.is_sign_right for row in rows), findings.correlation_of(columns),
-            mean(row.is_covered for row in rows))  # fmt: skip
+            mean(row.is_covered for row in rows if row.is_covered is not None))  # fmt: skip
 
 
 def _ways(results: Results) -> str:
