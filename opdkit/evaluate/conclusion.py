@@ -78,10 +78,13 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
         sentence = "Not known: the judge's checks gave no held-out prompt a verdict on both models."
         return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Ask another judge with --judge-model.")
     word, few = word_of(measured)
-    shares = list[str]()
+    shares, watch = list[str](), find_unusual(rows)
     for row in measured:
         of_what = "" if shares else " of its replies are right"
         shares.append(f"{WHERE[row['domain']]}, {row['after']:.0%}{of_what} ({row['before']:.0%} before)")
+        if (row["high"] or 0) < 0 and not has_moved(row, LEVEL / len(measured)):
+            watch.append(f"{WHERE[row['domain']]}, fewer replies are right, though chance is not ruled out: read those "
+                         "that became wrong, and measure more prompts, before you use the model")  # fmt: skip
     where = f" what changed {' and '.join(few)}" if len(measured) > 1 else ""
     if reason := {SAME: "no change is more than chance", UNKNOWN: f"too few prompts to tell{where}"}.get(word):
         shares.insert(0, reason)
@@ -95,7 +98,7 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
         trained = manifest(run, "eval")["plan"]["config"].get("trained")
         path = printable(quote(trained or stage_dir(run, "train") / "model"))  # where it is now: runs can be moved
         then = f"The better model is in {path}: serve it with `vllm serve {path}`, or copy the folder."
-    return Conclusion(word, sentence, [*measured, *drift], find_unusual(rows), then)
+    return Conclusion(word, sentence, [*measured, *drift], watch, then)
 
 
 def by_name(scores: Sequence[JSON]) -> dict[tuple[str, str], JSON]:

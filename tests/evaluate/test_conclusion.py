@@ -68,6 +68,15 @@ def test_the_word(corrected, uncorrected, word: str) -> None:
     assert found.next
 
 
+def test_a_fall_that_may_be_chance_is_named_beside_the_better_model() -> None:
+    """Its interval is below 0, and the test, which is stricter, does not count it."""
+    for span, chance, named in ((DOWN, 0.04, True), (DOWN, 0.02, False), (FLAT, 0.04, False), (UP, 0.04, False)):
+        fall = row("passed_sampled", "uncorrected", span, chance=chance)
+        found = conclude([row("passed_sampled"), row("passed_sampled", "corrected", UP), fall], RUN)
+        assert any("nobody complained, fewer replies are right" in line for line in found.watch) is named
+    assert conclude([row("passed_sampled", span=DOWN, chance=0.06)], RUN).watch
+
+
 @pytest.mark.parametrize("count", [5, 6])
 def test_a_share_of_too_few_prompts_is_not_the_same(count: int) -> None:
     """All replies to so few prompts became right. Each of two shares needs seven prompts, so that 5% hold for both."""
