@@ -113,14 +113,10 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     broke = max(steps, key=lambda row: (row["step_kl"] or 0.0, row["shift"]))
     turn_ids = list(dict.fromkeys(broke["turn_ids"]))  # a turn can have replies of the teacher in the same step
     turns = ", ".join(turn_ids[:_NAMED]) + (", ..." if len(turn_ids) > _NAMED else "")
-    distances = "; ".join(
-        f"{name} {rows[0][column]:.2f} before training, {worst[column]:.2f} after step {worst['step']}"
-        for column, name in _DISTANCES.items()
-        if worst[column] is not None
-    )
     raise NothingLearnedError(
         f"training {_why_not_better(rows)}, so no model is written. Distances of its own replies to prompts kept "
-        f"out of training (nats per reply): {distances}. Step {broke['step']} moved the replies most, at "
+        f"out of training, per reply: before training, {describe_state(rows[0])}; after step {worst['step']}, "
+        f"{describe_state(worst)}. Step {broke['step']} moved the replies most, at "
         f"turns {turns}. Look at their hints and rewards, try another --objective or a stronger --judge; --validate 0 "
         "writes the model anyway"
     )

@@ -220,8 +220,11 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
             kept = validation.restore_best(training.student)
             say(f"the state after step {kept} of {len(rows)} is the best: that one is written")
         if (share := distance_left(validation.rows, best)) > MUCH_LEFT:
-            warn(f"{share:.0%} of the distance from the hinted teacher is left: the model has not learned all that "
-                 "the hints ask for; more --epochs or more logs may help")  # fmt: skip
+            far = sorted(best["hint_kls"], key=lambda reply: reply["kl"], reverse=True)[:3]
+            warn(f"{share:.0%} of the distance from the hinted teacher is left, most of it at turns "
+                 f"{', '.join(reply['turn_id'] for reply in far)}: the model has not learned all that the hints ask "
+                 "for. Look at their hints first: no training learns those that contradict each other or that the "
+                 "teacher cannot follow. For others, more --epochs or more logs may help")  # fmt: skip
     out.rows("metrics", rows)
     out.rows("validations", validation.rows if validation else [])
     out.counters.count("steps", len(training.steps))

@@ -590,7 +590,9 @@ def test_an_unfinished_training_goes_on_with_another_cycle(run, plain_model_dir,
     assert not [f for f in examine(run).findings if f.stage == "train"]
     train.run(train_config(once, plain_model_dir, **(UNFINISHED | {"epochs": 1})))
     assert len(list(read_all(once, "metrics"))) == cycle
-    assert "not learned all" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "not learned all" in said
+    assert "most of it at turns log:1:1: " in said
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 3])
