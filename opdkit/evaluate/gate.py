@@ -156,7 +156,7 @@ def conclude_gate(
     prompts = counted(blind["prompts"], "prompt")
     found = (f"{prompts} with a verdict, too few to find any loss" if blind["finds"] is None else
              f"its {prompts} would show a loss of {blind['finds']:.3f} or more")  # fmt: skip
-    sentence = f"Ship: no domain is worse; {others}. Least is known of {blind['domain']}: {found}."
+    sentence = f"Ship: no domain was found to be worse; {others}. Least is known of {blind['domain']}: {found}."
     return Decision(True, sentence, reasons, domains, checks, comparisons)
 
 
