@@ -660,6 +660,6 @@ def test_two_processes_measure_what_one_does(run, tmp_path, plain_model_dir, sha
     flags = [x for name, value in (options | {"sharding": sharding}).items()
              for x in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
     processes = ranks(*[["train", str(two), "--model", str(plain_model_dir), *flags]] * 2, logs=tmp_path / "said")
-    (before, *_), *ends = (re.findall(r"teacher (\S+) before", str(caught.value)), *(p.end() for p in processes))
+    (before, *_), *ends = (re.findall(r"(\S+) nats from the hinted", str(caught.value)), *(p.end() for p in processes))
     assert [code for code, _ in ends] == [1, 1]
-    assert all(f"from the hinted teacher {before} before training" in said for _, said in ends)
+    assert all(f"before training, {before} nats from the hinted teacher" in said for _, said in ends)
