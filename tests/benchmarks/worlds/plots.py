@@ -135,7 +135,8 @@ def _forecast(axes: Axes, results: Results) -> None:
     """Draw measured gains against forecast ones, with the 90% intervals of these."""
     for row in findings.forecasts(results):
         colour = WORLD_COLOURS[row.world]
-        axes.plot(row.interval or (), [row.measured] * len(row.interval or ()), color=colour, linewidth=0.8, alpha=0.4)
+        if row.interval:
+            axes.plot(row.interval, [row.measured] * 2, color=colour, linewidth=0.8, alpha=0.4)
         axes.scatter([row.gain], [row.measured], color=colour, s=18, label=title(row.world))
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="forecast gain, with its 90% interval", ylabel="measured gain")
