@@ -68,7 +68,9 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
                           "model's name on the server")  # fmt: skip
     has_logs = has_stage(run_dir, "extract")
     passages = read_passages(run_dir, config.neutral_text) if config.neutral_text or has_logs else []
-    hints = run_hints(run_dir) if has_stage(run_dir, "judge") else set()
+    hints = {review.hint for review in reviews_in_force(run_dir).values() if review.hint}
+    if has_stage(run_dir, "judge"):
+        hints.update(hint for row in read_all(run_dir, "verdicts", ["hints"]) for hint in row["hints"])
     # The first time, models load before the plan is pinned: a failure must not bind the next attempt.
     loaded = None if has_stage(run_dir, "eval") else load_models(config, names, prompts)
     stage = open_stage(config, names, check)
@@ -188,12 +190,6 @@ def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON
             shifts = reply_shifts(models["before"], models["after"], sequences, masks, config.batch_tokens)
             scores.append(shift_score(metric, shifts, config.seed))
     return scores
-
-
-def run_hints(run: Path) -> set[str]:
-    """Return all accepted hints of the run, and all hints from reviews."""
-    reviewed = {review.hint for review in reviews_in_force(run).values() if review.hint is not None}
-    return reviewed | {hint for row in read_all(run, "verdicts", ["hints"]) for hint in row["hints"]}
 
 
 def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction | None) -> Stage:

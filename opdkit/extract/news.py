@@ -30,7 +30,7 @@ from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
-from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.json_lines import find_id
 from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.files import add_name, scratch_folder
 from opdkit.extract.inputs.first_pass import AUTO
@@ -280,10 +280,7 @@ class _Night:
             ends: list[tuple[int, xxh3_128]] = []  # (byte behind it, digest of its lines)
             fresh, is_named, is_behind_header = 0, True, False
             for offset, stop, line in whole_lines(source, begin, self.line_limit):
-                logged = None
-                if reader.header_mark in line.data:
-                    with contextlib.suppress(Unreadable):
-                        logged = reader.id_of(parse(line))
+                logged = find_id(reader, line) if reader.header_mark in line.data else None
                 if not sessions or (logged is not None and not (is_behind_header and reader.repeats_headers)):
                     sessions.append((offset, escape_id(logged) if logged else f"line{line.number}"))
                     ends.append((stop, xxh3_128()))
@@ -322,10 +319,8 @@ class _Night:
         for offset, stop, line in whole_lines(source, known.read, self.line_limit):
             records = split_records(reader, line)
             for number, data in enumerate(records):
-                logged, digest = None, xxh3_128_digest(data.strip())
-                if reader.grouping == "id":
-                    with contextlib.suppress(Unreadable):
-                        logged = reader.id_of(parse(line._replace(data=data)))
+                digest = xxh3_128_digest(data.strip())
+                logged = find_id(reader, line._replace(data=data)) if reader.grouping == "id" else None
                 if logged is None and not reader.carries:
                     piece = Piece(source.path, offset, stop)
                     if len(records) > 1:

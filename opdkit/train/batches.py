@@ -96,6 +96,8 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
 
     supports = [turn.support for turn in turns]
     k = max((support.ids.shape[1] for support in supports if support is not None), default=0)
+    praised = [(turn.reward or 0) > 0 and support is not None and support.ids == turn.response_ids[:, None]
+               for turn, support in zip(turns, supports, strict=True)]  # fmt: skip
     return Tokens(
         turn_N=torch.repeat_interleave(torch.tensor(sizes)),
         position_N=torch.cat([torch.arange(size) for size in sizes]),
@@ -107,6 +109,7 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
         reward_N=concatenate(turn.shaped_reward for turn in turns),
         supported_N=concatenate((s is not None and s.teacher is not None for s in supports), False, np.bool_),
         anchored_N=concatenate((turn.is_anchor for turn in turns), False, np.bool_),
+        praised_NK=concatenate(praised, False, np.bool_, k),
         support_ids_NK=concatenate((s and s.ids for s in supports), 0, np.int64, k),
         support_old_NK=concatenate((s and s.old for s in supports), nan, np.float32, k),
         support_teacher_NK=concatenate((s and s.teacher for s in supports), nan, np.float32, k),

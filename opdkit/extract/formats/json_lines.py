@@ -7,7 +7,7 @@ import orjson
 
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import TOO_DEEP
-from opdkit.extract.formats.reader import Line
+from opdkit.extract.formats.reader import Line, Reader
 
 TOO_DENSE = "too many values"
 COMMENT = "comment line"
@@ -37,6 +37,14 @@ def parse(line: Line) -> JSON:
     if not isinstance(value, dict):
         raise Unreadable(NOT_AN_OBJECT, f"the line is a {type(value).__name__}")
     return value
+
+
+def find_id(reader: Reader, line: Line) -> str | None:
+    """Return the logged id that a reader finds on a line; None where it finds none, or the line cannot be read."""
+    try:
+        return reader.id_of(parse(line))
+    except Unreadable:
+        return None
 
 
 def _count_values(data: bytes) -> int:

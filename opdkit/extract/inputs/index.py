@@ -4,7 +4,6 @@ Sessions and ids, whose lines may lie anywhere, are kept in a temporary SQLite f
 inputs. Lines that have no place of their own (rows of Parquet, records that share one line) are copied to a file first.
 """
 
-import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import numpy as np
 import orjson
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.extract.formats.json_lines import TOO_DEEP, parse
+from opdkit.extract.formats.json_lines import TOO_DEEP, find_id, parse
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.files import SHOWN, is_damage
 
@@ -78,10 +77,8 @@ def index_sessions(
     unit, begin = first - 1, 0
     name = None
     for offset, line in numbered:
-        is_behind_header, name = name is not None, None
-        if reader.header_mark in line.data:
-            with contextlib.suppress(Unreadable):
-                name = reader.id_of(parse(line))
+        is_behind_header = name is not None
+        name = find_id(reader, line) if reader.header_mark in line.data else None
         if unit >= first and (name is None or (is_behind_header and reader.repeats_headers)):
             continue
         if unit >= first:
@@ -107,10 +104,7 @@ def index_ids(
     before: int | None = None  # the unit of the line before, where the next line may continue it
     unnamed = False  # that unit has no id yet: a session may begin with lines that have none
     for offset, line in numbered:
-        try:
-            logged = reader.id_of(parse(line))
-        except Unreadable:
-            logged = None
+        logged = find_id(reader, line)
         name = None if logged is None else escape_id(logged)
         if name is None and before is not None:
             unit = before

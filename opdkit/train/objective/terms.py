@@ -11,7 +11,8 @@ trains on its reward alone, and does not count in the teacher's divisor. An obje
     teacher      the same, A = clip(l_T - l_old)
     support      clipped policy gradient of each of the K tokens, A_v = w_v clip(l_T(v) - l_old(v)), summed over v
     divergence   divergence of student and teacher over the K tokens and the rest, with some forward KL
-    anchor       divergence of student and untrained student, over the K tokens and the rest, where nobody complained
+    anchor       divergence of student and untrained student, over the K tokens and the rest, where nobody complained;
+                 where somebody praised the reply, its tokens are likelier than they were (`apply_praise`)
     kl           KL to the reference (the old policy or a frozen model), at the positions where any other term applies
 
 Reward and teacher share one ratio, so their sum is clipped as one: with advantages a_s, weights w_s and divisors n_s,
@@ -28,12 +29,15 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from opdkit.train.objective.advantages import behavior_weights, support_advantages, teacher_advantages
+from opdkit.train.objective.advantages import apply_praise, behavior_weights, support_advantages, teacher_advantages
 from opdkit.train.objective.losses import divergence, kl_to_reference, policy_gradient
 
 TERMS = ("reward", "teacher", "support", "divergence")
 SAMPLED = TERMS[:2]  # terms of the sampled token, which share its ratio
 SUPPORTED = TERMS[2:]  # terms of the tokens of the teacher's support
+# In the anchor, a token of a praised reply has 1 + PRAISE p times the weight of others; p is its probability before
+# training. It was right, and the student's own: hints on other replies must not change it.
+PRAISE = 9.0
 
 # objective -> weights of its terms, for each phase; the optimizer steps of several phases alternate. A reward applies
 # to every token, a teacher only where it disagrees: with weight 1, the reward would outweigh the teacher.
@@ -85,6 +89,7 @@ class Tokens:
     reward_N: Tensor  # the turn's shaped reward; NaN where it has none
     supported_N: Tensor  # bool: the position has a support, and the teacher's log-probs at it
     anchored_N: Tensor  # bool: the position has a support, and nobody complained about its turn
+    praised_NK: Tensor  # bool: the token of the support is that of a reply with a positive reward
     support_ids_NK: Tensor  # int64; 0 without a support. K is 0 where no turn has a support
     support_old_NK: Tensor
     support_teacher_NK: Tensor
@@ -109,7 +114,9 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
     terms = [_term(name, weight, objective, tokens) for name, weight in objective.weights.items() if weight]
     if objective.anchor_weight:
         mask_N = tokens.sampled_N & tokens.anchored_N
-        terms.append(Term("anchor", mask_N, _scale(objective, tokens, mask_N, objective.anchor_weight), None))
+        _, praised_N = apply_praise(tokens.support_old_NK, tokens.praised_NK)
+        weight_N = objective.anchor_weight * (1 + PRAISE * praised_N)
+        terms.append(Term("anchor", mask_N, _scale(objective, tokens, mask_N, weight_N), None))
     if objective.kl_coef:
         mask_N = trained_positions(terms)
         terms.append(Term("kl", mask_N, _scale(objective, tokens, mask_N, objective.kl_coef), None))
@@ -206,7 +213,8 @@ def step_loss(
             )
             loss_N, clipped = loss_NK.sum(-1), clipped + clipped_NK.sum()
         elif term.name in ("divergence", "anchor"):
-            target_NK = tokens.support_teacher_NK if term.name == "divergence" else tokens.support_old_NK
+            kept_NK, _ = apply_praise(tokens.support_old_NK, tokens.praised_NK)
+            target_NK = tokens.support_teacher_NK if term.name == "divergence" else kept_NK
             alpha, forward_kl = objective.divergence_alpha, objective.forward_kl
             loss_N = divergence(support_NK[mask_N], target_NK[mask_N], alpha, forward_kl)
         else:

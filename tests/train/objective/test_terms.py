@@ -23,7 +23,7 @@ EVERYTHING = Objective(
 VARIANTS = [
     *(Objective(weights, kl_coef=0.1) for preset in PRESETS.values() for weights in preset),
     EVERYTHING,
-    dataclasses.replace(EVERYTHING, aggregation="turn-mean", behavior_cap=0.0, kl_estimator="k3"),
+    dataclasses.replace(EVERYTHING, aggregation="turn-mean", behavior_cap=0.0, kl_estimator="k3", anchor_weight=0.2),
 ]
 
 
@@ -178,6 +178,26 @@ def test_hybrid_worked_by_hand() -> None:
     assert loss.item() == pytest.approx(1 + 2 * support, abs=1e-12)
     assert metrics["support_advantage"].item() == pytest.approx(2 / 3 * math.log(1.5) - 1 / 3, abs=1e-12)
     assert metrics["clip_fraction"].item() == pytest.approx(1 / 3)
+
+
+def test_the_anchor_worked_by_hand() -> None:
+    """Forward KL on supports of one token, with the weight 0.1; the student now gives 1/4 to each.
+
+    Without a reaction, 1/2 stays 1/2. Praised tokens: the odds of 1/2 become 4 to 1, those of 1/10 become 4 to 9. They
+    have 1 + 9/2 and 1 + 9/10 times the weight. The last position was complained about.
+    """
+    half = math.log(0.5)
+    some = dataclasses.replace(
+        tokens(t(0, 0, 0, 0)), anchored_N=mask(1, 1, 1, 0), praised_NK=mask(0, 1, 1, 0)[:, None],
+        support_ids_NK=torch.zeros(4, 1, dtype=torch.int64),
+        support_old_NK=torch.tensor([[half], [half], [math.log(0.1)], [NAN]], dtype=torch.float64),
+    )  # fmt: skip
+    now_NK = t(0.25, 0.25, 0.25, 0.25).log()[:, None]
+    objective = Objective({"reward": 1.0}, anchor_weight=0.1, divergence_alpha=0.0, forward_kl=0.0)
+    loss, metrics = of_step(objective, some, some.old_logprobs_N, now_NK)
+    kls = [p * math.log(p / 0.25) + (1 - p) * math.log((1 - p) / 0.75) for p in (1 / 2, 4 / 5, 4 / 13)]
+    expected = 0.1 * (kls[0] + 5.5 * kls[1] + 1.9 * kls[2]) / 3
+    assert metrics["anchor_loss"].item() == loss.item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_step_is_the_sum_of_its_terms_done_one_by_one() -> None:
