@@ -96,7 +96,7 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
 
     supports = [turn.support for turn in turns]
     k = max((support.ids.shape[1] for support in supports if support is not None), default=0)
-    praised = [(turn.reward or 0) > 0 and support is not None and support.ids == turn.response_ids[:, None]
+    praised = [(turn.shaped_reward or 0) > 0 and support is not None and support.ids == turn.response_ids[:, None]
                for turn, support in zip(turns, supports, strict=True)]  # fmt: skip
     return Tokens(
         turn_N=torch.repeat_interleave(torch.tensor(sizes)),

@@ -1,6 +1,7 @@
 """Steps of a training run, and the token tensors they make."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -118,3 +119,13 @@ def test_supports_stand_beside_turns_without_one() -> None:
     assert tokens.support_teacher_NK[2:].tolist() == [[-2.0] * 3] * 2
     assert tokens.support_old_NK.dtype == torch.float32
     assert tokens.behavior_logprobs_N[2:].tolist() == [-3, -4]
+
+
+def test_praise_marks_the_tokens_of_the_reply_in_its_support() -> None:
+    """Shaped rewards count: a reward that equals those of its group is no praise. The second token is in no support."""
+    support = Support(np.array([[3, 0], [2, 5]], np.int32), np.full((2, 2), -1, np.float16), None)
+    praised = toy_turn("praised", reward=1, support=support)
+    turns = [praised, replace(praised, shaped_reward=0.0), toy_turn("neutral", reward=0, support=support),
+             toy_turn("bare", reward=1)]  # fmt: skip
+    assert praised.response_ids.tolist() == [0, 1]
+    assert tokens_of(turns).praised_NK.tolist() == [[False, True], *[[False, False]] * 7]

@@ -89,7 +89,7 @@ class Tokens:
     reward_N: Tensor  # the turn's shaped reward; NaN where it has none
     supported_N: Tensor  # bool: the position has a support, and the teacher's log-probs at it
     anchored_N: Tensor  # bool: the position has a support, and nobody complained about its turn
-    praised_NK: Tensor  # bool: the token of the support is that of a reply with a positive reward
+    praised_NK: Tensor  # bool: the token of the support is that of a reply with a positive shaped reward
     support_ids_NK: Tensor  # int64; 0 without a support. K is 0 where no turn has a support
     support_old_NK: Tensor
     support_teacher_NK: Tensor
