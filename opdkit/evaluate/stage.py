@@ -68,8 +68,9 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
                           "model's name on the server")  # fmt: skip
     has_logs = has_stage(run_dir, "extract")
     passages = read_passages(run_dir, config.neutral_text) if config.neutral_text or has_logs else []
-    hints = {review.hint for review in reviews_in_force(run_dir).values() if review.hint}
+    hints = set[str]()
     if has_stage(run_dir, "judge"):
+        hints.update(review.hint for review in reviews_in_force(run_dir).values() if review.hint is not None)
         hints.update(hint for row in read_all(run_dir, "verdicts", ["hints"]) for hint in row["hints"])
     # The first time, models load before the plan is pinned: a failure must not bind the next attempt.
     loaded = None if has_stage(run_dir, "eval") else load_models(config, names, prompts)

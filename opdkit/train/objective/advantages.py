@@ -13,6 +13,7 @@ from torch import Tensor
 
 MIN_STD = 1e-8  # rewards closer together than this are equal
 ODDS = 4.0  # a user praises a reply with the logged token so many times as often as one with another token there
+PRAISE = 9.0  # times the probability of a praised token: what its weight in the anchor grows by
 
 
 def overlong(length: int, longest: int, cache: int, shape: str = "linear") -> float:
@@ -69,14 +70,15 @@ def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip:
 
 
 def apply_praise(old_NK: Tensor, praised_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log p(v | the reply was praised) for each token v of the support [N, K], and p of the praised token [N].
+    """Return log p(v | the reply was praised) for each token v of the support [N, K], and weights of the positions [N].
 
-    `praised_NK` marks the token of a praised reply. By Bayes' rule, its odds are ODDS times those before. Without one,
-    the log-probs stay as they are, and the probability is 0.
+    `praised_NK` marks the token of a praised reply. By Bayes' rule, its odds are ODDS times those before. The token was
+    right, and where its probability p was high, the student's own: hints on other replies must not change it, so the
+    weight is 1 + PRAISE p. Without a praised token, the log-probs stay as they are, and the weight is 1.
     """
     praised_N = torch.where(praised_NK, old_NK, -math.inf).exp().sum(-1)
     likelier_NK = torch.where(praised_NK, old_NK + math.log(ODDS), old_NK)
-    return likelier_NK - (1 + (ODDS - 1) * praised_N).log()[:, None], praised_N
+    return likelier_NK - (1 + (ODDS - 1) * praised_N).log()[:, None], 1 + PRAISE * praised_N
 
 
 def behavior_weights(old_logprobs_N: Tensor, behavior_logprobs_N: Tensor, cap: float) -> Tensor:

@@ -35,9 +35,6 @@ from opdkit.train.objective.losses import divergence, kl_to_reference, policy_gr
 TERMS = ("reward", "teacher", "support", "divergence")
 SAMPLED = TERMS[:2]  # terms of the sampled token, which share its ratio
 SUPPORTED = TERMS[2:]  # terms of the tokens of the teacher's support
-# In the anchor, a token of a praised reply has 1 + PRAISE p times the weight of others; p is its probability before
-# training. It was right, and the student's own: hints on other replies must not change it.
-PRAISE = 9.0
 
 # objective -> weights of its terms, for each phase; the optimizer steps of several phases alternate. A reward applies
 # to every token, a teacher only where it disagrees: with weight 1, the reward would outweigh the teacher.
@@ -107,6 +104,7 @@ class Term:
     mask_N: Tensor  # bool
     scale_N: Tensor  # weight of the term x weight of the token, not yet divided by the term's divisor
     advantages: Tensor | None  # [N], for support [N, K]; None for divergence, anchor and kl
+    target_NK: Tensor | None = None  # log-probs of the supports that divergence and anchor move the student towards
 
 
 def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
@@ -114,9 +112,9 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
     terms = [_term(name, weight, objective, tokens) for name, weight in objective.weights.items() if weight]
     if objective.anchor_weight:
         mask_N = tokens.sampled_N & tokens.anchored_N
-        _, praised_N = apply_praise(tokens.support_old_NK, tokens.praised_NK)
-        weight_N = objective.anchor_weight * (1 + PRAISE * praised_N)
-        terms.append(Term("anchor", mask_N, _scale(objective, tokens, mask_N, weight_N), None))
+        target_NK, weight_N = apply_praise(tokens.support_old_NK, tokens.praised_NK)
+        scale_N = _scale(objective, tokens, mask_N, objective.anchor_weight * weight_N)
+        terms.append(Term("anchor", mask_N, scale_N, None, target_NK))
     if objective.kl_coef:
         mask_N = trained_positions(terms)
         terms.append(Term("kl", mask_N, _scale(objective, tokens, mask_N, objective.kl_coef), None))
@@ -148,7 +146,8 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
         advantages = teacher_advantages(teacher_N, old_N, mask_N, clip)
     elif name == "support":
         advantages = support_advantages(tokens.support_old_NK, tokens.support_teacher_NK, mask_N, clip)
-    return Term(name, mask_N, _scale(objective, tokens, mask_N, weight_N), advantages)
+    target_NK = tokens.support_teacher_NK if name == "divergence" else None
+    return Term(name, mask_N, _scale(objective, tokens, mask_N, weight_N), advantages, target_NK)
 
 
 def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight: Tensor | float) -> Tensor:
@@ -212,11 +211,9 @@ def step_loss(
                 now, old, term.advantages[mask_N], objective.clip_low, objective.clip_high, objective.dual_clip
             )
             loss_N, clipped = loss_NK.sum(-1), clipped + clipped_NK.sum()
-        elif term.name in ("divergence", "anchor"):
-            kept_NK, _ = apply_praise(tokens.support_old_NK, tokens.praised_NK)
-            target_NK = tokens.support_teacher_NK if term.name == "divergence" else kept_NK
+        elif term.target_NK is not None:
             alpha, forward_kl = objective.divergence_alpha, objective.forward_kl
-            loss_N = divergence(support_NK[mask_N], target_NK[mask_N], alpha, forward_kl)
+            loss_N = divergence(support_NK[mask_N], term.target_NK[mask_N], alpha, forward_kl)
         else:
             now, old, reference = (x[mask_N] for x in (logprobs_N, tokens.old_logprobs_N, tokens.reference_N))
             loss_N = kl_to_reference(now, reference, objective.kl_estimator, old)
