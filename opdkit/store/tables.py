@@ -20,6 +20,8 @@ _TYPES = {
     "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(),
 }  # fmt: skip
 _DICTIONARY_BYTES = 64_000_000  # pyarrow's own limit, 1 MB, is less than the text of a part
+EDIT = -1  # `written` of a reply as a person edited it
+WRITTEN_BY = "written by the teacher", "edited by people"  # counters of written replies
 _FACTS = ("version", "option")  # of a table, beside its columns
 _DECLARED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 

@@ -10,6 +10,7 @@ from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, without_first
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
+from opdkit.judge.votes import EDITED
 from opdkit.model.behavior_policy import unusable_reason
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
@@ -50,7 +51,8 @@ def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedS
 class Example:
     """Turn that is ready to be scored. `hints` are the candidate hints, one for each of `readings.hinted`.
 
-    `written` is the number of a reply that the teacher sampled, or None for the logged reply.
+    `written` is the column of `targets`: None for the logged reply. `edited` are the tokens of that reply as a person
+    edited it, where the hint is the edit.
     """
 
     verdict: Row
@@ -60,6 +62,7 @@ class Example:
     hints: list[str]
     readings: ReplyReadings
     written: int | None = None
+    edited: Reply | None = None
 
 
 def make_example(
@@ -100,7 +103,8 @@ def make_example(
     student, *rest = (PromptResponse(p.ids, reply.ids) for p in prompts)
     by_hint = tuple(tuple(rest[i : i + len(chats)]) for i in range(len(unhinted), len(rest), len(chats)))
     readings = ReplyReadings(student, by_hint, tuple(rest[: len(unhinted)]) or None)
-    return Example(verdict, prompts[0], reply, behavior, hints, readings)
+    edited = edited_reply(scorer.student.chat, session, turn) if verdict["hint_status"] == EDITED else None
+    return Example(verdict, prompts[0], reply, behavior, hints, readings, edited=edited)
 
 
 def candidate_hints(verdict: Row, select: str) -> list[str]:
@@ -149,6 +153,21 @@ def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[R
     reason = unusable_reason(logprobs, ids)
     counters.count("with unusable behaviour log-probs" if reason else "with behaviour log-probs", label=reason or "")
     return reply, None if reason else logprobs
+
+
+def edited_reply(chat: Chat, session: Row, turn: Row) -> Reply | None:
+    """Return the reply as a person edited it; None where the model thought before it, or the template cannot write it.
+
+    What the model thought was about the reply that it wrote, so the edit does not follow from it.
+    """
+    messages, index = session["messages"], turn["message_index"]
+    if messages[index]["reasoning"]:
+        return None
+    edited = messages[index] | {"content": turn["decision"]["edited"]}
+    try:
+        return chat.reply([*messages[:index], edited], index, session["tools"])
+    except ChatError:
+        return None
 
 
 def is_encoding_of(chat: Chat, ids: list[int], message: Row) -> bool:

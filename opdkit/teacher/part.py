@@ -21,6 +21,7 @@ from opdkit.model.tree_reading import estimate_tokens
 from opdkit.store.counters import Counters
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.turn_ids import first_branch
+from opdkit.teacher.edits import apply_edit, edited_example
 from opdkit.teacher.examples import Example, JudgedSession, Row, make_example
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.review_changes import decided_verdict, turns_to_rescore
@@ -33,7 +34,7 @@ _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is
 
 @dataclass
 class TurnResult:
-    """Rows of one turn, that of the logged reply before those of sampled replies, and what is counted of them."""
+    """Rows of one turn, that of the logged reply before those of written replies, and what is counted of them."""
 
     rows: list[Row] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
@@ -71,9 +72,10 @@ def score_part(
             if config.samples:
                 order = {turn_id: n for n, turn_id in enumerate(scored)}
                 hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
+                unedited = [turn for turn in hinted if turn.example.edited is None]
                 longest = max([longest_of_part or 0, *(len(turn.example.reply.ids) for turn in hinted)])
                 longest_of_part = longest if longest_of_part is None else longest_of_part
-                sampled = sample_replies(config, scorer, hinted, longest)
+                sampled = sample_replies(config, scorer, unedited, longest)
                 score_replies(config, scorer, sampled, scored, counters)
         results |= scored
     for result in results.values():
@@ -84,7 +86,7 @@ def score_part(
 
 
 def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON) -> pa.Table:
-    """Return the targets of a part: logged replies in the order of their turns, then replies that the teacher sampled.
+    """Return the targets of a part: logged replies in the order of their turns, then written replies.
 
     The rewards are those that people left in force (`decided`).
     """
@@ -92,7 +94,7 @@ def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON
     verdicts = {judged.turn["turn_id"]: decided_verdict(judged.verdict, decided)
                 for one in sessions for judged in one.turns}  # fmt: skip
     for row in rows:
-        if row["written"] is None:  # nobody has reacted to a sampled reply
+        if row["written"] is None:  # nobody has reacted to a written reply
             row["reward"] = verdicts[row["turn_id"]]["reward"]
     rows.sort(key=lambda row: row["written"] is not None)
     return to_arrow(TARGETS, rows)
@@ -101,8 +103,9 @@ def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON
 def _make_examples(
     config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], results: Results
 ) -> Iterator[tuple[Teacher, list[Example]]]:
-    """Yield each session, the longest first, as its teacher and its turns; drop turns that cannot be scored.
+    """Yield each session, the longest first, as its teacher and its turns, each followed by its edited reply, if any.
 
+    Turns that cannot be scored are dropped.
     The branches of a conversation count as one session, so that what they have in common is read once.
     """
     groups = groupby(sessions, key=lambda one: first_branch(one.session["session_id"]))
@@ -116,9 +119,11 @@ def _make_examples(
             counters = results[verdict["turn_id"]].counters
             try:
                 teacher = scorer.teacher_of(session)
-                examples.append(make_example(config, scorer, teacher, session, turn, verdict, counters))
+                example = make_example(config, scorer, teacher, session, turn, verdict, counters)
             except ChatError as error:
                 counters.drop(error.reason)
+            else:
+                examples += filter(None, (example, edited_example(scorer, example, counters)))
         if teacher is not None:
             yield teacher, examples
 
@@ -149,7 +154,7 @@ def score_replies(
     results: Results,
     counters: Counters,
 ) -> list[HintedTurn]:
-    """Score the examples and add their rows to `results`; return the turns that have a hint.
+    """Score the examples and add their rows to `results`; return the logged turns that have a hint.
 
     Neighbouring sessions are scored together. Where that does not fit into memory, each half is scored by itself, and a
     single reply that does not fit is scored one prompt at a time.
@@ -186,8 +191,8 @@ def score_replies(
                 if not all(isfinite(x).all() for x in score.stored_logprobs()):
                     result.counters.drop("log-probs are not finite")
                     continue
-                result.rows.append(_make_row(example, score))
-                if score.chosen is not None:
+                result.rows.append(_make_row(example, apply_edit(score, example)))
+                if score.chosen is not None and example.written is None:
                     hinted_ids = example.readings.hinted[score.chosen][0].prompt_ids
                     turns.append(HintedTurn(example, teacher, score.chosen, hinted_ids, result.counters))
             for name, number in tokens.items():
@@ -212,7 +217,7 @@ def count_reads(
         counters.count("tokens saved", saved)
         for example in examples:
             counters.count("tokens scored", len(example.reply.ids) * len(example.readings.every()))
-            row = {"written": None, "hint": example.hints[0] if example.hints else None}
+            row = {"written": example.written, "hint": example.hints[0] if example.hints else None}
             results[example.verdict["turn_id"]].rows.append(row)
 
 

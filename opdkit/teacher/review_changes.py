@@ -58,7 +58,7 @@ def with_decided_rewards(
         rewards[verdict["turn_id"]] = after["reward"]
     table = read_arrow(run, "targets", part)
     rows = zip(table["turn_id"].to_pylist(), table["written"].to_pylist(), strict=True)
-    # A reply that the teacher sampled has no reward: nobody has reacted to it.
+    # A written reply has no reward: nobody has reacted to it.
     values = [rewards[turn_id] if written is None else None for turn_id, written in rows]
     place = table.schema.get_field_index("reward")
     column = pa.array(values, table.schema.field(place).type)

@@ -14,9 +14,11 @@ from opdkit.errors import NothingLearnedError
 from opdkit.model.loops import ends_in_loop
 from opdkit.store.plans import judge_kind
 from opdkit.store.reading import read_all
+from opdkit.store.tables import EDIT, WRITTEN_BY
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
+from opdkit.train.targets import Turn
 from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
 from opdkit.train.validation_turns import FEWEST, MOST_SHARE
 
@@ -106,14 +108,22 @@ def _hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
     return hinted, [turn.reward for turn in data.turns if turn.reward is not None]
 
 
+def count_written(turns: Sequence[Turn]) -> dict[str, int]:
+    """Return the numbers of replies that are not logged ones, by who wrote them; edits only where there are any."""
+    edited = sum(turn.written == EDIT for turn in turns)
+    counts = zip(WRITTEN_BY, (sum(turn.written is not None for turn in turns) - edited, edited), strict=True)
+    return {by: n for by, n in counts if n or by == WRITTEN_BY[0]}
+
+
 def describe_signal(data: TrainingSet) -> str:
     """Return the numbers of replies, sessions, hints and rewards as text."""
     hinted, rewards = _hints_and_rewards(data)
     sessions = {logged_session_id(turn.session_id) for turn in data.turns}
-    written = sum(turn.written is not None for turn in data.turns)
-    return (f"{counted(len(data.turns), 'reply')} in {counted(len(sessions), 'session')}: {written} written by the "
-            f"teacher, {hinted} with a hint; "
-            f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1")  # fmt: skip
+    written = "".join(f"{n:,} {by}, " for by, n in count_written(data.turns).items())
+    return (
+        f"{counted(len(data.turns), 'reply')} in {counted(len(sessions), 'session')}: {written}{hinted} with a hint; "
+        f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1"
+    )
 
 
 def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> None:
@@ -124,7 +134,7 @@ def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> No
         ("replies scored", f"{data.scored:,}"),
         *((f"  dropped: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),
         ("replies to train on", f"{len(data.turns):,}"),
-        ("  written by the teacher", f"{sum(t.written is not None for t in data.turns):,}"),
+        *((f"  {by}", f"{n:,}") for by, n in count_written(data.turns).items()),
         ("  hint and reward", f"{kinds[True, True]:,}"),
         ("  hint alone", f"{kinds[True, False]:,}"),
         ("  reward alone" if "reward" in data.advantages else "  held by the anchor", f"{kinds[False, True]:,}"),
@@ -150,6 +160,6 @@ def largest_shares(data: TrainingSet) -> dict[str, str]:
     for kind, rows in {"session": names, "source": [(name.partition(":")[0], own) for name, own in names]}.items():
         ((name, n),) = Counter(name for name, _ in rows).most_common(1)
         written = rows.count((name, True))
-        replies = f"{counted(n - written, 'logged reply')}, {written:,} written by the teacher"
+        replies = f"{counted(n - written, 'logged reply')}, {counted(written, 'written reply')}"
         shares[kind] = f"{name}: {replies}, {n / len(rows):.1%}"
     return shares

@@ -38,7 +38,7 @@ from opdkit.train.best_state import (
     has_stalled,
     has_two_broken,
 )
-from opdkit.train.data_summary import check_signal, print_composition
+from opdkit.train.data_summary import check_signal, count_written, print_composition
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement, trace_rows
 from opdkit.train.model_card import model_card
@@ -83,7 +83,8 @@ def run(config: TrainConfig) -> Summary:
     ]  # fmt: skip
     check_signal(data, cycles[0], config, objectives)
     counters = Counters(rows_in=data.scored, rows_out=len(turns), dropped=data.dropped)
-    counters.count("written by the teacher", sum(turn.written is not None for turn in turns))
+    for by, number in count_written(turns).items():
+        counters.count(by, number)
     if config.dry_run:
         counters.count("steps", len(cycles[0]))
         if is_main_process():

@@ -47,7 +47,7 @@ class Turn:
     """Row of `targets`: R response tokens with their log-probs before training."""
 
     turn_id: str
-    written: int | None  # number of a reply that the teacher sampled; None: the logged reply
+    written: int | None  # number of a reply that the teacher sampled, or EDIT; None: the logged reply
     prompt_tokens: int
     cut_messages: int
     response_ids: NDArray[np.int32]  # [R]

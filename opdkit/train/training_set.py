@@ -151,7 +151,7 @@ def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[s
         keep_lone, divide = config.group_normalise == "repeated", config.group_scale == "std"
         values = group_normalised(list(rewards.values()), groups, keep_lone=keep_lone, divide=divide)
         rewards = dict(zip(rewards, values, strict=True))
-    # A reply that the teacher sampled has the turn id of the logged reply, but not its reward.
+    # A written reply has the turn id of the logged reply, but not its reward.
     return [turn if turn.reward is None else
             replace(turn, shaped_reward=rewards[turn.turn_id], length_penalty=penalties.get(turn.turn_id))
             for turn in turns]  # fmt: skip

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 # Share of the training's tokens that validation may read and write. Not counted: the tokens of the hints themselves,
 # second replies, and changed replies that are read again after other hints.
-COST = 0.07
+COST = 0.06
 CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
 MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at most
 MOST_KEPT_OUT = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most

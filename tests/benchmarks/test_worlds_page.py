@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,9 @@ def test_noise_costs_what_is_lost_against_the_clean_log() -> None:
     assert (clean.share, noisy.share) == (0, 0.3)
     assert noisy.judged_loss == pytest.approx(0.95 - 0.94)
     assert noisy.raw_loss == pytest.approx(0.85 - 0.6)
+    raw = way_cell("habit-0.3", REACTION, 1e-3, SEARCH).name
+    forgetful = Results(FULL.cells | {raw: FULL.cells[raw] | {"corrected": 0.85, "uncorrected": 0.7}})
+    assert findings.noises(forgetful)[1].raw_loss == pytest.approx(0.95 - 0.7), "of the uncorrected share"
 
 
 def test_hint_checks_of_all_seeds_are_counted_together() -> None:
@@ -213,6 +217,8 @@ def test_ways_take_their_best_value_and_those_ahead_of_the_default_are_named() -
     assert (first.name, first.gain, first.forgotten) == ("everything", pytest.approx(0.77), pytest.approx(0.25))
     assert first.tokens == 500 + 4000 + 400
     assert [w.name for w in findings.forgets_less(ways["habit"], ("everything", "kto"))] == ["kto"]
+    gains = ways["habit"] | {OURS: replace(ways["habit"][OURS], changes=[Change(Shares(0.2, 0.9), Shares(0.9, 0.95))])}
+    assert not findings.forgets_less(gains, ("everything", "kto")), "the default forgets nothing"
     assert (ways["habit"]["rules"].tokens, ways["habit"]["rules"].request) == (0, 150)
 
 

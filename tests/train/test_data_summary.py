@@ -175,13 +175,13 @@ def test_the_largest_session_and_source_are_shown_with_their_share() -> None:
     turns = [toy_turn(name, reward=1) for name in ("chat:1:1", "chat:1:3", "chat:1:5", "chat:2:1", "b:1:1")]
     shares = largest_shares(set_of(*turns))
     assert shares == {
-        "session": "chat:1: 3 logged replies, 0 written by the teacher, 60.0%",
-        "source": "chat: 4 logged replies, 0 written by the teacher, 80.0%",
+        "session": "chat:1: 3 logged replies, 0 written replies, 60.0%",
+        "source": "chat: 4 logged replies, 0 written replies, 80.0%",
     }
     turns[1:3] = [replace(turn, written=0) for turn in turns[1:3]]
     assert largest_shares(set_of(*turns)) == {
-        "session": "chat:1: 1 logged reply, 2 written by the teacher, 60.0%",
-        "source": "chat: 2 logged replies, 2 written by the teacher, 80.0%",
+        "session": "chat:1: 1 logged reply, 2 written replies, 60.0%",
+        "source": "chat: 2 logged replies, 2 written replies, 80.0%",
     }
 
 
@@ -191,6 +191,6 @@ def test_a_training_drops_and_counts_what_is_over(run, plain_model_dir, capsys) 
     summary = train.run(config)
     shown = capsys.readouterr()
     assert summary.counters.rows_out <= len(sessions)
-    assert re.search(r"largest session +\S+: 1 logged reply, 0 written by the teacher, \d+\.\d%", shown.out)
+    assert re.search(r"largest session +\S+: 1 logged reply, 0 written replies, \d+\.\d%", shown.out)
     assert re.search(r"largest source +\S+: \d+ logged repl", shown.out)
     assert "largest session" in shown.err

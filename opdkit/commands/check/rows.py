@@ -22,7 +22,7 @@ from opdkit.judge.votes import CONFLICT, NOT_BY_VOTES, OUTCOME, WANTED_REPLIES, 
 from opdkit.store.joined_turns import rows_with_arrays
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
-from opdkit.store.tables import METRICS, VALIDATIONS
+from opdkit.store.tables import EDIT, METRICS, VALIDATIONS
 from opdkit.store.turn_ids import turn_id
 
 Row = dict[str, Any]  # lists of numbers are arrays, lists of lists of numbers are (widths, values)
@@ -208,7 +208,8 @@ VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("verdicts", ("reward_agreement",), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
     ("targets", ("reward",), "is not -1, 0 or 1", lambda reward: reward not in _REWARDS),
     ("targets", ("overlap",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),
-    ("targets", ("written", "cut_messages"), "is negative", lambda number: number < 0),
+    ("targets", ("cut_messages",), "is negative", lambda number: number < 0),
+    ("targets", ("written",), "is neither a number from 0 nor -1, an edit", lambda number: number < EDIT),
     ("targets", ("prompt_tokens",), "is less than 1", lambda tokens: tokens < 1),
     ("targets", ("response_ids",), "is empty", lambda ids: len(ids) < 1),
     ("targets", (*_LOGPROBS, *_SUPPORTS[1:]), "holds what is not a log-prob: not finite, or over 0", _has_no_logprob),

@@ -13,6 +13,7 @@ from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import command_of, find_upstream_change, has_stage, manifest
 from opdkit.store.reading import is_written, read_arrow, summary_of
+from opdkit.store.tables import WRITTEN_BY
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
 TERMS = ("reward", "teacher", "support", "divergence")
@@ -87,18 +88,17 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
         ]
     if "teacher" in finished:
         counters = finished["teacher"].counters
-        written = counters.total("written by the teacher")
-        unseen = _unseen(run, finished["teacher"], judged - (counters.rows_in - written))
+        written = {by: counters.total(by) for by in WRITTEN_BY}
+        unseen = _unseen(run, finished["teacher"], judged - (counters.rows_in - sum(written.values())))
         levels.append(_level("teacher", "targets", "replies", counters.rows_out, counters.dropped + unseen))
-        if written:
-            levels.append(_level("teacher", "written by the teacher", "replies", written, part_of="targets"))
+        levels += [_level("teacher", by, "replies", n, part_of="targets") for by, n in written.items() if n]
         levels.append(_level("teacher", "tokens of the targets", "tokens", tokens))
     if "train" in finished:
         counters = finished["train"].counters
         unseen = _unseen(run, finished["train"], scored - counters.rows_in)
         levels.append(_level("train", "trained replies", "replies", counters.rows_out, counters.dropped + unseen))
-        if written := counters.total("written by the teacher"):
-            levels.append(_level("train", "written by the teacher", "replies", written, part_of="trained replies"))
+        levels += [_level("train", by, "replies", n, part_of="trained replies") for by in WRITTEN_BY
+                   if (n := counters.total(by))]  # fmt: skip
         if is_written(run, "metrics", 0):
             steps = read_arrow(run, "metrics", 0, [f"{term}_tokens" for term in TERMS])
             for term in TERMS:  # a token counts once per epoch

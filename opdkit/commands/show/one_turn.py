@@ -9,6 +9,7 @@ from opdkit.commands.show.tokens import legend, one_line, print_likely, print_lo
 from opdkit.commands.turns.line import call_text, signed
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, with_sign
+from opdkit.store.tables import EDIT
 
 # Characters that are shown of a message, of a judge's answer, and of one that is not a vote; --json has all.
 _MESSAGE, _ANSWER, _FAILED = 4000, 600, 300
@@ -97,7 +98,8 @@ def _vote(says: str, vote: JSON) -> Text:
 
 def _target_head(target: JSON) -> Text:
     values = [token["advantage"] for token in target["tokens"] if token["trained"] and token["advantage"] is not None]
-    reply = "the logged reply" if target["written"] is None else f"reply {target['written']} that the teacher wrote"
+    other = {None: "the logged reply", EDIT: "the reply as a person edited it"}
+    reply = other.get(target["written"], f"reply {target['written']} that the teacher wrote")
     facts = [f"{counted(len(target['tokens']), 'token')} after a prompt of {target['prompt_tokens']:,}"]
     facts += [f"{counted(target['cut_messages'], 'message')} cut"] if target["cut_messages"] else []
     facts += [f"overlap {target['overlap']:.2f}"] if target["overlap"] is not None else []

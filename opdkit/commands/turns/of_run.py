@@ -28,7 +28,7 @@ COLUMNS = {
 class ScoredReply:
     """Target: one reply that can be trained on, with its advantages."""
 
-    written: int | None  # number of a reply that the teacher wrote; None: the logged one
+    written: int | None  # number of a reply that the teacher wrote, or EDIT; None: the logged one
     sampled: int  # tokens that the policy sampled
     advantages: NDArray[np.float32] | None  # teacher - old log-prob of these tokens (nats); None: no hint
     overlap: float | None

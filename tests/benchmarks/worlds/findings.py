@@ -350,7 +350,7 @@ class Noise:
     share: float
     judged: Shares | None  # mean over the seeds
     raw: Shares | None  # at its best rate
-    judged_loss: float | None  # of what the log corrects, against the log without irrelevant reactions
+    judged_loss: float | None  # the larger one of both shares, against the log without irrelevant reactions
     raw_loss: float | None
 
 
@@ -369,7 +369,8 @@ def noises(results: Results) -> list[Noise]:
             now = [mean_shares(c.after for c in changes) if (changes := results.changes(kind)) else None
                    for kind in kinds]  # fmt: skip
             clean = clean if share else now
-            losses = [c.corrected - n.corrected if c and n else None for c, n in zip(clean, now, strict=True)]
+            losses = [max(c.corrected - n.corrected, c.uncorrected - n.uncorrected) if c and n else None
+                      for c, n in zip(clean, now, strict=True)]  # fmt: skip
             if any(now):
                 found.append(Noise(world, share, now[0], now[1], losses[0], losses[1]))
     return found
@@ -507,9 +508,11 @@ def ahead(ways_of_world: Mapping[str, Way]) -> list[Way]:
 
 
 def forgets_less(ways_of_world: Mapping[str, Way], names: Iterable[str]) -> list[Way]:
-    """Return those of some ways that do not forget more than the default."""
+    """Return those of some ways that do not forget more than the default; none where the default forgets nothing."""
     ours = ways_of_world.get(OURS)
-    return [w for name in names if (w := ways_of_world.get(name)) and ours and w.forgotten <= ours.forgotten + _EDGE]
+    if not ours or ours.forgotten <= _EDGE:
+        return []
+    return [w for name in names if (w := ways_of_world.get(name)) and w.forgotten <= ours.forgotten + _EDGE]
 
 
 # -- costs ----------------------------------------------------------------------------------------------------------

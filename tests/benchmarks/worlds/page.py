@@ -264,7 +264,7 @@ def _noise(results: Results) -> str:
                    for name in ("judged_loss", "raw_loss"))  # fmt: skip
     answer = text(
         f"Where {AT_SHARE:.0%} of the reactions are irrelevant," if judged or raw else "",
-        f"the default on judged hints loses at most {number(max(judged))} of the corrected share" if judged else "",
+        f"the default on judged hints loses at most {number(max(judged))} of either share" if judged else "",
         "and" if judged and raw else "",
         f"raw reactions as hints lose at least {number(min(raw))}" if raw else "",
         f"(expected: at most {JUDGED_LOSS} and at least {RAW_LOSS})" if judged and raw else "",
@@ -277,7 +277,7 @@ def _noise(results: Results) -> str:
     heads = ["world", "irrelevant", "judged hints", "loss", "raw reactions", "loss"]
     note = text(
         f"Judged hints: the default without a rate. Raw reactions: `judge --judge {REACTION}` at its "
-        "best rate. The loss is that of the corrected share, against the log without irrelevant reactions."
+        "best rate. The loss is the larger one of both shares, against the log without irrelevant reactions."
     )
     return section(heading, results, cells, text(verdict, f"{answer}.") if answer else "", note, table(heads, lines),
                    "![corrected share against the share of irrelevant reactions](worlds-noise.svg)")  # fmt: skip

@@ -239,7 +239,7 @@ const SHARED = [
   ["reward +1", "+1", {reward: 1, judged: "yes"}],
   ["reward -1", "−1", {reward: -1, judged: "yes"}],
   ["logged", "logged replies", {logged: "yes"}],
-  ["written", "written by the teacher", null],
+  ["written", "written replies", null],
   ["tokens", "target tokens", null],
   ["trained", "trained turns", {state: "trained"}],
 ];

@@ -16,10 +16,12 @@ const isHinted = (target) => target.tokens.some((token) => token.advantage !== n
 
 function heatMap(target, view) {
   const hinted = isHinted(target);
-  const title =
-    target.written === null || target.written === undefined
-      ? "The reply, token by token"
+  const logged = target.written === null || target.written === undefined;
+  const written =
+    target.written < 0
+      ? "The reply as a person edited it, token by token"
       : `Reply ${target.written} that the teacher wrote, token by token`;
+  const title = logged ? "The reply, token by token" : written;
   const about = el(
     "p",
     {class: "active-token", role: "status"},

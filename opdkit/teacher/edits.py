@@ -1,0 +1,74 @@
+"""Replies as people edited them: trained on beside the logged ones, and proof of which tokens are right or wrong.
+
+A hint leaves it to the teacher what the reply should have been. An edit does not: somebody wanted each of its tokens,
+and the first token of the logged reply that it does not have was wrong. So the teacher, which reads the edit in its
+prompt, is also told about these tokens.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+
+from opdkit.model.scoring import PromptResponse
+from opdkit.store.counters import Counters
+from opdkit.store.tables import EDIT
+from opdkit.teacher.examples import Example
+from opdkit.teacher.models import Scorer
+from opdkit.teacher.scores import ReplyReadings, Scores, Support
+
+ODDS = 20.0  # a token that is wanted stands in an edit so many times as often as one that is not
+
+
+def edited_example(scorer: Scorer, logged: Example, counters: Counters) -> Example | None:
+    """Return the edit of a logged reply as an example to score; None where there is none, or it cannot be trained on.
+
+    One that is the logged reply, that the student cannot read, or that does not fit behind the prompts is counted.
+    """
+    if logged.edited is None:
+        return None
+    prompts = [reading.prompt_ids for reading in (logged.readings.student, *logged.readings.hinted[0])]
+    ids, problem = logged.edited.ids, None
+    if ids == list(logged.reply.ids):
+        problem = "the edit is the logged reply"
+    elif max(ids) >= scorer.vocabulary:
+        problem = "tokens outside the model's vocabulary"
+    elif max(map(len, prompts)) + len(ids) > scorer.max_tokens:
+        problem = "no room for a reply"
+    if problem:
+        counters.count("not written", label=problem)
+        return None
+    counters.count("edited by people")
+    student, *hinted = (PromptResponse(prompt, ids) for prompt in prompts)
+    return replace(
+        logged,
+        verdict=logged.verdict | {"reward": None},  # nobody has reacted to this reply
+        reply=logged.edited,
+        behavior_logprobs=None,
+        readings=ReplyReadings(student, (tuple(hinted),)),
+        written=EDIT,
+    )
+
+
+def apply_edit(scores: Scores, example: Example) -> Scores:
+    """Return the scores of a reply with the teacher's log-probs after it was told about the edit, if there is one.
+
+    By Bayes' rule, the odds of a token of the edit are ODDS times those before, and those of the first token of the
+    logged reply that the edit does not have are 1 / ODDS of them. At other positions, nothing changes.
+    """
+    if scores.teacher is None or example.edited is None:
+        return scores
+    ids_R, edit = torch.tensor(example.reply.ids), example.edited.ids
+    gain_R = torch.zeros(len(ids_R))  # of the log-odds of the reply's own token
+    if example.written == EDIT:
+        gain_R[:] = math.log(ODDS)
+    else:
+        differ = (n for n, (own, other) in enumerate(zip(example.reply.ids, edit, strict=False)) if own != other)
+        if (wrong := next(differ, None)) is not None:
+            gain_R[wrong] = -math.log(ODDS)
+    loss_R = (gain_R.expm1() * scores.teacher.exp()).log1p()  # of all tokens, so that they add up to 1
+    support = scores.support
+    if support is not None and support.teacher is not None:
+        gain_RK = torch.where(support.ids == ids_R[:, None], gain_R[:, None], 0.0)
+        support = Support(support.ids, support.old, support.teacher + gain_RK - loss_R[:, None])
+    return replace(scores, teacher=scores.teacher + gain_R - loss_R, support=support)

@@ -1,0 +1,138 @@
+"""opdkit/teacher/edits.py: replies as people edited them, and what they show about single tokens."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import save_tiny_model
+from judged_runs import message, one_part, plain, prompts_of, session, targets, turn, verdict, write_run
+from transformers import AutoModelForCausalLM
+
+from opdkit.chat.conversation import NO_DECISION
+from opdkit.chat.template import Chat, Prompt, Reply
+from opdkit.commands.check.stage import examine
+from opdkit.model.load import load_tokenizer
+from opdkit.model.scoring import PromptResponse
+from opdkit.store.tables import EDIT
+from opdkit.teacher import stage as teacher
+from opdkit.teacher.edits import ODDS, apply_edit
+from opdkit.teacher.examples import Example
+from opdkit.teacher.scores import ReplyReadings, Scores, Support
+from opdkit.train.data_summary import count_written
+from opdkit.train.targets import load_turns
+
+LOGGED, EDITED = "Take the train at noon.", "Take the bus at noon."
+
+
+def edited_run(path: Path, edit: str = EDITED, status: str = "edited", **fields) -> Path:
+    """Write a run with one edited reply, and one with an ordinary hint."""
+    said = [message("user", "How do I get there?"), message("assistant", LOGGED, **fields)]
+    said += [message("user", "And back?"), message("assistant", "The same way, of course.")]
+    turns = [turn("s:1", decision=NO_DECISION | {"edited": edit}), turn("s:3")]
+    verdicts = [verdict("s:1", "Go by bus.", -1) | {"hint_status": status}, verdict("s:3", "Say when.", -1)]
+    return write_run(path, one_part([session("s", *said)], turns, verdicts))
+
+
+def rows_of(run: Path) -> dict[tuple, dict]:
+    return {(row["turn_id"], row["written"]): row for row in targets(run)}
+
+
+def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
+    """Bayes: 1/2 becomes 20/21 where the edit has the token, and 1/21 where it is the first one that it lacks."""
+
+    def told(ids: list[int], edited: list[int], written: int | None) -> Scores:
+        support = Support(
+            torch.tensor([[7, 8]] * len(ids)), torch.zeros(len(ids), 2), torch.tensor([[0.5, 0.25]]).log()
+        )
+        scores = Scores(torch.zeros(len(ids)), torch.full((len(ids),), 0.5).log(), None, 0, None, support)
+        reply = Reply(ids, [True] * len(ids))
+        readings = ReplyReadings(PromptResponse([1], ids))
+        example = Example(
+            {}, Prompt([1], 0), reply, None, ["x"], readings, written, Reply(edited, [True] * len(edited))
+        )
+        return apply_edit(scores, example)
+
+    edit = told([7, 8], [7, 8], EDIT)
+    assert edit.teacher.exp().tolist() == pytest.approx([20 / 21] * 2)
+    assert edit.support.teacher.exp()[0].tolist() == pytest.approx([20 / 21, 0.25 / 10.5])
+    logged = told([7, 7, 8], [7, 8, 8], None)
+    assert logged.teacher.exp().tolist() == pytest.approx([0.5, 1 / 21, 0.5]), "later tokens follow another beginning"
+    assert logged.support.teacher.exp().tolist() == [pytest.approx(p) for p in (
+        [0.5, 0.25], [1 / 21, 0.25 * 40 / 21], [0.5, 0.25])]  # fmt: skip
+    assert told([7], [7, 8], None).teacher.exp().tolist() == pytest.approx([0.5]), "cut off before it went wrong"
+
+
+def test_an_edit_is_scored_beside_the_logged_reply_and_is_not_sampled(tmp_path, config, tiny_model_dir) -> None:
+    """Both readings as transformers computes them, then the odds by another formula."""
+    run = edited_run(tmp_path / "run")
+    summary = teacher.run(config(run, teacher_samples=1, max_new_tokens=5, top_k=4))
+    rows = rows_of(run)
+    assert list(rows) == [("s:1", None), ("s:3", None), ("s:1", EDIT), ("s:3", 0)]
+    assert summary.counters.total("edited by people") == 1
+    assert summary.counters.total("written by the teacher") == 1
+    assert summary.counters.rows_in == summary.counters.rows_out == 4
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+    chat = Chat(load_tokenizer(str(tiny_model_dir)), {})
+    logged, edit = rows["s:1", None], rows["s:1", EDIT]
+    sampled = [i for i, own in zip(edit["response_ids"], edit["response_mask"], strict=True) if own]
+    assert chat.text(sampled[:-1]).strip() == EDITED, "without the empty thinking of the template"
+    assert edit["response_ids"][-1] in chat.stop_ids
+    pairs = zip(logged["response_ids"], edit["response_ids"], strict=False)
+    wrong = next(n for n, pair in enumerate(pairs) if len(set(pair)) == 2)
+    for row, odds in ((edit, dict.fromkeys(range(len(edit["response_ids"])), ODDS)), (logged, {wrong: 1 / ODDS})):
+        prompt, hinted = prompts_of(run, tiny_model_dir, row, "last-user")
+        assert row["old_logprobs"] == pytest.approx(plain(model, prompt, row["response_ids"]), abs=1e-5)
+        before = np.exp(plain(model, hinted, row["response_ids"]))
+        factor = np.array([odds.get(n, 1.0) for n in range(len(before))])
+        assert np.exp(row["teacher_logprobs"]) == pytest.approx(
+            factor * before / (1 - before + factor * before), rel=1e-4
+        )
+        assert (np.exp(np.array(row["support_teacher"], np.float32)).sum(-1) < 1.001).all()
+        for ids, own, logprobs, known in zip(row["support_ids"], row["response_ids"], row["support_teacher"],
+                                             row["teacher_logprobs"], strict=True):  # fmt: skip
+            if own in ids:
+                assert logprobs[list(ids).index(own)] == pytest.approx(known, abs=5e-3), "half precision"
+    assert (logged["reward"], edit["reward"], edit["behavior_logprobs"]) == (-1, None, None)
+    assert not [finding for finding in examine(run).findings if finding.table == "targets"]
+    assert count_written(load_turns(run)) == {"written by the teacher": 1, "edited by people": 1}
+
+
+def test_without_sampling_edits_are_trained_on_all_the_same(tmp_path, config, tiny_model_dir, tiny_tokenizer) -> None:
+    """Also where the teacher is an average of models, which cannot sample."""
+    run, mixed = edited_run(tmp_path / "run"), edited_run(tmp_path / "mixed")
+    teacher.run(config(run))
+    assert list(rows_of(run)) == [("s:1", None), ("s:3", None), ("s:1", EDIT)]
+    other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=3)
+    teacher.run(config(mixed, teacher=(f"a={tiny_model_dir}", f"b={other}")))
+    one, both = (rows_of(path)["s:1", EDIT] for path in (run, mixed))
+    assert one["response_ids"] == both["response_ids"]
+    assert one["teacher_logprobs"] != both["teacher_logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "limit", "problem"),
+    [
+        pytest.param({"edit": LOGGED}, {}, None, "the edit is the logged reply", id="no change"),
+        pytest.param({"edit": EDITED * 40}, {}, 120, "no room for a reply", id="too long"),
+        pytest.param({}, {"reasoning": "Trains are fast."}, None, None, id="the model thought of the logged reply"),
+        pytest.param({"status": "reviewed"}, {}, None, None, id="a reviewer wrote another hint"),
+    ],
+)
+def test_what_is_no_edit_of_the_reply_is_not_trained_on(tmp_path, config, options, fields, limit, problem) -> None:
+    run = edited_run(tmp_path / "run", **options, **fields)
+    limits = {"max_tokens": limit} if limit else {}
+    summary = teacher.run(config(run, **limits))
+    assert all(written is None for _, written in rows_of(run))
+    assert dict(summary.counters.labels("not written")) == ({problem: 1} if problem else {})
+    assert ("s:1", None) in rows_of(run), "the logged reply is scored with its hint"
+
+
+def test_a_dry_run_counts_edits(tmp_path, config) -> None:
+    run = edited_run(tmp_path / "run")
+    dry = teacher.run(config(run, dry_run=True))
+    assert dry.counters.total("edited by people") == 1
+    done = teacher.run(config(run))
+    assert dry.counters.total("tokens scored") == done.counters.total("tokens scored")
+    assert math.isfinite(rows_of(run)["s:1", EDIT]["old_logprobs"][0])
