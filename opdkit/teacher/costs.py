@@ -11,11 +11,13 @@ from typing import NamedTuple
 from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import warn
+from opdkit.judge.votes import EDITED
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.dry_run import describe_costs, print_dry_run
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import is_written, read_part
 from opdkit.store.stable_hash import stable_hash
+from opdkit.store.tables import EDIT
 from opdkit.teacher import hint_checks
 from opdkit.teacher.examples import JudgedSession, judged_sessions
 from opdkit.teacher.models import Scorer, load_scorer
@@ -41,6 +43,7 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
     counters = Counters()
     tests = hint_checks.TestWork()
     drawn: list[JudgedSession] = []  # with one hinted turn each
+    hinted = 0  # turns that the teacher answers
     scorer = cache(partial(load_scorer, config))  # without weights
     for part in stage.todo():
         sessions = list(judged_sessions(config.run, part, config.limit))
@@ -54,16 +57,18 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
         rewarded = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
         if rewarded is None or config.overwrite:
             results = score_part(config, scorer(), sessions, decided, counters)
-            counters.rows_out += sum(len(result.rows) for result in results.values())
+            rows = [row for result in results.values() for row in result.rows]
+            counters.rows_out += len(rows)
+            hinted += sum(row["hint"] is not None and row["edited"] is None for row in rows)
             drawn += [JudgedSession(one.session, [judged]) for one in sessions for judged in one.turns
                       if judged.verdict["hint"]]  # fmt: skip
-            drawn = nsmallest(config.measure, drawn,
-                              key=lambda one: stable_hash(config.seed, one.turns[0].turn["turn_id"]))  # fmt: skip
+            drawn = nsmallest(config.measure, drawn, key=lambda one: (  # edits take the place of samples
+                one.turns[0].verdict["hint_status"] == EDITED,
+                stable_hash(config.seed, one.turns[0].turn["turn_id"])))  # fmt: skip
     warn(*warnings(config, counters))
-    hinted = counters.total("with a hint")
     work = {
         "replies to score": counters.rows_out,
-        "  with a hint": hinted,
+        "  with a hint": counters.total("with a hint"),
         "tokens to score": counters.total("tokens scored"),
         "tokens to read, with prompts": counters.total("tokens read"),
         "  saved by shared prefixes": counters.total("tokens saved"),
@@ -101,12 +106,11 @@ def measure_rates(config: TeacherConfig, drawn: list[JudgedSession]) -> Rates:
     if config.check_hints:
         hint_checks.check_hints(config, scorer, hint_checks.open_judge(config, scorer), drawn)
     on_top = max(0.0, both.seconds - logged.seconds) + time.monotonic() - begin
-    written = both.total("sampled tokens")
     return Rates(
         seconds_per_token=logged.seconds / max(1, read),
         seconds_per_hint=on_top / len(drawn),
         tokens_read_per_hint=(more_read - read) / len(drawn),
-        tokens_written_per_hint=written / len(drawn),
+        tokens_written_per_hint=both.total("sampled tokens") / len(drawn),
     )
 
 
@@ -114,7 +118,7 @@ def measure_scoring(config: TeacherConfig, scorer: Scorer, sessions: list[Judged
     """Return the counters of scoring `sessions`, with its seconds and the tokens of the replies sampled for it."""
     begin = time.monotonic()
     results = score_part(config, scorer, sessions, {}, counters := Counters())
-    rows = [row for result in results.values() for row in result.rows if row["written"] is not None]
+    rows = [row for result in results.values() for row in result.rows if row["written"] not in (None, EDIT)]
     counters.count("sampled tokens", sum(len(row["response_ids"]) for row in rows))
     counters.seconds = time.monotonic() - begin
     return counters

@@ -58,14 +58,10 @@ def apply_edit(scores: Scores, example: Example) -> Scores:
     """
     if scores.teacher is None or example.edited is None:
         return scores
-    ids_R, edit = torch.tensor(example.reply.ids), example.edited.ids
-    gain_R = torch.zeros(len(ids_R))  # of the log-odds of the reply's own token
-    if example.written == EDIT:
-        gain_R[:] = math.log(ODDS)
-    else:
-        differ = (n for n, (own, other) in enumerate(zip(example.reply.ids, edit, strict=False)) if own != other)
-        if (wrong := next(differ, None)) is not None:
-            gain_R[wrong] = -math.log(ODDS)
+    ids_R, pairs = torch.tensor(example.reply.ids), zip(example.reply.ids, example.edited.ids, strict=False)
+    wrong = next((n for n, (own, other) in enumerate(pairs) if own != other), len(ids_R))  # none in the edit
+    gain_R = torch.full((len(ids_R),), math.log(ODDS) if example.written == EDIT else 0.0)  # of the token's log-odds
+    gain_R[wrong : wrong + 1] = -math.log(ODDS)
     loss_R = (gain_R.expm1() * scores.teacher.exp()).log1p()  # of all tokens, so that they add up to 1
     support = scores.support
     if support is not None and support.teacher is not None:

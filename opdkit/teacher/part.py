@@ -75,8 +75,7 @@ def score_part(
                 unedited = [turn for turn in hinted if turn.example.edited is None]
                 longest = max([longest_of_part or 0, *(len(turn.example.reply.ids) for turn in hinted)])
                 longest_of_part = longest if longest_of_part is None else longest_of_part
-                sampled = sample_replies(config, scorer, unedited, longest)
-                score_replies(config, scorer, sampled, scored, counters)
+                score_replies(config, scorer, sample_replies(config, scorer, unedited, longest), scored, counters)
         results |= scored
     for result in results.values():
         counters.merge(result.counters)
@@ -217,7 +216,7 @@ def count_reads(
         counters.count("tokens saved", saved)
         for example in examples:
             counters.count("tokens scored", len(example.reply.ids) * len(example.readings.every()))
-            row = {"written": example.written, "hint": example.hints[0] if example.hints else None}
+            row = {"written": example.written, "hint": next(iter(example.hints), None), "edited": example.edited}
             results[example.verdict["turn_id"]].rows.append(row)
 
 

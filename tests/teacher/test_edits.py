@@ -1,6 +1,7 @@
 """opdkit/teacher/edits.py: replies as people edited them, and what they show about single tokens."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +137,16 @@ def test_a_dry_run_counts_edits(tmp_path, config) -> None:
     done = teacher.run(config(run))
     assert dry.counters.total("tokens scored") == done.counters.total("tokens scored")
     assert math.isfinite(rows_of(run)["s:1", EDIT]["old_logprobs"][0])
+
+
+def test_a_dry_run_counts_no_samples_of_edited_replies(tmp_path, config, capsys) -> None:
+    """Neither as replies to sample nor, measured, as tokens that the teacher writes."""
+    run = edited_run(tmp_path / "run")
+    teacher.run(config(run, dry_run=True, teacher_samples=3, max_new_tokens=5))
+    assert "replies to sample 3 " in (shown := " ".join(capsys.readouterr().out.split()))
+    assert "tokens to write, at most 15 " in shown
+    teacher.run(config(run, dry_run=True, measure=1, teacher_samples=3, max_new_tokens=5))
+    about = int(re.search(r"tokens to write, about +(\d+)", capsys.readouterr().out)[1])
+    teacher.run(config(run, teacher_samples=3, max_new_tokens=5))
+    written = [row for (_, written), row in rows_of(run).items() if written not in (None, EDIT)]
+    assert about == sum(len(row["response_ids"]) for row in written)
