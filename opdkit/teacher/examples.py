@@ -158,10 +158,11 @@ def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[R
 def edited_reply(chat: Chat, session: Row, turn: Row) -> Reply | None:
     """Return the reply as a person edited it; None where the model thought before it, or the template cannot write it.
 
-    What the model thought was about the reply that it wrote, so the edit does not follow from it.
+    What the model thought was about the reply that it wrote, so the edit does not follow from it. Of a rollout, None,
+    too: the edit that its hint holds is of an older reply.
     """
     messages, index = session["messages"], turn["message_index"]
-    if messages[index]["reasoning"]:
+    if messages[index]["reasoning"] or turn["decision"] is None:
         return None
     edited = messages[index] | {"content": turn["decision"]["edited"]}
     try:

@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.template import Chat, Prompt, Reply
 from opdkit.commands.check.stage import examine
+from opdkit.config.rollout import RolloutConfig
 from opdkit.model.load import load_tokenizer
 from opdkit.model.scoring import PromptResponse
+from opdkit.rollout import stage as rollout
 from opdkit.store.tables import EDIT
 from opdkit.teacher import stage as teacher
 from opdkit.teacher.edits import ODDS, apply_edit
@@ -150,3 +152,13 @@ def test_a_dry_run_counts_no_samples_of_edited_replies(tmp_path, config, capsys)
     teacher.run(config(run, teacher_samples=3, max_new_tokens=5))
     written = [row for (_, written), row in rows_of(run).items() if written not in (None, EDIT)]
     assert about == sum(len(row["response_ids"]) for row in written)
+
+
+def test_in_a_rollout_the_edit_of_the_logged_reply_is_a_hint_alone(tmp_path, config, tiny_model_dir) -> None:
+    """The verdict is that of the log, but nobody has edited the fresh reply."""
+    run, new = edited_run(tmp_path / "run"), tmp_path / "new"
+    student = {"model": str(tiny_model_dir), "device": "cpu", "samples": 1, "max_new_tokens": 4}
+    rollout.run(RolloutConfig(run=new, from_run=run, **student))
+    teacher.run(config(new, teacher_samples=1, max_new_tokens=5))
+    assert sorted(written is None for _, written in rows_of(new)) == [False, False, True, True]
+    assert EDIT not in {written for _, written in rows_of(new)}
