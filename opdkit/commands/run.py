@@ -80,7 +80,7 @@ def bounds(
     options = {stage: stages[stage].effective() for stage in ORDER}
     has_outcomes = options["judge"]["good"] or options["judge"]["bad"]  # they reward turns without a next state, too
     turns = extracted.total(TURN_COUNT if has_outcomes else TRAINABLE_COUNT)
-    replies = turns * (1 + stages["teacher"].plan()["teacher_samples"])
+    replies = turns + max(turns * stages["teacher"].plan()["teacher_samples"], extracted.labels("decisions")["edited"])
     steps = math.ceil(replies / options["train"]["batch_turns"])
     epochs = options["train"]["epochs"]
     # Without --epochs, see epochs_over. In whole sessions a step can be larger than a batch.

@@ -168,6 +168,17 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
     assert len(re.findall("waits for +teacher", shown)) == 1
 
 
+def test_edits_are_among_the_replies_that_a_dry_run_bounds(tmp_path, plain_model_dir) -> None:
+    """They are scored without `--teacher-samples`, too, and take the place of samples with it."""
+    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "edited": "b"}]
+    log, run = jsonl(tmp_path / "log.jsonl", *[{"messages": said}] * 3), tmp_path / "run"
+    (tmp_path / "map.toml").write_text('messages = "messages"\nedited = "edited"\n')
+    options = ["--judge", "rules", "--set", f"extract.map={tmp_path}/map.toml", "--set", "train.epochs=1"]
+    for samples in (0, 1):
+        shown = dry_run(run, log, plain_model_dir, *options, "--set", f"teacher.teacher_samples={samples}")
+        assert re.search("replies to score +at most 6", shown)
+
+
 def test_a_dry_run_after_a_decision_bounds_the_training(tmp_path, plain_model_dir) -> None:
     """The teacher stage is done, and one of its parts is to do again; a training of before is of another plan."""
     log, run = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v")), tmp_path / "run"
