@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.markup import split_thinking
 from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, without_first
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
@@ -161,12 +162,12 @@ def edited_reply(chat: Chat, session: Row, turn: Row) -> Reply | None:
     What the model thought was about the reply that it wrote, so the edit does not follow from it. Of a rollout, None,
     too: the edit that its hint holds is of an older reply.
     """
-    messages, index = session["messages"], turn["message_index"]
-    if messages[index]["reasoning"] or turn["decision"] is None:
+    *before, message = session["messages"][: turn["message_index"] + 1]
+    thinking = message["reasoning"] or split_thinking(message["content"] or "")[0]
+    if thinking or turn["decision"] is None:
         return None
-    edited = messages[index] | {"content": turn["decision"]["edited"]}
     try:
-        return chat.reply([*messages[:index], edited], index, session["tools"])
+        return chat.reply([*before, message | {"content": turn["decision"]["edited"]}], len(before), session["tools"])
     except ChatError:
         return None
 

@@ -81,11 +81,9 @@ def _examples_of_samples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sam
         if reply.finish_reason == "stop" and ids[-1] not in chat.stop_ids and chat.end_id is not None:
             # The student does not stop at this token, and what the teacher thinks of the student's says nothing.
             ids[-1], mask[-1] = chat.end_id, False
-        if not any(mask):
-            turn.counters.count("not written", label="nothing but a stop token")
-            continue
-        if ids == list(turn.example.reply.ids):
-            turn.counters.count("not written", label="the logged reply again: the hint changed nothing")
+        again = "the logged reply again: the hint changed nothing" if ids == list(turn.example.reply.ids) else None
+        if problem := again if any(mask) else "nothing but a stop token":
+            turn.counters.count("not written", label=problem)
             continue
         turn.counters.count("written by the teacher")
         hinted = (PromptResponse(turn.prompt_ids, ids),)

@@ -31,7 +31,7 @@ LOGGED, EDITED = "Take the train at noon.", "Take the bus at noon."
 
 def edited_run(path: Path, edit: str = EDITED, status: str = "edited", **fields) -> Path:
     """Write a run with one edited reply, and one with an ordinary hint."""
-    said = [message("user", "How do I get there?"), message("assistant", LOGGED, **fields)]
+    said = [message("user", "How do I get there?"), message("assistant", LOGGED) | fields]
     said += [message("user", "And back?"), message("assistant", "The same way, of course.")]
     turns = [turn("s:1", decision=NO_DECISION | {"edited": edit}), turn("s:3")]
     verdicts = [verdict("s:1", "Go by bus.", -1) | {"hint_status": status}, verdict("s:3", "Say when.", -1)]
@@ -120,6 +120,7 @@ def test_without_sampling_edits_are_trained_on_all_the_same(tmp_path, config, ti
         pytest.param({"edit": LOGGED}, {}, None, "the edit is the logged reply", id="no change"),
         pytest.param({"edit": EDITED * 40}, {}, 120, "no room for a reply", id="too long"),
         pytest.param({}, {"reasoning": "Trains are fast."}, None, None, id="the model thought of the logged reply"),
+        pytest.param({}, {"content": f"<think>Trains?</think>{LOGGED}"}, None, None, id="it thought in the text"),
         pytest.param({"status": "reviewed"}, {}, None, None, id="a reviewer wrote another hint"),
     ],
 )
