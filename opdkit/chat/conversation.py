@@ -31,8 +31,8 @@ class Note:
     message_id: str | None = None
 
     def add_decision(self, **fields: Any) -> None:
-        """Add fields of `decision` in tables.toml. None, "" and [] add nothing."""
-        known = {name: value for name, value in fields.items() if value not in (None, "", [])}
+        """Add fields of `decision` in tables.toml. None, [] and a text without a word add nothing."""
+        known = {name: value for name, value in fields.items() if value not in (None, []) and str(value).strip()}
         before = self.decision or NO_DECISION
         if before["rating"] is not None and known.get("rating", before["rating"]) != before["rating"]:
             before = before | {"comment": None, "tags": []}  # of the rating that no longer holds

@@ -96,8 +96,9 @@ def test_ratings(tmp_path, logged, rating):
     assert told.notes[1].decision["rating"] == rating
 
 
-@pytest.mark.parametrize(("final", "edited"), [("Goodbye.", None), ("Goodbye.\n", None), ("Bye.", "Bye.")])
-def test_a_text_that_is_the_reply_itself_is_no_edit(tmp_path, final, edited):
+@pytest.mark.parametrize(("final", "edited"), [("Goodbye.", None), ("Goodbye.\n", None), (" \n", None),
+                                               ("Bye.", "Bye.")])  # fmt: skip
+def test_a_text_that_is_the_reply_itself_or_blank_is_no_edit(tmp_path, final, edited):
     """A column with the final text is filled in every row. Before, every reply that was kept as it was got -1."""
     (tmp_path / "map.toml").write_text('prompt = "q"\nreply = "a"\nedited = "final"\nrating = "thumb"')
     log = jsonl(tmp_path / "log.jsonl", {"q": "hi", "a": "Goodbye.", "final": final, "thumb": 1})
