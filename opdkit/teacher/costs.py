@@ -40,10 +40,8 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
 
     All of it follows from token ids. Only `--measure` loads weights, for the time and for what the models write.
     """
-    counters = Counters()
-    tests = hint_checks.TestWork()
-    drawn: list[JudgedSession] = []  # with one hinted turn each
-    hinted = 0  # turns that the teacher answers
+    counters, tests = Counters(), hint_checks.TestWork()
+    drawn, hinted = list[JudgedSession](), 0  # sessions with one hinted turn each; turns that the teacher answers
     scorer = cache(partial(load_scorer, config))  # without weights
     for part in stage.todo():
         sessions = list(judged_sessions(config.run, part, config.limit))

@@ -7,6 +7,7 @@ prompt, is also told about these tokens.
 
 import math
 from dataclasses import replace
+from itertools import compress
 
 import torch
 
@@ -54,12 +55,14 @@ def apply_edit(scores: Scores, example: Example) -> Scores:
     """Return the scores of a reply with the teacher's log-probs after it was told about the edit, if there is one.
 
     By Bayes' rule, the odds of a token of the edit are ODDS times those before, and those of the first token of the
-    logged reply that the edit does not have are 1 / ODDS of them. At other positions, nothing changes.
+    logged reply that the edit does not have are 1 / ODDS of them. At other positions, nothing changes. Masked tokens do
+    not count: templates make them up, and logged ids lack them.
     """
     if scores.teacher is None or example.edited is None:
         return scores
-    ids_R, pairs = torch.tensor(example.reply.ids), zip(example.reply.ids, example.edited.ids, strict=False)
-    wrong = next((n for n, (own, other) in enumerate(pairs) if own != other), len(ids_R))  # none in the edit
+    ids_R = torch.tensor(example.reply.ids)
+    pairs = zip(*(compress(enumerate(r.ids), r.mask) for r in (example.reply, example.edited)), strict=False)
+    wrong = next((n for (n, own), (_, other) in pairs if own != other), len(ids_R))  # none in the edit
     gain_R = torch.full((len(ids_R),), math.log(ODDS) if example.written == EDIT else 0.0)  # of the token's log-odds
     gain_R[wrong : wrong + 1] = -math.log(ODDS)
     loss_R = (gain_R.expm1() * scores.teacher.exp()).log1p()  # of all tokens, so that they add up to 1

@@ -29,11 +29,11 @@ from opdkit.train.targets import load_turns
 LOGGED, EDITED = "Take the train at noon.", "Take the bus at noon."
 
 
-def edited_run(path: Path, edit: str = EDITED, status: str = "edited", **fields) -> Path:
+def edited_run(path: Path, edit: str = EDITED, status: str = "edited", ids: list[int] | None = None, **fields) -> Path:
     """Write a run with one edited reply, and one with an ordinary hint."""
     said = [message("user", "How do I get there?"), message("assistant", LOGGED) | fields]
     said += [message("user", "And back?"), message("assistant", "The same way, of course.")]
-    turns = [turn("s:1", decision=NO_DECISION | {"edited": edit}), turn("s:3")]
+    turns = [turn("s:1", decision=NO_DECISION | {"edited": edit}, response_token_ids=ids), turn("s:3")]
     verdicts = [verdict("s:1", "Go by bus.", -1) | {"hint_status": status}, verdict("s:3", "Say when.", -1)]
     return write_run(path, one_part([session("s", *said)], turns, verdicts))
 
@@ -100,6 +100,18 @@ def test_an_edit_is_scored_beside_the_logged_reply_and_is_not_sampled(tmp_path, 
     assert (logged["reward"], edit["reward"], edit["behavior_logprobs"]) == (-1, None, None)
     assert not [finding for finding in examine(run).findings if finding.table == "targets"]
     assert count_written(load_turns(run)) == {"written by the teacher": 1, "edited by people": 1}
+
+
+def test_logged_ids_lack_what_the_template_makes_up(tmp_path, config, tiny_tokenizer) -> None:
+    """The empty thinking before the edit is masked: it does not make the first logged token the wrong one."""
+    logged, edited = (tiny_tokenizer.encode(text) for text in (LOGGED, EDITED))
+    teachers = {}
+    for status in ("edited", "ok"):
+        run = edited_run(tmp_path / status, status=status, ids=[*logged, tiny_tokenizer.eos_token_id])
+        teacher.run(config(run))
+        teachers[status] = rows_of(run)["s:1", None]["teacher_logprobs"]
+    moved = np.flatnonzero(~np.isclose(*teachers.values(), atol=1e-4))
+    assert moved.tolist() == [next(n for n, pair in enumerate(zip(logged, edited, strict=False)) if len({*pair}) == 2)]
 
 
 def test_without_sampling_edits_are_trained_on_all_the_same(tmp_path, config, tiny_model_dir, tiny_tokenizer) -> None:
