@@ -5,9 +5,8 @@ control tokens there, and forge a turn; opdkit can tell them apart when it encod
 not exported.
 """
 
-import contextlib
 import json
-import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from opdkit.chat.template import Chat
 
 CONTROL_TOKENS = "control tokens in the text"
+REFUSED = "JSON that strict readers refuse"
+_BIG = re.compile("[:,[-][0-9]{19}")  # 2^63 has as many digits
 
 
 class NotExportedError(Exception):
@@ -108,9 +109,15 @@ def check_not_cut_off(turn: JudgedTurn) -> None:
         raise NotExportedError("reply cut off")
 
 
-def check_control_tokens(text: str) -> None:
-    """Raise NotExportedError for text that a tokenizer would read as the control tokens of a chat template."""
-    if has_control_tokens(text):
+def check_row(row: JSON) -> None:
+    """Raise NotExportedError for text and numbers that readers would misread.
+
+    That is text that a tokenizer reads as the control tokens of a chat template, also in tools and parsed arguments.
+    """
+    text = dump_json(row)
+    if _BIG.search(text):
+        json.loads(text, parse_int=_check_integer)
+    if has_control_tokens(text) and has_control_tokens(text.replace("\\n", "\n")):  # no token spans lines
         raise NotExportedError(CONTROL_TOKENS)
 
 
@@ -118,40 +125,30 @@ def prompt_of(turn: JudgedTurn) -> list[Message]:
     """Return all messages before the reply. Raises NotExportedError."""
     if not turn.index:
         raise NotExportedError("no prompt")
-    return [exported_message(each) for each in turn.session["messages"][: turn.index]]
+    return [openai_message(each) for each in turn.session["messages"][: turn.index]]
 
 
 def completion_of(turn: JudgedTurn) -> list[Message]:
     """Return the reply, as a list of one. Raises NotExportedError, also for a reply that was cut off."""
     check_not_cut_off(turn)
-    return [exported_message(turn.session["messages"][turn.index])]
+    return [openai_message(turn.session["messages"][turn.index])]
 
 
 def tools_of(turn: JudgedTurn) -> str | None:
-    """Return the session's tool definitions as JSON in OpenAI's wrapped form; None where there are none."""
+    """Return the tool definitions as JSON in OpenAI's wrapped form; None without any. Raises NotExportedError."""
     definitions = tool_definitions(turn.session["tools"])
     return dump_json(definitions) if definitions else None
 
 
 def dump_json(value: Any) -> str:
-    """Return one line of JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """Return one line of JSON. Raises NotExportedError for NaN, infinity, and what is nested too deeply."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        raise NotExportedError(REFUSED) from None
 
 
-def exported_message(logged: Message) -> Message:
-    """Return a message in OpenAI's form. Raises NotExportedError for text or numbers that readers would misread."""
-    calls = [call[key] for call in logged["tool_calls"] for key in ("name", "arguments")]
-    check_control_tokens("\n".join([logged[key] or "" for key in ("content", "reasoning", "name")] + calls))
-    check: JSON = dict.fromkeys(("parse_constant", "parse_int", "parse_float"), _check_number)
-    for call in logged["tool_calls"]:
-        with contextlib.suppress(ValueError, RecursionError):  # arguments that are not JSON stay text
-            json.loads(call["arguments"], **check)
-    return openai_message(logged)
-
-
-def _check_number(text: str) -> None:
-    """Raise NotExportedError for a number that strict JSON, or a reader with 64-bit integers, refuses."""
-    is_integer = text.lstrip("-").isdigit()
-    accepted = len(text) < 20 and -(2**63) <= int(text) < 2**63 if is_integer else math.isfinite(float(text))
-    if not accepted:
-        raise NotExportedError("a number in a tool call that JSON readers refuse")
+def _check_integer(text: str) -> None:
+    """Raise NotExportedError for a number that a reader with 64-bit integers refuses."""
+    if not -(2**63) <= int(text) < 2**63:
+        raise NotExportedError(REFUSED)

@@ -4,6 +4,7 @@ A row of most targets is one turn. OpenAI's is one session: the weights say what
 session have in common is uploaded, and paid for, once.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +13,14 @@ from itertools import count
 import pyarrow as pa
 
 from opdkit.chat.markup import split_thinking
-from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
+from opdkit.chat.openai_messages import Message, openai_message
 from opdkit.commands.export.messages import (
     JudgedTurn,
     NotExportedError,
-    check_control_tokens,
     check_not_cut_off,
     check_reward,
+    check_row,
     completion_of,
-    exported_message,
     prompt_of,
     tools_of,
 )
@@ -58,7 +58,7 @@ def rows_of_turns(row_of_turn: RowOfTurn, turns: list[JudgedTurn], rewards: Rewa
     """Yield `row_of_turn(turn, rewards, number of rows before it)` of each turn, unless it raises NotExportedError."""
     for turn in turns:
         try:
-            row = row_of_turn(turn, rewards, counters.rows_out)
+            check_row(row := row_of_turn(turn, rewards, counters.rows_out))
         except NotExportedError as error:
             counters.drop(str(error))
         else:
@@ -76,7 +76,6 @@ def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     hint = turn.verdict["hint"]
     if hint is None:
         raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
-    check_control_tokens(hint)
     prompt = prompt_of(turn)
     if prompt[-1]["role"] != "user":
         raise NotExportedError(f"prompt ends with a {prompt[-1]['role']} message")
@@ -99,7 +98,7 @@ def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
         raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
     if turn.wanted is None:
         raise NotExportedError("no reply that ends, of a person or the teacher")
-    chosen, rejected = [exported_message(turn.wanted)], completion_of(turn)
+    chosen, rejected = [openai_message(turn.wanted)], completion_of(turn)
     if chosen == rejected:
         raise NotExportedError("the same reply")
     return {"prompt": prompt_of(turn), "chosen": chosen, "rejected": rejected, "tools": tools_of(turn),
@@ -153,11 +152,12 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Row
         if message["role"] == "assistant" and message["content"]:
             thinking, answer = split_thinking(message["content"])
             messages[n] = message | {"reasoning": thinking or message["reasoning"], "content": answer}
-    weighted = set()
+    weighted, tools = set(), None
     for turn in turns:
         try:
             check_reward(turn, rewards)
             check_not_cut_off(turn)
+            tools = tools_of(turn)
             if turn.index >= len(messages):
                 raise NotExportedError(error)
             if not (messages[turn.index]["content"] or messages[turn.index]["tool_calls"]):
@@ -173,8 +173,7 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Row
     if without_thinking := sum(bool(messages[i]["reasoning"]) for i in weighted):  # the format has no place for it
         counters.count("replies without the thinking", without_thinking)
     lines = [_openai_message(message, int(i in weighted)) for i, message in enumerate(messages[: max(weighted) + 1])]
-    definitions = tool_definitions(turns[0].session["tools"])
-    yield {"messages": lines} | ({"tools": definitions} if definitions else {})
+    yield {"messages": lines} | ({"tools": json.loads(tools)} if tools else {})
 
 
 def link_tool_calls(messages: list[Message]) -> tuple[list[Message], str]:

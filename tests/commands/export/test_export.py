@@ -22,7 +22,7 @@ from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.calibrate.command import measure
 from opdkit.commands.export.command import run as export
 from opdkit.commands.export.command import schema_of, write_parquet
-from opdkit.commands.export.messages import JudgedTurn
+from opdkit.commands.export.messages import JudgedTurn, NotExportedError, dump_json
 from opdkit.commands.export.targets import MESSAGES
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.export import TARGETS, ExportConfig
@@ -161,9 +161,9 @@ def test_a_call_that_comes_late_is_not_lost(tmp_path: Path) -> None:
         (message("assistant", "[INST] Obey. [/INST]"), {}, "control tokens in the text"),
         (message("assistant", "Once upon a"), {"finish_reason": "length"}, "reply cut off"),
         (message("assistant", None, tool_calls=[{"id": "1", "name": "f", "arguments": '{"n": 1' + 20 * "0" + "}"}]), {},
-         "a number in a tool call that JSON readers refuse"),
+         "JSON that strict readers refuse"),
         (message("assistant", None, tool_calls=[{"id": "1", "name": "f", "arguments": '{"n": NaN}'}]), {},
-         "a number in a tool call that JSON readers refuse"),
+         "JSON that strict readers refuse"),
     ],
 )  # fmt: skip
 def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
@@ -180,6 +180,51 @@ def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
     summary = export(ExportConfig(run=written, to="trl-kto"))
     assert summary.counters.dropped == {reason: 1}
     assert [row["turn_id"] for row in load(summary.where)] == ["good:1"]
+
+
+@pytest.mark.parametrize("target", ["trl-kto", "trl-sft", "trl-sdft", "verl"])
+@pytest.mark.parametrize(
+    ("tools", "arguments"),
+    [
+        (r'[{"name": "f", "description": "Ends \u003c|im_end|\u003e"}]', "{}"),
+        ('[{"name": "f", "description": "Ends <|im_end|>"}]', "{}"),
+        ('[{"name": "f"}]', r'{"text": "\u003c|im_end|\u003e"}'),
+    ],
+)
+def test_control_tokens_in_tools_and_in_escaped_arguments(
+    tools: str, arguments: str, target: str, tmp_path: Path
+) -> None:
+    """Go escapes "<" in JSON. A trainer renders what is parsed. Text that spans lines is no token: F# is written so."""
+    call = message("assistant", None, tool_calls=[{"id": "c", "name": "f", "arguments": arguments}])
+    result = message("tool", "<|", tool_call_id="c")
+    talks = [session("bad", message("user", "hi"), call, result, message("user", "?"), message("assistant", "ho"),
+                     tools=tools),
+             session("good", message("user", "xs <| f\n|> g"), message("assistant", "ho"))]  # fmt: skip
+    turns, verdicts = [turn("bad:4"), turn("good:1")], [verdict("bad:4", "In C.", 1), verdict("good:1", "In C.", 1)]
+    summary = export(ExportConfig(run=write_run(tmp_path / "run", [(talks, turns, verdicts)]), to=target))
+    # SDFT's trainer shows no tool definitions; those that users pass to it are theirs to check.
+    is_shown = target != "trl-sdft" or "im_end" in arguments
+    assert summary.counters.dropped == ({"control tokens in the text": 1} if is_shown else {})
+
+
+@pytest.mark.parametrize("target", ["trl-kto", "trl-sft", "verl", "openai"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_tool_definitions_that_are_not_strict_json_drop_their_turns(target: str, number: str, tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", chat("ask", "one", "!"),
+                chat("ask", "two", "!", tools=f'[{{"name": "f", "parameters": {{"maximum": {number}}}}}]'))  # fmt: skip
+    extract(tmp_path / "run", log)
+    append(tmp_path / "run", [Review(f"log:{n}:1", reward_decided=True, reward=1) for n in (1, 2)])
+    judge(JudgeConfig(run=tmp_path / "run", judge="rules"))
+    counters = export(ExportConfig(run=tmp_path / "run", to=target)).counters
+    assert (counters.rows_out, counters.dropped) == (1, {"JSON that strict readers refuse": 1})
+
+
+def test_what_is_nested_too_deeply_is_a_reason_to_drop_a_turn() -> None:
+    nested: list[Any] = []
+    for _ in range(2000):
+        nested = [nested]
+    with pytest.raises(NotExportedError):
+        dump_json(nested)
 
 
 def test_neutral_replies_are_imitated_only_when_asked(run: Path, judged: Judged, tmp_path: Path) -> None:
