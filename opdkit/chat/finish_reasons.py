@@ -1,7 +1,7 @@
 """Finish reasons: why a policy stopped writing a reply, in the words of the servers and libraries that log it.
 
-The only place that knows them. Extract, judge, train, rollout and export ask `is_cut_off`. Chat templates and the judge
-also ask whether a text has an end of its own: `is_incomplete`.
+The only place that knows them. Extract, judge, train, rollout and export ask `is_cut_off`. Chat templates, judge and
+export also ask whether a text has an end of its own: `is_incomplete`.
 """
 
 from functools import lru_cache

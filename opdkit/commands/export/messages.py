@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from opdkit.chat.control_tokens import has_control_tokens
 from opdkit.chat.conversation import NO_DECISION
-from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
 from opdkit.chat.markup import split_reply
 from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
@@ -103,10 +103,11 @@ def check_reward(turn: JudgedTurn, rewards: Sequence[int]) -> int:
     return reward
 
 
-def check_not_cut_off(turn: JudgedTurn) -> None:
-    """Raise NotExportedError for a reply that the token limit ended: a trainer would teach that it ends there."""
-    if is_cut_off(turn.turn["finish_reason"]):
-        raise NotExportedError("reply cut off")
+def check_complete(turn: JudgedTurn) -> None:
+    """Raise NotExportedError for a reply without an end of its own: a trainer would teach that it ends there."""
+    reason = turn.turn["finish_reason"]
+    if is_incomplete(reason):
+        raise NotExportedError("reply cut off" if is_cut_off(reason) else "reply interrupted")
 
 
 def check_row(row: JSON) -> None:
@@ -129,8 +130,8 @@ def prompt_of(turn: JudgedTurn) -> list[Message]:
 
 
 def completion_of(turn: JudgedTurn) -> list[Message]:
-    """Return the reply, as a list of one. Raises NotExportedError, also for a reply that was cut off."""
-    check_not_cut_off(turn)
+    """Return the reply, as a list of one. Raises NotExportedError, also for a reply that is not complete."""
+    check_complete(turn)
     return [openai_message(turn.session["messages"][turn.index])]
 
 

@@ -17,7 +17,7 @@ from opdkit.chat.openai_messages import Message, openai_message
 from opdkit.commands.export.messages import (
     JudgedTurn,
     NotExportedError,
-    check_not_cut_off,
+    check_complete,
     check_reward,
     check_row,
     completion_of,
@@ -156,7 +156,7 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Row
     for turn in turns:
         try:
             check_reward(turn, rewards)
-            check_not_cut_off(turn)
+            check_complete(turn)
             tools = tools_of(turn)
             if turn.index >= len(messages):
                 raise NotExportedError(error)
