@@ -81,7 +81,9 @@ def read_judged_turns(
 def wanted_reply(turn: JoinedTurn, chat: "Chat | None") -> Message | None:
     """Return a person's edit, else the reply that was kept, else the first that the hinted teacher wrote and ended."""
     decision = turn.turn["decision"] or NO_DECISION
-    if text := decision["edited"] or decision["kept"]:
+    if text := decision["edited"]:  # calls and thinking stay as they were logged, so that only the text is preferred
+        return turn.session["messages"][turn.index] | {"content": text}
+    if text := decision["kept"]:
         return message("assistant", text)
     if chat is None:
         return None

@@ -110,6 +110,18 @@ def test_edits_and_kept_replies_are_preferred_without_a_teacher(tmp_path: Path) 
     assert summary.counters.dropped.total() == 1
 
 
+def test_an_edit_keeps_the_calls_and_the_thinking_of_the_reply(tmp_path: Path) -> None:
+    """Who edits sees the text. A trainer must not learn from it to call nothing and to think nothing."""
+    call = {"id": "c", "name": "f", "arguments": "{}"}
+    logged = message("assistant", "68 F", reasoning="Hm.", tool_calls=[call])
+    turns = [turn("a:1", decision=NO_DECISION | {"edited": "20 C"})]
+    talks = [session("a", message("user", "hi"), logged)]
+    written = write_run(tmp_path / "run", [(talks, turns, [verdict("a:1", "In Celsius.", -1)])])
+    (row,) = load(export(ExportConfig(run=written, to="trl-dpo")).where)
+    assert row["chosen"] == [openai_message(logged | {"content": "20 C"})]
+    assert row["rejected"] == [openai_message(logged)]
+
+
 def test_pandas_reads_plain_conversations_as_they_are(tmp_path: Path) -> None:
     """Where all messages are role and text, the Parquet column is a list of such structs for every reader."""
     talk = session("a", *(message(r, f"{r} {n}") for n, r in enumerate(("system", "user", "assistant", "user"))))
