@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chat_templates import QWEN
 from sample_world import MODEL
 
 from opdkit.chat.conversation import NO_DECISION
@@ -91,6 +92,24 @@ def test_sft_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn],
         assert row["input_ids"][: len(prompt) + len(reply)] == prompt + reply
         assert row["labels"][: len(prompt) + len(reply)] == [-100] * len(prompt) + reply
     assert trainer.train().global_step == 1
+
+
+def test_template_arguments_are_a_column(run: Path, judged: dict[str, JudgedTurn], tmp_path: Path) -> None:
+    """With them TRL renders what opdkit does, as docs/export.md says; without, it trains what QWEN makes up."""
+    fields = student()
+    fields["processing_class"].chat_template = QWEN
+    chat = Chat(fields["processing_class"], {"enable_thinking": False})
+    data = exported(run, "trl-sft", tmp_path).select(range(8))
+    for column in ({"chat_template_kwargs": {"enable_thinking": False}}, {}):
+        args = trl.SFTConfig(**quiet(tmp_path), max_length=None)
+        with_column = data.map(lambda row, column=column: column)
+        prepared = trl.SFTTrainer(**fields, train_dataset=with_column, args=args).train_dataset
+        for row, source in zip(prepared, data, strict=True):
+            turn = judged[source["turn_id"]]
+            prompt, reply = prompt_ids(chat, turn), reply_ids(chat, turn)
+            trained = [label for label in row["labels"] if label != -100]
+            assert row["input_ids"][: len(prompt)] == prompt
+            assert (trained[: len(reply)] == reply) is bool(column)
 
 
 def test_dpo_prefers_what_was_wanted_to_what_was_logged(run: Path, chat: Chat, tmp_path: Path) -> None:
