@@ -68,7 +68,9 @@ def run(config: ExportConfig) -> Summary | Imported:
                 write_parquet(temporary, rows(counters), schema_of(target.columns, rows(Counters())))
         if not counters.rows_out and config.to != REVIEW:
             reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common())
-            raise OpdkitError(f"{config.run} has no turn for {config.to}: {reasons or 'it has no turns'}")
+            can_be_written = config.to == "trl-dpo" and not has_stage(config.run, "teacher")
+            advice = f"; `opdkit teacher {config.run} ...` writes replies to prefer" * can_be_written
+            raise OpdkitError(f"{config.run} has no turn for {config.to}: {reasons or 'it has no turns'}{advice}")
     if config.to == "openai" and (lines := counters.total("conversations")) < FEWEST_LINES:
         warn(f"{path} has {counted(lines, 'line')}; OpenAI takes no fewer than {FEWEST_LINES}")
     counters.seconds = time.monotonic() - start

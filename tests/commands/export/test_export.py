@@ -108,6 +108,9 @@ def test_edits_and_kept_replies_are_preferred_without_a_teacher(tmp_path: Path) 
     summary = export(ExportConfig(run=written, to="trl-dpo"))
     assert [row["chosen"][0]["content"] for row in load(summary.where)] == ["It is 20 C.", "It is 21 C."]
     assert summary.counters.dropped.total() == 1
+    plain = write_run(tmp_path / "plain", [(talks[2:], turns[2:], [verdict("c:1", "In Celsius.", -1)])])
+    with pytest.raises(OpdkitError, match="opdkit teacher"):
+        export(ExportConfig(run=plain, to="trl-dpo"))
 
 
 def test_an_edit_keeps_the_calls_and_the_thinking_of_the_reply(tmp_path: Path) -> None:
