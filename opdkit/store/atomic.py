@@ -114,6 +114,7 @@ def replaced_file(final: Path, *, replace: bool = True) -> Iterator[Path]:
     try:
         with disk_errors_explained(place), temporary_file(place) as temporary:
             place.parent.mkdir(parents=True, exist_ok=True)
+            remove_entries(find_left_overs(place.parent, f".{glob.escape(place.name)}-*"))  # of killed processes
             yield temporary
             if not move_into_place(temporary, place, replace=replace):
                 raise ConfigError(f"{final} already exists; name another file, or pass --overwrite to replace it")

@@ -20,7 +20,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
 from opdkit.extract import stage as extract
 from opdkit.store import failures
-from opdkit.store.atomic import find_left_overs, host_name, is_gone, owned_name, replaced_folder
+from opdkit.store.atomic import find_left_overs, host_name, is_gone, owned_name, replaced_file, replaced_folder
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
 from opdkit.store.tables import REJECTED
@@ -218,6 +218,21 @@ def test_files_of_users_whose_names_hold_a_date(tmp_path: Path, capsys) -> None:
     check.run(CheckConfig(run=run, clean=True, json=True))
     assert json.loads(capsys.readouterr().out)["left_over"] == []
     assert all(path.exists() for path in kept)
+
+
+def test_the_file_of_a_killed_process_is_removed_by_the_next_that_writes_it(tmp_path: Path) -> None:
+    """An export may lie in a folder that is no run, where `opdkit check --clean` does not look."""
+    out, other = tmp_path / "kto.jsonl", tmp_path / owned_name(".kto.jsonl")
+
+    def write_out() -> None:
+        with replaced_file(out) as temporary:
+            temporary.write_text("whole")
+
+    killed(write_out, Path, "write_text", after=True)
+    other.write_text("of the living")
+    assert len(list(tmp_path.iterdir())) == 2
+    write_out()
+    assert sorted(tmp_path.iterdir()) == sorted([out, other])
 
 
 def dead_process() -> int:
