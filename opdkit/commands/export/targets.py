@@ -5,6 +5,7 @@ session have in common is uploaded, and paid for, once.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,7 @@ PLAIN = pa.struct({"role": pa.string(), "content": pa.string()})
 ANY = pa.json_(pa.string())
 MESSAGES = pa.list_(PLAIN)  # of another message type where the messages of a run need it
 _TEXT = pa.string()
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # of a participant, as OpenAI takes it
 
 
 @dataclass(frozen=True)
@@ -205,17 +207,12 @@ def link_tool_calls(messages: list[Message]) -> tuple[list[Message], str]:
 
 
 def _openai_message(message: Message, weight: int) -> Message:
-    role, calls = message["role"], message["tool_calls"]
-    exported: Message = {"role": role}
-    if message["content"] or not calls:
-        exported["content"] = message["content"] or ""
-    if role == "tool":
-        exported["tool_call_id"] = message["tool_call_id"]
-    if role == "assistant":
-        exported["weight"] = weight
-    if calls:
-        exported["tool_calls"] = openai_message(message, arguments_as_text=True)["tool_calls"]
-    return exported
+    exported = openai_message(message | {"reasoning": None}, arguments_as_text=True)
+    if message["tool_calls"] and not exported["content"]:
+        del exported["content"]
+    if message["role"] == "tool" or not _NAME.fullmatch(exported.get("name", "")):
+        exported.pop("name", None)
+    return exported | ({"weight": weight} if message["role"] == "assistant" else {})
 
 
 _SDFT = {"prompt": MESSAGES, "privileged_context": _TEXT, "turn_id": _TEXT}

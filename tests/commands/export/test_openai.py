@@ -107,3 +107,11 @@ def test_thinking_has_no_place_in_the_file_and_that_is_said(tmp_path: Path, caps
     (line,) = lines(summary.where)
     assert [m["content"] for m in line["messages"]] == ["<think>hi</think>", "ho"] * 3
     assert "10" in capsys.readouterr().err
+
+
+def test_names_that_openai_takes_are_kept(tmp_path: Path) -> None:
+    said = [message("user", "hi", name="ann"), message("assistant", "ho", name="helper-2"),
+            message("user", "hi", name="Ann Smith"), message("assistant", "ho")]  # fmt: skip
+    talk = ([session("a", *said)], [turn("a:3")], [verdict("a:3", None, 1)])
+    (line,) = lines(export(ExportConfig(run=write_run(tmp_path / "run", [talk]), to="openai")).where)
+    assert [m.get("name") for m in line["messages"]] == ["ann", "helper-2", None, None]
