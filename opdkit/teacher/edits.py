@@ -56,7 +56,8 @@ def apply_edit(scores: Scores, example: Example) -> Scores:
 
     By Bayes' rule, the odds of a token of the edit are ODDS times those before, and those of the first token of the
     logged reply that the edit does not have are 1 / ODDS of them. At other positions, nothing changes. Masked tokens do
-    not count: templates make them up, and logged ids lack them.
+    not count: templates make them up, and logged ids lack them. A token that changes and is not in the support takes
+    the last place there.
     """
     if scores.teacher is None or example.edited is None:
         return scores
@@ -68,6 +69,10 @@ def apply_edit(scores: Scores, example: Example) -> Scores:
     loss_R = (gain_R.expm1() * scores.teacher.exp()).log1p()  # of all tokens, so that they add up to 1
     support = scores.support
     if support is not None and support.teacher is not None:
-        gain_RK = torch.where(support.ids == ids_R[:, None], gain_R[:, None], 0.0)
-        support = Support(support.ids, support.old, support.teacher + gain_RK - loss_R[:, None])
+        ids_RK, old_RK, teacher_RK = support.ids.clone(), support.old.clone(), support.teacher.clone()
+        missing_R = (ids_RK != ids_R[:, None]).all(-1) & (gain_R != 0)
+        for of_support, of_reply in ((ids_RK, ids_R), (old_RK, scores.old), (teacher_RK, scores.teacher)):
+            of_support[missing_R, -1] = of_reply[missing_R].to(of_support)
+        gain_RK = torch.where(ids_RK == ids_R[:, None], gain_R[:, None], 0.0)
+        support = Support(ids_RK, old_RK, teacher_RK + gain_RK - loss_R[:, None])
     return replace(scores, teacher=scores.teacher + gain_R - loss_R, support=support)

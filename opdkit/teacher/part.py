@@ -104,8 +104,8 @@ def _make_examples(
 ) -> Iterator[tuple[Teacher, list[Example]]]:
     """Yield each session, the longest first, as its teacher and its turns, each followed by its edited reply, if any.
 
-    Turns that cannot be scored are dropped.
-    The branches of a conversation count as one session, so that what they have in common is read once.
+    Turns that cannot be scored are dropped. The branches of a conversation count as one session, so that what they have
+    in common is read once.
     """
     groups = groupby(sessions, key=lambda one: first_branch(one.session["session_id"]))
     # Characters sort sessions in about the same order as tokens.

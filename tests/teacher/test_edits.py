@@ -47,7 +47,7 @@ def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
 
     def told(ids: list[int], edited: list[int], written: int | None) -> Scores:
         support = Support(
-            torch.tensor([[7, 8]] * len(ids)), torch.zeros(len(ids), 2), torch.tensor([[0.5, 0.25]]).log()
+            torch.tensor([[7, 8]] * len(ids)), torch.zeros(len(ids), 2), torch.tensor([[0.5, 0.25]] * len(ids)).log()
         )
         scores = Scores(torch.zeros(len(ids)), torch.full((len(ids),), 0.5).log(), None, 0, None, support)
         reply = Reply(ids, [True] * len(ids))
@@ -64,6 +64,9 @@ def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
     assert logged.teacher.exp().tolist() == pytest.approx([0.5, 1 / 21, 0.5]), "later tokens follow another beginning"
     assert logged.support.teacher.exp().tolist() == [pytest.approx(p) for p in (
         [0.5, 0.25], [1 / 21, 0.25 * 40 / 21], [0.5, 0.25])]  # fmt: skip
+    other = told([9, 7], [9, 7], EDIT).support
+    assert other.ids.tolist() == [[7, 9], [7, 8]], "the token of the edit takes the last place"
+    assert other.teacher.exp()[0].tolist() == pytest.approx([0.5 / 10.5, 20 / 21])
     assert told([7], [7, 8], None).teacher.exp().tolist() == pytest.approx([0.5]), "cut off before it went wrong"
 
 
@@ -95,7 +98,7 @@ def test_an_edit_is_scored_beside_the_logged_reply_and_is_not_sampled(tmp_path, 
         assert (np.exp(np.array(row["support_teacher"], np.float32)).sum(-1) < 1.001).all()
         for ids, own, logprobs, known in zip(row["support_ids"], row["response_ids"], row["support_teacher"],
                                              row["teacher_logprobs"], strict=True):  # fmt: skip
-            if own in ids:
+            if own in ids or row is edit:
                 assert logprobs[list(ids).index(own)] == pytest.approx(known, abs=5e-3), "half precision"
     assert (logged["reward"], edit["reward"], edit["behavior_logprobs"]) == (-1, None, None)
     assert not [finding for finding in examine(run).findings if finding.table == "targets"]
