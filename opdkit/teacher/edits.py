@@ -11,12 +11,11 @@ from itertools import compress
 
 import torch
 
-from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
 from opdkit.store.tables import EDIT
-from opdkit.teacher.examples import Example
+from opdkit.teacher.examples import Example, written_example
 from opdkit.teacher.models import Scorer
-from opdkit.teacher.scores import ReplyReadings, Scores, Support
+from opdkit.teacher.scores import Scores, Support
 
 ODDS = 20.0  # a token that is wanted stands in an edit so many times as often as one that is not
 
@@ -40,15 +39,7 @@ def edited_example(scorer: Scorer, logged: Example, counters: Counters) -> Examp
         counters.count("not written", label=problem)
         return None
     counters.count("edited by people")
-    student, *hinted = (PromptResponse(prompt, ids) for prompt in prompts)
-    return replace(
-        logged,
-        verdict=logged.verdict | {"reward": None},  # nobody has reacted to this reply
-        reply=logged.edited,
-        behavior_logprobs=None,
-        readings=ReplyReadings(student, (tuple(hinted),)),
-        written=EDIT,
-    )
+    return written_example(logged, 0, logged.edited, None, EDIT)
 
 
 def apply_edit(scores: Scores, example: Example) -> Scores:

@@ -1,7 +1,7 @@
 """Judged turns, and examples: the prompts and the reply of one turn as token ids, for the student and its teachers."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +106,23 @@ def make_example(
     readings = ReplyReadings(student, by_hint, tuple(rest[: len(unhinted)]) or None)
     edited = edited_reply(scorer.student.chat, session, turn) if verdict["hint_status"] == EDITED else None
     return Example(verdict, prompts[0], reply, behavior, hints, readings, edited=edited)
+
+
+def written_example(
+    logged: Example, chosen: int, reply: Reply, behavior_logprobs: list[float] | None, written: int
+) -> Example:
+    """Return another reply after the prompts of a logged one, with hint `chosen`, as an example to score."""
+    prompts = [reading.prompt_ids for reading in (logged.readings.student, *logged.readings.hinted[chosen])]
+    student, *hinted = (PromptResponse(prompt, reply.ids) for prompt in prompts)
+    return replace(
+        logged,
+        verdict=logged.verdict | {"reward": None},  # nobody has reacted to this reply
+        reply=reply,
+        behavior_logprobs=behavior_logprobs,
+        hints=[logged.hints[chosen]],
+        readings=ReplyReadings(student, (tuple(hinted),)),
+        written=written,
+    )
 
 
 def candidate_hints(verdict: Row, select: str) -> list[str]:

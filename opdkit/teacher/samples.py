@@ -5,7 +5,7 @@ like the logged reply, after the same two prompts.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from opdkit.chat.template import Reply
@@ -13,12 +13,10 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, reply_room
 from opdkit.model.sampling.samples import find_sample_problem
-from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
 from opdkit.store.turn_ids import session_of
-from opdkit.teacher.examples import Example
+from opdkit.teacher.examples import Example, written_example
 from opdkit.teacher.models import Scorer, Teacher
-from opdkit.teacher.scores import ReplyReadings
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,12 @@ def _examples_of_samples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sam
         if reply.finish_reason == "stop" and ids[-1] not in chat.stop_ids and chat.end_id is not None:
             # The student does not stop at this token, and what the teacher thinks of the student's says nothing.
             ids[-1], mask[-1] = chat.end_id, False
-        again = "the logged reply again: the hint changed nothing" if ids == list(turn.example.reply.ids) else None
-        if problem := again if any(mask) else "nothing but a stop token":
+        if not any(mask):
+            problem = "nothing but a stop token"
+        elif ids == list(turn.example.reply.ids):
+            problem = "the logged reply again: the hint changed nothing"
+        if problem:
             turn.counters.count("not written", label=problem)
             continue
         turn.counters.count("written by the teacher")
-        hinted = (PromptResponse(turn.prompt_ids, ids),)
-        yield replace(
-            turn.example,
-            verdict=turn.example.verdict | {"reward": None},  # nobody has reacted to this reply
-            reply=Reply(ids, mask),
-            behavior_logprobs=reply.logprobs,
-            hints=[turn.example.hints[turn.chosen]],
-            readings=ReplyReadings(PromptResponse(turn.example.prompt.ids, ids), (hinted,)),
-            written=number,
-        )
+        yield written_example(turn.example, turn.chosen, Reply(ids, mask), reply.logprobs, number)
