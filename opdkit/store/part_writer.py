@@ -28,15 +28,7 @@ from opdkit.store.counters import (
 )
 from opdkit.store.digests import file_digest, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import (
-    DRAW,
-    check_upstream,
-    fingerprint,
-    manifest,
-    model_identity,
-    stage_dir,
-    write_or_check_manifest,
-)
+from opdkit.store.plans import DRAW, check_upstream, manifest, model_identity, stage_dir, write_or_check_manifest
 from opdkit.store.progress_marks import mark_part
 from opdkit.store.reading import check_parts_exist, part_path, summary_of
 from opdkit.store.tables import TABLES, Row, Table, parquet_options, to_arrow
@@ -110,7 +102,7 @@ class Stage:
         check_upstream(config.run, upstream)
         if config.overwrite and command is None:  # rollout writes two stages: the first is not finished yet
             check_parts_exist(config.run, upstream)
-        digest = write_or_check_manifest(stage_dir(config.run, name), config, fingerprint(plan), plan)
+        digest = write_or_check_manifest(config, plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
         if not config.is_dry_run:
             with disk_errors_explained(stage.folder):

@@ -130,17 +130,18 @@ def check_upstream(run: Path, stages: Sequence[str]) -> None:
             )
 
 
-def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
-    """Write the manifest into a stage's folder, or check that the one there pins the same plan. Return its fingerprint.
+def write_or_check_manifest(config: StageConfig, plan: JSON) -> str:
+    """Write the manifest of a stage, or check that the one there pins the same plan. Return its fingerprint.
 
-    That is `digest`, unless the plans differ in paths of the same files alone. Raises ConfigError that names every
-    other difference, or for `--overwrite`, which removes plan and parts first, in one of several shards. With
-    `--dry-run` nothing is written or removed.
+    That is the fingerprint of `plan`, unless the plans differ in paths of the same files alone. Raises ConfigError that
+    names every other difference, or for `--overwrite`, which removes plan and parts first, in one of several shards.
+    With `--dry-run` nothing is written or removed.
     """
-    path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
+    folder, digest = stage_dir(config.run, plan["stage"]), fingerprint(plan)
+    path = folder / "manifest.json"
     if folder.parent != config.run:
         raise ConfigError(f"{config.run} is a training of {folder.parent}; the {plan['stage']} stage is that run's")
-    if config.overwrite and shards > 1:
+    if config.overwrite and parse_shard(config.shard)[1] > 1:
         raise ConfigError(_ALL_SHARDS)
     if config.overwrite and folder.exists():
         if config.is_dry_run:
@@ -165,7 +166,7 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     changes = [] if old["fingerprint"] == digest else differences(*without_moves(old["plan"] | same_draw, plan))
     if not changes:
         return str(old["fingerprint"])
-    raise _another_plan(folder, changes, plan["stage"], shards)
+    raise _another_plan(config, plan["stage"], changes)
 
 
 def record_usage(run: Path, stage: str, usage: JSON) -> None:
@@ -182,7 +183,6 @@ def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | N
 
     `inputs` are those that are known already, None for one that the plan lacks. `--overwrite` allows it.
     """
-    folder = stage_dir(config.run, stage)
     if config.overwrite or not has_stage(config.run, stage):
         return
     plan, options = manifest(config.run, stage)["plan"], config.plan()
@@ -195,18 +195,19 @@ def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | N
         changes = differences(old["config"], new["config"], "config")
     changes += differences({name: plan["inputs"].get(name) for name in inputs or {}}, dict(inputs or {}), "inputs")
     if changes:
-        raise _another_plan(folder, changes, stage, parse_shard(config.shard)[1])
+        raise _another_plan(config, stage, changes)
 
 
-def _another_plan(folder: Path, changes: Sequence[str], stage: str, shards: int) -> AnotherPlanError:
+def _another_plan(config: StageConfig, stage: str, changes: Sequence[str]) -> AnotherPlanError:
     """Return the error for a stage that was begun under another plan."""
+    folder, is_sharded = stage_dir(config.run, stage), parse_shard(config.shard)[1] > 1
     written = len([*folder.glob("*/part-*.parquet"), *folder.glob("checkpoints/step-*.pt")])
     lines = "\n".join(f"  {change}" for change in changes)
     lost = f"to throw away what {stage} has written ({counted(written, 'file')})"
     return AnotherPlanError(
         f"{folder} was begun under another plan:\n{lines}\n"
         f"Choose another {'--name' if stage == 'train' else 'run directory'}, or pass --overwrite "
-        f"{lost if written else '(nothing is lost)'}." + (f" ({_ALL_SHARDS}.)" if shards > 1 else "")
+        f"{lost if written else '(nothing is lost)'}." + (f" ({_ALL_SHARDS}.)" if is_sharded else "")
     )
 
 

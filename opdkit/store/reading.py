@@ -53,12 +53,14 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
         raise _missing(run, spec.stage, path) from None
     except (pa.ArrowException, OSError, KeyError) as error:
         raise _unreadable(run, spec.stage, path, error) from error
-    metadata, again = arrow.schema.metadata or {}, _again(run, spec.stage, path)
+    metadata = arrow.schema.metadata or {}
     if metadata.get(VERSION_KEY) != str(spec.version).encode():
-        raise OpdkitError(f"{path} was written by another version of opdkit; {again} with --overwrite")
-    if metadata.get(PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
-        raise OpdkitError(f"{path} belongs to another plan than its manifest; {again} with --overwrite")
-    return arrow
+        problem = "was written by another version of opdkit"
+    elif metadata.get(PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
+        problem = "belongs to another plan than its manifest"
+    else:
+        return arrow
+    raise OpdkitError(f"{path} {problem}; {_again(run, spec.stage, path)} with --overwrite")
 
 
 def count_rows(run: Path, table: str, part: int) -> int:
