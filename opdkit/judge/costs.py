@@ -28,7 +28,7 @@ BYTES_PER_TOKEN = 4  # of UTF-8, where no tokenizer is known
 
 
 class Measured(NamedTuple):
-    """Votes of a judge on a few turns. What it does not say is None."""
+    """Figures from a judge's votes on a few turns; None where the judge does not give them."""
 
     votes: int
     share: float  # of all votes that the questions could have; the others were not needed

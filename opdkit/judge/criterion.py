@@ -14,16 +14,16 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.parse import parse_reward
-from opdkit.judge.prompts import defuse, quote, turn_text
+from opdkit.judge.prompts import defuse, judge_messages, quote, turn_text
 from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
 from opdkit.store.plans import has_stage, manifest
 
 _SECTION_CHARS = 6000
-# Options of a stage that has a judge of its own, and what it takes over if that is the judge of the run.
+# Options of the judge that eval, rollout and teacher have, too, and those taken over from the run whose judge it is.
 _SHARED = ("run", "judge_model", "judge_url", "api_key_env", "concurrency", "device", "dtype", "load_in_4bit", "seed",
            "batch_tokens")  # fmt: skip
 _AS_RECORDED = ("max_new_tokens", "temperature", "timeout", "retries")
-# Of a reply that shows its reader nothing: rewarded, or left out, saying nothing would become a habit.
+# Of a reply that shows its reader nothing. If it were rewarded or left out, the model would learn to say nothing.
 EMPTY = Reward(-1, "empty", None)
 
 
@@ -52,9 +52,8 @@ def criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) 
     for title, text in (("Hint", reply.hint), ("Good reply", reply.praised)):
         if text is not None:
             common += f"\n\n## {title}\n{quote(defuse(text[:_SECTION_CHARS]))}"
-    ask = texts["question"].replace("{criterion}", reply.criterion)
-    user = f"{common}\n\n## Question\n{ask}"
-    return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": user}]
+    question = texts["question"].replace("{criterion}", reply.criterion)
+    return judge_messages(common, "question", {**texts, "question": question})
 
 
 def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list[tuple[list[RewardVote], Reward]]:
@@ -63,10 +62,8 @@ def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list
     Equal replies to one prompt are one question. A reply that shows its reader nothing is not asked about: it gets -1.
     """
     names = [question_id(reply.prompt_id, reply.seen) for reply in replies]
-    questions: dict[str, Question] = {}
-    for name, reply in zip(names, replies, strict=True):
-        if reply.seen:
-            questions[name] = Question(name, "criterion", criterion_messages(reply, texts))
+    questions = {name: Question(name, "criterion", criterion_messages(reply, texts))
+                 for name, reply in zip(names, replies, strict=True) if reply.seen}  # fmt: skip
     judged: dict[str, tuple[list[RewardVote], Reward]] = {}
     for name, answers in zip(questions, ask(list(questions.values())) if questions else (), strict=True):
         votes = [parse_reward(answer, texts["question"]) for answer in answers]

@@ -2,13 +2,12 @@
 
 Several votes in one request (`n`) would save nothing: servers keep the prompt in their prefix cache, which votes of one
 question and both questions about a turn share, and many servers ignore `n`. With one seed for n answers, a vote would
-also depend on how many others are asked with it; so votes that end when the outcome is decided could not be the same
-as without ending.
+also depend on how many others are asked with it; so asking no more once the outcome is decided would change the votes.
 
-What may pass is sent again (see `opdkit.model.server.traffic`): 429, 5xx, a connection that breaks, a timeout, an
-answer that is not a chat completion, that was interrupted, or that is of another model. What will not pass (another
-4xx) ends the stage at once, and so does a server that answers nobody. No vote is ever made up for an answer that did
-not come. A prompt that a filter refuses is a failed vote.
+A request that fails for a passing reason is sent again (see `opdkit.model.server.traffic`): 429, 5xx, a connection that
+breaks, a timeout, an answer that is not a chat completion, that was interrupted, or that is of another model. A lasting
+reason (another 4xx) ends the stage at once, and so does a server that answers nobody. No vote is ever made up for an
+answer that did not come. A prompt that a filter refuses is a failed vote.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""Counts of votes and of those that failed, and what is said where all of a run did."""
+"""Counts of votes and failed votes, and the message for a run in which all votes failed."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -34,7 +34,7 @@ class KeptAnswers:
 
     def find(self, request: VoteRequest) -> Answer | None:
         """Return the answer to a request that was given before."""
-        return self._answers.get((self.plan, request.question.turn_id, request.question.name, request.seed))
+        return self._answers.get((self.plan, *request.question.key, request.seed))
 
     def close(self) -> None:
         """Close the file, if an answer has opened it."""
@@ -46,7 +46,7 @@ class KeptAnswers:
         if self.file is None:
             self.path.parent.mkdir(exist_ok=True)
             self.file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        key = self.plan, request.question.turn_id, request.question.name, request.seed
+        key = self.plan, *request.question.key, request.seed
         self._answers[key] = answer
         said = answer.text, answer.finish_reason, answer.confidence, answer.usage, answer.error
         os.write(self.file, b"\n" + json.dumps([*key, *said]).encode())

@@ -25,7 +25,7 @@ from opdkit.model.memory import TOO_LARGE
 from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
 
-_QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that has its votes
+_QUESTIONS_AT_ONCE = 256  # of one call of `sample`, in which the next one takes the place of one that is done
 
 
 class LocalJudge:

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from opdkit.chat.conversation import Conversation
 from opdkit.config.conditions import Filter, find_rejection
 from opdkit.config.fields import JSON
 from opdkit.judge.votes import OUTCOME, Reward
+from opdkit.store.logged_fields import LoggedFields
 
 
 def session_outcomes(
@@ -32,11 +32,11 @@ def session_outcomes(
     outcomes = {}
     for index in indices:
         logged = whole | calls.get(index, {})
-        turn = Conversation(session["source"], session["line"], [], session["model"], metadata=logged)
+        turn = LoggedFields(session["session_id"], session["source"], session["model"], session["format"], logged)
         rewards = [
             reward
             for reward, filters in conditions.items()
-            if filters and find_rejection(filters, turn, session["format"]) is None
+            if filters and find_rejection(filters, turn, turn.format) is None
         ]
         if len(rewards) == 1:
             outcomes[index] = Reward(rewards[0], OUTCOME, None)

@@ -42,7 +42,7 @@ def turn_text(messages: Sequence[Message], index: int, next_count: int, max_sect
 
 
 def judge_messages(common: str, question: str, texts: Texts = DEFAULTS["judge"]) -> list[Message]:
-    """Return the chat that puts one question ("hint" or "reward") about `turn_text`."""
+    """Return the chat that puts one question of `texts`, such as "hint" or "reward", about `turn_text`."""
     user = f"{common}\n\n## Question\n{texts[question]}"
     return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": user}]
 

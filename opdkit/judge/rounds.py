@@ -1,7 +1,7 @@
 """Votes of a server in rounds: a question gets no further votes once they cannot change its outcome.
 
 The first round has as many votes as can decide a question (three of five), each later one as many as are still missing
-then. So a question has the shortest beginning of all its votes that decides it, whatever the size of a part. Vote k has
+then. So each question gets the fewest votes, in their order, that decide it, whatever the size of a part. Vote k has
 the same seed whether or not others are asked, so rewards and hints are those of all votes.
 """
 

@@ -47,7 +47,7 @@ from opdkit.store.counters import Counters, Summary, check_rows_left
 from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_sessions
 from opdkit.store.part_writer import PartWriter, Stage
-from opdkit.store.plans import find_outdated_upstream, record_usage, stage_dir
+from opdkit.store.plans import find_outdated_upstream, has_stage, record_usage
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.stable_hash import stable_hash
@@ -226,8 +226,7 @@ def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
     """Raise OpdkitError where targets were computed from votes that are gone, and may be others now."""
-    manifest = stage_dir(config.run, "teacher") / "manifest.json"
-    if not manifest.exists() or find_outdated_upstream(config.run, "teacher"):
+    if not has_stage(config.run, "teacher") or find_outdated_upstream(config.run, "teacher"):
         return  # there are no targets, or all of them are refused as outdated
     if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
         raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; "
@@ -299,9 +298,11 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
     reward_votes = votes[1] if "reward" in turn.questions else []
     decisions = {"hint": [(vote.decision, vote.confidence) for vote in hint_votes],
                  "reward": [(vote.score, vote.confidence) for vote in reward_votes]}  # fmt: skip
-    weights = {name: confidences_of(cast) if config.weigh_votes else None for name, cast in decisions.items()}
-    for question in (name for name in weights if config.weigh_votes and weights[name] is None):
-        counters.count("questions not weighed", label=question)
+    weights: dict[str, list[float] | None] = dict.fromkeys(decisions)
+    if config.weigh_votes:
+        weights = {name: confidences_of(cast) for name, cast in decisions.items()}
+        for question in (name for name, own in weights.items() if own is None):
+            counters.count("questions not weighed", label=question)
     if config.judge == "reaction":
         reward, choice = hints.raw_reaction(*turn.reply)
     else:

@@ -37,7 +37,8 @@ def outcome(good: list[str], bad: list[str], index: int = 1, **metadata: object)
 
 
 def session(**metadata: object) -> dict:
-    return {"source": "a.jsonl", "line": 3, "model": "m-1", "format": "openai", "metadata": json.dumps(metadata)}
+    fields = {"session_id": "a.jsonl:3", "source": "a.jsonl", "model": "m-1", "format": "openai"}
+    return fields | {"metadata": json.dumps(metadata)}
 
 
 @pytest.mark.parametrize(("metadata", "reward"), [
