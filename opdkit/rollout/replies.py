@@ -43,15 +43,15 @@ class Student:
     sampler: Sampler
 
 
-def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[JoinedTurn]:
-    """Return the turns of a part of the source run that have a hint, in order, within `--limit`.
+def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[tuple[JoinedTurn, JSON]]:
+    """Return the turns of a part of the source run that have a hint, with their verdicts, in order, within `--limit`.
 
     Those whose hint `--check-hints` dropped are among them, for their count. `reviews` are the decisions on that run
     that are in force.
     """
     turns = joined_turns(config.from_run, part, CHECKED, limit=config.limit, reviews=reviews)
-    judged = ((turn, turn.decided) for turn in turns)
-    return [turn for turn, v in judged if v is not None and (v["hint"] is not None or v["hint_status"] in DROPPED)]
+    judged = [(turn, verdict) for turn in turns if (verdict := turn.decided) is not None]
+    return [(turn, v) for turn, v in judged if v["hint"] is not None or v["hint_status"] in DROPPED]
 
 
 def load_answering_model(config: RolloutConfig) -> Student:
@@ -63,17 +63,19 @@ def load_answering_model(config: RolloutConfig) -> Student:
     return Student(model, chat, name, context_length(model), vocabulary, Sampler(config))
 
 
-def write_replies(config: RolloutConfig, student: Student, turns: Sequence[JoinedTurn], out: PartWriter) -> None:
-    """Write the sessions and turns of one part: `--samples` fresh replies to the prompt of each turn.
+def write_replies(
+    config: RolloutConfig, student: Student, turns: Sequence[tuple[JoinedTurn, JSON]], out: PartWriter
+) -> None:
+    """Write the sessions and turns of one part: `--samples` fresh replies to the prompt of each of `hinted_turns`.
 
     Sample g of a turn comes from the random stream (seed, turn, g). Turns whose hint was dropped, or whose prompt
     cannot be read, and those all of whose replies are lost, are dropped and counted.
     """
     counters = out.counters
     answered, requests = [], []
-    for turn in turns:
+    for turn, verdict in turns:
         counters.rows_in += 1
-        if (verdict := turn.decided or {})["hint"] is None:
+        if verdict["hint"] is None:
             counters.drop(f"hint {verdict['hint_status']}")
             continue
         try:

@@ -29,7 +29,7 @@ def write_verdicts(
     `judge`: the model of `--judge-model`, and the chat template of the student; without one there are no rewards.
     """
     sessions, turns = read_part(config.run, "sessions", part), read_part(config.run, "turns", part)
-    logged = {turn.turn_id: turn.decided or {} for turn in hinted_turns(config, part, reviews)}
+    logged = {turn.turn_id: verdict for turn, verdict in hinted_turns(config, part, reviews)}
     verdicts = [logged[answered_turn_id(session["session_id"])] for session in sessions]
     out.counters.rows_in = len(sessions)
     judged: Sequence[tuple[list[RewardVote], Reward]] = [([], NOT_JUDGED)] * len(sessions)

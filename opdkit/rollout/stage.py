@@ -71,8 +71,8 @@ def run(config: RolloutConfig) -> Summary:
 
 def check_has_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
     """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint that is not dropped."""
-    hinted = (turn for part in range(parts) for turn in hinted_turns(config, part, reviews))
-    if not any((turn.decided or {})["hint"] is not None for turn in hinted):
+    verdicts = (verdict for part in range(parts) for _, verdict in hinted_turns(config, part, reviews))
+    if all(verdict["hint"] is None for verdict in verdicts):
         within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
         larger = " or a larger --limit" if config.limit else ""
         raise OpdkitError(f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in "
