@@ -72,10 +72,11 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
 
     `prompts` are those that all of them were evaluated on, by id.
     """
+    stored = ("model", "sample", "finish_reason", "passed", "hint_echo", "hollow", "called")
     sides = [
         Side(name, run, [
-            Reply(prompts[row["prompt_id"]], "after", row["sample"], row["reply"], row["reply"], None,
-                  row["finish_reason"], row["passed"], row["hint_echo"], row["hollow"], row["called"])
+            Reply(prompts[row["prompt_id"]], text=row["reply"], seen=row["reply"], sequence=None,
+                  **{column: row[column] for column in stored})
             for row in read_part(run, "replies", 0) if row["model"] == "after" and not row["probe"]
         ]) for name, run in runs.items()
     ]  # fmt: skip

@@ -102,9 +102,10 @@ def decide(
               if len(sums := sum_units(rows)) >= FEWEST and sums[:, :2].any()}  # fmt: skip
     stored = by_name(scores)
     metric = next((metric for metric in PASSED if (metric, ALL) in stored), "")
-    # Each domain can be too small to show a loss that several have.
-    twins = [row | {"domain": UNCORRECTED} for row in scores if row["domain"] != UNCORRECTED]
-    pooled = [row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED) and row not in twins]
+    # Each domain can be too small to show a loss that several have. Where one domain is all of it, it is compared once.
+    pooled = [row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED)]
+    if any(row["domain"] != UNCORRECTED and row | {"domain": UNCORRECTED} in pooled for row in scores):
+        pooled = []
     compared = [len(sums) >= FEWEST for sums in shares.values()] + [row["chance"] is not None for row in pooled]
     comparisons = sum(compared) + len(faults)
     level = FALSE_STOPS / max(1, comparisons)

@@ -62,9 +62,9 @@ def generate(
                 if reply.finish_reason == "memory":
                     raise TooLargeError(f"held-out prompt {prompt.id} with its reply", "try a lower --max-new-tokens")
                 text = chat.text(reply.text_ids)
-                seen, sequence = chat.visible_text(text, ids), PromptResponse(ids, reply.ids)
+                seen = chat.visible_text(text, ids)
                 calls = bool(split_calls(seen)[1])
                 hollow = None if calls else hollow_kind(seen, prompt.messages[-1]["content"] or "")
-                replies.append(Reply(prompt, label, k, text, seen, sequence, reply.finish_reason, hollow=hollow,
-                                     called=calls if prompt.tools else None))  # fmt: skip
+                replies.append(Reply(prompt, label, k, text, seen, PromptResponse(ids, reply.ids), reply.finish_reason,
+                                     hollow=hollow, called=calls if prompt.tools else None))  # fmt: skip
     return replies

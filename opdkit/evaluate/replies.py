@@ -77,6 +77,7 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     texts = read_wording(config.wording)["criterion"]
     asked = [FreshReply(r.prompt.id, r.prompt.messages, r.seen, check.text, check.hint, check.praised)
              for r in replies if isinstance(check := r.prompt.check, Criterion)]  # fmt: skip
+    # Opened only to be asked: it may be a large model.
     judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), asked, texts)
     verdicts = [reward.is_met for _, reward in judged]
     if judged and all(reward.reward is None for _, reward in judged):

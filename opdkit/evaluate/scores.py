@@ -170,6 +170,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
     title = "Before and after training" if names is MODELS else printable(" and ".join(names))
     seen = {row["metric"] for row in scores if row["before"] or row["after"]}
     never = [metric for metric in RARE if metric not in seen and replies]
+    left_out = {*never, *STREAKS, *(metric for metric in UNSEEN if metric not in seen)}
     table = plain_table(gap=1, title=escape(f"{title}, on held-out prompts"), title_justify="left")
     # Domains too long to stand beside the metric stand below it: the other columns take 65.
     is_beside = max((len(row["domain"]) for row in scores), default=0) <= stdout.width - 65
@@ -179,9 +180,8 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
     for name in (*names, "change", "95% interval", "n"):
         table.add_column(escape(printable(name)), justify="right", no_wrap=name not in names, overflow="fold")
     shown: list[JSON] = []
-    for metric in METRICS:
-        is_unseen = metric in UNSEEN and metric not in seen
-        rows = [row for row in scores if row["metric"] == metric and metric not in (*never, *STREAKS) and not is_unseen]
+    for metric in (metric for metric in METRICS if metric not in left_out):
+        rows = [row for row in scores if row["metric"] == metric]
         if metric not in BY_DOMAIN or sum(row["domain"] not in POOLED for row in rows) == 1:
             rows = [row for row in rows if row["domain"] in POOLED]  # a single domain is everything
         for n, row in enumerate(rows):

@@ -29,7 +29,7 @@ from opdkit.evaluate.models import load_models, model_names
 from opdkit.evaluate.probes import make_probes
 from opdkit.evaluate.replies import Reply, check_replies, mark_echoes, right_replies, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
-from opdkit.evaluate.streak import MOST_SESSIONS, logged_sessions, streak_scores
+from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
 from opdkit.judge.criterion import recorded_judge_options
 from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import pin_model
@@ -115,13 +115,14 @@ def compare_models(
     sequences = [sequence for r in own if (sequence := r.sequence)]
     shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
     drift = reply_kl_scores(own, shifts, config.seed) + drift_scores(models, chat, passages, config)
-    # The judged sessions of the run; the models answer those held out of training, if any are.
-    judged_run = (config.run, config.max_prompts, held_out_share(config.run))
-    sessions = list(logged_sessions(*judged_run, texts["criterion"])) if has_stage(config.run, "judge") else []
-    # The judge is asked once per prompt and reply: one that was edited in the file is another prompt than the turn's.
+    sessions: list[LoggedSession] = []
+    if has_stage(config.run, "judge"):  # the models answer the sessions that were held out of training, if any were
+        share = held_out_share(config.run)
+        sessions = list(logged_sessions(config.run, config.max_prompts, share, texts["criterion"]))
+    hinted = [session.prompt for session in sessions if session.prompt and config.judge_model]
+    # The judge is asked once per id of a prompt and reply. The file may hold an edited prompt under the id of a turn.
     known = {prompt.id: (prompt.messages, prompt.check) for prompt, _ in prompts}
-    hinted = [p if known.get(p.id) in (None, (p.messages, p.check)) else replace(p, id=f"{p.id}:log")
-              for s in sessions if (p := s.prompt) and config.judge_model]  # fmt: skip
+    hinted = [p if known.get(p.id) in (None, (p.messages, p.check)) else replace(p, id=f"{p.id}:log") for p in hinted]
     greedy = replace(config, samples=0)
     to_log = further_replies("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
     models.clear()
