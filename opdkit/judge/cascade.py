@@ -6,14 +6,13 @@ writes all hints, and gives the rewards on which the first one's votes differ. A
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import Texts
 from opdkit.judge.parse import parse_hint, parse_reward, read_decisions
 from opdkit.judge.rounds import ask_in_rounds
-from opdkit.judge.votes import USAGE, Answer, Answers, Ask, Question, Votes
+from opdkit.judge.votes import USAGE, Answer, Answers, Ask, Question, Votes, vote_columns
 from opdkit.store.counters import Counters
 
 # Counters of a cascade beside those of the tokens, and their labels.
@@ -41,8 +40,7 @@ def ask_judges(
         hint_votes, reward_votes = votes_on(turn_id, overruled, texts)
         for error in filter(None, [v.error for v in hint_votes] + [v.error for v in reward_votes]):
             counters.count(UNREAD, label=error.partition(":")[0])
-        escalated.append({"turn_id": turn_id, "hint_votes": [asdict(vote) for vote in hint_votes],
-                          "reward_votes": [asdict(vote) for vote in reward_votes]})  # fmt: skip
+        escalated.append(vote_columns(turn_id, (hint_votes, reward_votes)))
     return first | second, escalated
 
 

@@ -3,7 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
 from itertools import groupby
@@ -40,6 +40,7 @@ from opdkit.judge.votes import (
     Votes,
     confidences_of,
     reward_of,
+    vote_columns,
 )
 from opdkit.judge.warnings import NO_REWARD, warnings
 from opdkit.model.folder import pin_model
@@ -323,14 +324,5 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
     for flag in flags(*turn.reply, turn.joined.turn["finish_reason"]):
         counters.count("flags", label=flag)
         counters.count("flags on turns rewarded +1", int(reward.reward == 1), label=flag)
-    return {
-        "turn_id": turn.joined.turn_id,
-        "hint_votes": [asdict(vote) for vote in hint_votes],
-        "reward_votes": [asdict(vote) for vote in reward_votes],
-        "reward": reward.reward,
-        "reward_status": reward.status,
-        "reward_agreement": reward.agreement,
-        "hints": choice.hints,
-        "hint": choice.hint,
-        "hint_status": choice.status,
-    }
+    hint = {"hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}
+    return vote_columns(turn.joined.turn_id, (hint_votes, reward_votes)) | reward.columns() | hint

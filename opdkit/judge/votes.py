@@ -3,11 +3,12 @@
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from opdkit.chat.messages import ROUNDING
 from opdkit.chat.openai_messages import Message
+from opdkit.config.fields import JSON
 
 OUTCOME = "outcome"  # reward_status of a turn whose reward the log brings along
 CONFLICT = "conflict"  # reward_status where a rating and a hint disagree; hint_status of a hint that is left out for it
@@ -96,6 +97,13 @@ class RewardVote:
 Votes = tuple[list[HintVote], list[RewardVote]]  # on one turn
 
 
+def vote_columns(turn_id: str, votes: Votes) -> JSON:
+    """Return the columns of `verdicts` and `escalated` that hold the votes on a turn."""
+    hint_votes, reward_votes = votes
+    return {"turn_id": turn_id, "hint_votes": [asdict(vote) for vote in hint_votes],
+            "reward_votes": [asdict(vote) for vote in reward_votes]}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Reward:
     """Reward of one turn. `agreement` is the share of the valid votes that equal it; null where votes gave none."""
@@ -108,6 +116,10 @@ class Reward:
     def is_met(self) -> bool | None:
         """Verdict on a criterion; None where the votes tie, fail or cannot tell."""
         return {1: True, -1: False}.get(self.reward or 0)
+
+    def columns(self) -> JSON:
+        """Return the columns of `verdicts` that hold the reward."""
+        return {"reward": self.reward, "reward_status": self.status, "reward_agreement": self.agreement}
 
 
 NOT_JUDGED = Reward(None, "not_judged", None)  # nobody was asked

@@ -5,7 +5,6 @@ in the logged reply.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
@@ -13,7 +12,7 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.config.wording import read_wording
 from opdkit.judge.criterion import EMPTY, FreshReply, judge_replies
 from opdkit.judge.failures import count_votes
-from opdkit.judge.votes import NOT_JUDGED, Ask, Reward, RewardVote
+from opdkit.judge.votes import NOT_JUDGED, Ask, Reward, RewardVote, vote_columns
 from opdkit.rollout.replies import hinted_turns
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.reading import read_part
@@ -41,16 +40,8 @@ def write_verdicts(
             count_votes(out.counters, votes, reward)
             out.counters.count("empty replies", int(reward.status == EMPTY.status))
     for turn, verdict, (votes, reward) in zip(turns, verdicts, judged, strict=True):
-        row = {
-            "turn_id": turn["turn_id"],
-            "hint_votes": [],
-            "reward_votes": [asdict(vote) for vote in votes],
-            "reward": reward.reward,
-            "reward_status": reward.status,
-            "reward_agreement": reward.agreement,
-            **{name: verdict[name] for name in ("hints", "hint", "hint_status")},
-        }
-        out.rows("verdicts", [row])
+        hint = {name: verdict[name] for name in ("hints", "hint", "hint_status")}
+        out.rows("verdicts", [vote_columns(turn["turn_id"], ([], votes)) | reward.columns() | hint])
 
 
 def fresh_replies(chat: Chat, sessions: Sequence[JSON], hints: Sequence[str], criterion: str) -> Iterator[FreshReply]:
