@@ -56,7 +56,8 @@ def find_left_overs(folder: Path, pattern: str | None = None) -> list[Path]:
         if owner := _OWNED.fullmatch(path.name):
             with contextlib.suppress(FileNotFoundError):  # its process has just ended
                 is_old = owner["host"] != host_name() and time.time() - path.stat().st_mtime > _ABANDONED
-                left += [path] * (is_old or is_gone(owner["host"], int(owner["pid"])))
+                if is_old or is_gone(owner["host"], int(owner["pid"])):
+                    left.append(path)
         elif _OWNED_BY_NOBODY.fullmatch(path.name):
             left.append(path)
     return left

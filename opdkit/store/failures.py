@@ -18,7 +18,7 @@ from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.store.atomic import remove_folder, write_text
 from opdkit.store.plans import has_stage, stage_dir
 
-_WRITTEN = {"rollout": ("extract", "judge")}  # the stages that a command writes, where these are not its own
+_STAGES = {"rollout": ("extract", "judge")}  # command -> the stages that it writes, unless it is the one of its name
 
 
 @contextlib.contextmanager
@@ -30,14 +30,14 @@ def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
     """
     index, count = parse_shard(config.shard)
     path = config.run / ".failed" / f"{stage}-{index}-of-{count}.json"
-    new = [name for name in _WRITTEN.get(stage, (stage,)) if count == 1 and not has_stage(config.run, name)]
+    new = [name for name in _STAGES.get(stage, (stage,)) if count == 1 and not has_stage(config.run, name)]
     try:
         yield
     except Exception as error:
         is_useless = stage == "extract" and isinstance(error, NothingLearnedError)
         for home in (stage_dir(config.run, name) for name in new):
             with contextlib.suppress(OSError):
-                files = [path.name for path in home.rglob("*") if path.is_file()]
+                files = [file.name for file in home.rglob("*") if file.is_file()]
                 if is_useless or files == ["manifest.json"]:
                     remove_folder(home)
         # Whoever typed a wrong command (exit code 2) reads the message; in a batch job nobody does.

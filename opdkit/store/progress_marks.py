@@ -9,6 +9,7 @@ clocks of the hosts must agree to that much).
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from opdkit.store.atomic import is_gone, owned_name
 
 BEAT, STALE = 15.0, 60.0  # seconds between two touches; a mark that was not touched for so long counts for nothing
+_NAME = re.compile(r"(?P<table>[a-z_]+)-(?P<part>\d+)-[0-9a-f]{8}-(?P<host>.+)-(?P<pid>\d+)\.\w+")
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,8 @@ class Claim:
 
 def read_claim(path: Path) -> Claim | None:
     """Return the claim in a file's name, None if there is none."""
-    table, part, _, rest = [*path.stem.split("-", 3), "", "", ""][:4]
-    host, _, pid = rest.rpartition("-")  # a host may have hyphens in its name
-    return Claim(table, int(part), host, int(pid)) if part.isdecimal() and pid.isdecimal() else None
+    match = _NAME.fullmatch(path.name)
+    return Claim(match["table"], int(match["part"]), match["host"], int(match["pid"])) if match else None
 
 
 @contextlib.contextmanager
