@@ -94,16 +94,14 @@ class Batch(Endpoint):
 
     def _lines(self, part: int, questions: Sequence[Question]) -> Iterator[Line]:
         """Yield the requests for all votes on the questions of a part."""
-        body: JSON = {}
-        for n, request in enumerate(self._requests(questions)):
-            question, vote = request.question, n % self.config.votes
-            if vote == 0:
-                body = self._body(question) | self.extra_body | ({"logprobs": True} if self.config.weigh_votes else {})
-                digest = stable_hash(json.dumps(body), self.config.seed, question.turn_id, question.name, bits=64)
-                name = re.sub(r"\W", "_", question.turn_id, flags=re.ASCII)
-            start = f"{part}-{question.name}-{vote}-{digest:016x}-"
-            room = LONGEST_ID - len(start)
-            yield start + name[-room:], request, body
+        for question in questions:
+            body = self._body(question) | self.extra_body | ({"logprobs": True} if self.config.weigh_votes else {})
+            digest = stable_hash(json.dumps(body), self.config.seed, question.turn_id, question.name, bits=64)
+            name = re.sub(r"\W", "_", question.turn_id, flags=re.ASCII)
+            for vote, request in enumerate(self._requests([question])):
+                start = f"{part}-{question.name}-{vote}-{digest:016x}-"
+                room = LONGEST_ID - len(start)
+                yield start + name[-room:], request, body
 
     def _find_lines(self, stage: Stage, parts: Sequence[int], files: Sequence[BinaryIO]) -> dict[int, "array[int]"]:
         """Return part -> number of the file and offset of each line with an answer for it, one after the other."""

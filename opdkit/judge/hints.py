@@ -126,7 +126,7 @@ def is_leak(hint: str, next_state: str) -> bool:
 
 @lru_cache(1)
 def _line_up(next_state: str) -> str:
-    """Return the words of a next state with a space around each. It may be long, and it has many candidates."""
+    """Return the words of a next state with a space around each. Cached: it may be long, and has many candidates."""
     return f" {' '.join(words(next_state))} "
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.chat.template import ChatError
+from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
@@ -39,9 +40,12 @@ class LocalJudge:
         self.config = config
         self.chat = load_template(config.judge_model, config.template_arg)
         resolve_device(config.device)  # a wrong one is an error in a dry run, too
-        is_counted = config.dry_run and not config.measure
-        load = partial(load_model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-        self.model = model or (load_skeleton if is_counted else load)(config.judge_model)
+        if model is None and config.dry_run and not config.measure:
+            model = load_skeleton(config.judge_model)
+        elif model is None:
+            options: JSON = {name: getattr(config, name) for name in ("device", "dtype", "load_in_4bit")}
+            model = load_model(config.judge_model, **options)
+        self.model = model
         self.context = context_length(self.model)
         self.count_read = partial(
             count_prompt_tokens, self.model, samples=config.votes, batch_tokens=config.batch_tokens
