@@ -53,7 +53,7 @@ _FIRST, _BREAK = 0x100000, "\U0010fffd"
 _PRIVATE = re.compile("[\U00100000-\U0010ffff]")
 
 _REMEMBERED = 1 << 23  # characters of pieces whose ids are kept, about 200 MB with them
-_TEXTS, _SHORT = 1 << 12, 1 << 14  # messages and other fields whose breaks are kept: how many, shorter than what
+_TEXTS, _SHORT = 1 << 12, 1 << 14  # how many broken texts are kept, and below how many characters a text is kept
 
 
 @dataclass(eq=False)

@@ -315,7 +315,7 @@ def read_note(item: JSON) -> Note:
     if ids and logprobs and len(ids) != len(logprobs):
         ids = logprobs = None  # nobody can say which of them belong together
     kind = "side" if item.get("turn_type") == "side" else "main"
-    note = Note(first_text(item.get("finish_reason")), None, kind, ids, logprobs)
+    note = Note(first_text(item.get("finish_reason")), kind=kind, token_ids=ids, logprobs=logprobs)
     if item.get("decision") is not None:
         note.add_decision(**_read_decision(item["decision"]))
     return note

@@ -46,7 +46,7 @@ def quantile_interval(values_B: Array) -> Interval:
 
     None where one has no value (NaN), and where both are equal: no sample is so certain.
     """
-    if not len(values_B) or np.isnan(values_B).any():
+    if np.isnan(values_B).any():
         return None
     low, high = np.quantile(values_B, [0.025, 0.975])
     return (float(low), float(high)) if high - low > 1e-12 else None
@@ -101,7 +101,7 @@ def share_interval(values_B: Array, share: float | None, sessions: int) -> Inter
     Where every session has the same share, so do all resamples. Then the interval is Wilson's score interval, also of
     few sessions: it counts each session once (Wilson 1927).
     """
-    if share is None or not len(values_B) or np.isnan(values_B).any():
+    if share is None or np.isnan(values_B).any():
         return None
     if interval := quantile_interval(values_B):
         return interval if sessions >= FEWEST else None

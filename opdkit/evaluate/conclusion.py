@@ -115,10 +115,10 @@ def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
 
 
 def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str, list[str]]:
-    """Return BETTER where one of the shares rose and none fell, and so on; and where there are too few prompts to tell.
+    """Return the word for what happened to `shares`, and where there are too few prompts to tell.
 
-    `shares` are some of so many `comparisons`, by default all. The more comparisons, the less often chance alone may
-    make a change (Bonferroni).
+    The word is BETTER where one share rose and none fell, and so on. `comparisons`: how many shares are compared in
+    all, by default these. The more there are, the less often chance alone may make a change (Bonferroni).
     """
     level = LEVEL / (comparisons or len(shares))
     few = [WHERE[row["domain"]] for row in shares

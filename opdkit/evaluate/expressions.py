@@ -13,8 +13,9 @@ from opdkit.config.fields import JSON
 from opdkit.evaluate.checks import read_patterns
 from opdkit.judge.words import FILLER, says_nothing, specific_words
 
-# Requests whose replies an expression must tell apart: two small sets differ in something by chance, and in a word more
-# easily than in a form. Replies to one request would only show what that request is about.
+# The fewest requests on either side whose replies a form or a word of the hints (FEW), or any word (MANY) must tell
+# apart. Two small sets differ in something by chance, and in a word more easily than in a form. Requests are counted,
+# since the replies to a single one only show what it is about.
 FEW, MANY = 5, 10
 ERRORS = 0.1  # share of the replies on either side that may contradict an expression: judges err
 _MARGIN = 1.5  # of lengths: the shortest of the longer replies over the longest of the shorter ones

@@ -169,7 +169,7 @@ def has_room_to_fall(row: JSON, loss: float) -> bool:
 def measured_replies(replies: pa.Table) -> pa.Table:
     """Return the sampled replies of a table, or the greedy ones where there are no others, without those to probes.
 
-    The prompts of probes are those that the model before got right, so some of its luck is in them.
+    Probes are made of prompts that the model before got right, which was partly luck.
     """
     replies = replies.filter(pc.is_null(replies["probe"]))
     is_sampled = pc.greater(replies["sample"], 0)
@@ -179,8 +179,8 @@ def measured_replies(replies: pa.Table) -> pa.Table:
 def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
     """Return the domain of each prompt, and its shares of right and of faulty replies; NaN without a verdict.
 
-    They are of `measured_replies`. Faults leave out prompts without a value: of calls, those without tools. A right
-    reply needs no call.
+    They are of `measured_replies`. The shares of a fault leave out prompts without a value, such as those without tools
+    for `no_call`. A right reply without a call has no fault.
     """
     measured = measured_replies(replies)
     texts = measured["reply"].combine_chunks().dictionary_encode()

@@ -340,7 +340,7 @@ def _find_group_checks(
 
 
 def _visible_replies(turns: Iterable[tuple[Words, JoinedTurn | None]], chat: Chat) -> dict[Words, str]:
-    """Return the first reply to each request."""
+    """Return the first reply to each request, without those that the template cannot render."""
     found = dict[Words, str]()
     for request, turn in turns:
         if turn is not None and request not in found:

@@ -37,9 +37,9 @@ def sessions_before_streak(right: Sequence[bool]) -> int:
 
 
 def logged_sessions(run: Path, limit: int | None, holdout: float, texts: Texts) -> Iterator[LoggedSession]:
-    """Yield the judged sessions of a run, in the order of the log. With `holdout`, others than those have no prompt.
+    """Yield the judged sessions of a run, in the order of the log. With `holdout`, only held-out ones have a prompt.
 
-    `texts` word the criterion.
+    `texts` hold the words of the criterion.
     """
     for part in range(part_count(run, "judge")):
         sessions: dict[str, LoggedSession] = {}
