@@ -70,17 +70,16 @@ def joined_turns(
     def read(table: str) -> pa.Table | None:
         if table not in columns or (partial and not is_written(run, table, part)):
             return None
-        return read_arrow(run, table, part, columns[table])
+        arrow = read_arrow(run, table, part, columns[table])
+        return arrow if turn_ids is None or table == "sessions" else _keep(arrow, "turn_id", turn_ids)
 
     turns, sessions, verdicts, targets = (read(table) for table in ("turns", "sessions", "verdicts", "targets"))
     if turns is None or sessions is None:
         return
+    sessions = sessions.slice(0, sessions_within(run, part, limit))
     if turn_ids is not None:
-        turns = _keep(turns, "turn_id", turn_ids)
         sessions = _keep(sessions, "session_id", turns["session_id"].to_pylist())
-        verdicts = None if verdicts is None else _keep(verdicts, "turn_id", turn_ids)
-        targets = None if targets is None else _keep(targets, "turn_id", turn_ids)
-    session_of = {row["session_id"]: row for row in sessions.slice(0, sessions_within(run, part, limit)).to_pylist()}
+    session_of = {row["session_id"]: row for row in sessions.to_pylist()}
     verdict_of = {row["turn_id"]: row for row in verdicts.to_pylist()} if verdicts is not None else {}
     if "hint_checks" in columns and has_hint_checks(run) and (tested := read("hint_checks")) is not None:
         checks = by_turn(tested.to_pylist())
