@@ -14,8 +14,8 @@ _SPECIFIC = 3  # words of a request that says what it is about; "Go on." does no
 def request_words(turn: JoinedTurn) -> list[str]:
     """Return the words of the last message of a prompt; all numbers are the same word.
 
-    If that says little, or is not the user's, the words of the user's message before it follow, marked: the reply to
-    "Go on." or to the result of a call is another one than that to the message itself.
+    If that says little ("Go on."), or is the result of a call, the words of the user's message before it follow, since
+    what to reply depends on them. They are marked: the reply to that message itself is another one.
     """
     *before, last = turn.session["messages"][: turn.index]
     found = fold_words(last["content"])

@@ -89,9 +89,9 @@ def judge_kind(run: Path) -> str | None:
 
 
 def recorded_hint_text(run: Path, *stages: str) -> str:
-    """Return the words around a hint that a run's teacher recorded, or before it a rollout; else the defaults.
+    """Return the words around a hint that a run's teacher recorded, else the rollout that made it, else the defaults.
 
-    `stages`: the stages to look at, of which the first that has been started counts.
+    `stages`: where to look, by default in both. The first that has been started counts.
     """
     stage = next((name for name in stages or ("teacher", "extract") if has_stage(run, name)), None)
     inputs = manifest(run, stage)["plan"].get("inputs", {}) if stage else {}
