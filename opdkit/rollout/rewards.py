@@ -4,10 +4,9 @@ Nobody has reacted to these replies. A judge can say whether they do what the hi
 in the logged reply.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from opdkit.chat.template import Chat
-from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.wording import read_wording
 from opdkit.judge.criterion import EMPTY, FreshReply, judge_replies
@@ -33,20 +32,17 @@ def write_verdicts(
     out.counters.rows_in = len(sessions)
     judged: Sequence[tuple[list[RewardVote], Reward]] = [([], NOT_JUDGED)] * len(sessions)
     if judge is not None:
-        texts = read_wording(config.wording)["criterion"]
-        (ask, chat), hints = judge, [verdict["hint"] for verdict in verdicts]
-        judged = judge_replies(ask, list(fresh_replies(chat, sessions, hints, texts["follows_hint"])), texts)
+        (ask, chat), texts = judge, read_wording(config.wording)["criterion"]
+        replies = []
+        for session, verdict in zip(sessions, verdicts, strict=True):
+            *before, reply = session["messages"]
+            seen = chat.visible_text(reply["content"] or "", chat.prompt_ids(before, session["tools"]))
+            answered = answered_turn_id(session["session_id"])
+            replies.append(FreshReply(answered, before, seen, texts["follows_hint"], verdict["hint"]))
+        judged = judge_replies(ask, replies, texts)
         for votes, reward in judged:
             count_votes(out.counters, votes, reward)
             out.counters.count("empty replies", int(reward.status == EMPTY.status))
     for turn, verdict, (votes, reward) in zip(turns, verdicts, judged, strict=True):
         hint = {name: verdict[name] for name in ("hints", "hint", "hint_status")}
         out.rows("verdicts", [vote_columns(turn["turn_id"], ([], votes)) | reward.columns() | hint])
-
-
-def fresh_replies(chat: Chat, sessions: Sequence[JSON], hints: Sequence[str], criterion: str) -> Iterator[FreshReply]:
-    """Yield the last message of each session, as the reader of it sees it; `chat` is the student's template."""
-    for session, hint in zip(sessions, hints, strict=True):
-        *before, reply = session["messages"]
-        text = chat.visible_text(reply["content"] or "", chat.prompt_ids(before, session["tools"]))
-        yield FreshReply(answered_turn_id(session["session_id"]), before, text, criterion, hint)
