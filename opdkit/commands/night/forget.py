@@ -138,7 +138,7 @@ def reset(night: Night) -> None:
     keep = [night.log, night.news, night.folder / "options", night.folder / "night.json", reviews.parent]
     remove_entries([path for path in sorted(night.folder.iterdir()) if path not in keep])
     remove_entries([path for path in reviews.parent.glob("*") if path != reviews])
-    night.forget_record()
+    (night.folder / "night.json").unlink(missing_ok=True)
 
 
 def find_sessions(night: Night, entries: Sequence[JSON]) -> dict[str, str]:

@@ -21,7 +21,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 
 from opdkit.config.command_line import quote
@@ -64,7 +63,7 @@ class Night:
     def model(self) -> Path:
         return self.folder / "train" / "model"
 
-    @cached_property
+    @property
     def record(self) -> JSON:
         """Content of night.json: `parent` (a night), `learns` (nights), `decision` and more; {} before it is written.
 
@@ -83,12 +82,6 @@ class Night:
         """Write night.json."""
         with replaced_file(self.folder / "night.json") as temporary:
             temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        self.__dict__["record"] = record
-
-    def forget_record(self) -> None:
-        """Remove night.json."""
-        (self.folder / "night.json").unlink(missing_ok=True)
-        self.__dict__.pop("record", None)
 
 
 @dataclass(frozen=True)
@@ -219,8 +212,9 @@ class Home:
 
     def is_taken_back(self, night: Night) -> bool:
         """Return True for a night that promoted its model before it was killed, if another model is promoted now."""
+        began = night.record["began"]
         promotions = [line for line in self.promotions() if (line["night"], line["by"]) == (night.number, "night")
-                      and line["time"] >= night.record["began"]]  # fmt: skip
+                      and line["time"] >= began]  # fmt: skip
         return bool(promotions) and self.promoted_night() != night.number
 
     def go_back(self, night: Night) -> None:

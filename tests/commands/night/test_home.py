@@ -157,7 +157,7 @@ def test_a_damaged_record_is_named(home: Home) -> None:
     (home.night(3).folder / "night.json").write_text("{")
     with pytest.raises(OpdkitError, match=r"0003/night\.json is damaged"):
         _ = home.night(3).record
-    home.night(1).forget_record()
+    (home.night(1).folder / "night.json").unlink()
     with pytest.raises(OpdkitError, match=r"0001 has no night\.json.*--promote N"):
         home.pending([])
 
