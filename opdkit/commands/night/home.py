@@ -219,14 +219,14 @@ class Home:
 
     def go_back(self, night: Night) -> None:
         """Promote what was promoted when a night began, and remove what promotions.jsonl says of it and later ones."""
-        began = night.record.get("began")
-        lines = [line for line in self.promotions() if line["night"] < night.number
-                 and (line["by"] != "hand" or began is None or line["time"] <= began)]  # fmt: skip
-        before = lines[-1]["night"] if lines else 0
-        for line in [line for line in self.promotions() if line["by"] == "hand" and line not in lines]:
+        began, promotions = night.record.get("began"), self.promotions()
+        kept = [line for line in promotions if line["night"] < night.number
+                and (line["by"] != "hand" or began is None or line["time"] <= began)]  # fmt: skip
+        for line in (line for line in promotions if line["by"] == "hand" and line not in kept):
             warn(f"night {line['night']} was promoted by hand on {line['time']}; if it is to be so still, do it again")
-        if lines != self.promotions():
-            write_text(self.path / "promotions.jsonl", "".join(f"\n{json.dumps(line)}\n" for line in lines))
+        if kept != promotions:
+            write_text(self.path / "promotions.jsonl", "".join(f"\n{json.dumps(line)}\n" for line in kept))
+        before = kept[-1]["night"] if kept else 0
         while before and not (self.night(before).model / "config.json").exists():
             before = self.night(before).record.get("parent", 0)
         self.promote(before, by="forget")
