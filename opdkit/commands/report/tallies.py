@@ -35,15 +35,13 @@ class Largest(Generic[T]):
     def add(self, item: T, key: Any) -> None:
         """Add an item. Of equal keys, the first added counts as the largest."""
         self._added += 1
-        entry = (key, -self._added, item)
-        if len(self._heap) < self.most:
-            heapq.heappush(self._heap, entry)
-        elif self._heap and entry[:2] > self._heap[0][:2]:
-            heapq.heapreplace(self._heap, entry)
+        heapq.heappush(self._heap, (key, -self._added, item))
+        if len(self._heap) > self.most:
+            heapq.heappop(self._heap)
 
     def items(self) -> list[T]:
         """Return the items, the largest first."""
-        return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
+        return [item for _, _, item in sorted(self._heap, reverse=True)]
 
 
 class Verdicts:
