@@ -130,9 +130,8 @@ class Advantages:
             self._tokens += len(values)
             self._sum += float(values.sum(dtype=np.float64))
             self._near += int((np.abs(values) < self.NEAR_ZERO).sum())
-            bars = np.floor((values.astype(np.float64) + self.SHOWN) / self.BAR)
-            places = np.clip(bars, 0, len(self._bars) - 1).astype(np.int64)
-            self._bars += np.bincount(places, minlength=len(self._bars))
+            shown = np.clip(values, -self.SHOWN, self.SHOWN)
+            self._bars += np.histogram(shown, len(self._bars), (-self.SHOWN, self.SHOWN))[0]
 
     def result(self) -> JSON:
         """Return the distribution: how many tokens are in each bar of 0.25 nats."""
