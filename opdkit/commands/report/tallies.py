@@ -93,7 +93,7 @@ class Verdicts:
             "unanimous": self._agreement[1.0] / voted if voted else None,
         }
 
-    def hints(self, rejected: Counter[str], most: int = 20) -> JSON:
+    def hints(self, rejected: Counter[str], most: int) -> JSON:
         """Return the counts of hints. `rejected` are the judge's counts of candidates that failed the filter.
 
         At most `most` groups of hints that ask for like things are in it.

@@ -48,12 +48,7 @@ def choose_whole(lines: Sequence[TurnLine], most: int, groups: Mapping[str, int]
 
 
 def columns(
-    lines: Sequence[TurnLine],
-    chars: int,
-    groups: Mapping[str, int],
-    checks: Mapping[str, str],
-    *,
-    reviewing: bool = False,
+    lines: Sequence[TurnLine], chars: int, groups: Mapping[str, int], checks: Mapping[str, str], *, reviewing: bool
 ) -> JSON:
     """Return the list in the order of the log, column by column: that packs far better than row by row.
 

@@ -209,7 +209,8 @@ def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) 
     reviews.append(tmp_path / "run", [Review(turn_id, hint_decided=True, hint="Name the source of the figure.")])
     after = collect(tmp_path / "run", 1_000)
     assert (after.summary["reviewed"], after.summary["hints"]["count"]) == (1, before["hints"]["count"] + 1)
-    assert columns(after.lines, 50, {}, {})["reviews"][turn_id]["hint"] == "Name the source of the figure."
+    listed = columns(after.lines, 50, {}, {}, reviewing=False)
+    assert listed["reviews"][turn_id]["hint"] == "Name the source of the figure."
 
 
 def test_the_last_bar_holds_all_longer_hints(run: Path, tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_the_list_is_bounded_and_has_the_strongest(run: Path) -> None:
     strengths = sorted((row.strength or 0.0 for row in every), reverse=True)
     assert sorted((row.strength or 0.0 for row in some), reverse=True)[:10] == strengths[:10]
     in_order = [turn["turn_id"] for turn in read_all(run, "turns")]
-    assert columns(every, 300, {}, {})["id"] == in_order, "the order of the log"
+    assert columns(every, 300, {}, {}, reviewing=False)["id"] == in_order, "the order of the log"
     assert collect(run, 20).lines == some, "the same draw in every report"
 
 
