@@ -28,11 +28,9 @@ def training(run: Path) -> JSON | None:
     for field in METRICS.schema:
         if field.name in _NO_CURVES:
             continue
-        means: list[float | None] = []
-        for chunk in chunks:
-            values = [row[field.name] for row in chunk if row[field.name] is not None]
-            means.append(sum(values) / len(values) if values else None)
-        if any(mean is not None for mean in means):
+        known = [[row[field.name] for row in chunk if row[field.name] is not None] for chunk in chunks]
+        if any(known):
+            means = [sum(values) / len(values) if values else None for values in known]
             curves[field.name] = {"values": means, "meaning": field.metadata[b"meaning"].decode()}
     measured = read_part(run, "validations", 0) if is_written(run, "validations", 0) else []
     validations: JSON = {name: [row[name] for row in measured] for name in ("step", "hint_kl", "kept_kl")}
