@@ -122,8 +122,8 @@ def write(
     place = Path.cwd(), Path(sys.executable).parent
     texts = dict[str, str]()
     for name, shards in missing.items():
-        texts[f"{name}.sbatch"] = (train_script(config, stages[name], *place) if name == "train"
-                                   else array_script(config, name, stages[name], shards, *place))  # fmt: skip
+        texts[f"{name}.sbatch"] = (train_script(config, stages[name], place) if name == "train"
+                                   else array_script(config, name, stages[name], shards, place))  # fmt: skip
     if missing:
         texts["submit.sh"] = submit_script({n: [] if n == "train" else shards for n, shards in missing.items()})
     for old in [*(f"{name}.sbatch" for name in ORDER), "submit.sh"]:

@@ -13,11 +13,11 @@ from opdkit.config.fields import StageConfig
 from opdkit.config.slurm import SlurmConfig
 from opdkit.store.plans import checkpoints_dir
 
+Place = tuple[Path, Path]  # folder in which the commands of a script run, and that of the `opdkit` that they call
 
-def array_script(
-    slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], folder: Path, programs: Path
-) -> str:
-    """Return the script of a stage that works part by part: one array task per shard. For the folders see `_head`."""
+
+def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], place: Place) -> str:
+    """Return the script of a stage that works part by part: one array task per shard."""
     limit = f"%{slurm.max_running}" if slurm.max_running else ""
     words = command_line(stage, type(config), config.run, config.effective())
     at = words.index("--") if "--" in words else len(words)
@@ -26,7 +26,7 @@ def array_script(
     grace = grace_of(slurm.notice)
     return "\n".join([
         *_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a",
-               [f"--array={ranges(shards)}{limit}"], folder, programs),
+               [f"--array={ranges(shards)}{limit}"], place),
         f"# Slurm sends USR1 {slurm.notice} s before the time limit: opdkit finishes the part under way. If that",
         f"# takes over {grace} s it drops the part. Then the task is queued again and resumes.",
         "task= stopping=",
@@ -45,7 +45,7 @@ def array_script(
     ])  # fmt: skip
 
 
-def train_script(slurm: SlurmConfig, config: StageConfig, folder: Path, programs: Path) -> str:
+def train_script(slurm: SlurmConfig, config: StageConfig, place: Place) -> str:
     """Return the script of the training: `accelerate launch` on each node, or one process by itself."""
     command = " ".join(map(shlex.quote, command_line("train", type(config), config.run, config.effective())))
     total = (slurm.processes or gpus_of(slurm)) * slurm.nodes
@@ -71,7 +71,7 @@ def train_script(slurm: SlurmConfig, config: StageConfig, folder: Path, programs
         ]
     return "\n".join([
         *_head(slurm, "train", "the training, on all its nodes", "%j",
-               [f"--nodes={slurm.nodes}", "--ntasks-per-node=1"], folder, programs),
+               [f"--nodes={slurm.nodes}", "--ntasks-per-node=1"], place),
         f"# Slurm sends USR1 {slurm.notice} s before the time limit, TERM when it preempts or cancels the job. Then",
         "# the training is asked to stop: its processes finish the same step and write a checkpoint. Launchers would",
         "# die of USR1, so they ignore it, and opdkit ignores it until it listens: the signal is sent until it works.",
@@ -114,14 +114,12 @@ def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _head(
-    slurm: SlurmConfig, stage: str, what: str, log: str, shape: Sequence[str], folder: Path, programs: Path
-) -> list[str]:
+def _head(slurm: SlurmConfig, stage: str, what: str, log: str, shape: Sequence[str], place: Place) -> list[str]:
     """Return the first lines of a script; `shape` says how many tasks or nodes it has.
 
-    Of several values of an option for one stage the last one counts. Commands run in `folder`, where relative paths
-    start, with the `opdkit` in `programs`.
+    Of several values of an option for one stage the last one counts.
     """
+    folder, programs = place
     flags = {"partition": "--partition={}", "account": "--account={}", "time": "--time={}", "gpus": "--gres=gpu:{}",
              "cpus": "--cpus-per-task={}", "mem": "--mem={}"}  # fmt: skip
     resources = [flag.format(values[-1]) for name, flag in flags.items() if (values := slurm.of_stage(name, stage))]

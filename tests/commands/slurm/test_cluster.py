@@ -165,7 +165,7 @@ def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: i
     place = tmp_path, Path(sys.executable).parent
     folder = run / "slurm"
     (folder / "logs").mkdir(parents=True)
-    (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), *place))
+    (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), place))
     job = slurm("sbatch", "--parsable", f"--chdir={folder}", str(folder / "train.sbatch")).strip()
     until(slurm, run, lambda: re.search(r"step \d+ of", log_of(run, "train", job)), "the first steps")
     slurm("scancel", "--batch", "--signal=USR1", job)
