@@ -78,25 +78,27 @@ class HintGroups:
     def __init__(self, topics: Topics | None) -> None:
         self._topics, self._counts = topics, Counter[str]()
         self.number_of = dict[str, int]()  # hint -> number of its group in the result
-        self._facts = defaultdict[str, Counter[str]](Counter)
+        # Of each hint: counts of its turns, of their sources and domains, and the sum of their mean |advantages|.
+        self._facts, self._sources = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
+        self._domains, self._effects = defaultdict[str, Counter[str | None]](Counter), defaultdict[str, float](float)
 
     def add(self, turn: RunTurn, verdict: JSON) -> None:
         """Count a turn with a hint: that of the votes, or the one that the decision in force leaves."""
-        self._counts[verdict["hint"]] += 1
-        facts = self._facts[verdict["hint"]]
+        hint = verdict["hint"]
+        facts = self._facts[hint]
+        self._counts[hint] += 1
         facts["rewarded"] += verdict["reward"] == 1
         facts["split"] += any(vote["decision"] == -1 for vote in verdict["hint_votes"])
         facts["reviewed"] += turn.review is not None
-        origin = "a person" if verdict["hint_status"] == REVIEWED else turn.session["source"]
-        facts[f"from {origin}"] += 1
+        self._sources[hint]["a person" if verdict["hint_status"] == REVIEWED else turn.session["source"]] += 1
         for target in turn.targets:
             if target.written is None and target.advantages is not None and len(target.advantages):
                 sizes = np.abs(target.advantages)
                 facts["scored"] += 1
                 facts["still"] += not (sizes >= STEPS[0]).any()
-                facts["effect"] += float(sizes.mean())  # type: ignore[assignment]
+                self._effects[hint] += float(sizes.mean())
         if self._topics is not None:
-            facts[f"on {self._topics.find(messages_text([turn.session['messages'][turn.index]]))}"] += 1
+            self._domains[hint][self._topics.find(messages_text([turn.session["messages"][turn.index]]))] += 1
 
     def result(self, most: int) -> list[JSON]:
         """Return the largest groups of the commonest texts, with their numbers of turns."""
@@ -106,18 +108,20 @@ class HintGroups:
         denied = [{(word, not wanted) for word, wanted in claimed} for claimed in claims]
         rows = []
         for number, members in enumerate(groups):
-            facts = sum((self._facts[text] for text, _ in members), Counter[str]())
-            turns = sum(times for _, times in members)
-            topic = next((name for name, n in facts.items() if name.startswith("on ") and 2 * n > turns), "")
+            turns, texts = sum(times for _, times in members), [text for text, _ in members]
+            facts, sources = (sum((counts[text] for text in texts), Counter[str]())
+                              for counts in (self._facts, self._sources))  # fmt: skip
+            domains = sum((self._domains[text] for text in texts), Counter[str | None]())
+            domain = next((name for name, n in domains.items() if 2 * n > turns), None)
             rows.append({
                 "turns": turns,
                 "texts": len(members),
                 "wordings": [[text[:_CHARS], times] for text, times in members],
                 **{name: facts[name] for name in ("scored", "still", "rewarded", "split", "reviewed")},
-                "effect": facts["effect"] / facts["scored"] if facts["scored"] else None,
-                "sources": [[name[5:], n] for name, n in facts.most_common() if name.startswith("from ")],
+                "effect": sum(self._effects[text] for text in texts) / facts["scored"] if facts["scored"] else None,
+                "sources": [[source, n] for source, n in sources.most_common()],
                 "opposed": [other[0][0][:_CHARS] for n, other in enumerate(groups)
                             if not denied[number].isdisjoint(claims[n]) and contradicts(claims[number], claims[n])],
-                "topic": self._topics.scores.get(topic[3:]) if self._topics is not None else None,
+                "topic": self._topics.scores.get(domain) if self._topics and domain is not None else None,
             })  # fmt: skip
         return rows
