@@ -4,15 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from opdkit.config.command_line import quote
 from opdkit.config.commands import STAGES
 from opdkit.config.status import StatusConfig
 from opdkit.console import counted, duration, plain_table, printable, stdout
-from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import command_of, find_upstream_change, has_stage, named_trainings, stage_dir
+from opdkit.store.plans import command_of, find_upstream_change, has_stage, named_trainings, no_run_error, stage_dir
 from opdkit.store.progress_marks import live_claims
 from opdkit.store.reading import part_path, summary_of
 from opdkit.store.reviews import outdated_targets, reviews_in_force
@@ -31,7 +29,7 @@ def run(config: StatusConfig) -> None:
     started += [(run, stage) for run in trainings for stage in ("train", "eval") if has_stage(run, stage)]
     errors = [(run, error) for run in (directory, *trainings) for error in read_failures(run)]
     if not started and not errors:
-        raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {quote(directory)} LOGS...`")
+        raise no_run_error(directory)
     failed = Counter((run, error["stage"]) for run, error in errors)
     table, lines = plain_table(), list[str]()
     for name in COLUMNS:

@@ -29,6 +29,11 @@ def stage_dir(run: Path, stage: str) -> Path:
     return (run.parent if is_shared else run) / stage
 
 
+def no_run_error(directory: Path) -> OpdkitError:
+    """Return the error for a directory in which no stage was started."""
+    return OpdkitError(f"{directory} holds no run: start one with `opdkit extract {quote(directory)} LOGS...`")
+
+
 def has_stage(run: Path, stage: str) -> bool:
     """Return True if the stage has been started."""
     return (stage_dir(run, stage) / "manifest.json").exists()

@@ -16,12 +16,11 @@ from opdkit.config.check import CheckConfig
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, progress, say, stdout
-from opdkit.errors import OpdkitError
 from opdkit.store.atomic import find_left_overs, remove_entries
 from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import changed_upstream, named_trainings, stage_dir
+from opdkit.store.plans import changed_upstream, named_trainings, no_run_error, stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.reviews import plan_inputs
 from opdkit.store.tables import TABLES, TARGETS, Table
@@ -129,7 +128,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
     """Return everything that is wrong with a run. Reads each file once, with the rows of one part in memory."""
     stages = plans.started_stages(run)
     if not stages:
-        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
+        raise no_run_error(run)
     manifests, findings = plans.read_plans(run, stages)
     walk = _Walk(run, manifests, Report(findings))
     walk.check_folders()

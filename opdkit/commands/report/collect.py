@@ -19,7 +19,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.comparison import training_rows
 from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
 from opdkit.evaluate.scores import score_rows
-from opdkit.store.plans import find_upstream_change, has_stage, manifest, name_runs, named_trainings
+from opdkit.store.plans import find_upstream_change, has_stage, manifest, name_runs, named_trainings, no_run_error
 from opdkit.store.run_stage import next_step
 from opdkit.store.stable_hash import stable_hash
 from opdkit.version import __version__
@@ -46,7 +46,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     Raises OpdkitError if there is nothing to report, or a part cannot be read.
     """
     if not has_stage(run, "extract"):
-        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
+        raise no_run_error(run)
     finished = stages.summaries(run)
     has_scores = is_evaluated(run) and not find_upstream_change(run, "eval")
     verdicts = Verdicts(Topics(run) if has_scores else None, voted=reviewing)

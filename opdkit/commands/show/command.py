@@ -10,8 +10,8 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
 from opdkit.console import counted, say, stdout
-from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.plans import has_stage
+from opdkit.errors import ConfigError
+from opdkit.store.plans import has_stage, no_run_error
 
 
 def run(config: ShowConfig) -> None:
@@ -47,7 +47,7 @@ def run(config: ShowConfig) -> None:
 def choose_views(config: ShowConfig, whole: bool = True) -> tuple[Chosen, list[JSON]]:
     """Return the turns to show, in the order in which they were chosen, whole or as rows of a list. Raises as `run`."""
     if not has_stage(config.run, "extract"):
-        raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {quote(config.run)} LOGS...`")
+        raise no_run_error(config.run)
     chosen = Chosen() if config.turn_id is not None else choose_turns(config)
     if not whole:
         return chosen, [json_row(line) for line in chosen.lines]
