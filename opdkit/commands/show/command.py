@@ -18,9 +18,8 @@ def run(config: ShowConfig) -> None:
     """Print the turns.
 
     Raises OpdkitError if the directory holds no run or has no such turn, and ConfigError for options that contradict
-    each other or name a status that does not exist.
+    each other or a pattern that is not a regular expression.
     """
-    # Some of all turns are picked out, or the first of the run are shown.
     is_ranked = any(number is not None for number in (config.worst, config.best, config.random))
     whole = config.turn_id is not None or config.whole or (is_ranked and not config.one_line)
     if config.logprobs and not whole:
