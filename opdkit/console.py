@@ -137,10 +137,15 @@ def warn(*messages: str) -> None:
         stderr.print(f"[yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
 
 
+def print_line(text: str) -> None:
+    """Print one line on stdout. Markup in it is shown, not interpreted."""
+    stdout.print(printable(text), markup=False, soft_wrap=True)
+
+
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print (name, value) pairs on stdout, in two columns."""
     for name, value in facts:
-        stdout.print(printable(f"{name:<32} {value}"), markup=False, soft_wrap=True)
+        print_line(f"{name:<32} {value}")
 
 
 _LINE_EVERY = 60.0  # seconds between two lines of progress in a pipe or a batch job

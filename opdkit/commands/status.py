@@ -6,7 +6,7 @@ from pathlib import Path
 
 from opdkit.config.commands import STAGES
 from opdkit.config.status import StatusConfig
-from opdkit.console import counted, duration, plain_table, printable, stdout
+from opdkit.console import counted, duration, plain_table, print_line, stdout
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
@@ -40,7 +40,7 @@ def run(config: StatusConfig) -> None:
         _, *cells = _row(run, summary, failed[run, stage])
         table.add_row(stage + name, *cells)
         summary.stage = command_of(run, stage) + name  # rollout may have written what extract writes
-        lines.append(printable(summary.rows()))
+        lines.append(summary.rows())
     if decided := reviews_in_force(directory):
         outdated = outdated_targets(directory, decided)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
@@ -52,16 +52,16 @@ def run(config: StatusConfig) -> None:
     for _, error in errors:
         job = f", Slurm job {error['job']}" if error["job"] else ""
         place = f"{error['stage']} --shard {error['shard']} failed {error['time']} on {error['host']}{job}"
-        lines.append(f"{place}: {printable(error['error'])}")
+        lines.append(f"{place}: {error['error']}")
     if conclusion := read_conclusion(directory):
         print_conclusion(conclusion)
         stdout.print()
     for run in trainings:
         if conclusion := read_conclusion(run):
-            stdout.print(f"{run.stem}: {conclusion.sentence}", markup=False)
+            print_line(f"{run.stem}: {conclusion.sentence}")
     stdout.print(table)
     for line in lines:
-        stdout.print(line, markup=False, soft_wrap=True)
+        print_line(line)
 
 
 def _row(directory: Path, summary: Summary, failed: int) -> Sequence[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import counted, printable, stdout, with_sign
+from opdkit.console import counted, print_line, printable, stdout, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import chance_of_rise
 from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
@@ -176,8 +176,8 @@ def print_conclusion(conclusion: Conclusion, *, and_next: bool = True) -> None:
                     else "no interval: all changes are equal")  # fmt: skip
             change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
             line = f"right replies, {row['domain']}: {change}, {counted(row['count'], 'prompt')}"
-        stdout.print(f"  {line}", markup=False, soft_wrap=True)
+        print_line(f"  {line}")
     for line in conclusion.watch:
-        stdout.print(f"  look: {line}", markup=False, soft_wrap=True)
+        print_line(f"  look: {line}")
     if and_next:
-        stdout.print(conclusion.next, soft_wrap=True, markup=False)
+        print_line(conclusion.next)

@@ -16,7 +16,7 @@ import orjson
 from opdkit.chat.conversation import LEFT_OUT
 from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
 from opdkit.config.fields import JSON
-from opdkit.console import printable, stdout
+from opdkit.console import print_line, printable
 from opdkit.extract.inputs.files import Input, find_documents, is_damage, open_plain, packing
 from opdkit.extract.inputs.first_pass import SurveyedInput
 from opdkit.extract.inputs.index import copy_lines
@@ -87,7 +87,7 @@ def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:
         report += [f"  {label:<10}{text}" for label, text in facts.items() if text]
         report += _sample(sessions, turns)
     for line in report:
-        stdout.print(printable(line), markup=False, soft_wrap=True)
+        print_line(line)
 
 
 def _frequent(counts: Mapping[str, int]) -> str:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs import talk, write_extract
@@ -78,6 +79,16 @@ def test_the_long_name_of_a_training_hides_no_number(run: Path, columns: str | N
     assert re.search(r"extract +3/3 +0 +0 ", out)
     assert name in out.replace("\n", "") if columns else re.search(rf"train {name} +0/1 ", out)
     assert columns is None or max(map(len, out.partition("extract:")[0].splitlines())) <= 80
+
+
+def test_the_sentence_of_a_named_training_is_one_line_in_a_pipe(run: Path, monkeypatch, capsys) -> None:
+    training, sentence = run / "b.training", "Better: " + " and ".join(["more of the replies are right"] * 4)
+    answer = SimpleNamespace(sentence=sentence)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(status, "named_trainings", lambda _: {"b": training})
+    monkeypatch.setattr(status, "read_conclusion", lambda path: answer if path == training else None)
+    status.run(StatusConfig(run=run))
+    assert f"b: {sentence}" in capsys.readouterr().out.splitlines()
 
 
 def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:

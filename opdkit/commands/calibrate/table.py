@@ -9,7 +9,7 @@ from opdkit.commands.calibrate.agreement import CLASSES, Calibration, MajoritySc
 from opdkit.commands.calibrate.people import FEWEST_SHARED
 from opdkit.commands.turns.line import signed
 from opdkit.config.calibrate import CalibrateConfig
-from opdkit.console import counted, printable, stdout, verb
+from opdkit.console import counted, print_line, printable, stdout, verb
 from opdkit.evaluate.bootstrap import Interval
 
 _AGAINST = {"person": "with one person", "majority": "with most others", "each": "with each, mean"}
@@ -23,15 +23,15 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     if turns != measured.labels:  # labels of sessions, which have several
         statuses = f"of their {counted(turns, 'turn')}: {statuses}"
     used = measured.rows - sum(measured.set_aside.values())
-    _print(f"{counted(measured.rows, 'label')}: {used:,} of judged turns or sessions{set_aside}")
+    print_line(f"{counted(measured.rows, 'label')}: {used:,} of judged turns or sessions{set_aside}")
     if measured.people:
         _show_people(measured.people)
     if used != measured.labels:
         tied = f"; {measured.tied:,} without one left out" if measured.tied else ""
-        _print(f"from here on {counted(measured.labels, 'label')}: the most frequent one of each turn{tied}")
-    _print(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
-           f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip
-    _print(f"accuracy {_number(measured.accuracy, measured.accuracy_interval)}")
+        print_line(f"from here on {counted(measured.labels, 'label')}: the most frequent one of each turn{tied}")
+    print_line(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
+               f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip
+    print_line(f"accuracy {_number(measured.accuracy, measured.accuracy_interval)}")
     reason = ""
     if not measured.answered:
         reason = " (no label's turn has a reward)"
@@ -40,7 +40,7 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     elif measured.kappa_interval is None:
         reason = " (no interval: few labels, no errors, or labels so alike that in some resamples all are the same)"
     weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"
-    _print(f"Cohen's kappa{weights} {_number(measured.kappa, measured.kappa_interval)}{reason}")
+    print_line(f"Cohen's kappa{weights} {_number(measured.kappa, measured.kappa_interval)}{reason}")
 
     table = RichTable("label", *(f"judged {signed(label)}" for label in CLASSES), "precision", "recall")
     for row, scores in zip(measured.confusion, measured.classes, strict=True):
@@ -51,32 +51,34 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
         plain, weighed = measured.majorities
         if plain.accuracy is not None and weighed.accuracy is not None:
             gain = f"{weighed.accuracy - plain.accuracy:+.3f} (95% interval {_range(weighed.gain)})"
-            _print(f"weighing votes by confidence changes the accuracy by {gain}; judge --weigh-votes does so")
+            print_line(f"weighing votes by confidence changes the accuracy by {gain}; judge --weigh-votes does so")
     if cascade := measured.cascade:
         _show_scores("cascade", cascade.scores)
         votes = ", ".join(f"{n:,} of the {who}" for who, n in cascade.votes.items())
-        _print(f"the first judge left {cascade.left:,} of {counted(cascade.questions, 'question')} "
-               f"({cascade.left / max(1, cascade.questions):.0%}) to the second one; votes: {votes}")  # fmt: skip
-        _print("what the second judge alone would get: judge these sessions with it alone, and pass that run as "
-               "--other-run")  # fmt: skip
+        print_line(f"the first judge left {cascade.left:,} of {counted(cascade.questions, 'question')} "
+                   f"({cascade.left / max(1, cascade.questions):.0%}) to the second one; votes: {votes}")  # fmt: skip
+        print_line("what the second judge alone would get: judge these sessions with it alone, and pass that run as "
+                   "--other-run")  # fmt: skip
     if measured.levels:
         table = RichTable("votes that agree", "turns", "share right")
         for level in measured.levels:
             table.add_row(_number(level.agreement), f"{level.turns:,}", _number(level.right))
         stdout.print(table)
-        _print(f"expected calibration error {measured.calibration_error:.3f}")
+        print_line(f"expected calibration error {measured.calibration_error:.3f}")
     if hints := measured.hints:
-        _print(f"hints: {hints.hinted:,} on {counted(hints.turns, 'turn')}; something was wanted on {hints.wanted:,}: "
-               f"precision {_number(hints.precision)}, recall {_number(hints.recall)}")  # fmt: skip
+        print_line(f"hints: {hints.hinted:,} on {counted(hints.turns, 'turn')}; something was wanted on "
+                   f"{hints.wanted:,}: precision {_number(hints.precision)}, "
+                   f"recall {_number(hints.recall)}")  # fmt: skip
     if measured.stored_votes == 1:
-        _print("one vote per turn is stored: to know what more would bring, judge some sessions with --votes 3 or more")
+        print_line("one vote per turn is stored: to know what more would bring, judge some sessions with --votes 3 or "
+                   "more")  # fmt: skip
     elif measured.curve:
         table = RichTable("votes", "accuracy", "95% interval", "coverage", "if votes were independent")
         for point in measured.curve:
             table.add_row(str(point.votes), _number(point.accuracy), _range(point.interval), _number(point.coverage),
                           _number(point.independent))  # fmt: skip
         stdout.print(table)
-        _print(_advice(measured, config.tolerance))
+        print_line(_advice(measured, config.tolerance))
 
 
 def _show_scores(title: str, scores: Sequence[MajorityScore]) -> None:
@@ -92,7 +94,8 @@ def _show_people(people: PeopleScore) -> None:
     """Print the table of people and judges, which fits 80 columns however many labels there are."""
     least, most = people.fewest, people.most
     numbers = f"{most} per turn" if least == most else f"{least} to {most} per turn; each turn counts as one"
-    _print(f"people and judges on {counted(people.turns, 'turn')} with {counted(people.labels, 'label')}: {numbers}")
+    labelled = f"{counted(people.turns, 'turn')} with {counted(people.labels, 'label')}"
+    print_line(f"people and judges on {labelled}: {numbers}")
     table = RichTable("", "same label", "kappa (95%)", "share of people's (95%)", show_edge=False)
     for against, title in _AGAINST.items():
         rows = [row for row in people.rows if row.against == against]
@@ -104,9 +107,9 @@ def _show_people(people: PeopleScore) -> None:
     stdout.print(table)
     if people.raters:
         named = f"{counted(people.pairs, 'pair')} of {counted(len(people.raters), 'rater')}"
-        _print(f"with each: {named} with {FEWEST_SHARED} turns or more in common; each of them: --json")
+        print_line(f"with each: {named} with {FEWEST_SHARED} turns or more in common; each of them: --json")
     elif most > 1:
-        _print("labels without a rater count as those of different people")
+        print_line("labels without a rater count as those of different people")
 
 
 def _advice(measured: Calibration, tolerance: float) -> str:
@@ -123,10 +126,6 @@ def _advice(measured: Calibration, tolerance: float) -> str:
     if worth == stored > 1:
         text += "; more may be better still: the last column says what they would bring if they erred independently"
     return text
-
-
-def _print(text: str) -> None:
-    stdout.print(printable(text), markup=False, soft_wrap=True)
 
 
 def _number(value: float | None, interval: Interval = None) -> str:

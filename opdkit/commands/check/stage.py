@@ -15,7 +15,7 @@ from opdkit.commands.check.rows import COLUMNS, Known, Seen, check_rows
 from opdkit.config.check import CheckConfig
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import counted, printable, progress, say, stdout
+from opdkit.console import counted, print_line, printable, progress, say, stdout
 from opdkit.store.atomic import find_left_overs, remove_entries
 from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
@@ -109,7 +109,7 @@ def print_findings(findings: list[Finding]) -> None:
     for stage, table, part, place, key, what, todo in rows:
         numbers = [f"{name} {number}" for name, number in (("part", part), ("row", place)) if number]
         where = ", ".join(filter(None, ["/".join(filter(None, (stage, table))), *numbers, key]))
-        stdout.print(f"{where}: {what}\n  {todo}", markup=False, soft_wrap=True)
+        print_line(f"{where}: {what}\n  {todo}")
 
 
 def find_all_left_overs(run: Path, report: Report) -> list[Path]:

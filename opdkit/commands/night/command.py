@@ -16,7 +16,7 @@ from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import PipelineConfig
 from opdkit.config.train import TrainConfig
-from opdkit.console import counted, printable, say, stdout, warn
+from opdkit.console import counted, print_line, say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import AFTER_CORRECTION, read_prompts
 from opdkit.extract.news import collect_news, commit_news
@@ -39,7 +39,7 @@ def run(config: NightConfig) -> None:
             say(f"night {night.number}: {news}")
             finish_night(home, night, config)
         else:
-            stdout.print(f"night {night.number}: nothing new in the logs", soft_wrap=True)
+            print_line(f"night {night.number}: nothing new in the logs")
 
 
 def run_forget(config: ForgetConfig) -> None:
@@ -55,7 +55,7 @@ def run_forget(config: ForgetConfig) -> None:
         sessions = forget(home, config.where)
         say(f"{counted(sessions, 'session')} taken out")
         finish_nights(home, last)
-    stdout.print(f"forgotten: {counted(sessions, 'session')}", soft_wrap=True)
+    print_line(f"forgotten: {counted(sessions, 'session')}")
 
 
 def finish_nights(home: Home, config: NightConfig) -> None:
@@ -98,8 +98,7 @@ def finish_night(home: Home, night: Night, config: NightConfig) -> None:
         config = home.read_options(own)
     run_steps = load_function("opdkit.commands.night.steps:run_steps")  # imported now: it brings torch
     record = run_steps(home, night, config, configurations(home, night, config))
-    sentence = printable(f"night {night.number}: {record['decision']}. {record['sentence']}")
-    stdout.print(sentence, markup=False, soft_wrap=True)
+    print_line(f"night {night.number}: {record['decision']}. {record['sentence']}")
 
 
 def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, StageConfig]:

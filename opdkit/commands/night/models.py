@@ -7,7 +7,7 @@ from opdkit.commands.night.home import Home
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
-from opdkit.console import plain_table, printable, stdout
+from opdkit.console import plain_table, print_line, stdout
 from opdkit.errors import OpdkitError
 
 _COLUMNS = ("night", "began (UTC)", "parent", "learned from", "new turns", "replayed turns", "decision", "promoted")
@@ -49,7 +49,7 @@ def run(config: ModelsConfig) -> None:
     stdout.print(table)
     for row in rows:
         if row["promoted"]:
-            stdout.print(printable(f"{row['model']}: {row.get('sentence', 'to do')}"), markup=False, soft_wrap=True)
+            print_line(f"{row['model']}: {row.get('sentence', 'to do')}")
 
 
 def list_models(home: Home) -> list[JSON]:
