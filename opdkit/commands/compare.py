@@ -1,6 +1,5 @@
 """`opdkit compare`: several trainings on the same held-out prompts, of one run or of several."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def run(config: CompareConfig) -> None:
     """Print which training is better, the numbers, and replies that differ. Raises what `compare` raises."""
     comparison = compare(config)
     if config.json:
-        stdout.print_json(json.dumps(asdict(comparison)))
+        stdout.print_json(data=asdict(comparison))
     else:
         print_comparison(comparison, config.replies)
 

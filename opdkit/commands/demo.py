@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from rich.table import Column
 from rich.table import Table as RichTable
 
 from opdkit.config.command_line import quote
@@ -77,9 +78,8 @@ def show(directory: Path, prompts: Path) -> None:
     shares = {row["domain"]: [f"{row[model]:.2f}" for model in ("before", "after")]
               for row in read_part(directory, "scores", 0) if row["metric"] == "passed_sampled"}  # fmt: skip
     domains = {row["domain"]: row for row in asked.values()}
-    table = RichTable(title="Right replies to new requests: what the user wants", title_justify="left")
-    for column, justify in (("topic", "left"), ("the user wants", "left"), ("before", "right"), ("after", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table = RichTable("topic", "the user wants", Column("before", justify="right"), Column("after", justify="right"),
+                      title="Right replies to new requests: what the user wants", title_justify="left")  # fmt: skip
     for title, kind in (("they complained about", CORRECTED), ("they were content with", UNCORRECTED)):
         for name, row in domains.items():
             if row["corrected"] == (kind == CORRECTED):

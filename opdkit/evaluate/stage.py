@@ -6,7 +6,6 @@ and drift on replies of the model before and on text that no objective trains on
 """
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -84,7 +83,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
         scores = read_part(run_dir, "scores", 0)
         conclusion = conclude(scores, run_dir)
         if config.json:
-            stdout.print_json(json.dumps({"conclusion": asdict(conclusion), "scores": scores}))
+            stdout.print_json(data={"conclusion": asdict(conclusion), "scores": scores})
         else:
             print_conclusion(conclusion, and_next=False)  # it comes last
             print_scores(scores, read_part(run_dir, "replies", 0))

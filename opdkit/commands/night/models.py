@@ -1,8 +1,5 @@
 """`opdkit models`: the models of all nights, which one is promoted, and going back."""
 
-import json
-from typing import Literal
-
 from opdkit.commands.night.home import Home
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
@@ -29,7 +26,7 @@ def run(config: ModelsConfig) -> None:
             home.promote(number, by="hand")
     rows = list_models(home)
     if config.json:
-        stdout.print_json(json.dumps(rows))
+        stdout.print_json(data=rows)
         return
     cells = []
     for row in rows:
@@ -42,8 +39,8 @@ def run(config: ModelsConfig) -> None:
         return
     table = plain_table()
     for name in _COLUMNS:
-        justify: Literal["left", "right"] = "right" if name.endswith("turns") else "left"
-        table.add_column(name.replace(" ", "\n"), justify=justify, no_wrap=name != "learned from")
+        table.add_column(name.replace(" ", "\n"), justify="right" if name.endswith("turns") else "left",
+                         no_wrap=name != "learned from")  # fmt: skip
     for line in cells:
         table.add_row(*line)
     stdout.print(table)
