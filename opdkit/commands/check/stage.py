@@ -115,9 +115,11 @@ def print_findings(findings: list[Finding]) -> None:
 def find_all_left_overs(run: Path, report: Report) -> list[Path]:
     """Return what killed processes left in a run: temporary files, and what stages that are done had resumed from."""
     trainings, left = named_trainings(run), list[Path]()
-    for (stage, _, name), (done, parts) in ((label.partition(" "), count) for label, count in report.parts.items()):
-        path = trainings.get(name, run) / _RESUMED_FROM.get(stage, "")
-        left += [path] * (done == parts and stage in _RESUMED_FROM and path.exists())
+    for label, (done, parts) in report.parts.items():
+        stage, _, name = label.partition(" ")
+        if done == parts and stage in _RESUMED_FROM:
+            path = trainings.get(name, run) / _RESUMED_FROM[stage]
+            left += [path] if path.exists() else []
     for folder in [run, *sorted(path for path in run.rglob("*") if path.is_dir())]:
         if not {folder, *folder.parents} & set(left):
             left += find_left_overs(folder)
