@@ -40,8 +40,8 @@ class Collected(NamedTuple):
 def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     """Fold over the finished parts, with one part, `rows` lines and each different hint in memory.
 
-    The lines are those with the largest advantages, and a fair draw of the others. For reviewers, the hints are those
-    of the votes, and all groups of them are there.
+    The lines are those with the largest advantages, and a draw of the others, judged turns first. For reviewers, the
+    hints are those of the votes, and all groups of them are there.
 
     Raises OpdkitError if there is nothing to report, or a part cannot be read.
     """
@@ -73,7 +73,8 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     concluded, comparison = read_conclusion(run), describe_comparison(run)
     steps = [concluded.next] if concluded else [] if comparison else [next_step(run)]
     folders = {Path(log).parts[-2:] for log in manifest(run, "extract")["configuration"].get("logs", ())}
-    steps += [f"On your own logs: `{OWN_LOGS}`"] * (("sample_data", "logs") in folders)
+    if ("sample_data", "logs") in folders:
+        steps.append(f"On your own logs: `{OWN_LOGS}`")
     summary = {
         "run": str(run),
         "conclusion": asdict(concluded) if concluded else None,
@@ -91,7 +92,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "advantages": advantages.result() if "teacher" in finished else None,
         "rewards_by_length": lengths.result(),
         "shares": totals,
-        "training": training(run) if "train" in finished else None,
+        "training": training(run),
         "evaluation": evaluation(run) if has_scores else None,
         "comparison": comparison,
         "configuration": stages.configuration(run, finished),
