@@ -21,8 +21,7 @@ _LITTLE_ROOM = 5e9  # bytes
 
 def versions() -> Iterator[Finding]:
     """Yield findings about Python and each package that opdkit needs, against the range that it was made for."""
-    ours = version("opdkit")
-    versions = [f"opdkit {ours}", f"Python {sys.version.split()[0]}"]
+    installed_versions = [f"opdkit {version('opdkit')}", f"Python {sys.version.split()[0]}"]
     for requirement in map(Requirement, requires("opdkit") or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -31,11 +30,11 @@ def versions() -> Iterator[Finding]:
         except PackageNotFoundError:
             yield Finding("packages", PROBLEM, f"{requirement.name} is missing", f'pip install "{requirement}"')
             continue
-        versions.append(f"{requirement.name} {installed}")
+        installed_versions.append(f"{requirement.name} {installed}")
         if not requirement.specifier.contains(installed, prereleases=True):
             what = f"{requirement.name} is {installed}, opdkit was made for {requirement.specifier}"
             yield Finding("packages", PROBLEM, what, f'pip install "{requirement}"')
-    yield Finding("packages", OK, ", ".join(versions))
+    yield Finding("packages", OK, ", ".join(installed_versions))
     for name, flag in (("peft", "--lora-rank"), ("bitsandbytes", "--load-in-4bit")):
         try:
             yield Finding("packages", OK, f"{name} {version(name)}")

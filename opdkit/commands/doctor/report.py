@@ -33,10 +33,9 @@ def run(config: DoctorConfig) -> bool:
                 stdout.print(f"{'':{width + 9}}  -> {escape(printable(finding.remedy))}", soft_wrap=True)
     problems = sum(finding.state == PROBLEM for finding in findings)
     say(counted(problems, "problem") if problems else "nothing is wrong with what was looked at")
-    for flag in ("model", "judge_url", "logs", "run"):
-        if not getattr(config, flag):
-            option = "LOGS" if flag == "logs" else "--" + flag.replace("_", "-")
-            say(f"not looked at: {option}")
+    given = {"--model": config.model, "--judge-url": config.judge_url, "LOGS": config.logs, "--run": config.run}
+    for option in (option for option, value in given.items() if not value):
+        say(f"not looked at: {option}")
     return not problems
 
 
