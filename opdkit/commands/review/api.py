@@ -82,11 +82,11 @@ class Api:
             in_force, decided = self._log.in_force(), list[Review]()
         for turn_id, voted in hints_of_group(self.run, document["group"]).items():
             before = in_force.get(turn_id, Review(turn_id, chosen=GROUP))
-            if action == "strike" and before.chosen == GROUP:
-                decided += [Review(turn_id, action="strike")] * (before.ordinal >= 0)
-            else:
-                after = replace(before, hint_decided=action != "strike", hint=voted if action == "keep" else hint)
-                decided += [after] * (after != before)
+            after = replace(before, hint_decided=action != "strike", hint=voted if action == "keep" else hint)
+            if action == "strike" and before.chosen == GROUP and turn_id in in_force:
+                decided.append(Review(turn_id, action="strike"))
+            elif after != before:
+                decided.append(after)
         return decided
 
 
@@ -108,7 +108,6 @@ def votes_on(run: Path, turn_ids: list[str]) -> dict[str, tuple[int | None, str 
     wanted, voted = set(turn_ids), dict[str, tuple[int | None, str | None]]()
     for part in sorted(set(parts_of_turns(run, turn_ids).values())):
         if part_path(run, "verdicts", part).exists():
-            columns = read_arrow(run, "verdicts", part, ["turn_id", "reward", "hint"]).to_pydict()
-            rows = zip(*columns.values(), strict=True)
-            voted |= {name: (reward, hint) for name, reward, hint in rows if name in wanted}
+            rows = read_arrow(run, "verdicts", part, ["turn_id", "reward", "hint"]).to_pylist()
+            voted |= {row["turn_id"]: (row["reward"], row["hint"]) for row in rows if row["turn_id"] in wanted}
     return voted
