@@ -109,7 +109,7 @@ def predict(config: ForecastConfig) -> JSON:
     asked = [turn for turn in turns if turn.turn_id in verdicts]
     scale = sum(turn.turn["trainable"] for turn in turns) / len(verdicts)  # after `judge --limit` there are more
     count = len(hinted) * scale
-    drawn = sorted(hinted, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
+    drawn = draw_turns(hinted, config)
     judged = [JudgedSession(turn.session, [JudgedTurn(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})])
               for turn in drawn]  # fmt: skip
     scorer = load_scorer(teacher)
@@ -140,6 +140,11 @@ def predict(config: ForecastConfig) -> JSON:
         "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * scale,
                     "testing the hints": testing * count} | seconds,
     }  # fmt: skip
+
+
+def draw_turns(turns: Sequence[JoinedTurn], config: ForecastConfig) -> list[JoinedTurn]:
+    """Return at most `--hints` of these turns, drawn by `--seed`."""
+    return sorted(turns, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
 
 
 def find_problem(rows: Sequence[Row], judge: Judge) -> str | None:
@@ -234,7 +239,6 @@ def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn
     The judge has counted them. Where its server does not say, those of a draw of the turns are counted with `chat`. A
     server reads a turn again for each vote; a local judge reads what questions have in common once, and rules nothing.
     """
-    drawn = sorted(turns, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
     plan, total = manifest(config.run, "judge")["plan"], 0
     if not (judge := plan["config"].get("judge")):
         return {}
@@ -242,7 +246,7 @@ def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn
     if prompt:
         return {"judging": round((prompt - (cached if judge == "local" else 0) + completion) * scale)}
     texts = plan["inputs"].get("wording", {}).get("judge", DEFAULTS["judge"])
-    encode = partial(chat.tokenizer.encode, add_special_tokens=False)
+    encode, drawn = partial(chat.tokenizer.encode, add_special_tokens=False), draw_turns(turns, config)
     for turn in drawn if judge in MODEL_JUDGES else ():
         votes = {name: [vote["raw"] for vote in (turn.verdict or {})[f"{name}_votes"]] for name in ("hint", "reward")}
         common = texts["system"] + turn_text(*TurnToJudge(turn, None).reply, plan["config"]["max_section_chars"])
