@@ -236,18 +236,18 @@ def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, stude
     without any prompt. Without a judge that is a model, those that need one are left out.
     """
     evaluation = replace(evaluation, overwrite=True)
-    mined, own = list[str](), list[JSON]()
+    mined, own = list[JSON](), list[JSON]()
     try:
         path = write_log_prompts(evaluation, {"before": student, "after": student}, config.holdout)
-        mined = list_lines(path, "--from-log")
+        mined = read_json_lines(path, "--from-log")
     except NoPromptsError:
         say("no session that is kept out makes a prompt")
     if config.prompts is not None:
         ids = [prompt.id for prompt in read_prompts(Path(config.prompts))]  # of rows without one, their lines
-        lines = list_lines(Path(config.prompts), "--prompts")
-        own = [json.loads(line) | {"id": name} for name, line in zip(ids, lines, strict=True)]
+        rows = read_json_lines(Path(config.prompts), "--prompts")
+        own = [row | {"id": name} for name, row in zip(ids, rows, strict=True)]
     names = {row["id"] for row in own}
-    rows = [*(row for row in map(json.loads, mined) if row["id"] not in names), *own]
+    rows = [*(row for row in mined if row["id"] not in names), *own]
     if not (evaluation.judge_model or recorded_judge_options(night.folder)):
         if lost := sum("judge" in row["check"] for row in own):
             warn(f"{counted(lost, 'row')} of --prompts {verb(lost, 'needs', 'need')} a model as the judge: left out; "
@@ -258,6 +258,7 @@ def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, stude
     return tests if rows else None
 
 
-def list_lines(path: Path, flag: str) -> list[str]:
-    """Return the lines of a file of prompts that are not empty."""
-    return [line for line in read_text(path, flag).split("\n") if line.strip()]  # splitlines() would break JSON
+def read_json_lines(path: Path, flag: str) -> list[JSON]:
+    """Return the rows of a file of prompts."""
+    lines = read_text(path, flag).split("\n")  # splitlines() would break JSON
+    return [json.loads(line) for line in lines if line.strip()]
