@@ -14,6 +14,7 @@ from opdkit.commands.export.messages import CONTROL_TOKENS, dump_json, read_judg
 from opdkit.commands.export.rules import merge_hints, prompt_and_evidence
 from opdkit.commands.export.targets import ANY, FEWEST_LINES, MESSAGES, PLAIN, TARGETS
 from opdkit.commands.review.spreadsheet import Imported, read_csv, write_csv
+from opdkit.config.command_line import quote
 from opdkit.config.export import REVIEW, RULES, ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.console import counted, warn
@@ -54,22 +55,11 @@ def run(config: ExportConfig) -> Summary | Imported:
         elif config.to == RULES:
             write_rules(config, temporary, path, counters)
         else:
-            target, chat = TARGETS[str(config.to)], chat_of_teacher(config)
-            rewards = (1, 0) if config.include_neutral else (1,)
-
-            def rows(counters: Counters) -> Iterator[JSON]:
-                sessions = read_judged_turns(config.run, config.limit, counters, chat)
-                return (row for turns in sessions for row in target.rows(turns, rewards, counters))
-
-            if path.suffix == ".jsonl":
-                with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                    file.writelines(dump_json(row) + "\n" for row in rows(counters))
-            else:
-                write_parquet(temporary, rows(counters), schema_of(target.columns, rows(Counters())))
+            write_target(config, temporary, path.suffix, counters)
         if not counters.rows_out and config.to != REVIEW:
             reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common())
             can_be_written = config.to == "trl-dpo" and not has_stage(config.run, "teacher")
-            advice = f"; `opdkit teacher {config.run} ...` writes replies to prefer" * can_be_written
+            advice = f"; `opdkit teacher {quote(config.run)} ...` writes replies to prefer" if can_be_written else ""
             raise OpdkitError(f"{config.run} has no turn for {config.to}: {reasons or 'it has no turns'}{advice}")
     if config.to == "openai" and (lines := counters.total("conversations")) < FEWEST_LINES:
         warn(f"{path} has {counted(lines, 'line')}; OpenAI takes no fewer than {FEWEST_LINES}")
@@ -87,6 +77,22 @@ def chat_of_teacher(config: ExportConfig) -> "Chat | None":
 
     model = manifest(config.run, "teacher")["plan"]["config"]["model"]
     return load_template(model, template_args_of(config.run, "teacher"))
+
+
+def write_target(config: ExportConfig, temporary: Path, suffix: str, counters: Counters) -> None:
+    """Write the rows of a trainer's file as JSONL or, after a pass that finds their schema, as Parquet."""
+    target, chat = TARGETS[str(config.to)], chat_of_teacher(config)
+    rewards = (1, 0) if config.include_neutral else (1,)
+
+    def rows(counters: Counters) -> Iterator[JSON]:
+        for turns in read_judged_turns(config.run, config.limit, counters, chat):
+            yield from target.rows(turns, rewards, counters)
+
+    if suffix == ".jsonl":
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(dump_json(row) + "\n" for row in rows(counters))
+    else:
+        write_parquet(temporary, rows(counters), schema_of(target.columns, rows(Counters())))
 
 
 def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Counters) -> None:

@@ -108,8 +108,8 @@ def test_edits_and_kept_replies_are_preferred_without_a_teacher(tmp_path: Path) 
     summary = export(ExportConfig(run=written, to="trl-dpo"))
     assert [row["chosen"][0]["content"] for row in load(summary.where)] == ["It is 20 C.", "It is 21 C."]
     assert summary.counters.dropped.total() == 1
-    plain = write_run(tmp_path / "plain", [(talks[2:], turns[2:], [verdict("c:1", "In Celsius.", -1)])])
-    with pytest.raises(OpdkitError, match="opdkit teacher"):
+    plain = write_run(tmp_path / "a plain run", [(talks[2:], turns[2:], [verdict("c:1", "In Celsius.", -1)])])
+    with pytest.raises(OpdkitError, match=r"opdkit teacher '.*/a plain run'"):
         export(ExportConfig(run=plain, to="trl-dpo"))
 
 
