@@ -122,7 +122,7 @@ def blame(config: BlameConfig) -> Blame:
 def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
     """Return the value of each session that blame is summed over, None where the log has none, and the field's name.
 
-    A value is text, a number, true or false; a list of the same one, as the calls of a session have it, counts as one.
+    A value is text, a number, true or false; a list of equal ones, such as a value for each call, counts as one value.
     Raises ConfigError for a field that no session has.
     """
     sessions = list(read_logged_fields(config.run))

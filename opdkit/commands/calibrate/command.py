@@ -153,8 +153,8 @@ def confusions_by_session(cases: list[Case], how: str, way: str) -> Array:
 def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list[Point], int]:
     """Return the number of votes that the curve is of, the voting curve, and the number of labels behind it.
 
-    Those of a server stop when they have decided a turn, so only the first votes, as many as every turn with votes has,
-    are a fair sample of the judge's. The labels are those whose turns have votes.
+    A server gives no more votes on a turn once they have decided it. So the curve is of the first votes alone, as many
+    as every turn with votes has: a fair sample of the judge's. The labels are those whose turns have votes.
     """
     most = min((len(turn.scores) for case in cases for turn in case.turns if turn.scores), default=0)
     full = [replace(case, turns=[replace(turn, scores=turn.scores[:most]) for turn in case.turns])

@@ -237,7 +237,7 @@ def _label(row: JSON | str, line: int) -> Label:
 
 
 def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[list[Case], Counter[str], list[str]]:
-    """Return turns with labels and verdicts, the number of other labels by reason, and ids like some unknown ones.
+    """Return turns with labels and verdicts, counts of the other labels by reason, and what some unknown ids may mean.
 
     `file` is where the labels come from, None for reviews. Raises what `read_arrow` raises, such as for a run that is
     not judged.

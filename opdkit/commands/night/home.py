@@ -199,8 +199,8 @@ class Home:
     def pending(self, nights: Sequence[Night]) -> list[int]:
         """Return those of `nights` that the promoted model has not learned from.
 
-        If at least MOST_PENDING of them were already trained on (in vain, or taken back since), only those from the
-        MOST_PENDING-th last of these on are returned. Nights older than those of its last training are left out.
+        Nights older than those of its last training are left out. Where MOST_PENDING of the others were trained on
+        already (in vain, or taken back since), so are the nights before the last MOST_PENDING of these.
         """
         promoted = self.promoted_night()
         learned = self.lineage(promoted)

@@ -52,9 +52,10 @@ def columns(
 ) -> JSON:
     """Return the list in the order of the log, column by column: that packs far better than row by row.
 
-    Texts are cut to `chars` characters. `groups` has the number of each hint's group, one group after the other: for
-    reviewers, of the one that was voted for. "says" counts the wordings of a group from 1. `checks` has the status of
-    each turn's tested hint. Reviewers also get the place of each judged turn in the order of the draw.
+    Texts are cut to `chars` characters. `groups`: hint -> number of its group, one group after the other; `checks`:
+    turn id -> status of its tested hint. "asks" is the group of a turn's hint, for reviewers of the one that was voted
+    for, and "says" the place of its wording in that group, from 1. Reviewers also get the place of each judged turn in
+    the order of the draw.
     """
     ordered = sorted(lines, key=lambda line: line.number)
     table: JSON = {"id": [line.turn_id for line in ordered]}

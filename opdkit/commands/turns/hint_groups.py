@@ -62,7 +62,7 @@ class Topics:
     def find(self, reply: str) -> str | None:
         """Return the domain whose replies have most of the words of this one; None if another comes near.
 
-        A word counts for a domain by the share of its replies that have it, times how much more often they do.
+        A word counts for a domain as the share of its replies that have it, times that over the sum of all shares.
         """
         found = Counter[str]()
         for word in set(words(reply)):
