@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -140,6 +140,11 @@ def warn(*messages: str) -> None:
 def print_line(text: str) -> None:
     """Print one line on stdout. Markup in it is shown, not interpreted."""
     stdout.print(printable(text), markup=False, soft_wrap=True)
+
+
+def print_tsv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows on stdout as tab-separated values, for a pipe; the names of the columns come first."""
+    print("\n".join("\t".join(row) for row in (columns, *rows)))
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

@@ -15,7 +15,7 @@ from opdkit.commands.check.rows import COLUMNS, Known, Seen, check_rows
 from opdkit.config.check import CheckConfig
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import counted, print_line, printable, progress, say, stdout
+from opdkit.console import counted, print_line, print_tsv, printable, progress, say, stdout
 from opdkit.store.atomic import find_left_overs, remove_entries
 from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
@@ -103,8 +103,8 @@ def print_findings(findings: list[Finding]) -> None:
     cells = [[getattr(finding, name) for name in _COLUMNS] for finding in findings]
     rows = [["" if cell is None else printable(" ".join(str(cell).split())) for cell in row] for row in cells]
     if not stdout.is_terminal:
-        for row in [list(_COLUMNS), *rows] if rows else ():
-            print("\t".join(row))
+        if rows:
+            print_tsv(_COLUMNS, rows)
         return
     for stage, table, part, place, key, what, todo in rows:
         numbers = [f"{name} {number}" for name, number in (("part", part), ("row", place)) if number]

@@ -4,7 +4,7 @@ from opdkit.commands.night.home import Home
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
-from opdkit.console import plain_table, print_line, stdout
+from opdkit.console import plain_table, print_line, print_tsv, stdout
 from opdkit.errors import OpdkitError
 
 _COLUMNS = ("night", "began (UTC)", "parent", "learned from", "new turns", "replayed turns", "decision", "promoted")
@@ -35,7 +35,7 @@ def run(config: ModelsConfig) -> None:
         cells.append((str(row["night"]), began, str(row.get("parent", "")), learns, turns, replayed,
                       row.get("decision") or "to do", "now" if row["promoted"] else ""))  # fmt: skip
     if not stdout.is_terminal:
-        print("\n".join("\t".join(line) for line in (_COLUMNS, *cells)))
+        print_tsv(_COLUMNS, cells)
         return
     table = plain_table()
     for name in _COLUMNS:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
-from opdkit.console import plain_table, printable, with_sign
+from opdkit.console import plain_table, print_tsv, printable, with_sign
 
 _STYLES = {
     1: "bold #000000 on #c6dbef", 2: "bold #ffffff on #2171b5", 3: "bold #ffffff on #08306b",
@@ -83,11 +83,11 @@ def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) ->
                "" if token["trained"] else "not sampled"]  # fmt: skip
         style = _STYLES.get(level(token), "") if colour else ""
         table.add_row(*(Text(cell, style=style if k == 1 else "") for k, cell in enumerate(row)))
-        rows.append("\t".join(row))
+        rows.append(row)
     if console.is_terminal:
         console.print(table)
     else:
-        print("\n".join(["\t".join(columns), *rows]))
+        print_tsv(columns, rows)
 
 
 def _visible(text: str) -> str:

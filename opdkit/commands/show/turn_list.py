@@ -10,7 +10,7 @@ from rich.text import Text
 from opdkit.commands.show.tokens import one_line
 from opdkit.commands.turns.line import TurnLine, shorten, signed
 from opdkit.config.fields import JSON
-from opdkit.console import plain_table, with_sign
+from opdkit.console import plain_table, print_tsv, with_sign
 
 COLUMNS = ("turn", "reward", "hint", "agreement (share)", "tokens", "advantage (nats)", "reply", "hint text")
 _CHARS = 200  # of a text
@@ -55,7 +55,7 @@ def print_list(lines: Sequence[TurnLine], console: Console) -> None:
     if console.is_terminal:
         console.print(_table(rows, console.width))
     else:
-        print("\n".join("\t".join(row) for row in (COLUMNS, *rows)))
+        print_tsv(COLUMNS, rows)
 
 
 def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
