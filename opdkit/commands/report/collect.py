@@ -20,6 +20,7 @@ from opdkit.evaluate.comparison import training_rows
 from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
 from opdkit.evaluate.scores import score_rows
 from opdkit.store.plans import find_upstream_change, has_stage, manifest, name_runs, named_trainings, no_run_error
+from opdkit.store.reading import summary_of
 from opdkit.store.run_stage import next_step
 from opdkit.store.stable_hash import stable_hash
 from opdkit.version import __version__
@@ -47,7 +48,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     """
     if not has_stage(run, "extract"):
         raise no_run_error(run)
-    finished = stages.summaries(run)
+    finished = {stage: summary_of(run, stage) for stage in stages.SHOWN if has_stage(run, stage)}
     has_scores = is_evaluated(run) and not find_upstream_change(run, "eval")
     verdicts = Verdicts(Topics(run) if has_scores else None, voted=reviewing)
     advantages, lengths, shares, seen = Advantages(), RewardsByLength(), Shares(), Counter[str]()

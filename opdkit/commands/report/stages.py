@@ -11,17 +11,12 @@ from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
 from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import command_of, find_upstream_change, has_stage, manifest
-from opdkit.store.reading import is_written, read_arrow, summary_of
+from opdkit.store.plans import command_of, find_upstream_change, manifest
+from opdkit.store.reading import is_written, read_arrow
 from opdkit.store.tables import WRITTEN_BY
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
 TERMS = ("reward", "teacher", "support", "divergence")
-
-
-def summaries(run: Path) -> dict[str, Summary]:
-    """Return the stages that the run has, in order, each with the totals of its finished parts."""
-    return {stage: summary_of(run, stage) for stage in SHOWN if has_stage(run, stage)}
 
 
 def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
