@@ -100,8 +100,10 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
         what = f"{command}: {in_gb(needed)} of {in_gb(free)} free on {where}"
         if needed > free:
             yield Finding("memory", PROBLEM, what, smaller)
+        elif needed > free / 2:
+            yield Finding("memory", NOTE, what, _ACTIVATIONS)
         else:
-            yield Finding("memory", *((NOTE, what, _ACTIVATIONS) if needed > free / 2 else (OK, what)))
+            yield Finding("memory", OK, what)
 
 
 def arguments(template: str) -> set[str]:
