@@ -68,8 +68,8 @@ class Topics:
         for word in set(words(reply)):
             shares = {domain: number / self._number[domain] for domain, number in self.counts[word].items()}
             found.update({domain: share**2 / sum(shares.values()) for domain, share in shares.items()})
-        first, second = [*found.most_common(2), (None, 0.0), (None, 0.0)][:2]
-        return first[0] if first[1] > 2 * second[1] else None
+        (domain, most), (_, second) = [*found.most_common(2), (None, 0.0), (None, 0.0)][:2]
+        return domain if most > 2 * second else None
 
 
 class HintGroups:
