@@ -106,28 +106,28 @@ def predict(config: ForecastConfig) -> JSON:
     if not hinted:
         why = "only rewards could train it, and what they bring cannot be foreseen" if verdicts else "judge it first"
         raise OpdkitError(f"{config.run} has no turn with a hint among {counted(len(verdicts), 'judged turn')}: {why}")
-    asked = [turn for turn in turns if turn.turn_id in verdicts]
+    judged = [turn for turn in turns if turn.turn_id in verdicts]
     scale = sum(turn.turn["trainable"] for turn in turns) / len(verdicts)  # after `judge --limit` there are more
     count = len(hinted) * scale
     drawn = draw_turns(hinted, config)
-    judged = [JudgedSession(turn.session, [JudgedTurn(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})])
-              for turn in drawn]  # fmt: skip
+    sessions = [JudgedSession(turn.session, [JudgedTurn(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})])
+                for turn in drawn]  # fmt: skip
     scorer = load_scorer(teacher)
     ask, begin = hint_checks.open_judge(teacher, scorer), time.monotonic()
-    rows = hint_checks.check_hints(teacher, scorer, ask, judged)
+    rows = hint_checks.check_hints(teacher, scorer, ask, sessions)
     testing, replies = (time.monotonic() - begin) / len(drawn), Counters()
-    judge = measure_judge(scorer.student.chat, ask, drawn, asked, replies)
+    judge = measure_judge(scorer.student.chat, ask, drawn, judged, replies)
     kept = [row for row in rows if row["status"] in LEARNED_FROM]
     gain, *ends = expect(kept, judge, count * len(kept) / len(rows))
-    sessions = len({session_of(row["turn_id"]) for row in kept or rows})
-    low, high = ends if sessions >= FEWEST else (None, None)
+    number = len({session_of(row["turn_id"]) for row in kept or rows})
+    low, high = ends if number >= FEWEST else (None, None)
     problem = find_problem(rows, judge)
-    reason = f"too few sessions to tell: the hints to learn from are from {sessions:,}, and {FEWEST} are needed"
+    reason = f"too few sessions to tell: the hints to learn from are from {number:,}, and {FEWEST} are needed"
     if low is not None and high is not None:
         reason = f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}"
     rewards = [verdict["reward"] for verdict in verdicts.values()]
     agreements = [a for verdict in verdicts.values() if (a := verdict["reward_agreement"]) is not None]
-    tokens, seconds = measure_costs(teacher, scorer, judged, len(verdicts) * scale, count)
+    tokens, seconds = measure_costs(teacher, scorer, sessions, len(verdicts) * scale, count)
     return {
         "go": low is not None and low > WORTH and problem is None, "reason": problem or reason,
         "gain": gain, "low": low, "high": high,
@@ -136,7 +136,7 @@ def predict(config: ForecastConfig) -> JSON:
         **{name: float(np.mean([row[name] for row in kept])) if kept else None
            for name in ("with_hint", "without_hint")},
         "agreement": float(np.mean(agreements)) if agreements else None,
-        "tokens": count_judging(config, scorer.student.chat, asked, scale) | tokens,
+        "tokens": count_judging(config, scorer.student.chat, judged, scale) | tokens,
         "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * scale,
                     "testing the hints": testing * count} | seconds,
     }  # fmt: skip
@@ -218,10 +218,10 @@ def measure_judge(
     for name, reward in (("follow", 1), ("do not follow", -1)):
         replies = []
         for turn in drawn:
-            one = following.get(turn.turn_id) if reward == 1 else turn
-            if one and one.session_id == turn.session_id and (one.decided or {})["reward"] == reward:
+            replied = following.get(turn.turn_id) if reward == 1 else turn
+            if replied and replied.session_id == turn.session_id and (replied.decided or {})["reward"] == reward:
                 try:
-                    ids = reply_of(chat, one.session, one.turn, counters)[0].ids
+                    ids = reply_of(chat, replied.session, replied.turn, counters)[0].ids
                 except ChatError as error:
                     counters.drop(error.reason)
                     continue
