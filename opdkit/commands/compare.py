@@ -54,7 +54,7 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
     is_beside_runs = bool(config.others) and not names.keys() & set(config.others)
     takes_part = is_beside_runs or (len(config.others) < 2 and has_stage(config.run, "train"))
     others = [names.get(word, Path(word)) for word in config.others] or list(names.values())
-    chosen = name_runs([config.run] * takes_part + others)
+    chosen = name_runs([config.run, *others] if takes_part else others)
     if len(chosen) < 2:
         raise ConfigError(f"there is nothing to compare with: name two trainings of {home} (it has: "
                           f"{', '.join(names) or 'none'}; {train}), or another run directory")  # fmt: skip

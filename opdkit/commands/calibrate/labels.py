@@ -222,8 +222,8 @@ def _label(row: JSON | str, line: int) -> Label:
     if not cells:
         raise _UnusableError("no reward", f"the row has {', '.join(map(str, fields))[:100]}")
     # In a sheet of `opdkit export --to review-csv`, "none" is no reward, and who accepts a verdict gives its reward.
-    is_accepted = str(fields.get("action", "")).strip().lower() == "accept"
-    cells += [str(fields.get("voted_reward", "")).strip().lower()] * is_accepted
+    if str(fields.get("action", "")).strip().lower() == "accept":
+        cells.append(str(fields.get("voted_reward", "")).strip().lower())
     word = next((cell for cell in cells if cell not in ("", "none", "null")), None)
     if word is None:
         raise _UnusableError(_UNLABELLED)

@@ -128,6 +128,6 @@ def dominant(shares: JSON) -> list[str]:
     for kind, (most, others, remedy) in DOMINANT.items():
         first: JSON = next(iter(shares[f"{kind}s"]), {})
         if counts[kind] > others and first.get(unit, 0) > most * total:
-            share = f"{first[unit] / total:.0%} of the {unit}" + " to train on" * (unit == "tokens")
+            share = f"{first[unit] / total:.0%} of the {unit}" + (" to train on" if unit == "tokens" else "")
             notices.append(f"one {kind} has {share}: {first[kind]}{remedy}")
     return notices

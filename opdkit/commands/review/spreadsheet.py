@@ -54,7 +54,7 @@ class Imported:
         total = self.changed + self.same + self.untouched + self.left_out
         return (f"{counted(total, 'row')}: {counted(self.changed, 'decision')} added ({self.struck:,} of them struck), "
                 f"{self.same:,} as they were, {self.untouched:,} without a decision"
-                + f", {self.left_out:,} left out" * bool(self.left_out))  # fmt: skip
+                + (f", {self.left_out:,} left out" if self.left_out else ""))  # fmt: skip
 
 
 def write_csv(run: Path, path: Path) -> int:
