@@ -167,8 +167,7 @@ def labels_of_reviews(run: Path) -> Labels:
     order = order_of_draw(row["turn_id"] for row in read_all(run, "verdicts", ["turn_id"]))
     drawn = [n for n, name in enumerate(order, 1) if name in decided and decided[name].chosen == RANDOM]
     sample = order[: drawn[-1]] if drawn else list(decided)
-    set_aside: Counter[str] = Counter()
-    labels: list[Label] = []
+    set_aside, labels = Counter[str](), list[Label]()
     for name in sample:
         review = decided.get(name)
         value = None if review is None else review.reward if review.reward_decided else review.voted_reward

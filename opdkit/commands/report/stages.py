@@ -57,22 +57,18 @@ def notices(run: Path, finished: dict[str, Summary]) -> list[str]:
 def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: int) -> list[JSON]:
     """Return the levels from log lines to trained tokens, each with the reasons for which rows of the last are gone.
 
-    `seen` counts turns by what the tables say of them; `tokens` are the sampled ones of all targets.
+    `seen` counts turns by what the tables say of them; `tokens` are the sampled ones of all targets. Of the stages, all
+    but extract may be missing.
     """
-    levels: list[JSON] = []
     # A stage may be gone: then nobody knows what the next one has not seen.
     judged, scored = (finished[name].counters.rows_out if name in finished else 0 for name in ("judge", "teacher"))
-    if "extract" in finished:
-        counters = finished["extract"].counters
-        is_rollout = command_of(run, "extract") == "rollout"
-        lines = "turns answered afresh" if is_rollout else "conversations in the logs"
-        skipped = counters.labels("skipped")
-        levels += [
-            _level("extract", lines, "", counters.rows_in),
-            _level("extract", "sessions", "sessions", counters.rows_out, counters.dropped),
-            _level("extract", "turns", "turns", seen["turns"]),
-            _level("extract", "turns that may be trained on", "turns", seen["trainable"], skipped),
-        ]
+    counters, is_rollout = finished["extract"].counters, command_of(run, "extract") == "rollout"
+    levels = [
+        _level("extract", "turns answered afresh" if is_rollout else "conversations in the logs", "", counters.rows_in),
+        _level("extract", "sessions", "sessions", counters.rows_out, counters.dropped),
+        _level("extract", "turns", "turns", seen["turns"]),
+        _level("extract", "turns that may be trained on", "turns", seen["trainable"], counters.labels("skipped")),
+    ]
     if "judge" in finished:
         counters = finished["judge"].counters
         unseen = _unseen(run, finished["judge"], seen["waiting"])
