@@ -54,18 +54,17 @@ def devices(device: str) -> Iterator[Finding]:
         yield Finding("GPU", OK, f"cuda:{i} {name}, {in_gb(free)} of {in_gb(total)} memory free")
         if torch.cuda.get_device_capability(i) < (8, 0):
             yield Finding("GPU", NOTE, f"cuda:{i} computes bfloat16 slowly", "--dtype float16 for judge and teacher")
-    if torch.cuda.is_available():
-        pass
-    elif torch.backends.mps.is_available():
-        yield Finding("GPU", OK, "mps: that of a Mac, which shares the memory")
-    elif shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
-        yield Finding("GPU", NOTE, "none: small models only", "judge with --judge endpoint, the rest on a GPU node")
-    elif torch.version.cuda is None:
-        yield Finding("GPU", PROBLEM, f"there is an NVIDIA driver, but torch {torch.__version__} is built for CPUs",
-                      "install torch for your CUDA version: https://pytorch.org/get-started")  # fmt: skip
-    else:
-        remedy = "does nvidia-smi list one? Is CUDA_VISIBLE_DEVICES empty, or the driver older than this CUDA?"
-        yield Finding("GPU", PROBLEM, f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU", remedy)
+    if not torch.cuda.is_available():
+        if torch.backends.mps.is_available():
+            yield Finding("GPU", OK, "mps: that of a Mac, which shares the memory")
+        elif shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
+            yield Finding("GPU", NOTE, "none: small models only", "judge with --judge endpoint, the rest on a GPU node")
+        elif torch.version.cuda is None:
+            yield Finding("GPU", PROBLEM, f"there is an NVIDIA driver, but torch {torch.__version__} is built for CPUs",
+                          "install torch for your CUDA version: https://pytorch.org/get-started")  # fmt: skip
+        else:
+            remedy = "does nvidia-smi list one? Is CUDA_VISIBLE_DEVICES empty, or the driver older than this CUDA?"
+            yield Finding("GPU", PROBLEM, f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU", remedy)
     try:
         yield Finding("device", OK, f"--device {device} is {resolve_device(device)}")
     except ConfigError as error:
