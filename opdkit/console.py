@@ -138,7 +138,7 @@ def warn(*messages: str) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print one line on stdout. Markup in it is shown, not interpreted."""
+    """Print text on stdout. Markup in it is shown, not interpreted, and no control character reaches the terminal."""
     stdout.print(printable(text), markup=False, soft_wrap=True)
 
 
