@@ -107,7 +107,8 @@ def predict(config: ForecastConfig) -> JSON:
         why = "only rewards could train it, and what they bring cannot be foreseen" if verdicts else "judge it first"
         raise OpdkitError(f"{config.run} has no turn with a hint among {counted(len(verdicts), 'judged turn')}: {why}")
     judged = [turn for turn in turns if turn.turn_id in verdicts]
-    scale = sum(turn.turn["trainable"] for turn in turns) / len(verdicts)  # after `judge --limit` there are more
+    # After `judge --limit` there are more turns to judge. With --good and --bad, turns without a reaction count, too.
+    scale = sum(turn.turn["trainable"] or turn.turn_id in verdicts for turn in turns) / len(verdicts)
     count = len(hinted) * scale
     drawn = draw_turns(hinted, config)
     sessions = [JudgedSession(turn.session, [JudgedTurn(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})])

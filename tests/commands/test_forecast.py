@@ -19,8 +19,9 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.train import MOST_EPOCHS
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judging
-from opdkit.judge.votes import Answer
+from opdkit.judge.votes import OUTCOME, Answer
 from opdkit.store.reviews import Review, append
+from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.teacher import hint_checks
 from opdkit.teacher.hint_checks import HELPS, NO_BETTER, NOT_JUDGED, NOT_NEEDED
 
@@ -104,6 +105,22 @@ def test_hints_that_are_followed_anyway_count_and_dropped_ones_do_not(config, mo
     kept, turns = rows((1.0, 0.0), (1.0, 0.75), (1.0, 1.0)), found["hinted_turns"] * 3 / 4
     assert found["gain"] == pytest.approx(expect(kept, known((1000, 1000), (1000, 1000)), turns)[0])
     assert (found["with_hint"], found["without_hint"]) == (1.0, pytest.approx(1.75 / 3))
+
+
+def test_turns_without_a_reaction_that_are_judged_do_not_make_the_log_smaller(tmp_path, tiny_model_dir, monkeypatch):
+    """With `--good` and `--bad`, the last reply of a session is judged, though it is not trainable."""
+    names = [f"s{k}" for k in range(4)]
+    said = [("user", "Hi?"), ("assistant", "A long answer."), ("user", "Shorter."), ("assistant", "Short.")]
+    sessions = [session(name, *(message(role, text) for role, text in said)) for name in names]
+    last = {"next_count": 0, "next_role": None, "trainable": False, "skip_reason": NO_NEXT}
+    turns = [row for name in names for row in (turn(f"{name}:1"), turn(f"{name}:3") | last)]
+    verdicts = [v for name in names for v in (verdict(f"{name}:1", HINT, -1),
+                                              verdict(f"{name}:3", None, 1) | {"reward_status": OUTCOME})]  # fmt: skip
+    run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
+    monkeypatch.setattr(hint_checks, "check_hints", lambda *_: rows((1.0, 0.0)))
+    monkeypatch.setattr(forecast, "measure_judge", lambda *_: SURE)
+    found = predict(ForecastConfig(run=run, model=str(tiny_model_dir), device="cpu", max_new_tokens=6))
+    assert (found["hinted_turns"], found["judged_turns"]) == (4, 8)
 
 
 @pytest.mark.parametrize("turns", [2, 8, 1e9])
