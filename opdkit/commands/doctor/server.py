@@ -14,7 +14,7 @@ _TOPIC = "server"
 
 def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iterator[Finding]:
     """Yield findings: the server answers, has `model`, accepts the key, and the seconds that an answer takes."""
-    base = base_url.rstrip("/")
+    base = base_url.rstrip("/").removesuffix("/chat/completions")
     key = os.environ.get(api_key_env, "").strip()
     if not (key.isascii() and key.isprintable()):  # an error would show it
         yield Finding(_TOPIC, PROBLEM, f"{api_key_env} holds characters that no API key has", "does it hold one line?")
@@ -22,8 +22,8 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
     try:
         client = httpx.Client(timeout=timeout, headers={"Authorization": f"Bearer {key}"} if key else {})
     except (ImportError, ValueError, OSError, httpx.InvalidURL) as error:
-        yield Finding(_TOPIC, PROBLEM, f"no connection can be made: {error}", "see the environment variables "
-                      "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE")  # fmt: skip
+        remedy = "see the environment variables ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE"
+        yield Finding(_TOPIC, PROBLEM, f"no connection can be made: {error}", remedy)
         return
     with client:
         try:
@@ -39,15 +39,16 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
                     remedy = f"--judge-model: {did_you_mean(model, names[:20])}"
                     yield Finding(_TOPIC, NOTE, f"{model} is not on the list of {base}", remedy)
             began = time.monotonic()
-            ask = {"model": model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
-            answer = client.post(f"{base}/chat/completions", json=ask)
+            ask = {"model": model, "messages": [{"role": "user", "content": "Say yes."}]}
+            answer = client.post(f"{base}/chat/completions", json=ask | {"max_tokens": 16})
+            if answer.status_code == 400 and "max_completion_tokens" in answer.text:  # as the judge does
+                answer = client.post(f"{base}/chat/completions", json=ask | {"max_completion_tokens": 1024})
             yield _answer(answer, base, model, api_key_env, key, time.monotonic() - began)
         except httpx.TimeoutException:
             what = f"{base} did not answer in {timeout:g} s"
             yield Finding(_TOPIC, PROBLEM, what, "is the model still being loaded?")
         except httpx.HTTPError as error:
-            what = f"{base} cannot be reached: {error}"
-            yield Finding(_TOPIC, PROBLEM, what, "is it started, and is the port right?")
+            yield Finding(_TOPIC, PROBLEM, f"{base} cannot be reached: {error}", "is it started, is the port right?")
 
 
 def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key: str, seconds: float) -> Finding:
@@ -66,6 +67,5 @@ def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key
         said = answer.text.replace(key, "[key]") if key else answer.text  # some servers repeat it
         what = f"{base} sent no chat completion (HTTP {answer.status_code}): {said[:200]!r}"
         return Finding(_TOPIC, PROBLEM, what, "it must be an OpenAI-compatible server; see its own log")
-    state = OK if said else NOTE
-    remedy = "" if said else "an empty answer counts as no vote"
+    state, remedy = (OK, "") if said else (NOTE, "an empty answer counts as no vote")
     return Finding(_TOPIC, state, f"{model} answered {str(said)[:60]!r} in {seconds:.1f} s", remedy)

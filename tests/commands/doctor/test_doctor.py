@@ -201,6 +201,17 @@ def test_a_model_that_the_server_does_not_list_is_named_with_what_it_has():
     assert found[0].remedy.startswith("--judge-model: did you mean 'judge'")
 
 
+def test_a_judge_that_the_judge_stage_can_ask_is_no_problem():
+    """OpenAI's reasoning models call the limit otherwise; an address may be that of the requests."""
+    said = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    with serving(
+        lambda body, _: completion("yes") if "max_tokens" not in body else Reply(400, {"error": {"message": said}}),
+        ["judge"],
+    ) as there:
+        found = list(server.examine(f"{there.url}/chat/completions", "judge", "KEY_OF_TEST", 5.0))
+    assert states(found) == {OK}
+
+
 def test_nobody_there_is_a_problem():
     assert "cannot be reached" in problem(list(server.examine("http://127.0.0.1:9", "m", "KEY_OF_TEST", 1.0))).what
 
