@@ -45,7 +45,8 @@ from opdkit.store.stable_hash import stable_hash
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
 _TOO_LONG = re.compile(
     r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)|max_new_tokens` must be <=|"
-    r"exceeds the max.{0,20} tokens|maximum model length|reduce the length of the", re.I)  # fmt: skip
+    r"exceeds the max.{0,20} (?:tokens|length)|maximum (?:model|prompt) length|reduce the length of the|"
+    r"too many tokens|max_num_tokens|model token limit|inputs` must have less|range of input length", re.I)  # fmt: skip
 _REFUSALS = (400, 403, 422)  # of a prompt, or of a parameter that a server or a model does not take
 _FILTER = re.compile(r"content.{0,30}(?:filter|policy|policies|risk)|prompt was flagged|moderation|inspection", re.I)
 _NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # how the "param" of an error about a prompt begins

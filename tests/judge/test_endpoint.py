@@ -341,6 +341,13 @@ def test_what_is_read(reply: Reply, text: str, finish_reason: str | None) -> Non
         Reply(400, {"error": "The input token count (9) exceeds the maximum number of tokens allowed (8)."}),
         Reply(400, {"error": "Please reduce the length of the messages or completion."}),
         Reply(400, {"error": "The decoder prompt (length 9) is longer than the maximum model length of 8."}),
+        Reply(400, {"message": "Input length (9 tokens) exceeds the maximum allowed length (8 tokens). Use a shorter"}),
+        Reply(400, {"error": "This model's maximum prompt length is 8 but the request contains 9 tokens."}),
+        Reply(400, {"message": "The sum of prompt length (9), query length (0) should not exceed max_num_tokens (8)"}),
+        Reply(400, {"error": {"message": "Invalid request: Your request exceeded model token limit: 8"}}),
+        Reply(400, {"error": {"message": "<400> InvalidParameter: Range of input length should be [1, 8]"}}),
+        Reply(422, {"error": "Input validation error: `inputs` must have less than 8 tokens. Given: 9"}),
+        Reply(400, {"message": "too many tokens: total number of tokens in the prompt cannot exceed 8"}),
     ],
 )
 def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
