@@ -309,6 +309,7 @@ def test_nobody_listens() -> None:
     assert caught.value.exit_code == 1
     assert url in str(caught.value)
     assert "2 attempts" in str(caught.value)
+    assert "takes 4 requests at once" in str(caught.value)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -185,6 +185,6 @@ class Traffic:
         besides = f"answered {answers:,} and failed {counted(failures, 'time')} besides, and " if answers else ""
         raise OpdkitError(
             f"{self.where} {besides}gave no answer in {counted(history.failures, 'attempt')} (the last: "
-            f"{failure.reason}). Check that it runs and takes requests at that address, then start the same command "
-            "again: finished parts are kept, and nothing was written for the others."
+            f"{failure.reason}). Check that it runs, and takes {self.concurrency} requests at once at that address, "
+            "then start the same command again: finished parts are kept, and nothing was written for the others."
         )
