@@ -57,8 +57,9 @@ class ChatServer:
                 outer.post(self)
 
             def do_GET(self) -> None:
-                listed = None if outer.models is None else {"data": [{"id": name} for name in outer.models]}
-                outer.send(self, Reply(body=listed) if listed else Reply(404, "<html>no such page</html>"))
+                listed = {"data": [{"id": name} for name in outer.models or ()] or None}  # of none, Ollama gives null
+                missing = Reply(404, "<html>no such page</html>")
+                outer.send(self, missing if outer.models is None else Reply(body=listed))
 
             def log_message(self, *args: Any) -> None:
                 pass

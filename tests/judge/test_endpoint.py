@@ -287,6 +287,11 @@ def test_404_names_the_models_on_offer() -> None:
         pytest.raises(OpdkitError, match="/v1"),
     ):
         ask(server.url)
+    with (
+        serving(lambda body, number: Reply(404, {}), models=[]) as server,
+        pytest.raises(OpdkitError, match="no model at all"),
+    ):
+        ask(server.url)
 
 
 def test_a_redirect_names_the_other_address() -> None:

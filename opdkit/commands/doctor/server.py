@@ -29,7 +29,7 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
         try:
             listing = client.get(f"{base}/models")  # not every server has one
             try:
-                names = [str(entry["id"]) for entry in listing.json()["data"]]
+                names = [str(entry["id"]) for entry in listing.json()["data"] or []]
             except (ValueError, LookupError, TypeError):
                 yield Finding(_TOPIC, NOTE, f"{base}/models lists no models (HTTP {listing.status_code})")
             else:

@@ -123,7 +123,7 @@ class Server:
         try:
             async with asyncio.timeout(self.timeout / 2):
                 response = await client.models.with_raw_response.list(extra_headers=self.headers)
-            return [self._safe(str(model["id"])) for model in response.http_response.json()["data"]]
+            return [self._safe(str(model["id"])) for model in response.http_response.json()["data"] or []]
         except (openai.OpenAIError, TimeoutError, *MALFORMED):
             return None
 
