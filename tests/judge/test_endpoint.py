@@ -211,12 +211,14 @@ def test_a_server_that_takes_no_seed_is_asked_without_one(said, capsys) -> None:
 
 
 @pytest.mark.parametrize("field", ["code", "type"])
-@pytest.mark.parametrize("status", [403, 429])
-def test_a_key_without_credit_ends_it_at_once(status: int, field: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(403, "insufficient_quota"), (429, "insufficient_quota"), (400, "budget_exceeded"), (429, "budget_exceeded")],
+)
+def test_a_key_without_credit_ends_it_at_once(status: int, kind: str, field: str) -> None:
+    """LiteLLM's budgets, too: at 400, each refused request would be a failed vote."""
     with (
-        serving(
-            lambda body, number: Reply(status, {"error": {"message": "pay", field: "insufficient_quota"}})
-        ) as server,
+        serving(lambda body, number: Reply(status, {"error": {"message": "pay", field: kind}})) as server,
         pytest.raises(OpdkitError, match="OPENAI_API_KEY has no credit left"),
     ):
         ask(server.url, 5, concurrency=1)

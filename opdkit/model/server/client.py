@@ -93,7 +93,7 @@ class Server:
             return FailedAttemptError(f"the connection broke: {self._safe(f'{type(cause).__name__} {cause}')}")
         response = error.response
         status, excerpt = response.status_code, self.excerpt(response)
-        if "insufficient_quota" in (error.code, error.type):  # of OpenAI, with status 429, but no wait helps
+        if {str(error.code), str(error.type)} & {"insufficient_quota", "budget_exceeded"}:  # of OpenAI; of LiteLLM
             return OpdkitError(f"{self.where}: the key in {self.api_key_env} has no credit left (HTTP {status}: "
                                f"{excerpt}); when it has, start the same command again: finished parts are "
                                "kept")  # fmt: skip
