@@ -61,7 +61,7 @@ def off_policy_warning(sessions: Mapping[str, int], model: str) -> str | None:
     return (
         f"according to the log, {counted(total, 'session')} {verb(total, 'was', 'were')} written by another model than "
         f"{model}: {listed}{more}. The student learns from replies that it would not have given (off-policy); where "
-        "the log has no log-probs of that model, nothing corrects for it"
+        "the log has no log-probs of that model, nothing corrects for it. If it is the student, pass --served-as NAME"
     )
 
 

@@ -44,6 +44,7 @@ def test_other_models_are_said_with_their_counts():
     message = off_policy_warning({"a (1)": 3, "b": 10, "c": 1, "d" * 50: 1}, "mine")
     assert "15 sessions" in message
     assert "b (10), a (1) (3), c (1) and 1 more" in message
+    assert "--served-as" in message  # for the name under which a server runs the student
     assert off_policy_warning({}, "mine") is None
 
 
