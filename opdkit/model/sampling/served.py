@@ -66,7 +66,7 @@ def find_served(
     """Return the model on the first server of `--sample-url` that has its weights, as greedy continuations show.
 
     The server's model of the same name is compared, else those that it lists, else the one that it takes for no name.
-    Raises OtherWeightsError, with the difference, or what the server says.
+    Raises OtherWeightsError, with the difference, or what the server says, to a name that it lists before others.
     """
     own, errors = [str(Path(model.name_or_path).absolute()), model.name_or_path], list[OpdkitError]()
     compared = list({tuple(ids): ids for ids in prompts}.values())[:_COMPARED]
@@ -83,17 +83,16 @@ def find_served(
                 if served.takes_ids is False:
                     served.check_biases(compared)
             except RefusedError as error:
-                errors.append(error)
-                continue
+                errors.insert(0 if name in listed else len(errors), error)
             except OtherWeightsError as error:
                 errors.append(error)
                 if name in own:
                     break
-                continue
-            if read == [[None]] * len(read):
-                raise OpdkitError(f"{served.where}: none of its replies can be read as tokens; leave out --sample-url")
-            say(f"{model.name_or_path} is sampled on {served.where}")
-            return served
+            else:
+                if read == [[None]] * len(read):
+                    raise OpdkitError(f"{served.where}: no reply can be read as tokens; leave out --sample-url")
+                say(f"{model.name_or_path} is sampled on {served.where}")
+                return served
     raise next((error for error in errors if isinstance(error, OtherWeightsError)), errors[0])
 
 

@@ -110,10 +110,9 @@ class Server:
             return OpdkitError(f"{self.where} {given} the environment variable {self.api_key_env} (HTTP 401)")
         if 300 <= status < 400:
             location = self._safe(str(response.next_request.url) if response.next_request else "elsewhere")
-            return OpdkitError(
-                f"{self.where} redirects to {location} (HTTP {status}): pass that address as {self.flag}"
-            )
-        return RefusedError(f"{self.where} refuses the request (HTTP {status}): {excerpt}")
+            return OpdkitError(f"{self.where} redirects to {location} (HTTP {status}): pass that as {self.flag}")
+        advice = "" if status != 404 or self.base_url.endswith("/v1") else f"; should {self.flag} end in /v1?"
+        return RefusedError(f"{self.where} refuses the request (HTTP {status}): {excerpt}{advice}")
 
     async def model_names(self, client: openai.AsyncOpenAI, _: None = None) -> list[str] | None:
         """Return the names of the models that the server lists; None where it lists none in the usual form, or hangs.

@@ -238,6 +238,22 @@ def test_of_several_models_and_servers_the_one_with_the_weights_samples(tiny, tm
     assert {body["model"] for body in http.requests[-len(TEXTS) :]} == {"adapter"}
 
 
+def test_the_error_is_that_of_a_model_which_the_server_has(tiny: tuple) -> None:
+    """Else it would be that the server knows no model of the local one's name."""
+
+    def script(body: dict, _number: int) -> Reply:
+        said = "maximum context length is 8" if body["model"] == "assistant" else "does not exist"
+        return Reply(400 if body["model"] == "assistant" else 404, {"error": {"message": said}})
+
+    with serving(script, models=["assistant"]) as http, pytest.raises(OpdkitError, match="maximum context length is 8"):
+        draw(sampler(http.url), tiny)
+    with (
+        serving(lambda body, _: Reply(404, {"detail": "Not Found"})) as http,
+        pytest.raises(OpdkitError, match=r"404.*--sample-url end in /v1"),
+    ):
+        draw(sampler(http.url.removesuffix("/v1")), tiny)
+
+
 def test_weights_that_change_on_the_way_are_refused(tiny: tuple, tmp_path, plain_tokenizer) -> None:
     other = open_model(save_tiny_model(tmp_path / "other", plain_tokenizer, seed=1))
     served = [tiny]
