@@ -68,14 +68,15 @@ def find_served(
     The server's model of the same name is compared, else those that it lists, else the one that it takes for no name.
     Raises OtherWeightsError, with the difference, or what the server says, to a name that it lists before others.
     """
-    own, errors = [str(Path(model.name_or_path).absolute()), model.name_or_path], list[OpdkitError]()
+    path, errors = Path(model.name_or_path), list[OpdkitError]()
+    own = [*([str(path.absolute())] if path.exists() else []), model.name_or_path]
     compared = list({tuple(ids): ids for ids in prompts}.values())[:_COMPARED]
     requests = [Request(ids, [torch.Generator()]) for ids in compared]
     for url in config.sample_url:
         server = Server("the server", url, "--sample-url", config.api_key_env, concurrency=config.concurrency,
                         retries=_RETRIES, timeout=_TIMEOUT)  # fmt: skip
         (names,) = server.answer_all([None], server.model_names, "listing", "models")
-        listed = get_close_matches(own[1], names or [], n=_MOST_NAMES, cutoff=0.0)
+        listed = get_close_matches(own[-1], names or [], n=_MOST_NAMES, cutoff=0.0)
         for name in dict.fromkeys([*own, *listed, None]):
             served = ServedModel(server, name, model, chat, batch_tokens)
             try:

@@ -238,6 +238,18 @@ def test_of_several_models_and_servers_the_one_with_the_weights_samples(tiny, tm
     assert {body["model"] for body in http.requests[-len(TEXTS) :]} == {"adapter"}
 
 
+def test_a_name_on_the_hub_is_not_asked_for_as_a_path(tiny: tuple, monkeypatch) -> None:
+    """`transformers serve`, started without a model, tries to load whatever it is asked for, and answers with 500."""
+    monkeypatch.setattr(tiny[0], "name_or_path", "acme/assistant")
+
+    def script(body: dict, number: int) -> Reply:
+        known = body["model"] == "acme/assistant"
+        return completions(*tiny)(body, number) if known else Reply(500, "Internal Server Error")
+
+    with serving(script) as http:
+        draw(sampler(http.url), tiny)
+
+
 def test_the_error_is_that_of_a_model_which_the_server_has(tiny: tuple) -> None:
     """Else it would be that the server knows no model of the local one's name."""
 
