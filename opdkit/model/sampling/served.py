@@ -215,11 +215,12 @@ class ServedModel:
         stops = sorted(self.chat.stop_ids)
         forms = (True, False) if self.takes_ids is None else (self.takes_ids,)
         for takes_ids in forms:
-            prompt = query.prompt_ids if takes_ids else self.chat.text(query.prompt_ids)
+            prompt: Any = query.prompt_ids
             extra: JSON = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": stops,
                            "return_tokens_as_token_ids": True, "skip_special_tokens": False}  # fmt: skip
             if not takes_ids:  # of `transformers serve`, which knows no other way around the model's own defaults
-                if self.chat.tokenizer(prompt)["input_ids"] != query.prompt_ids:
+                texts = map(self.chat.text, (prompt, prompt[1:]))  # many tokenizers add the first token themselves
+                if (prompt := next((t for t in texts if self.chat.tokenizer(t)["input_ids"] == prompt), None)) is None:
                     return None
                 own = {"do_sample": query.temperature > 0, "top_k": 0, "eos_token_id": stops}
                 own |= {"sequence_bias": [[[query.bias[0]], query.bias[1]]]} if query.bias else {}

@@ -18,6 +18,7 @@ from http_server import Reply, serving
 from judged_runs import three_parts, write_run
 from safetensors.torch import load_file, save_file
 from sample_world import MODEL
+from tokenizers.processors import TemplateProcessing
 from transformers_server import transformers_serve
 
 from opdkit.chat.template import Chat
@@ -264,6 +265,28 @@ def test_the_error_is_that_of_a_model_which_the_server_has(tiny: tuple) -> None:
         pytest.raises(OpdkitError, match=r"404.*--sample-url end in /v1"),
     ):
         draw(sampler(http.url.removesuffix("/v1")), tiny)
+
+
+def test_text_has_no_token_that_the_servers_tokenizer_puts_before_it(tiny: tuple, plain_model_dir: Path) -> None:
+    """As those of Llama, Gemma and Mistral do, whose templates write the same token."""
+    model, (tokenizer, first) = tiny[0], (load_tokenizer(str(plain_model_dir)), "<|im_start|>")
+    pair = (first, tokenizer.convert_tokens_to_ids(first))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[pair])
+    chat = Chat(tokenizer, {}, model.generation_config.eos_token_id)
+
+    def script(body: dict, number: int) -> Reply:
+        if not isinstance(body["prompt"], str):
+            return Reply(400, {"detail": "prompt must be a string."})
+        stops = json.loads(body["generation_config"])["eos_token_id"]
+        asked = {"prompt": tokenizer(body["prompt"])["input_ids"], "stop_token_ids": stops}
+        reply = completions(model, chat)(body | asked, number)
+        reply.body["choices"][0]["logprobs"] = None
+        return reply
+
+    with serving(script) as http:
+        draw(sampler(http.url), (model, chat), max_new_tokens=1)
+    read = {tuple(tokenizer(body["prompt"])["input_ids"]) for body in http.requests if isinstance(body["prompt"], str)}
+    assert read == {tuple(request.prompt_ids) for request in requests(chat)}
 
 
 def test_weights_that_change_on_the_way_are_refused(tiny: tuple, tmp_path, plain_tokenizer) -> None:
