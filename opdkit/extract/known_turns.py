@@ -16,6 +16,7 @@ import xxhash
 
 from opdkit.chat.conversation import JSON
 from opdkit.extract.ledger import open_ledger
+from opdkit.extract.turns import TurnRow
 from opdkit.store.skip_reasons import READ_BEFORE
 
 _REPLY = 16  # bytes of a digest, the first ones: of all but the decision
@@ -28,8 +29,8 @@ def id_in_log(session_id: str) -> str:
 
 
 def skip_known(
-    session: JSON, rows: Sequence[tuple[Any, ...]], known: sqlite3.Connection, seen: Counter[bytes]
-) -> list[tuple[Any, ...]]:
+    session: JSON, rows: Sequence[TurnRow], known: sqlite3.Connection, seen: Counter[bytes]
+) -> list[TurnRow]:
     """Return rows of tables.TURNS for a session, those that are in `known` not trainable.
 
     `seen` counts the trainable turns of its unit: of equal ones as many are known as there were.
@@ -38,12 +39,13 @@ def skip_known(
     # Ledgers of earlier versions hold the last bytes alone.
     query = "SELECT max(count) FROM turn WHERE format = ? AND id = ? AND digest IN (?, ?)"
     marked = []
-    digests = _digest_replies(session["messages"], [(*row[2:4], row[11]) for row in rows])
+    digests = _digest_replies(session["messages"], [(row.message_index, row.next_count, row.decision) for row in rows])
     for row, digest in zip(rows, digests, strict=True):
-        if row[6]:
+        if row.trainable:
             seen[digest] += 1
             (count,) = known.execute(query, (*scope, digest, digest[_REPLY:])).fetchone()
-            row = (*row[:6], False, READ_BEFORE, *row[8:]) if seen[digest] <= (count or 0) else row
+            if seen[digest] <= (count or 0):
+                row = row._replace(trainable=False, skip_reason=READ_BEFORE)
         marked.append(row)
     return marked
 

@@ -19,14 +19,10 @@ from opdkit.chat.messages import TOO_DEEP, dump
 from opdkit.errors import ConfigError
 from opdkit.extract.names import load_names
 from opdkit.extract.redact_rules import Rule, load_rules, unescape
-from opdkit.store.tables import TURNS
+from opdkit.extract.turns import TurnRow
 
 CACHED, CACHED_CHARS = 16_384, 8_192  # texts whose result is kept, and the longest: logs repeat prompts and field names
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-_MESSAGE_INDEX, _FINISH_REASON, _TOKEN_IDS, _LOGPROBS, _DECISION = map(
-    TURNS.schema.get_field_index,
-    ("message_index", "finish_reason", "response_token_ids", "behavior_logprobs", "decision"),
-)
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 _ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, the name of a tool or a field: no model is asked about it
 _WORDS = {"private key", "credentials", "rest of a key", "password", "email"}  # of the others, each has a digit
@@ -207,7 +203,7 @@ class Redactor:
         return redacted
 
 
-def redact_session(session: JSON, turns: Sequence[tuple[Any, ...]], redactor: Redactor) -> list[tuple[Any, ...]]:
+def redact_session(session: JSON, turns: Sequence[TurnRow], redactor: Redactor) -> list[TurnRow]:
     """Redact messages, tools and model of a row of tables.SESSIONS in place. Return the rows of its turns, redacted.
 
     The sampled tokens of a reply hold its text: where that was redacted, they are left out.
@@ -216,14 +212,13 @@ def redact_session(session: JSON, turns: Sequence[tuple[Any, ...]], redactor: Re
     session["messages"] = [redactor.message(message) for message in logged]
     for key, redact in (("tools", redactor.json), ("model", redactor.text)):
         session[key] = redact(session[key]) if session[key] else None
-    changed = {i for i, message in enumerate(logged) if message != session["messages"][i]}
     rows = []
-    for turn in map(list, turns):
-        if turn[_FINISH_REASON]:
-            turn[_FINISH_REASON] = redactor.text(turn[_FINISH_REASON])
-        if turn[_DECISION]:
-            turn[_DECISION] = {key: redactor.value(value) for key, value in turn[_DECISION].items()}
-        if turn[_MESSAGE_INDEX] in changed:
-            turn[_TOKEN_IDS] = turn[_LOGPROBS] = None
-        rows.append(tuple(turn))
+    for turn in turns:
+        if turn.finish_reason:
+            turn = turn._replace(finish_reason=redactor.text(turn.finish_reason))
+        if turn.decision:
+            turn = turn._replace(decision={key: redactor.value(value) for key, value in turn.decision.items()})
+        if session["messages"][turn.message_index] != logged[turn.message_index]:
+            turn = turn._replace(response_token_ids=None, behavior_logprobs=None)
+        rows.append(turn)
     return rows

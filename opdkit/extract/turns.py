@@ -1,7 +1,7 @@
 """Turns: one row per logged reply, with its next state, and whether it may be judged and trained on."""
 
-from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import NamedTuple
 
 from opdkit.chat.conversation import JSON, NO_DECISION, Conversation, Note
 from opdkit.chat.finish_reasons import is_cut_off
@@ -11,54 +11,64 @@ from opdkit.store.turn_ids import turn_id
 
 _NO_NOTE = Note()
 _REACTIONS = ("comment", "edited", "kept")  # of a decision: a judge reads them as it reads a next state
-_END: JSON = {"role": "assistant"}  # the end of a conversation ends a next state as the next reply does
 
 
-def turns(session_id: str, conversation: Conversation, *, side: bool = False) -> list[tuple[Any, ...]]:
-    """Return the rows of tables.TURNS for one conversation, in order, each a tuple of its columns.
+class TurnRow(NamedTuple):
+    """Row of tables.TURNS: the columns in their order."""
+
+    turn_id: str
+    session_id: str
+    message_index: int
+    next_count: int
+    next_role: str | None
+    kind: str
+    trainable: bool
+    skip_reason: str | None
+    finish_reason: str | None
+    response_token_ids: list[int] | None
+    behavior_logprobs: list[float] | None
+    decision: JSON | None
+
+
+def turns(session_id: str, conversation: Conversation, *, side: bool = False) -> list[TurnRow]:
+    """Return the row of each reply of a conversation, in order.
 
     The next state of a turn is every message after it up to the next assistant message. Of two assistant messages in a
     row the first has none. `side` (--side): turns that are not part of the conversation with the user are trainable.
     """
     messages = conversation.messages
-    rows: list[tuple[Any, ...]] = []
-    last_user = request = reaction = None
-    by_person = True  # a person wrote the reaction, not a program
-    reply: int | None = None  # the turn whose next state is being read; `request` is the last user message before it
-    for index, message in enumerate([*messages, _END]):
-        role = message["role"]
-        if role == "assistant":
-            if reply is not None:
-                note = conversation.notes.get(reply, _NO_NOTE)
-                skip = note.skip_reason or (SIDE if note.kind == "side" and not side else None)
-                skip = skip or _skip_reason(messages, reply, request, reaction, by_person, note)
-                rows.append((
-                    turn_id(session_id, reply),
-                    session_id,
-                    reply,  # message_index
-                    index - reply - 1,  # next_count
-                    None if reaction is None else reaction["role"],  # next_role
-                    note.kind,
-                    skip is None,  # trainable
-                    skip,  # skip_reason
-                    note.finish_reason,
-                    note.token_ids,  # response_token_ids
-                    note.logprobs,  # behavior_logprobs
-                    note.decision,
-                ))  # fmt: skip
-            reply, request, reaction = index, last_user, None
-        elif role != "system":  # a system message is not a reaction
-            if reaction is None:
-                reaction, by_person = message, index not in conversation.machine
-            if role == "user":
-                last_user = message
+    replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    rows: list[TurnRow] = []
+    request: JSON | None = None  # the last user message before the reply
+    start = 0
+    for reply, stop in pairwise([*replies, len(messages)]):
+        request = next((message for message in reversed(messages[start:reply]) if message["role"] == "user"), request)
+        # The message that the next state begins with: a system message is not a reaction.
+        reaction = next((i for i in range(reply + 1, stop) if messages[i]["role"] != "system"), None)
+        note = conversation.notes.get(reply, _NO_NOTE)
+        skip = note.skip_reason or (SIDE if note.kind == "side" and not side else None)
+        skip = skip or _skip_reason(conversation, reply, request, reaction)
+        rows.append(TurnRow(
+            turn_id=turn_id(session_id, reply),
+            session_id=session_id,
+            message_index=reply,
+            next_count=stop - reply - 1,
+            next_role=None if reaction is None else messages[reaction]["role"],
+            kind=note.kind,
+            trainable=skip is None,
+            skip_reason=skip,
+            finish_reason=note.finish_reason,
+            response_token_ids=note.token_ids,
+            behavior_logprobs=note.logprobs,
+            decision=note.decision,
+        ))  # fmt: skip
+        start = reply
     return rows
 
 
-def _skip_reason(
-    messages: Sequence[JSON], index: int, request: JSON | None, reaction: JSON | None, by_person: bool, note: Note
-) -> str | None:
-    """Return why the reply at `index` is not trainable; None if it is."""
+def _skip_reason(conversation: Conversation, index: int, request: JSON | None, reaction: int | None) -> str | None:
+    """Return why the reply at `index` is not trainable; None if it is. `reaction`: index of the message after it."""
+    messages, note = conversation.messages, conversation.notes.get(index, _NO_NOTE)
     reply = messages[index]
     content = reply["content"]
     if not reply["tool_calls"] and (not content or content.isspace()):
@@ -75,8 +85,8 @@ def _skip_reason(
     if before["role"] == "assistant" and before["content"] == content and before["tool_calls"] == reply["tool_calls"]:
         return DUPLICATE  # logged twice: the prompt ends with the very reply
     # A client that sends the request again reads as a user who repeats it. In a tree, what it sends is a sibling.
-    may_be_retry = by_person and reaction["role"] == "user" and not is_decided and note.message_id is None
-    if may_be_retry and request["content"] and reaction["content"]:
-        text = request["content"].strip()
-        return RETRY if text == reaction["content"].strip() and not PLACEHOLDERS.fullmatch(text) else None
+    is_by_person = messages[reaction]["role"] == "user" and reaction not in conversation.machine
+    asked, said = request["content"], messages[reaction]["content"]
+    if is_by_person and not is_decided and note.message_id is None and asked and said:
+        return RETRY if asked.strip() == said.strip() and not PLACEHOLDERS.fullmatch(said.strip()) else None
     return None

@@ -4,7 +4,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from opdkit.chat.conversation import JSON, Conversation, Unreadable
 from opdkit.chat.messages import dump
@@ -17,11 +16,9 @@ from opdkit.extract.turns import turns
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.skip_reasons import DUPLICATE
-from opdkit.store.tables import TURNS
 from opdkit.store.turn_ids import branch_session_id
 
 UNREAD, SKIPPED = "log sessions unread", "skipped"  # counters
-_SKIP_REASON = itemgetter(TURNS.schema.get_field_index("skip_reason"))
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def write_conversation(
                  "regenerated": decision["kept"]}  # fmt: skip
         for kind in (kind for kind, is_there in kinds.items() if kind and is_there):
             out.counters.count("decisions", label=kind)
-    for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
+    for skipped, count in Counter(row.skip_reason for row in rows).items():
         out.counters.count(TRAINABLE_COUNT if skipped is None else SKIPPED, count, label=skipped or "")
 
 

@@ -86,9 +86,9 @@ def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
     in a column that has none, and for a value that does not fit its type.
     """
     names = table.schema.names
-    if tuple in set(map(type, rows)):
+    if any(isinstance(row, tuple) for row in rows):
         for row in rows:
-            if row.__class__ is not tuple or len(row) != len(names):
+            if not isinstance(row, tuple) or len(row) != len(names):
                 raise OpdkitError(
                     f"table {table.name}: every row must be a tuple of its {len(names)} columns, not {row!r:.200}"
                 )
