@@ -82,11 +82,15 @@ def copy_records(changes: sqlite3.Connection, source: int, target: int) -> None:
                         (target, source, schema == "main"))  # fmt: skip
 
 
+def read_news(news: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+    """Open a file of changes for reading. The `with` block that it is used in closes it."""
+    return contextlib.closing(sqlite3.connect(f"{news.resolve().as_uri()}?mode=ro", uri=True))
+
+
 def describe_news(news: Path) -> dict[str, tuple[str, str]]:
     """Return, by the name of its file, the format of each log of a night, and the log as the user named it."""
-    with contextlib.closing(sqlite3.connect(f"{news.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        return {file: (log_format, source) for file, log_format, source in
-                connection.execute("SELECT file, format, source FROM log")}  # fmt: skip
+    with read_news(news) as connection:
+        return {row[0]: row[1:] for row in connection.execute("SELECT file, format, source FROM log")}
 
 
 def apply_changes(ledger: Path, news: Path) -> None:

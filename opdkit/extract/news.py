@@ -11,7 +11,6 @@ its name is now. Of what was read, only the first and the last 16 KiB are compar
 them is seen if it moves the rest.
 """
 
-import contextlib
 import os
 import shutil
 import sqlite3
@@ -51,7 +50,7 @@ from opdkit.extract.inputs.growing import (
 )
 from opdkit.extract.inputs.index import escape_id
 from opdkit.extract.known_turns import BY_LINE
-from opdkit.extract.ledger import apply_changes, copy_records, open_news
+from opdkit.extract.ledger import apply_changes, copy_records, open_news, read_news
 from opdkit.extract.pieces import Piece, split_records, write_pieces
 from opdkit.store.atomic import replaced_folder, sync
 
@@ -79,7 +78,7 @@ def collect_news(
     that are named and of no known format; OpdkitError for one that was rotated or rewritten meanwhile.
     """
     if (folder / NEWS).exists():
-        with contextlib.closing(sqlite3.connect(folder / NEWS)) as connection:
+        with read_news(folder / NEWS) as connection:
             return News(**orjson.loads(connection.execute("SELECT counts FROM night").fetchone()[0]))
     files = find_changed_files(ledger, logs, folder)
     if not files.changed:

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import pickle
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,16 +24,16 @@ from opdkit.extract.formats.detect import NO_LINES, problem_text
 from opdkit.extract.formats.function import reader_of_function
 from opdkit.extract.formats.mapped import reader_of
 from opdkit.extract.formats.openclaw_rl import VOTES
-from opdkit.extract.formats.reader import Line, Reader
+from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.archives import DAMAGED
 from opdkit.extract.inputs.files import SUFFIXES, Input, add_name, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, make_survey
-from opdkit.extract.inputs.second_pass import Units
-from opdkit.extract.ledger import describe_news
+from opdkit.extract.inputs.second_pass import Unit, Units
+from opdkit.extract.ledger import describe_news, read_news
 from opdkit.extract.mapping import load
 from opdkit.extract.preview import BEGINNING, DAMAGE, WHOLE, copy_head, print_report
 from opdkit.extract.redact import Redactor, own_patterns
-from opdkit.extract.unit_rows import SKIPPED, UNREAD, RowOptions, write_rejected, write_unit
+from opdkit.extract.unit_rows import SKIPPED, UNREAD, RowOptions, write_unit
 from opdkit.extract.workers import Workers
 from opdkit.store import stopping
 from opdkit.store.atomic import remove_entries
@@ -90,7 +89,6 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
             for surveyed in survey.inputs
         }  # fmt: skip
         if known is not None:
-            known = known.resolve()
             pinned[":known turns"] = {"xxh3_128": file_digest(known)}  # no input has a colon in its name
         stage = Stage.open(config, "extract", TABLES, parts=max(1, survey.parts), inputs=pinned)
         todo = stage.todo()
@@ -126,14 +124,11 @@ def write_part(stage: Stage, units: Units, part: int, known: Path | None = None)
     assert isinstance(config, ExtractConfig)
     redactor = make_redactor(config)
     with contextlib.ExitStack() as stack, stage.writing(part) as out:
-        known_turns = None if known is None else sqlite3.connect(f"{known.as_uri()}?mode=ro", uri=True)
-        if known_turns is not None:
-            stack.enter_context(contextlib.closing(known_turns))
+        known_turns = None if known is None else stack.enter_context(read_news(known))
+        options = RowOptions(redactor, parse_filters(config.filter), config.side, known_turns)
         for surveyed in units.survey.inputs if part == 0 else ():
             if surveyed.problem is not None and surveyed.format is None:  # no reader knows it
-                out.counters.rows_in += 1
-                write_rejected(Line(surveyed.input.source, 0, b"").reject(surveyed.problem), out, redactor)
-        options = RowOptions(redactor, parse_filters(config.filter), config.side, known_turns)
+                write_unit(Unit(surveyed, None, (), surveyed.problem), out, options)
         for unit in units.read(part):
             write_unit(unit, out, options)
         for name, count in redactor.counts.items() if redactor is not None else ():
@@ -195,10 +190,11 @@ def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:
 def say_formats(inputs: Sequence[SurveyedInput]) -> None:
     """Print on stderr the format of each input."""
     for surveyed in inputs[:_NAMED]:
-        problem, name = surveyed.problem, surveyed.format
-        read = f"{name}, up to where it breaks off: {problem.reason}" if problem else name
-        aside = f"set aside: {problem.reason}" if problem else "empty"
-        say(f"{surveyed.input.source}: {read if name else aside}")
+        problem, what = surveyed.problem, surveyed.format or "empty"
+        if problem is not None:
+            what = f"{what}, up to where it breaks off" if surveyed.format else "set aside"
+            what = f"{what}: {problem.reason}"
+        say(f"{surveyed.input.source}: {what}")
     rest = Counter(surveyed.format or "set aside" for surveyed in inputs[_NAMED:])
     if rest:
         say("and " + ", ".join(f"{count:,} more as {name}" for name, count in sorted(rest.items())))

@@ -3,7 +3,7 @@
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opdkit.chat.conversation import JSON, Conversation, Unreadable
 from opdkit.chat.messages import dump
@@ -36,16 +36,15 @@ def write_unit(unit: Unit, out: PartWriter, options: RowOptions) -> None:
     counters = out.counters
     counters.rows_in += 1
     if unit.problem is not None:
-        write_rejected(Line(unit.surveyed.input.source, 0, b"").reject(unit.problem), out, options.redactor)
+        _write_rejected(Line(unit.surveyed.input.source, 0, b"").reject(unit.problem), out, options)
         return
-    ordinal = sessions = left_out = 0
-    written: set[str | None] = set()  # replies of a tree that an earlier branch holds
-    seen: Counter[bytes] = Counter()  # trainable turns, where some are known
+    writer = _UnitWriter(unit, out, options)
+    sessions = left_out = 0
     for item in unit.surveyed.reader.read(unit.lines):
         # A filter decides which sessions are kept, not their ids.
-        ordinal += isinstance(item, Conversation) and item.branch < 2
+        writer.ordinal += isinstance(item, Conversation) and item.branch < 2
         if isinstance(item, Rejected):
-            write_rejected(item, out, options.redactor)
+            _write_rejected(item, out, options)
         elif isinstance(item, LeftOut):
             counters.drop(item.reason)
             left_out += 1
@@ -54,81 +53,82 @@ def write_unit(unit: Unit, out: PartWriter, options: RowOptions) -> None:
             left_out += 1
         else:
             try:
-                write_conversation(item, unit, ordinal, out, options, written, seen)
+                writer.write(item)
             except Unreadable as why:
-                write_rejected(Line(item.source, item.line, b"").reject(why), out, options.redactor)
+                _write_rejected(Line(item.source, item.line, b"").reject(why), out, options)
             else:
                 sessions += 1
     if not sessions and not left_out:
         counters.count(UNREAD)
 
 
-def write_conversation(
-    item: Conversation,
-    unit: Unit,
-    ordinal: int,
-    out: PartWriter,
-    options: RowOptions,
-    written: set[str | None],
-    seen: Counter[bytes],
-) -> None:
-    """Write the rows of one conversation of a unit, and count them. Raises Unreadable before any is written.
-
-    Replies in `written` are not trainable again; its own are added. `seen`: see `skip_known`.
-    """
-    replies = {note.message_id for note in item.notes.values()} - {None}
-    for index, note in item.notes.items():
-        note.drop_unchanged(item.messages[index]["content"])
-        if note.message_id in written:
-            note.skip_reason, note.decision = DUPLICATE, None
-    row = session_row(item, unit, ordinal, options.redactor)
-    # Of the text as it was logged: placeholders are all alike.
-    rows = turns(row["session_id"], item, side=options.side)
-    if options.redactor is not None:
-        rows = redact_session(row, rows, options.redactor)
-    if options.known_turns is not None:
-        rows = skip_known(row, rows, options.known_turns, seen)
-    written |= replies
-    out.rows("sessions", [row])
-    out.rows("turns", rows)
-    out.counters.count(TURN_COUNT, len(rows))
-    for decision in filter(None, (note.decision for note in item.notes.values())):
-        rating = f"rated {decision['rating']:+d}" if decision["rating"] is not None else None
-        kinds = {rating: True, "commented": decision["comment"], "edited": decision["edited"],
-                 "regenerated": decision["kept"]}  # fmt: skip
-        for kind in (kind for kind, is_there in kinds.items() if kind and is_there):
-            out.counters.count("decisions", label=kind)
-    for skipped, count in Counter(row.skip_reason for row in rows).items():
-        out.counters.count(TRAINABLE_COUNT if skipped is None else SKIPPED, count, label=skipped or "")
-
-
-def write_rejected(item: Rejected, out: PartWriter, redactor: Redactor | None) -> None:
+def _write_rejected(item: Rejected, out: PartWriter, options: RowOptions) -> None:
     """Write one row of the rejected table, and count it as dropped."""
-    out.rows("rejected", [item.row(redactor.raw if redactor is not None else str)])
+    out.rows("rejected", [item.row(str if options.redactor is None else options.redactor.raw)])
     out.counters.drop(item.reason)
 
 
-def session_row(conversation: Conversation, unit: Unit, ordinal: int, redactor: Redactor | None) -> JSON:
-    """Return the row of tables.SESSIONS for the `ordinal`-th conversation, from 1, of a unit; id and metadata redacted.
+@dataclass
+class _UnitWriter:
+    """Writer of the conversations of one unit, each of which depends on those before it."""
 
-    The branches of a tree count as one conversation. Raises Unreadable for metadata that cannot be written as JSON.
-    """
-    name = str(conversation.line) if unit.name is None else unit.name
-    metadata: JSON = conversation.metadata
-    if redactor is not None:
-        metadata = redactor.value(metadata)
-        if unit.name is not None and (redacted := redactor.text(name)) != name:
-            # The ids of two users become one placeholder: the number tells them apart. A line may hold several units.
-            name = f"{redacted}~{unit.number}"
-    first = f"{unit.surveyed.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else "")
-    return {
-        "session_id": branch_session_id(first, conversation.branch),
-        "source": conversation.source,
-        "line": conversation.line,
-        "format": unit.surveyed.format,
-        "model": conversation.model,
-        "messages": conversation.messages,
-        "tools": conversation.tools,
-        "metadata": dump(metadata) if metadata else None,
-        "tree": first if conversation.branch else None,
-    }
+    unit: Unit
+    out: PartWriter
+    options: RowOptions
+    ordinal: int = 0  # number of the conversation, from 1; the branches of a tree count as one
+    written: set[str | None] = field(default_factory=set)  # replies of earlier branches: not trainable again
+    seen: Counter[bytes] = field(default_factory=Counter)  # trainable turns, where some are known: see `skip_known`
+
+    def write(self, item: Conversation) -> None:
+        """Write the rows of a conversation, and count them. Raises Unreadable before any is written."""
+        replies = {note.message_id for note in item.notes.values()} - {None}
+        for index, note in item.notes.items():
+            note.drop_unchanged(item.messages[index]["content"])
+            if note.message_id in self.written:
+                note.skip_reason, note.decision = DUPLICATE, None
+        session = self.session_row(item)
+        # Of the text as it was logged: placeholders are all alike.
+        rows = turns(session["session_id"], item, side=self.options.side)
+        if self.options.redactor is not None:
+            rows = redact_session(session, rows, self.options.redactor)
+        if self.options.known_turns is not None:
+            rows = skip_known(session, rows, self.options.known_turns, self.seen)
+        self.written |= replies
+        self.out.rows("sessions", [session])
+        self.out.rows("turns", rows)
+        counters = self.out.counters
+        counters.count(TURN_COUNT, len(rows))
+        for decision in filter(None, (note.decision for note in item.notes.values())):
+            if decision["rating"] is not None:
+                counters.count("decisions", label=f"rated {decision['rating']:+d}")
+            for key, label in (("comment", "commented"), ("edited", "edited"), ("kept", "regenerated")):
+                if decision[key]:
+                    counters.count("decisions", label=label)
+        for skipped, count in Counter(row.skip_reason for row in rows).items():
+            counters.count(TRAINABLE_COUNT if skipped is None else SKIPPED, count, label=skipped or "")
+
+    def session_row(self, conversation: Conversation) -> JSON:
+        """Return the row of tables.SESSIONS, with id and metadata redacted.
+
+        Raises Unreadable for metadata that cannot be written as JSON.
+        """
+        unit, redactor = self.unit, self.options.redactor
+        name = str(conversation.line) if unit.name is None else unit.name
+        metadata: JSON = conversation.metadata
+        if redactor is not None:
+            metadata = redactor.value(metadata)
+            if unit.name is not None and (redacted := redactor.text(name)) != name:
+                # The ids of two users become one placeholder: the unit's number tells them apart, as a line may not.
+                name = f"{redacted}~{unit.number}"
+        first = f"{unit.surveyed.input.name}:{name}" + (f"#{self.ordinal}" if self.ordinal > 1 else "")
+        return {
+            "session_id": branch_session_id(first, conversation.branch),
+            "source": conversation.source,
+            "line": conversation.line,
+            "format": unit.surveyed.format,
+            "model": conversation.model,
+            "messages": conversation.messages,
+            "tools": conversation.tools,
+            "metadata": dump(metadata) if metadata else None,
+            "tree": first if conversation.branch else None,
+        }
