@@ -16,6 +16,7 @@ conversation so far. A path is names with dots between them, in quotes where a n
 
 import re
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from opdkit.config.fields import did_you_mean, read_toml
 from opdkit.errors import ConfigError
 
 _STEP = re.compile(r'(?:^|\.)(?:([^.\[\]"\s]+)|"([^"]+)")|\[(-?\d{1,6})\]')
+_PATH = re.compile(rf"(?:{_STEP.pattern})+")
 _TARGETS = ("system", "user", "assistant", "tool", "drop")
 
 Steps = tuple[str | int, ...]
@@ -63,7 +65,7 @@ class FieldMap:
     roles: tuple[tuple[str, str], ...] = ()
     tool_call: tuple[tuple[str, Steps], ...] = ()  # of each call: id, name, arguments, under other names
 
-    @property
+    @cached_property
     def used(self) -> frozenset[str | int]:
         """Fields of a line that metadata need not keep: those of the conversation, and those that are columns whole."""
         whole = [self.messages, self.prompt, self.reply, self.next, self.tools, self.system]
@@ -146,17 +148,9 @@ def _check_shape(log: FieldMap, where: str) -> None:
 
 def parse_path(text: Any, where: str) -> Steps:
     """Parse a path: 'a."b.c"[0]' -> ("a", "b.c", 0). Raises ConfigError."""
-    steps: list[str | int] = []
-    at = 0
-    while isinstance(text, str) and at < len(text):
-        match = _STEP.match(text, at)
-        if match is None:
-            break
-        steps.append(int(match[3]) if match[3] is not None else match[1] or match[2])
-        at = match.end()
-    if not isinstance(text, str) or not steps or at < len(text):
+    if not isinstance(text, str) or not _PATH.fullmatch(text):
         raise ConfigError(f'{where} is {text!r}; a path is written like meta.model, choices[0].text or "a.b".c')
-    return tuple(steps)
+    return tuple(int(index) if index else name or quoted for name, quoted, index in _STEP.findall(text))
 
 
 def value_at(value: Any, steps: Steps | None) -> Any:
