@@ -45,20 +45,19 @@ def unpack(archive: Path, suffixes: tuple[str, ...], folder: Path) -> Iterator[t
         for number, member in enumerate(sorted(members, key=lambda m: m.filename)):
             suffix = next(end for end in (*suffixes, ".zip") if member.filename.endswith(end))
             path = folder / f"{number}{suffix}"
-            problem, size = _find_problem(member, suffix), 0
-            with path.open("wb") as out:
+            problem = _find_problem(member, suffix)
+            if problem is None:
                 try:
-                    with opened.open(member) if problem is None else path.open("rb") as handle:
-                        while problem is None and (block := handle.read(_BLOCK)):
-                            size += len(block)
+                    with opened.open(member) as packed, path.open("wb") as out:
+                        while problem is None and (block := packed.read(_BLOCK)):
                             out.write(block)
-                            if size > budget:
+                            budget -= len(block)
+                            if budget < 0:
                                 problem = Unreadable(_BOMB, f"more than {_LARGEST_RATIO} times the archive")
                 except _DAMAGE as error:
                     problem = Unreadable(DAMAGED, str(error))
-                if problem is not None:
-                    out.truncate(0)
-            budget -= size
+            if problem is not None:
+                path.write_bytes(b"")
             yield member.filename, path, problem
 
 
