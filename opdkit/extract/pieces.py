@@ -1,8 +1,9 @@
 """Pieces of growing logs that make up the news of a night: read from their files, and written as one log."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,25 +38,34 @@ def write_pieces(pieces: Sequence[Piece], path: Path, reader: Callable[[str], Re
         for source, own in groupby(pieces, lambda piece: piece.path):
             with source.open("rb") as handle:
                 for piece in own:
-                    at, last = piece.start, b""
-                    handle.seek(at)
-                    while not piece.digest and (data := handle.read(min(_BUFFER, piece.stop - at))):
-                        at, last = at + out.write(data), data
-                    if piece.digest:
-                        line = next((line for _, line in lines(handle, "", line_limit, offset=at)), Line("", 0, b""))
-                        records = split_records(reader(piece.format), line)
-                        last = records[piece.record] if piece.record < len(records) else b""
-                        if xxh3_128_digest(last.strip()) != piece.digest:
-                            lost[source] += 1
-                            continue
-                        out.write(last)
-                    if not last.endswith(b"\n"):
+                    data = b""
+                    for data in _read_piece(handle, piece, reader, line_limit):
+                        out.write(data)
+                    if not data:
+                        lost[source] += 1
+                    elif not data.endswith(b"\n"):
                         out.write(b"\n")
     for source, count in lost.items():
         warn(f"{source} was edited: {counted(count, 'record')} of continued sessions could not be found in it again")
 
 
+def _read_piece(
+    handle: BufferedReader, piece: Piece, reader: Callable[[str], Reader], line_limit: int
+) -> Iterator[bytes]:
+    """Yield the lines of a piece, block by block. A record that is no longer what it was yields nothing."""
+    at = piece.start
+    handle.seek(at)
+    if piece.digest:
+        for _, line in islice(lines(handle, "", line_limit, offset=at), 1):
+            record = split_records(reader(piece.format), line)[piece.record : piece.record + 1]
+            yield from (data for data in record if xxh3_128_digest(data.strip()) == piece.digest)
+        return
+    while data := handle.read(min(_BUFFER, piece.stop - at)):
+        at += len(data)
+        yield data
+
+
 def split_records(reader: Reader, line: Line) -> list[bytes]:
     """Return the records on a line as JSON: mostly one, the line itself."""
-    records = [line] if reader.unfold is None else unfold_line(line, reader.unfold)
+    records = unfold_line(line, reader.unfold)
     return [line.data] if any(record.problem for record in records) else [record.data for record in records]

@@ -17,7 +17,7 @@ from opdkit.chat.conversation import LEFT_OUT
 from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
 from opdkit.config.fields import JSON
 from opdkit.console import print_line, printable
-from opdkit.extract.inputs.files import Input, find_documents, is_damage, open_plain, packing
+from opdkit.extract.inputs.files import Input, find_documents, open_plain, packing, until_damage
 from opdkit.extract.inputs.first_pass import SurveyedInput
 from opdkit.extract.inputs.index import copy_lines
 from opdkit.extract.inputs.parquet import read_rows
@@ -26,37 +26,30 @@ from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 LINES = 1_000  # of each input
 WHOLE, BEGINNING, DAMAGE = "all of it", f"the first {LINES:,} lines", "what lies before the damage of its archive"
+_BUFFER = 1 << 20  # bytes
 _SHOWN = 200  # characters of a text
 _NAMED = 5  # values of a kind that are named
 
 
 def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
-    """Copy the first lines of an input, blank ones too, so that numbers stay. Return (copy, how much it is).
-
-    A line of more than `line_limit` bytes stays one. What lies behind damage is left out.
-    """
-    count = 0
+    """Copy an input's first lines up to damage, blank ones too, so that numbers stay. Return (copy, how much it is)."""
     if entry.problem is not None:
         path.touch()
         return replace(entry, path=path), WHOLE
-    by_row, extent = packing(entry.path) == "parquet", WHOLE
-    try:
+    by_row, extent = packing(entry.path) == "parquet", DAMAGE
+    with until_damage():
         if by_row:
             rows = read_rows(entry.path, entry.source, line_limit)
             deque(copy_lines(((0, line) for line in islice(rows, LINES)), path, None), maxlen=0)
             extent = WHOLE if next(rows, None) is None else BEGINNING
         else:
             with path.open("wb") as out, open_plain(entry.path, find_documents(entry.path, line_limit)) as handle:
-                while count <= LINES and (data := handle.readline(line_limit + 1)):
-                    count += 1
-                    while data and count <= LINES:
+                for _ in range(LINES):
+                    while data := handle.readline(_BUFFER):  # a line may be longer
                         out.write(data)
-                        data = b"" if data.endswith(b"\n") else handle.readline(1 << 20)
-            extent = WHOLE if count <= LINES else BEGINNING
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        extent = DAMAGE
+                        if data.endswith(b"\n"):
+                            break
+                extent = BEGINNING if handle.read(1) else WHOLE
     return replace(entry, path=path, given=False, copied=by_row), extent
 
 

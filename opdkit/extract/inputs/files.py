@@ -82,13 +82,12 @@ def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> 
     """
     seen: set[Path] = set()
     for number, log in enumerate(logs):
-        given = not Path(log).is_dir()
         for source, path in _files_of(log, scratch, number, rotated):
             if path.resolve() in seen:
                 warn(f"{source} is named twice; it is read once")
                 continue
             seen.add(path.resolve())
-            yield source, path, given and source == log
+            yield source, path, source == log
 
 
 def unpack_members(source: str, path: Path, given: bool, folder: Path, names: set[str]) -> Iterator[Input]:
@@ -259,6 +258,18 @@ def is_damage(error: Exception) -> bool:
     return broken or (isinstance(error, OSError) and error.errno is None)
 
 
+@contextlib.contextmanager
+def until_damage() -> Iterator[list[Exception]]:
+    """End the block where a compressed stream breaks off. Then the list that it gets holds the error."""
+    damage: list[Exception] = []
+    try:
+        yield damage
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        damage.append(error)
+
+
 def find_documents(path: Path, limit: int) -> str:
     """Return what the JSON of a file comes as: "" for lines, OBJECTS for an array or objects of several lines each.
 
@@ -300,12 +311,8 @@ def find_documents(path: Path, limit: int) -> str:
 
 def _read_head(path: Path, limit: int, documents: str) -> Iterator[Line]:
     """Yield the first lines of a file that are not blank, up to where it breaks off, if it does."""
-    try:
-        with open_plain(path, documents) as handle:
-            yield from (line for _, line in islice(lines(handle, "", limit), 1_000))
-    except Exception as error:
-        if not is_damage(error):
-            raise
+    with until_damage(), open_plain(path, documents) as handle:
+        yield from (line for _, line in islice(lines(handle, "", limit), 1_000))
 
 
 def _find_problem(line: Line) -> str:

@@ -27,7 +27,7 @@ from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.archives import DAMAGED
-from opdkit.extract.inputs.files import Input, find_documents, is_damage, lines, open_plain, packing
+from opdkit.extract.inputs.files import Input, find_documents, lines, open_plain, packing, until_damage
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions, read_copy
 from opdkit.store.atomic import write_text
 from opdkit.store.digests import file_digest
@@ -96,7 +96,7 @@ class Survey:
     @property
     def parts(self) -> int:
         """Number of parts."""
-        return max(0, len(self.borders) - 1)
+        return len(self.borders) - 1
 
 
 @dataclass
@@ -141,7 +141,7 @@ class SharedSurvey:
 
 def make_survey(
     inputs: Sequence[Input],
-    format: str | Reader,  # noqa: A002
+    log_format: str | Reader,
     part_bytes: int,
     line_limit: int,
     limit: int | None,
@@ -151,18 +151,13 @@ def make_survey(
 ) -> Survey:
     """Read every input once. Raises ConfigError for one that was named and that no reader, or more than one, knows.
 
-    `format` is a reader's name, "auto", or the reader that `--map` made. With `shared`, inputs with one conversation
-    per line that another shard has read are not read again. `formats` are those of files with JSON lines
-    whose format is known, by file name: they are detected for all others.
+    `log_format` is a reader's name, "auto", or the reader that `--map` made. `formats` are those of the files with JSON
+    lines whose format is known, by file name: they are detected for all others. With `shared`, inputs with one
+    conversation per line that another shard has read are not read again.
     """
-    mapped = format if isinstance(format, Reader) else None
-    options = f"{mapped.name} by {mapped.grouping}" if mapped else format, part_bytes, line_limit
-    entries = [
-        SurveyedInput(entry, n, file_state(entry.path), entry.path, mapped, problem=entry.problem, copied=entry.copied)
-        for n, entry in enumerate(inputs)
-    ]
-    for surveyed in entries:
-        surveyed.by_row = packing(surveyed.path) == "parquet"
+    mapped = log_format if isinstance(log_format, Reader) else None
+    options = f"{mapped.name} by {mapped.grouping}" if mapped else log_format, part_bytes, line_limit
+    entries = [_begin(entry, number, mapped) for number, entry in enumerate(inputs)]
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index, ThreadPoolExecutor(1) as digester:
         index.executescript(SCHEMA)
@@ -170,10 +165,10 @@ def make_survey(
         for surveyed in [*entries[start:], *entries[:start]]:
             if shared and shared.recall(surveyed, shared.path(surveyed, *options)):
                 continue
-            if format == AUTO and surveyed.path.name in formats:
+            if log_format == AUTO and surveyed.path.name in formats:
                 surveyed.format = formats[surveyed.path.name]
             else:
-                _find_format(surveyed, format, line_limit)
+                _find_format(surveyed, log_format, line_limit)
             if surveyed.format is None or surveyed.is_by_line:
                 with _digested(surveyed, digester):
                     if surveyed.is_by_line:
@@ -195,6 +190,12 @@ def make_survey(
         stop = _mark_behind(entries, limit, line_limit)
         borders = _part_borders(entries, index, part_bytes, stop)
     return Survey(entries, path, line_limit, [*borders, stop])
+
+
+def _begin(entry: Input, number: int = 0, mapped: Reader | None = None) -> SurveyedInput:
+    """Return what is known of an input before it is read."""
+    return SurveyedInput(entry, number, file_state(entry.path), entry.path, mapped, problem=entry.problem,
+                         by_row=packing(entry.path) == "parquet", copied=entry.copied)  # fmt: skip
 
 
 def file_state(path: Path) -> tuple[int, ...]:
@@ -264,7 +265,7 @@ def read_lines(surveyed: SurveyedInput, line_limit: int, stop: int = sys.maxsize
                 yield at, read_copy(line) if surveyed.copied else line
 
 
-def _find_format(surveyed: SurveyedInput, format: str | Reader, line_limit: int) -> None:  # noqa: A002
+def _find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: int) -> None:
     """Set the format of an input; the problem where none is found. An empty input has neither."""
     if surveyed.problem is not None:
         return
@@ -279,8 +280,8 @@ def _find_format(surveyed: SurveyedInput, format: str | Reader, line_limit: int)
         with _noting_damage(surveyed), open_plain(surveyed.path, surveyed.documents) as handle:
             if not handle.peek(1):
                 return
-    if format != AUTO:
-        surveyed.format = format.name if isinstance(format, Reader) else format
+    if log_format != AUTO:
+        surveyed.format = log_format.name if isinstance(log_format, Reader) else log_format
         return
     try:
         numbered = (line for _, line in _lines_until_damage(surveyed, line_limit))
@@ -342,8 +343,8 @@ def copy_plain(entry: Input, documents: str, line_limit: int, path: Path) -> Unr
 
     Return the problem where it breaks off.
     """
-    surveyed = SurveyedInput(entry, 0, file_state(entry.path), entry.path, documents=documents)
-    surveyed.by_row = packing(entry.path) == "parquet"
+    surveyed = _begin(entry)
+    surveyed.documents = documents
     if surveyed.by_row:
         deque(copy_lines(_lines_until_damage(surveyed, line_limit), path, None), maxlen=0)
     else:
@@ -362,9 +363,7 @@ def _unpack(surveyed: SurveyedInput, path: Path) -> None:
 @contextlib.contextmanager
 def _noting_damage(surveyed: SurveyedInput) -> Iterator[None]:
     """Keep what was read before a compressed stream breaks off. The damage counts as one more unit."""
-    try:
+    with until_damage() as damage:
         yield
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        surveyed.problem = Unreadable(DAMAGED, f"{error}; the lines before that, if any, are read")
+    if damage:
+        surveyed.problem = Unreadable(DAMAGED, f"{damage[0]}; the lines before that, if any, are read")

@@ -16,7 +16,7 @@ import orjson
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.extract.formats.json_lines import TOO_DEEP, find_id, parse
 from opdkit.extract.formats.reader import Line, Reader
-from opdkit.extract.inputs.files import SHOWN, is_damage
+from opdkit.extract.inputs.files import SHOWN, until_damage
 
 SCHEMA = """
 PRAGMA journal_mode = OFF;
@@ -46,7 +46,7 @@ def cut_lines(handle: BufferedReader, part_bytes: int) -> tuple[list[tuple[int, 
     """
     cuts = [(0, 1)]
     size = read = line_ends = 0  # `read` and `line_ends` count what lies before the block
-    try:
+    with until_damage() as damage:
         while block := handle.read1(BLOCK):  # `read` would lose what it holds when the archive breaks off
             while (end := block.find(b"\n", max(0, cuts[-1][0] + part_bytes - read - 1))) >= 0:
                 cuts.append((read + end + 1, line_ends + block.count(b"\n", 0, end + 1) + 1))
@@ -54,11 +54,7 @@ def cut_lines(handle: BufferedReader, part_bytes: int) -> tuple[list[tuple[int, 
             if (last := block.rfind(b"\n")) >= 0:
                 size = read + last + 1
             read += len(block)
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        return cuts, size, False
-    return cuts, read, True  # the last line of a whole file needs no line end
+    return cuts, size if damage else read, not damage  # the last line of a whole file needs no line end
 
 
 def index_sessions(
@@ -149,7 +145,7 @@ def copy_lines(
     offset = 0
     with path.open("wb") as out:
         for _, line in numbered:
-            for record in [line] if unfold is None or line.problem is not None else unfold_line(line, unfold):
+            for record in unfold_line(line, unfold):
                 data = record.data
                 if record.problem is not None:
                     note = [record.problem.reason, record.problem.detail, data.decode("utf-8", "replace")]
@@ -160,8 +156,10 @@ def copy_lines(
                 offset += len(data)
 
 
-def unfold_line(line: Line, unfold: Callable[[JSON], list[JSON]]) -> list[Line]:
-    """Return one line per record that `line` holds; where that cannot be read, the line with its problem."""
+def unfold_line(line: Line, unfold: Callable[[JSON], list[JSON]] | None) -> list[Line]:
+    """Return one line per record that `line` holds: itself without `unfold`, or where it has or gets a problem."""
+    if unfold is None or line.problem is not None:
+        return [line]
     try:
         whole = parse(line)
         records = unfold(whole)
