@@ -83,7 +83,7 @@ def record_turns(ledger: Path, run: Path) -> None:
 
 def turn_digests(turns: Sequence[Any], *, reactions: bool = True) -> Iterator[bytes]:
     """Yield the digest of each JoinedTurn of one session; without `reactions`, of its prompt and reply alone."""
-    facts = [(turn.index, *((turn.turn["next_count"], turn.turn["decision"]) if reactions else (0, None)))
+    facts = [(turn.index, turn.turn["next_count"], turn.turn["decision"]) if reactions else (turn.index, 0, None)
              for turn in turns]  # fmt: skip
     return _digest_replies(turns[0].session["messages"], facts)
 

@@ -86,17 +86,14 @@ def collect_news(
     with naming_lost_files(), scratch_folder() as scratch:
         with open_news(scratch / NEWS, ledger) as changes:
             changes.executemany("INSERT INTO file VALUES (?, ?)", files.states.items())
-            inputs = {row[0]: KnownInput(*row) for row in changes.execute("SELECT * FROM old.input")}
-            (number,) = changes.execute("SELECT coalesce(max(number), 0) + 1 FROM old.night").fetchone()
-            names = {known.name for known in inputs.values()}
-            night = _Night(changes, scratch, log_format, line_limit, files.names, inputs, names, number)
+            night = _Night(changes, scratch, log_format, line_limit, files.names)
             sources = night.read_files(files)
             night.find_records_of_ids()
             news = News()
             if night.pieces:
                 changes.executemany("INSERT INTO log VALUES (?, ?, ?)", night.list_logs())
-                news = News(number, night.inputs_with_news, night.records)
-                row = number, uuid.uuid4().hex, orjson.dumps(asdict(news)).decode()
+                news = News(night.number, night.inputs_with_news, night.records)
+                row = news.night, uuid.uuid4().hex, orjson.dumps(asdict(news)).decode()
                 changes.execute("INSERT INTO night VALUES (?, ?, ?)", row)
         if not news.night:
             for source in sources:
@@ -124,6 +121,16 @@ def commit_news(ledger: Path, folder: Path) -> None:
 
 
 @dataclass
+class _Session:
+    """Session of a file, from its header up to the next one."""
+
+    name: str  # its escaped id, or its first line
+    start: int  # bytes
+    stop: int = 0
+    digest: xxh3_128 = field(default_factory=xxh3_128)  # of its lines
+
+
+@dataclass
 class _Night:
     """Search for what is new. It reads the ledger, the schema `old` of `changes`, and writes to the other."""
 
@@ -132,9 +139,9 @@ class _Night:
     log_format: str | Reader
     line_limit: int
     files: dict[bytes, str]  # every file behind the logs, in order, and its name
-    inputs: dict[int, KnownInput]  # by number, from 1
-    names: set[str]  # of all inputs
-    number: int
+    inputs: dict[int, KnownInput] = field(init=False)  # by number, from 1
+    names: set[str] = field(init=False)  # of all inputs
+    number: int = field(init=False)
     inputs_with_news: int = 0
     records: int = 0
     pieces: defaultdict[str, list[Piece]] = field(default_factory=lambda: defaultdict(list))  # log -> its lines
@@ -143,6 +150,9 @@ class _Night:
     paths: dict[int, Path | None] = field(default_factory=dict)  # input -> its plain JSON lines; None: they are gone
 
     def __post_init__(self) -> None:
+        self.inputs = {row[0]: KnownInput(*row) for row in self.changes.execute("SELECT * FROM old.input")}
+        self.names = {known.name for known in self.inputs.values()}
+        (self.number,) = self.changes.execute("SELECT coalesce(max(number), 0) + 1 FROM old.night").fetchone()
         for known in self.inputs.values():
             self.starts[min(known.read, START)].setdefault(known.start, set()).add(known.number)
 
@@ -227,8 +237,9 @@ class _Night:
         for length in [length for length in self.starts if 0 < length <= size]:
             for number in self.starts[length].get(digest_ends(source.path, length, START), ()):
                 known, path = self.inputs[number], self.find_path(number)
-                if path is not None and (contains(path, source.path) or begins_alike(known, source.path)):
-                    twins += [known] if known.format == log_format else []
+                is_twin = path is not None and (contains(path, source.path) or begins_alike(known, source.path))
+                if is_twin and known.format == log_format:
+                    twins.append(known)
         return max(twins, key=lambda known: known.read, default=None)
 
     def find_format(self, source: Source) -> str | None:
@@ -275,37 +286,36 @@ class _Night:
         A session without an id is called by its line: then the file is extracted as a whole.
         """
         for begin in dict.fromkeys((known.session, 0)):
-            sessions: list[tuple[int, str]] = []  # (first byte, id)
-            ends: list[tuple[int, xxh3_128]] = []  # (byte behind it, digest of its lines)
+            sessions: list[_Session] = []
             fresh, is_named, is_behind_header = 0, True, False
             for offset, stop, line in whole_lines(source, begin, self.line_limit):
                 logged = find_id(reader, line) if reader.header_mark in line.data else None
                 if not sessions or (logged is not None and not (is_behind_header and reader.repeats_headers)):
-                    sessions.append((offset, escape_id(logged) if logged else f"line{line.number}"))
-                    ends.append((stop, xxh3_128()))
+                    sessions.append(_Session(escape_id(logged) if logged else f"line{line.number}", offset))
                     is_named = is_named and bool(logged)
                 is_behind_header = logged is not None
-                ends[-1][1].update(line.data.strip() + b"\n")
-                ends[-1] = (stop, ends[-1][1])
+                sessions[-1].stop = stop
+                sessions[-1].digest.update(line.data.strip() + b"\n")
                 fresh += offset >= known.read
-            is_named = is_named and len({name for _, name in sessions}) == len(sessions)
+            is_named = is_named and len({session.name for session in sessions}) == len(sessions)
             # A session that comes up again after others is read from its beginning.
             query = "SELECT 1 FROM old.home WHERE format = ? AND id = ? AND name = ?"
-            later = [(reader.name, name, known.name) for _, name in sessions[1:]]
+            later = [(reader.name, session.name, known.name) for session in sessions[1:]]
             if is_named and not (begin and any(self.changes.execute(query, row).fetchone() for row in later)):
                 break
         if not fresh:
             return
         has_news, end = False, 0
-        for (start, name), (stop, digest) in zip(sessions, ends, strict=True):
-            start, end = start if is_named else end, stop  # blank lines count: sessions without ids are called by lines
-            self.note_owner(known, reader, name)
-            piece = Piece(source.path, start, stop)
-            if self.adds_unit(known, known.name, piece, digest.digest(), left if is_named else Counter()):
-                self.changes.execute(_TOUCH, (reader.name, name))
+        for session in sessions:
+            # Without ids, sessions are called by their lines: then blank ones between them count, too.
+            piece = Piece(source.path, session.start if is_named else end, session.stop)
+            end = session.stop
+            self.note_owner(known, reader, session.name)
+            if self.adds_unit(known, known.name, piece, session.digest.digest(), left if is_named else Counter()):
+                self.changes.execute(_TOUCH, (reader.name, session.name))
                 has_news = True
         self.records += fresh if has_news else 0
-        known.read, known.session = ends[-1][0], sessions[-1][0] if is_named else 0
+        known.read, known.session = end, sessions[-1].start if is_named else 0
 
     def read_records(self, source: Source, known: KnownInput, reader: Reader, left: Counter[bytes]) -> None:
         """Note the new records, those with an id by their places, and the ids that they touch.
@@ -319,7 +329,7 @@ class _Night:
             records = split_records(reader, line)
             for number, data in enumerate(records):
                 digest = xxh3_128_digest(data.strip())
-                logged = find_id(reader, line._replace(data=data)) if reader.grouping == "id" else None
+                logged = find_id(reader, line._replace(data=data))
                 if logged is None and not reader.carries:
                     piece = Piece(source.path, offset, stop)
                     if len(records) > 1:

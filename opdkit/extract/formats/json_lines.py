@@ -42,7 +42,7 @@ def parse(line: Line) -> JSON:
 def find_id(reader: Reader, line: Line) -> str | None:
     """Return the logged id that a reader finds on a line; None where it finds none, or the line cannot be read."""
     try:
-        return reader.id_of(parse(line))
+        return None if reader.id_of is None else reader.id_of(parse(line))
     except Unreadable:
         return None
 

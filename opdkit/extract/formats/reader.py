@@ -48,11 +48,6 @@ class LeftOut:
     reason: str  # begins with LEFT_OUT
 
 
-def find_no_id(_record: JSON) -> str | None:
-    """Return None, as a function that worker processes can import."""
-    return None
-
-
 @dataclass(frozen=True)
 class Reader:
     """Log format. sessions.line_reader and chains.call_reader make the two most frequent kinds.
@@ -67,7 +62,7 @@ class Reader:
     recognises: Callable[[JSON], bool]
     read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected | LeftOut]]
     # Returns the logged id of a record, None where it has none. Grouping by session: of a header, None for other lines.
-    id_of: Callable[[JSON], str | None] = find_no_id
+    id_of: Callable[[JSON], str | None] | None = None  # None: grouping by line
     # Grouping by id: a line without an id belongs to the session of the line before it, and is not a unit of its own.
     carries: bool = False
     # Grouping by id: returns the records of a line that holds many, which may be of many sessions.
