@@ -3,7 +3,6 @@
 The rules are data: rules/gitleaks.toml and rules/opdkit.toml. docs/logs.md has the measured recall by kind.
 """
 
-import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,14 +74,6 @@ def number_repeats(names: Iterable[str]) -> list[str]:
     return list(kept)
 
 
-class RuleList:
-    """Rules in order, with a list of (keyword, position of the rule): one pass over it finds the rules of a text."""
-
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self.rules = list(rules)
-        self.keywords = [(keyword, i) for i, rule in enumerate(self.rules) for keyword in rule.keywords]
-
-
 class Redactor:
     """Replaces what its rules match by `[name]` and counts it in `counts`; the user's own patterns come first.
 
@@ -91,16 +82,16 @@ class Redactor:
 
     def __init__(self, redact: bool, own: Mapping[str, str], names_model: str | None = None) -> None:
         self.counts: Counter[str] = Counter()
-        self._own = RuleList(
-            Rule(name, ("",), text, regex.compile, f"--redact-pattern {name}", is_whole=True)
+        self._own = [
+            ("", Rule(name, ("",), text, regex.compile, f"--redact-pattern {name}", is_whole=True))
             for name, text in own.items()
-        )
-        rules = load_rules() if redact else ()
-        self._keys = RuleList(rule for rule in rules if rule.name == "key")
-        self._words = RuleList(rule for rule in rules if rule.name in _WORDS)
-        self._numbers = RuleList(rule for rule in rules if rule.name not in {"key", *_WORDS})
+        ]
+        by_keyword = [(keyword, rule) for rule in (load_rules() if redact else ()) for keyword in rule.keywords]
+        self._keys = [(keyword, rule) for keyword, rule in by_keyword if rule.name == "key"]
+        self._words = [(keyword, rule) for keyword, rule in by_keyword if rule.name in _WORDS]
+        self._numbers = [(keyword, rule) for keyword, rule in by_keyword if rule.name not in {"key", *_WORDS}]
         self._replace_names = load_names(names_model) if names_model else None
-        words = {word for rule in rules for word in rule.keywords if len(word) > 2}
+        words = {keyword for keyword, _ in by_keyword if len(keyword) > 2}
         self._is_telling = lru_cache(CACHED)(lambda name: any(word in name.lower() for word in words))
         self._cached = lru_cache(CACHED)(self._redact)
 
@@ -127,14 +118,16 @@ class Redactor:
         return text, counts
 
     @staticmethod
-    def _apply(rules: RuleList, text: str, prepare: Callable[[str], str], counts: Counter[str]) -> str:
-        """Apply those rules that have a keyword in the text, `prepare`d for that, with or without its escapes."""
-        if not rules.keywords:
+    def _apply(
+        rules: Sequence[tuple[str, Rule]], text: str, prepare: Callable[[str], str], counts: Counter[str]
+    ) -> str:
+        """Apply those rules whose keyword is in the text, `prepare`d for that, with or without its escapes."""
+        if not rules:
             return text
         plain = unescape(text)
         lower = prepare(f"{plain.text}\n{text}" if plain else text)
-        for position in sorted({position for keyword, position in rules.keywords if keyword in lower} if lower else ()):
-            replaced = rules.rules[position].replace(text, counts, plain)
+        for rule in dict.fromkeys(rule for keyword, rule in rules if keyword in lower) if lower else ():
+            replaced = rule.replace(text, counts, plain)
             if replaced != text:
                 text, plain = replaced, unescape(replaced)
         return text
@@ -192,15 +185,13 @@ class Redactor:
 
     def message(self, message: JSON) -> JSON:
         """Return one `message` of tables.toml, redacted."""
-        redacted = copy.copy(message)
-        for key in ("content", "reasoning", "name", "tool_call_id"):
-            if redacted[key]:
-                redacted[key] = self.text(redacted[key])
-        redacted["tool_calls"] = [
-            {"id": self.text(c["id"]), "name": self.text(c["name"]), "arguments": self.json(c["arguments"])}
-            for c in redacted["tool_calls"]
+        fields = [key for key in ("content", "reasoning", "name", "tool_call_id") if message[key]]
+        texts = {key: self.text(message[key]) for key in fields}
+        calls = [
+            {"id": self.text(call["id"]), "name": self.text(call["name"]), "arguments": self.json(call["arguments"])}
+            for call in message["tool_calls"]
         ]
-        return redacted
+        return message | texts | {"tool_calls": calls}
 
 
 def redact_session(session: JSON, turns: Sequence[TurnRow], redactor: Redactor) -> list[TurnRow]:
