@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -23,6 +24,7 @@ from opdkit.extract.formats.items import has_items, openai_messages
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.formats.sessions import read_pieces
+from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
 NO_CALL = f"{LEFT_OUT}no model call"
@@ -30,6 +32,7 @@ NO_RECORD = "no record"  # a reply that only appears in later prompts: nobody kn
 REPEATED = "repeated record"
 _OF_REPLY = {"content", "tool_calls", "function_call", "additional_kwargs"}
 _DIGEST = 12  # bytes; a million records collide with a probability of 1e-17
+_blake = partial(hashlib.blake2b, digest_size=_DIGEST)
 
 
 @dataclass(slots=True)
@@ -100,8 +103,7 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
         messages, notes = read_pieces([piece for piece in pieces if piece["role"] == "assistant"])
         if not messages:
             raise Unreadable("no reply", "no item of the output is one")
-        details = output.get("incomplete_details")
-        reason = details.get("reason") if isinstance(details, dict) else None
+        reason = value_at(output, ("incomplete_details", "reason"))
         notes[0].finish_reason = first_text(reason, output.get("status"))
         return messages[0], notes[0]
     if isinstance(output, dict) and isinstance(output.get("choices"), list) and output["choices"]:
@@ -134,7 +136,7 @@ def _session_key(read_call: ReadCall, record: JSON) -> str | None:
         return None
     if call.session:
         return call.session
-    chain = hashlib.blake2b(digest_size=_DIGEST)
+    chain = _blake()
     for message in call.prompt:
         chain.update(_canonical(message))
         if message["role"] == "user":
@@ -149,17 +151,17 @@ def _canonical(message: JSON) -> bytes:
         _, text, markup = split_reply(text)
         calls = calls or markup
     agreed = [message["role"], "".join(text.split())]
-    parsed: list[list[Any]] = []
-    for call in calls:
-        arguments = call["arguments"]
+    as_text = [(call["name"], "".join(call["arguments"].split())) for call in calls]
+    parsed: list[tuple[str, Any]] = []
+    for call, (name, arguments) in zip(calls, as_text, strict=True):
         try:
-            parsed.append([call["name"], orjson.loads(arguments)])
+            parsed.append((name, orjson.loads(call["arguments"])))
         except orjson.JSONDecodeError:
-            parsed.append([call["name"], "".join(arguments.split())])
+            parsed.append((name, arguments))
     try:
         return orjson.dumps([*agreed, parsed], option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:  # it reads arguments nested deeper than it writes: then their text must agree
-        return orjson.dumps([*agreed, [[call["name"], "".join(call["arguments"].split())] for call in calls]])
+        return orjson.dumps([*agreed, as_text])
 
 
 @dataclass(slots=True)
@@ -181,8 +183,7 @@ class _Node:
 
 
 def _make_node(position: int, call: Call) -> _Node:
-    blake = partial(hashlib.blake2b, digest_size=_DIGEST)
-    chain, last, prefixes = blake(), b"", []
+    chain, last, prefixes = _blake(), b"", []
     for message in call.prompt:
         last = _canonical(message)
         chain.update(last)
@@ -190,9 +191,9 @@ def _make_node(position: int, call: Call) -> _Node:
             prefixes.append(chain.copy().digest())
     prompt = chain.digest()
     chain.update(_canonical(call.reply))
-    tail, last = chain.digest(), blake(last).digest()
-    reaction = blake(_canonical(call.following[-1])).digest() if call.following else None
-    decision = blake(dump(call.note.decision).encode()).digest() if call.note.decision else None
+    tail, last = chain.digest(), _blake(last).digest()
+    reaction = _blake(_canonical(call.following[-1])).digest() if call.following else None
+    decision = _blake(dump(call.note.decision).encode()).digest() if call.note.decision else None
     return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, last, reaction, decision,
                  call.logged.get("id"))  # fmt: skip
 
@@ -311,7 +312,7 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
         yield unit[node.position].reject(Unreadable(REPEATED))
     _link(nodes)
     retries = _find_retries(nodes)
-    following = dict(zip((n.position for n in nodes), nodes[1:], strict=False))
+    following = {node.position: after for node, after in pairwise(nodes)}
     holders = _find_holders(nodes)
     begins: dict[int, int] = {}  # position of a record -> that of the first record which its conversation adds
     for node in sorted(nodes, key=lambda n: n.depth):  # lines may come out of order: parents first

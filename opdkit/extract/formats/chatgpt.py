@@ -14,6 +14,7 @@ from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, content_text, dump, first_text, message
 from opdkit.extract.formats.spans import without_empty
 from opdkit.extract.formats.trees import Node, Tree, read_parent, tree_reader
+from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import ABORTED
 
 _RATINGS = {"thumbs_up": 1, "thumbsUp": 1, "thumbs_down": -1, "thumbsDown": -1}
@@ -97,8 +98,7 @@ def _read_node(name: str, node: Any) -> Node:
         result.messages = [message(role, None, tool_calls=[{"id": "", "name": recipient, "arguments": text}])]
     else:
         result.messages = [message(role, text)]
-    details = metadata.get("finish_details")
-    note = Note(first_text(details.get("type")) if isinstance(details, dict) else None)
+    note = Note(first_text(value_at(metadata, ("finish_details", "type"))))
     if note.finish_reason == "interrupted" or logged.get("status") in ("in_progress", "finished_partial_completion"):
         note.skip_reason = ABORTED
     elif not only_text:

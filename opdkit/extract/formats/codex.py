@@ -16,7 +16,8 @@ from opdkit.extract.formats.items import is_call, openai_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import GAP, join_reply
-from opdkit.extract.formats.trees import Node, read_branches
+from opdkit.extract.formats.trees import Node, object_at, read_branches
+from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import ABORTED
 
 _KINDS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
@@ -92,8 +93,7 @@ class _Session:
     def skip_last_reply(self, reason: str) -> None:
         """Mark the last reply of the branch as one that cannot be trained on."""
         last = self.last_reply()
-        note = last.last_note if last is not None else None
-        if note is not None:
+        if last is not None and (note := last.last_note) is not None:
             note.skip_reason = note.skip_reason or reason
 
 
@@ -125,8 +125,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     if first is None:
         return
     header = session.header or {}
-    source = header.get("source")
-    if (isinstance(source, dict) and "subagent" in source) or header.get("thread_source") == "subagent":
+    if "subagent" in object_at(header, "source") or header.get("thread_source") == "subagent":
         for note in filter(None, (node.last_note for node in session.nodes)):
             note.kind = "side"
     metadata = {key: value for key, value in header.items() if key != "base_instructions"}
@@ -146,8 +145,7 @@ def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
     if is_header:
         if session.header is None:
             session.header = record
-            instructions = record.get("base_instructions")
-            text = first_text(instructions.get("text")) if isinstance(instructions, dict) else None
+            text = first_text(value_at(record, ("base_instructions", "text")))
             if text is not None:
                 session.add(message("system", text), None)
         return

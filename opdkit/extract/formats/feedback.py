@@ -34,16 +34,17 @@ def add_feedback(note: Note, given: Iterable[JSON]) -> None:
 
     There is no rating where they differ, and none by the score of a fault: 1 for "toxicity" is no thumb up.
     """
-    entries = list(given)
-    scores = (None if _FAULT.search(str(entry.get("name"))) else entry.get("score") for entry in entries)
-    found = (rating_of(score, entry.get("label")) for score, entry in zip(scores, entries, strict=True))
-    ratings = {rating for rating in found if rating is not None}
-    comments = [text for entry in entries if (text := first_text(entry.get("comment"))) is not None]
-    labels = [text for entry in entries if (text := first_text(entry.get("label"))) is not None]
-    edited = [text for entry in entries if (text := first_text(entry.get("edited"))) is not None]
+    ratings: set[int | None] = set()
+    texts: dict[str, list[str]] = {"comment": [], "label": [], "edited": []}
+    for entry in given:
+        score = None if _FAULT.search(str(entry.get("name"))) else entry.get("score")
+        ratings.add(rating_of(score, entry.get("label")))
+        for key, own in texts.items():
+            own += filter(None, [first_text(entry.get(key))])
+    ratings.discard(None)
     note.add_decision(
         rating=ratings.pop() if len(ratings) == 1 else None,
-        comment="\n".join(comments),
-        tags=labels,
-        edited=edited[-1] if edited else None,
+        comment="\n".join(texts["comment"]),
+        tags=texts["label"],
+        edited=texts["edited"][-1] if texts["edited"] else None,
     )

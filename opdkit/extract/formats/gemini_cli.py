@@ -84,11 +84,11 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
 
 def _add(conversation: Conversation, item: Any) -> None:
     """Add a logged message: what a user said, or a reply with its calls and what came of them. Raises Unreadable."""
-    kind = first_text(value_at(item, ("role",)), value_at(item, ("type",))) or ""
-    if isinstance(item, Unreadable) or kind in _NOTICES:
-        if kind:
-            return
+    if isinstance(item, Unreadable):
         raise item
+    kind = first_text(value_at(item, ("role",)), value_at(item, ("type",))) or ""
+    if kind in _NOTICES:
+        return
     if kind not in _ROLES:
         raise Unreadable("unknown role", f"a message of type {kind[:100]!r}")
     calls = [call for call in as_list(item.get("toolCalls")) if isinstance(call, dict)]

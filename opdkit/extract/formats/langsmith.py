@@ -123,7 +123,7 @@ def _read_feedback(record: JSON) -> Iterator[JSON]:
     for name, entry in stats.items() if isinstance(stats, dict) and not given else ():
         sources = value_at(entry, ("sources",))
         texts = [source if isinstance(source, str) else dump(source) for source in as_list(sources)]
-        if isinstance(entry, dict) and not any(f'"{name}"' in text for text in texts for name in _MODELS):
+        if isinstance(entry, dict) and not any(f'"{source}"' in text for text in texts for source in _MODELS):
             comments = value_at(entry, ("comments",))
             yield {"name": name, "score": entry.get("avg")}
             yield from ({"comment": comment} for comment in as_list(comments))

@@ -21,11 +21,8 @@ _THINKING = re.compile(r"\A:::thinking\s(.*?)\n:::(?:\s+|\Z)", re.DOTALL)  # bef
 
 def recognises(record: JSON) -> bool:
     """Return whether the record is a conversation with messages of LibreChat."""
-    items = record.get("messages") or record.get("messagesTree")
-    first = items[0] if isinstance(items, list) and items else None
-    return (
-        "conversationId" in record and isinstance(first, dict) and "messageId" in first and "isCreatedByUser" in first
-    )
+    first = object_at(value_at(record.get("messages") or record.get("messagesTree"), (0,)))
+    return "conversationId" in record and "messageId" in first and "isCreatedByUser" in first
 
 
 def read_record(record: JSON) -> Tree:

@@ -183,10 +183,9 @@ def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
             reply["tool_calls"].append(
                 {"id": first_text(piece.get("call_id")) or "", "name": name, "arguments": arguments}
             )
-        elif kind == "message":
-            reply["content"] = "\n".join(filter(None, (reply["content"], text)))
         else:
-            reply["reasoning"] = "\n".join(filter(None, (reply["reasoning"], text)))
+            key = "content" if kind == "message" else "reasoning"
+            reply[key] = "\n".join(filter(None, (reply[key], text)))
     return messages, only_text
 
 

@@ -43,8 +43,6 @@ def read_call(record: JSON) -> Call:
     tools = read_tools(record.get("tools"))
     messages, _ = read_messages(prompt)
     reply, note = read_reply(record), read_note(record)
-    finish = record.get("finish_reason")
-    note.finish_reason = finish if isinstance(finish, str) else None
     following = read_messages([record["next_state"]])[0] if record.get("next_state") else []
     if following and following[0]["role"] not in ("user", "tool"):
         following = []

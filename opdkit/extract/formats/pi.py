@@ -10,6 +10,7 @@ which messages the prompt was compacted. Token usage, signatures and the private
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import NOT_ONLY_TEXT, content_text, first_text, has_placeholder, message, read_call
@@ -146,12 +147,15 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
     """Set the message of an event, in the words in which the agent shows it to its model."""
     content = body.get("content")
     if role == "assistant":
-        blocks = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
-        kinds = [block.get("type") if isinstance(block, dict) else None for block in blocks]
-        by_kind = list(zip(kinds, blocks, strict=True))
-        thoughts = [b["thinking"] for k, b in by_kind if k == "thinking" and isinstance(b.get("thinking"), str)]
-        calls = [read_call(b) for k, b in by_kind if k == "toolCall"]
-        rest = [b for k, b in by_kind if k not in ("thinking", "toolCall")]
+        thoughts, calls, rest = list[str](), list[JSON](), list[Any]()
+        for block in content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []:
+            kind = block.get("type") if isinstance(block, dict) else None
+            if kind == "toolCall":
+                calls.append(read_call(block))
+            elif kind != "thinking":
+                rest.append(block)
+            elif isinstance(block.get("thinking"), str):
+                thoughts.append(block["thinking"])
         text = content_text(rest) if rest else None
         event.message = message("assistant", text, reasoning="\n".join(thoughts) or None, tool_calls=calls)
         reason = first_text(body.get("stopReason"))

@@ -250,8 +250,7 @@ def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
         others = [node for node in children[chosen.parent] if node is not chosen]
         if not others:
             continue
-        places = range(position, len(kept_path))
-        kept = next((found for i in places if (found := _first_message(kept_path[i])) is not None), None)
+        kept = next(filter(None, map(_first_message, kept_path[position:])), None)
         if kept is None or kept[0]["role"] != "assistant" or kept[0]["tool_calls"] or not kept[0]["content"]:
             continue
         if kept[1].skip_reason not in (None, EDITED) or (chosen.parallel and chosen is kept_path[-1]):
