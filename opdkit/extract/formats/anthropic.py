@@ -67,8 +67,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     reply = [{"role": "assistant", "content": response.get("content")}] if response else reply_of_choices(record)
     messages, notes = read_messages([*opening, *items, *reply], first=-len(opening))
     if response:
-        finish = response.get("stop_reason")
-        notes.setdefault(len(messages) - 1, Note()).finish_reason = finish if isinstance(finish, str) else None
+        notes.setdefault(len(messages) - 1, Note()).finish_reason = first_text(response.get("stop_reason"))
     metadata = {} if request is record else {k: v for k, v in request.items() if k not in _OF_REQUEST}
     metadata |= {k: v for k, v in record.items() if k not in _OF_REQUEST | used and v is not request}
     if "usage" in response:

@@ -91,6 +91,12 @@ def test_what_a_server_put_into_a_reply_was_not_written_by_the_model():
     assert turn_rows("s", session)[0]["skip_reason"] == "not only text"
 
 
+def test_a_stop_reason_that_is_missing_is_null():
+    for reason in ("", None, 5):
+        session = read_one(REQUEST | {"response": REPLY | {"stop_reason": reason}})
+        assert turn_rows("s", session)[-1]["finish_reason"] is None
+
+
 def test_a_reply_that_was_cut_off():
     session = read_one({**REQUEST, **REPLY, "stop_reason": "max_tokens", "messages": [ASK]})
     assert turn_rows("s", session)[0]["skip_reason"] == "truncated"
