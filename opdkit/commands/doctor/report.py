@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rich.markup import escape
 
@@ -12,8 +12,10 @@ from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding
 from opdkit.config.doctor import DoctorConfig
 from opdkit.console import counted, printable, say, stdout
 from opdkit.errors import OpdkitError
-from opdkit.extract.formats.detect import detect
-from opdkit.extract.inputs.files import expand, is_damage, lines, open_plain, scratch_folder
+from opdkit.extract.formats.detect import NO_LINES
+from opdkit.extract.inputs.archives import DAMAGED
+from opdkit.extract.inputs.files import expand, scratch_folder
+from opdkit.extract.inputs.first_pass import AUTO, begin_survey, find_format
 
 _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 _LINE = 64 << 20  # bytes of the longest line that is looked at, as `extract --max-line-mb` has it
@@ -66,16 +68,17 @@ def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
             yield Finding("logs", PROBLEM, str(error), "name log files, or folders that hold some")
             return
         for log in inputs:
+            remedy = "a damaged or protected file: copy it again, or make it readable"
             try:
-                with open_plain(log.path) as handle:
-                    name = detect(line for _, line in lines(handle, log.source, _LINE))
-            except Unreadable as why:
-                remedy = "--format names the format; docs/logs.md says which are read"
-                yield Finding("logs", PROBLEM, f"{log.source}: {why.reason} ({why.detail})", remedy)
-            except Exception as error:
-                if not isinstance(error, OSError) and not is_damage(error):
-                    raise
-                remedy = "a damaged or protected file: copy it again, or make it readable"
+                surveyed = begin_survey(replace(log, given=False))  # a problem is a finding, and not an error
+                find_format(surveyed, AUTO, _LINE)
+            except OSError as error:
                 yield Finding("logs", PROBLEM, f"{log.source} cannot be read: {error}", remedy)
-            else:
-                yield Finding("logs", OK, f"{log.source}: {name}")
+                continue
+            problem = surveyed.problem or (None if surveyed.format else Unreadable(NO_LINES, "the file is empty"))
+            if problem is None:
+                yield Finding("logs", OK, f"{log.source}: {surveyed.format}")
+                continue
+            if log.problem is None and problem.reason != DAMAGED:
+                remedy = "--format names the format; docs/logs.md says which are read"
+            yield Finding("logs", PROBLEM, f"{log.source}: {problem.reason} ({problem.detail})", remedy)

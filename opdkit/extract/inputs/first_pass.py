@@ -157,7 +157,7 @@ def make_survey(
     """
     mapped = log_format if isinstance(log_format, Reader) else None
     options = f"{mapped.name} by {mapped.grouping}" if mapped else log_format, part_bytes, line_limit
-    entries = [_begin(entry, number, mapped) for number, entry in enumerate(inputs)]
+    entries = [begin_survey(entry, number, mapped) for number, entry in enumerate(inputs)]
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index, ThreadPoolExecutor(1) as digester:
         index.executescript(SCHEMA)
@@ -168,7 +168,7 @@ def make_survey(
             if log_format == AUTO and surveyed.path.name in formats:
                 surveyed.format = formats[surveyed.path.name]
             else:
-                _find_format(surveyed, log_format, line_limit)
+                find_format(surveyed, log_format, line_limit)
             if surveyed.format is None or surveyed.is_by_line:
                 with _digested(surveyed, digester):
                     if surveyed.is_by_line:
@@ -192,7 +192,7 @@ def make_survey(
     return Survey(entries, path, line_limit, [*borders, stop])
 
 
-def _begin(entry: Input, number: int = 0, mapped: Reader | None = None) -> SurveyedInput:
+def begin_survey(entry: Input, number: int = 0, mapped: Reader | None = None) -> SurveyedInput:
     """Return what is known of an input before it is read."""
     return SurveyedInput(entry, number, file_state(entry.path), entry.path, mapped, problem=entry.problem,
                          by_row=packing(entry.path) == "parquet", copied=entry.copied)  # fmt: skip
@@ -265,7 +265,7 @@ def read_lines(surveyed: SurveyedInput, line_limit: int, stop: int = sys.maxsize
                 yield at, read_copy(line) if surveyed.copied else line
 
 
-def _find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: int) -> None:
+def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: int) -> None:
     """Set the format of an input; the problem where none is found. An empty input has neither."""
     if surveyed.problem is not None:
         return
@@ -343,7 +343,7 @@ def copy_plain(entry: Input, documents: str, line_limit: int, path: Path) -> Unr
 
     Return the problem where it breaks off.
     """
-    surveyed = _begin(entry)
+    surveyed = begin_survey(entry)
     surveyed.documents = documents
     if surveyed.by_row:
         deque(copy_lines(_lines_until_damage(surveyed, line_limit), path, None), maxlen=0)

@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from http_server import Reply, completion, serving
@@ -243,6 +246,24 @@ def test_logs_that_are_not_there_or_not_known_are_problems(tmp_path):
     assert problem(list(examine_logs([str(tmp_path / "none.jsonl")]))).topic == "logs"
     (tmp_path / "b.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     assert problem(list(examine_logs([str(tmp_path / "b.jsonl.gz")]))).topic == "logs"
+    (tmp_path / "c.jsonl").touch()
+    assert "empty" in problem(list(examine_logs([str(tmp_path / "c.jsonl")]))).what
+
+
+def test_every_packing_that_extract_reads_is_looked_into(tmp_path):
+    """Arrays, JSON over several lines, Parquet and members of zip files; a member that is not unpacked says why."""
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    (tmp_path / "one_line.json").write_text(json.dumps([chat]), encoding="utf-8")
+    (tmp_path / "lines.json").write_text(json.dumps([chat, chat], indent=1), encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist([chat]), tmp_path / "rows.parquet")
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        archive.write(tmp_path / "lines.json", "chats/lines.json")
+        archive.writestr("../outside.json", json.dumps([chat]))
+    found = list(examine_logs([str(tmp_path)]))
+    assert [finding.what.removeprefix(f"{tmp_path}/") for finding in found if finding.state == OK] == [
+        "export.zip/chats/lines.json: openai", "lines.json: openai", "one_line.json: openai", "rows.parquet: openai",
+    ]  # fmt: skip
+    assert "path leaves the archive" in problem(found).what
 
 
 def test_copies_of_logs_that_a_killed_doctor_leaves_are_removed(tmp_path, monkeypatch):
@@ -253,11 +274,11 @@ def test_copies_of_logs_that_a_killed_doctor_leaves_are_removed(tmp_path, monkey
     killed = tmp_path / "tmp" / f"opdkit-extract-1-0123abcd-{host_name()}-{process.pid}"
     killed.mkdir(parents=True)
 
-    def detect(_lines):
+    def find_format(*_arguments):
         folders.update(path.name.rpartition("-")[2] for path in (tmp_path / "tmp").glob("opdkit-extract-*"))
 
     folders = set()
-    monkeypatch.setattr(report, "detect", detect)
+    monkeypatch.setattr(report, "find_format", find_format)
     (tmp_path / "a.jsonl").write_text('{"foo": 1}\n', encoding="utf-8")
     list(examine_logs([str(tmp_path / "a.jsonl")]))
     assert folders == {str(os.getpid())}, "others find its folder, and it removes what they left"
