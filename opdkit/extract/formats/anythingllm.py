@@ -1,6 +1,7 @@
 """Chats of AnythingLLM, a prompt with its response each: its JSON export, and rows of the table `workspace_chats`."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import as_list, dump, message, read_messages
@@ -31,41 +32,51 @@ def id_of(record: JSON) -> str | None:
     return dump([record.get(key) for key in _OF_CHAT]) if "id" in record else None
 
 
+class _Chat(NamedTuple):
+    """Line of a session: a prompt with its response."""
+
+    at: float  # its place, by its id
+    line: Line
+    record: JSON
+    messages: list[JSON]  # none: it could not be read
+    note: Note
+
+
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """Read the chats of one session in the order of their ids: those that the model no longer sees, and the others."""
-    chats: dict[str, tuple[float, Line, JSON, list[JSON], Note]] = {}  # without messages: could not be read
+    chats: dict[str, _Chat] = {}
     at = 0.0
     for position, line in enumerate(unit):
-        name, chat = str(position), (at, line, JSON(), list[JSON](), Note())
+        name, chat = str(position), _Chat(at, line, {}, [], Note())
         try:
             record = parse(line)
             at = float(record["id"]) if isinstance(record.get("id"), int) else at
-            chat = at, line, record, *_read_chat(record)
+            chat = _Chat(at, line, record, *_read_chat(record))
             name = dump([record.get(key) for key in _OF_CHAT]) if "id" in record else name
             if name in chats:  # a later export holds it as well, perhaps with a rating now
-                other, chat = sorted((chats[name], chat), key=lambda one: one[4].decision is not None)
-                yield other[1].reject(Unreadable(REPEATED))
+                other, chat = sorted((chats[name], chat), key=lambda one: one.note.decision is not None)
+                yield other.line.reject(Unreadable(REPEATED))
         except Unreadable as problem:
             yield line.reject(problem)
         chats[name] = chat
-    in_order = sorted(chats.values(), key=lambda chat: chat[0])
+    in_order = sorted(chats.values(), key=lambda chat: chat.at)
     for is_hidden in (True, False):  # `include` is false for what the model no longer sees
-        own = [chat for chat in in_order if not chat[3] or (chat[2].get("include") in (False, 0)) == is_hidden]
-        whole = [chat for chat in own if chat[3]]
+        own = [c for c in in_order if not c.messages or (c.record.get("include") in (False, 0)) == is_hidden]
+        whole = [chat for chat in own if chat.messages]
         if not whole:
             continue
-        _, line, first, _, _ = whole[0]
+        line, first = whole[0].line, whole[0].record
         conversation = Conversation(line.source, line.number, [])
         gaps: set[int] = set()
-        for _, _, _, messages, note in own:
-            if not messages:
+        for chat in own:
+            if chat.messages:
+                conversation.messages += chat.messages
+                conversation.notes[len(conversation.messages) - 1] = chat.note
+            else:
                 gaps.add(len(conversation.messages))
-                continue
-            conversation.messages += messages
-            conversation.notes[len(conversation.messages) - 1] = note
         mark_gaps(conversation, gaps)
         conversation.metadata = {key: first[key] for key in (*_OF_SESSION, "sent_at", "createdAt") if key in first}
-        conversation.metadata["chats"] = [record.get("id") for _, _, record, _, _ in whole]
+        conversation.metadata["chats"] = [chat.record.get("id") for chat in whole]
         yield conversation
 
 
