@@ -46,13 +46,7 @@ def split_spans(record: JSON) -> list[JSON]:
 def nest_attributes(holder: JSON) -> JSON:
     """Return the attributes of a span or an event as nested objects."""
     logged = holder.get("attributes")
-    pairs: list[tuple[str, Any]] = []
-    if isinstance(logged, dict):
-        pairs += logged.items()
-    elif isinstance(logged, list):
-        for item in logged:
-            if isinstance(item, dict) and isinstance(item.get("key"), str):
-                pairs.append((item["key"], otlp_value(item.get("value"))))
+    pairs = [*logged.items()] if isinstance(logged, dict) else _otlp_pairs(logged)
     pairs += [(k.removeprefix(_PREFIX), v) for k, v in holder.items() if k.startswith(_PREFIX) and v is not None]
     tree: JSON = {}
     for key, value in pairs:
@@ -73,11 +67,13 @@ def otlp_value(value: Any) -> Any:
     if not isinstance(nested, dict):
         return None
     items = as_list(nested.get("values"))
-    if is_array:
-        return [otlp_value(item) for item in items]
-    return {
-        i["key"]: otlp_value(i.get("value")) for i in items if isinstance(i, dict) and isinstance(i.get("key"), str)
-    }
+    return [otlp_value(item) for item in items] if is_array else dict(_otlp_pairs(items))
+
+
+def _otlp_pairs(items: Any) -> list[tuple[str, Any]]:
+    """Return the (name, value) of each attribute in a list of OTLP JSON."""
+    objects = (item for item in as_list(items) if isinstance(item, dict) and isinstance(item.get("key"), str))
+    return [(item["key"], otlp_value(item.get("value"))) for item in objects]
 
 
 def _put(tree: JSON, path: list[str], value: Any, depth: int) -> None:
