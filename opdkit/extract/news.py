@@ -48,7 +48,6 @@ from opdkit.extract.inputs.growing import (
     open_sources,
     whole_lines,
 )
-from opdkit.extract.inputs.index import escape_id
 from opdkit.extract.known_turns import BY_LINE
 from opdkit.extract.ledger import apply_changes, copy_records, open_news, read_news
 from opdkit.extract.pieces import Piece, split_records, write_pieces
@@ -289,9 +288,9 @@ class _Night:
             sessions: list[_Session] = []
             fresh, is_named, is_behind_header = 0, True, False
             for offset, stop, line in whole_lines(source, begin, self.line_limit):
-                logged = find_id(reader, line) if reader.header_mark in line.data else None
+                logged = find_id(reader, line)
                 if not sessions or (logged is not None and not (is_behind_header and reader.repeats_headers)):
-                    sessions.append(_Session(escape_id(logged) if logged else f"line{line.number}", offset))
+                    sessions.append(_Session(logged or f"line{line.number}", offset))
                     is_named = is_named and bool(logged)
                 is_behind_header = logged is not None
                 sessions[-1].stop = stop
@@ -336,7 +335,7 @@ class _Night:
                         piece = piece._replace(format=reader.name, record=number, digest=digest)
                     self.records += self.adds_unit(known, f"{known.name}{BY_LINE}{self.number}", piece, digest, left)
                     continue
-                known.last = known.last if logged is None else escape_id(logged)
+                known.last = known.last if logged is None else logged
                 pending.append((offset, number, stop - offset, digest))
                 if known.last is not None:
                     rows = [(reader.name, known.last, known.number, *place) for place in pending]

@@ -1,5 +1,6 @@
 """JSON lines of a log: fast where they are clean, forgiving where they are only almost JSON, and bounded."""
 
+import hashlib
 import re
 from typing import Any
 
@@ -12,6 +13,7 @@ from opdkit.extract.formats.reader import Line, Reader
 TOO_DENSE = "too many values"
 COMMENT = "comment line"
 NOT_AN_OBJECT = "not a JSON object"
+_LONGEST_ID = 200  # characters of a logged id that go into ours
 # A line of "[],[],[]" becomes objects of 30 times its size. Lines with fewer values than this are always read, 150 MB
 # at most; others only when they take 5 bytes or more per value: token ids and top log-probs do, an attack does not.
 MOST_VALUES, BYTES_PER_VALUE = 1_000_000, 5
@@ -40,11 +42,19 @@ def parse(line: Line) -> JSON:
 
 
 def find_id(reader: Reader, line: Line) -> str | None:
-    """Return the logged id that a reader finds on a line; None where it finds none, or the line cannot be read."""
+    """Return the logged id on a line as it goes into session ids: short, without `#`, which counts repetitions.
+
+    No two become equal. None where the reader finds none, or the line cannot be read.
+    """
+    if reader.id_of is None or reader.header_mark not in line.data:
+        return None
     try:
-        return None if reader.id_of is None else reader.id_of(parse(line))
+        logged = reader.id_of(parse(line))
     except Unreadable:
         return None
+    if logged is not None and len(logged) > _LONGEST_ID:
+        logged = f"{logged[:_LONGEST_ID]}~{hashlib.sha256(logged.encode()).hexdigest()[:16]}"
+    return logged and logged.replace("%", "%25").replace("#", "%23")
 
 
 def _count_values(data: bytes) -> int:

@@ -4,7 +4,6 @@ Sessions and ids, whose lines may lie anywhere, are kept in a temporary SQLite f
 inputs. Lines that have no place of their own (rows of Parquet, records that share one line) are copied to a file first.
 """
 
-import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from io import BufferedReader
@@ -34,7 +33,6 @@ _ADD_LINE = "INSERT INTO line VALUES (?, ?, ?, ?, ?)"
 _SET_SIZE = "UPDATE line SET bytes = ? WHERE unit = ?"
 BLOCK = 1 << 16  # bytes; as many are lost where an archive breaks off
 _NEWLINE = ord("\n")
-_LONGEST_NAME = 200  # characters of a logged session id that go into ours
 _PROBLEM = b"\x00"  # begins the copy of a line that could not be read: no line of JSON begins with it
 
 
@@ -74,13 +72,13 @@ def index_sessions(
     name = None
     for offset, line in numbered:
         is_behind_header = name is not None
-        name = find_id(reader, line) if reader.header_mark in line.data else None
+        name = find_id(reader, line)
         if unit >= first and (name is None or (is_behind_header and reader.repeats_headers)):
             continue
         if unit >= first:
             index.execute(_SET_SIZE, (offset - begin, unit))
         unit, begin = unit + 1, offset
-        unit_name = escape_id(name) if name else f"line{line.number}"
+        unit_name = name or f"line{line.number}"
         _, seen = index.execute(_COUNT_ID, (input_number, unit_name, unit)).fetchone()
         index.execute(_ADD_UNIT, (unit, unit_name if seen == 1 else f"{unit_name}#{seen}"))
         index.execute(_ADD_LINE, (unit, input_number, offset, line.number, 0))
@@ -100,8 +98,7 @@ def index_ids(
     before: int | None = None  # the unit of the line before, where the next line may continue it
     unnamed = False  # that unit has no id yet: a session may begin with lines that have none
     for offset, line in numbered:
-        logged = find_id(reader, line)
-        name = None if logged is None else escape_id(logged)
+        name = find_id(reader, line)
         if name is None and before is not None:
             unit = before
         elif name is not None and before is not None and unnamed:
@@ -129,13 +126,6 @@ def _name_last(index: sqlite3.Connection, unit: int, name: str, scope: str) -> t
     index.execute("UPDATE line SET unit = ? WHERE unit = ?", (first, unit))
     index.execute("DELETE FROM unit WHERE number = ?", (unit,))
     return first, unit
-
-
-def escape_id(logged: str) -> str:
-    """Return a logged id as part of a session id: short, without `#`, which counts repetitions. No two become equal."""
-    if len(logged) > _LONGEST_NAME:
-        logged = f"{logged[:_LONGEST_NAME]}~{hashlib.sha256(logged.encode()).hexdigest()[:16]}"
-    return logged.replace("%", "%25").replace("#", "%23")
 
 
 def copy_lines(
