@@ -49,14 +49,12 @@ def write_pieces(pieces: Sequence[Piece], path: Path, reader: Callable[[str], Re
         warn(f"{source} was edited: {counted(count, 'record')} of continued sessions could not be found in it again")
 
 
-def _read_piece(
-    handle: BufferedReader, piece: Piece, reader: Callable[[str], Reader], line_limit: int
-) -> Iterator[bytes]:
+def _read_piece(handle: BufferedReader, piece: Piece, reader: Callable[[str], Reader], limit: int) -> Iterator[bytes]:
     """Yield the lines of a piece, block by block. A record that is no longer what it was yields nothing."""
     at = piece.start
     handle.seek(at)
     if piece.digest:
-        for _, line in islice(lines(handle, "", line_limit, offset=at), 1):
+        for _, line in islice(lines(handle, "", limit, offset=at), 1):
             record = split_records(reader(piece.format), line)[piece.record : piece.record + 1]
             yield from (data for data in record if xxh3_128_digest(data.strip()) == piece.digest)
         return

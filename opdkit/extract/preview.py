@@ -26,7 +26,6 @@ from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 LINES = 1_000  # of each input
 WHOLE, BEGINNING, DAMAGE = "all of it", f"the first {LINES:,} lines", "what lies before the damage of its archive"
-_BUFFER = 1 << 20  # bytes
 _SHOWN = 200  # characters of a text
 _NAMED = 5  # values of a kind that are named
 
@@ -45,7 +44,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
         else:
             with path.open("wb") as out, open_plain(entry.path, find_documents(entry.path, line_limit)) as handle:
                 for _ in range(LINES):
-                    while data := handle.readline(_BUFFER):  # a line may be longer
+                    while data := handle.readline(1 << 20):  # a line may be longer
                         out.write(data)
                         if data.endswith(b"\n"):
                             break

@@ -118,7 +118,7 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     return summary
 
 
-def write_part(stage: Stage, units: Units, part: int, known: Path | None = None) -> None:
+def write_part(stage: Stage, units: Units, part: int, known: Path | None) -> None:
     """Compute and commit one part. The turns in `known` are not trainable."""
     config = stage.config
     assert isinstance(config, ExtractConfig)
@@ -192,8 +192,7 @@ def say_formats(inputs: Sequence[SurveyedInput]) -> None:
     for surveyed in inputs[:_NAMED]:
         problem, what = surveyed.problem, surveyed.format or "empty"
         if problem is not None:
-            what = f"{what}, up to where it breaks off" if surveyed.format else "set aside"
-            what = f"{what}: {problem.reason}"
+            what = (f"{what}, up to where it breaks off" if surveyed.format else "set aside") + f": {problem.reason}"
         say(f"{surveyed.input.source}: {what}")
     rest = Counter(surveyed.format or "set aside" for surveyed in inputs[_NAMED:])
     if rest:

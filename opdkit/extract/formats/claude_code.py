@@ -45,7 +45,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     events: list[_Event] = []
     gaps: set[int] = set()  # positions in `events` right before which a line could not be read
     seen: set[str] = set()
-    first: Line | None = None  # that could be read: it stands for the session where that is rejected
+    first: Line | None = None  # that could be read: a session that is rejected is reported by it
     for line in unit:
         try:
             event = _read_event(line, parse(line))

@@ -100,8 +100,8 @@ class _Session:
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """Read all lines of one session: the branch that continued, then those that were rolled back."""
     session = _Session()
-    first: Line | None = None  # that could be read: it stands for the session where that is rejected
-    is_told = False  # that line was set aside by itself
+    first: Line | None = None  # that could be read: a session that is rejected is reported by it
+    is_rejected = False  # that line, by itself
     for line in unit:
         problems: list[Unreadable] = []
         try:
@@ -118,7 +118,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
                 problems.append(problem)
         if problems:
             yield line.reject(problems[0])
-            is_told = is_told or first is line
+            is_rejected = is_rejected or first is line
         if any(problem.reason != COMMENT for problem in problems):
             session.skip_last_reply(GAP)
             session.gap = True
@@ -136,7 +136,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
                 item.metadata["compacted_before"] = session.compacted
             yield item
     except Unreadable as problem:
-        if not is_told:
+        if not is_rejected:
             yield first.reject(problem)
 
 

@@ -52,7 +52,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """Read all lines of one session as one conversation."""
     events: list[_Event] = []
     gaps: set[int] = set()  # positions in `events` right before which a line could not be read
-    first: Line | None = None  # that could be read: it stands for the session where that is rejected
+    first: Line | None = None  # that could be read: a session that is rejected is reported by it
     for line in unit:
         try:
             events.append(_read_event(parse(line)))

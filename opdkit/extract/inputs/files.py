@@ -231,7 +231,7 @@ class _Gzip(gzip.GzipFile):
 
 
 def open_plain(path: Path, documents: str = "") -> io.BufferedReader:
-    """Open a file, unpacked if it is compressed. Reading a truncated archive raises what `is_damage` recognises.
+    """Open a file, unpacked if it is compressed. Reading a truncated archive raises what `until_damage` catches.
 
     `documents` says what is read as a line: see `find_documents`.
     """
@@ -250,22 +250,20 @@ def open_plain(path: Path, documents: str = "") -> io.BufferedReader:
     return io.BufferedReader(DocumentReader(handle, documents), 1 << 16) if documents else handle
 
 
-def is_damage(error: Exception) -> bool:
-    """Return True for a broken compressed stream; False for a failing disk, whose errors carry a number."""
-    import pyarrow as pa  # slow to import: a night without news does not need it
-
-    broken = isinstance(error, (pa.ArrowException, EOFError, zlib.error))
-    return broken or (isinstance(error, OSError) and error.errno is None)
-
-
 @contextlib.contextmanager
 def until_damage() -> Iterator[list[Exception]]:
-    """End the block where a compressed stream breaks off. Then the list that it gets holds the error."""
+    """End the block where a compressed stream breaks off. Then the list that it gets holds the error.
+
+    The errors of a failing disk, which carry a number, are raised.
+    """
     damage: list[Exception] = []
     try:
         yield damage
     except Exception as error:
-        if not is_damage(error):
+        import pyarrow as pa  # slow to import: a night without news does not need it
+
+        is_broken = isinstance(error, (pa.ArrowException, EOFError, zlib.error))
+        if not is_broken and not (isinstance(error, OSError) and error.errno is None):
             raise
         damage.append(error)
 
@@ -280,8 +278,10 @@ def find_documents(path: Path, limit: int) -> str:
     """
     lines_of_file = _read_head(path, limit, "")
     first = next(lines_of_file, None)
-    start, problem = (first.data.strip(), _find_problem(first)) if first else (b"", "")
-    if first and (not problem or not start.startswith((b"{", b"["))):
+    if first is None:
+        return ""
+    start, problem = first.data.strip(), _find_problem(first)
+    if not problem or not start.startswith((b"{", b"[")):
         return ""
     was_object = False
     for line in lines_of_file:

@@ -18,7 +18,7 @@ _SKIPPED = 1 << 20  # bytes read at once to get to a place in a packed file
 
 
 class Unit(NamedTuple):
-    """Unit of the log."""
+    """Lines that are read together: see Reader."""
 
     surveyed: SurveyedInput
     name: str | None  # the last part of its session ids; None: the line number
