@@ -174,6 +174,7 @@ def test_a_finding_of_check_is_whole(run: Path, tmp_path: Path, monkeypatch: pyt
     damaged = Path(shutil.copytree(run, tmp_path / "run"))
     (damaged / "teacher" / "targets" / "part-00002.parquet").unlink()
     console = WordConsole(force_terminal=True, width=80, color_system=None, file=(written := io.StringIO()))
+    monkeypatch.setattr("opdkit.console.stdout", console)
     monkeypatch.setattr(check, "stdout", console)
     assert not check.run(CheckConfig(run=damaged))
     assert "teacher/targets, part 2: gone" in written.getvalue()

@@ -33,7 +33,7 @@ class EvalConfig(NamedTraining, SamplingConfig):
     judge_model: str | None = shared_option(
         "judge_model", CHECKS, 'for checks written as {"judge": criterion}; default: that of the run'
     )
-    judge_url: str | None = shared_option("judge_url", CHECKS, needs="judge_model")
+    judge_url: str | None = shared_option("judge_url", CHECKS, plan=False, needs="judge_model")
     json: bool = shared_option("json", WHERE, "conclusion and scores", plan=False)
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; read or sampled", unit="tokens", low=1)
 

@@ -306,10 +306,11 @@ def test_eval_looks_for_the_words_that_the_teacher_recorded(
                                 device="cpu", samples=1, max_new_tokens=8, judge_model="m", judge_url=server.url,
                                 wording=own))  # fmt: skip
     assert asked == ["(Note to the assistant: {hint})"]
-    questions = {body["messages"][1]["content"].rpartition("## Question\n")[2] for body in server.requests}
+    requests = server.requests[1:]  # the first one only asks whether a judge is there
+    questions = {body["messages"][1]["content"].rpartition("## Question\n")[2] for body in requests}
     own_words = ("It is short.", "It heeds the hint.")  # the check of the prompt, and of replies to the log's turns
     assert questions == {rf"Is it so: {words} Say \boxed{{1}} or \boxed{{-1}}." for words in own_words}
-    assert {body["messages"][0]["content"] for body in server.requests} == {"You read one reply."}
+    assert {body["messages"][0]["content"] for body in requests} == {"You read one reply."}
     assert manifest(scored, "eval")["plan"]["inputs"]["wording"]["criterion"] == read_wording(own)["criterion"]
 
 
