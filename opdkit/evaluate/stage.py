@@ -73,7 +73,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
         hints.update(review.hint for review in reviews_in_force(run_dir).values() if review.hint is not None)
         hints.update(hint for row in read_all(run_dir, "verdicts", ["hints"]) for hint in row["hints"])
     if config.judge_url and (config.overwrite or not is_written(run_dir, "scores", 0)):
-        open_criterion_judge(config, votes=1)([TRIAL])  # it is needed once all replies are sampled, and must be there then
+        open_criterion_judge(config, votes=1)([TRIAL])  # it is needed once all replies are sampled
     # The first time, models load before the plan is pinned: a failure must not bind the next attempt.
     loaded = None if has_stage(run_dir, "eval") else load_models(config, names, prompts)
     stage = open_stage(config, names, check)
