@@ -249,6 +249,7 @@ def test_a_name_on_the_hub_is_not_asked_for_as_a_path(tiny: tuple, monkeypatch) 
 
     with serving(script) as http:
         draw(sampler(http.url), tiny)
+    assert {body["model"] for body in http.requests} == {"acme/assistant"}
 
 
 def test_the_error_is_that_of_a_model_which_the_server_has(tiny: tuple) -> None:
