@@ -14,7 +14,7 @@ PATIENCE = 3  # measurements in a row without a better score, after which a trai
 # Largest share of the replies that nobody complained about that may be lost. A single lost reply among validation.FEW
 # or more is counted as none (`validation._row`). So 2 of 20 and 1 of 5 pass, 2 of 19 do not.
 FORGOTTEN = 0.1
-LITTLE_LEFT = 0.1  # of the distance from the hints before training: with more, another cycle follows
+LITTLE_LEFT = 0.1  # of the score before training: with more, another cycle follows
 MUCH_LEFT = 1 / 3  # of that distance: with more, the hints were not learned
 CLEAR_CHANGE = 0.1  # of that distance, or of a score: less can be chance
 BROKEN_TIMES = 1.5  # the distance from the hints before training: a state further away is broken; less can be chance
@@ -90,14 +90,17 @@ def distance_left(rows: Sequence[JSON], row: JSON) -> float:
 
 
 def needs_another_cycle(rows: Sequence[JSON], end: int) -> bool:
-    """Return True where a cycle of the schedule ended, after step `end`, far from the hints, and was not in vain.
+    """Return True where a cycle of the schedule ended, after step `end`, with much to learn, and was not in vain.
 
-    Its last state has not forgotten, and is nearer to the hints than before training, or near the best state. An
-    earlier state with a better score does not count against it: few replies decide a score.
+    Its best state is far from the hints, or far from the student before training, which shows that hints for some
+    requests have changed the replies to others. Its last state has not forgotten, and is nearer to the hints than
+    before training, or near the best state. An earlier state with a better score does not count against it: few
+    replies decide a score.
     """
     done = [row for row in rows if row["step"] <= end]
     last, best = done[-1], find_best(done, any_gain=True)
-    is_far, is_near = distance_left(rows, best) > LITTLE_LEFT, last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
+    is_far = best["score"] > LITTLE_LEFT * (rows[0]["hint_kl"] or math.inf)
+    is_near = last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
     return bool(last["step"] == end and is_far and not has_forgotten(last) and (is_near or is_nearer(last, rows[0])))
 
 

@@ -1,8 +1,9 @@
 """Turns whose prompts the student is validated on, and hints that may explain its replies: pure functions."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from opdkit.store.stable_hash import stable_hash
@@ -27,7 +28,7 @@ OVERSAMPLE = 8  # candidates drawn per item that is wanted; of these the most di
 class Pool:
     """Logged turns of one kind, with a hint or without: candidates for prompts of the validation."""
 
-    turns: Sequence[Turn]
+    turns: Sequence[Turn]  # in the order in which they are drawn
     hinted: bool
     max_turns: int  # that may be chosen
     max_session_turns: float  # that all sessions may have which are kept out of training, once they are chosen
@@ -35,8 +36,9 @@ class Pool:
 
     @property
     def mean_cost(self) -> float:
-        """Mean tokens per turn."""
-        return sum(map(validation_cost, self.turns)) / len(self.turns)
+        """Mean tokens per turn, of those that come first."""
+        costs = [validation_cost(turn) for turn in self.turns[: self.oversampled]]
+        return sum(costs) / len(costs)
 
 
 def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[Turn]:
@@ -56,8 +58,8 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
     tokens = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5)
     chosen: list[Turn] = []
     for n, pool in enumerate(pools):  # as many of both kinds; the second takes what the first leaves
-        affordable = tokens / sum(each.mean_cost for each in pools[n:])  # turns of each kind
-        taken = take_turns(pool, affordable, chosen, session_turns, session_hints)
+        share = pool.mean_cost / sum(each.mean_cost for each in pools[n:])
+        taken = take_turns(pool, share * tokens, chosen, session_turns, session_hints)
         if len(taken) >= FEWEST:
             tokens -= sum(map(validation_cost, taken))
             chosen = taken + chosen
@@ -86,30 +88,42 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
         with_hints = {conversation_id(turn.session_id) for turn in hinted}
         session_turns = sum(conversation_id(turn.session_id) in with_hints for turn in logged)
         unhinted_session_turns -= min(max_hinted * session_turns / max(1, len(hinted)), hinted_session_turns / 2)
+    # The first correction of a session says most. Later prompts contain it: a student may follow it without a hint.
+    unhinted, hinted = draw_turns(unhinted, first_of_all=False), draw_turns(hinted, first_of_all=True)
     pools = (Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
              Pool(hinted, True, max_hinted, hinted_session_turns, oversampled=OVERSAMPLE * FEWEST))  # fmt: skip
     return [pool for pool in pools if pool.max_turns >= FEWEST]
 
 
+def draw_turns(turns: Iterable[Turn], *, first_of_all: bool) -> list[Turn]:
+    """Return the turns session by session, in the order of a hash; with `first_of_all` the first turn of each first."""
+    by_session = defaultdict[str, list[Turn]](list)
+    for turn in turns:
+        by_session[conversation_id(turn.session_id)].append(turn)
+    drawn = [by_session[name] for name in sorted(by_session, key=lambda name: stable_hash(f"validation:{name}"))]
+    columns: Iterable[Iterable[Turn | None]] = zip_longest(*drawn) if first_of_all else drawn
+    return [turn for column in columns for turn in column if turn is not None]
+
+
 def take_turns(
-    pool: Pool, affordable: float, chosen: Sequence[Turn], session_turns: Counter[str], session_hints: Counter[str]
+    pool: Pool, tokens: float, chosen: Sequence[Turn], session_turns: Counter[str], session_hints: Counter[str]
 ) -> list[Turn]:
     """Return the turns that are taken from a pool, beside those that are `chosen` from another one.
 
-    At least FEWEST, where sessions allow it; no more than `affordable` turns of mean cost pay for.
+    At least FEWEST, where sessions allow it; more only as far as `tokens` pay for them.
     """
-    count, tokens = min(pool.max_turns, max(FEWEST, int(affordable))), affordable * pool.mean_cost
-    drawn = sorted(pool.turns, key=lambda turn: stable_hash(f"validation:{conversation_id(turn.session_id)}"))
     taken: list[Turn] = []
     # Varied replies show more kinds than a plain draw: any of them can be forgotten, not only the frequent ones. Of the
     # turns with a hint, fewer are candidates: the most unusual of many replies would say little of the others.
-    for turn in vary(drawn, pool.oversampled, lambda turn: turn.response_ids.tolist()):
-        kept_out = {conversation_id(each.session_id) for each in (*chosen, *taken, turn)}
+    for turn in vary(pool.turns, pool.oversampled, lambda turn: turn.response_ids.tolist()):
+        more = [*taken, turn]
+        kept_out = {conversation_id(each.session_id) for each in (*chosen, *more)}
         leaves_turns = sum(session_turns[name] for name in kept_out) <= pool.max_session_turns
         leaves_hints = sum(session_hints[name] for name in kept_out) <= MOST_KEPT_OUT * session_hints.total()
-        if leaves_turns and leaves_hints:
-            taken.append(turn)
-        if len(taken) == count or (len(taken) >= FEWEST and sum(map(validation_cost, taken)) >= tokens):
+        is_paid = len(more) <= FEWEST or sum(map(validation_cost, more)) <= tokens
+        if leaves_turns and leaves_hints and is_paid:
+            taken = more
+        if len(taken) == pool.max_turns:
             break
     return taken
 

@@ -89,8 +89,8 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
     assert not has_stalled(slow, 0), "but it still improves"
 
 
-def test_another_cycle_follows_one_that_ends_far_from_the_hints_and_was_not_in_vain() -> None:
-    """Far: more than a tenth of the distance before training is left."""
+def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_vain() -> None:
+    """Much: the score is more than a tenth of that before training."""
 
     def cycle(*distances: float | None) -> bool:
         return needs_another_cycle([_row(step, d, 0.0) for step, d in enumerate(distances)], len(distances) - 1)
@@ -105,6 +105,9 @@ def test_another_cycle_follows_one_that_ends_far_from_the_hints_and_was_not_in_v
     assert cycle(3.0, 1.5, 1.5), "the same distance can be left by other turns of the next cycle"
     assert not cycle(3.0, 2.0, 4.6), "broken"
     assert not cycle(None, None, None)
+    assert needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.2, 0.11)], 4), "kept replies count, too"
+    assert not needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.2, 0.09)], 4)
+    assert not needs_another_cycle([_row(0, None, 0.0), _row(4, None, 2.0)], 4), "without hints, nothing says so"
     rows = [_row(0, 3.0, 0.0), _row(4, 2.0, 0.0), _row(8, 1.6, 0.0)]
     assert [needs_another_cycle(rows, end) for end in (4, 8, 9)] == [True, True, False], "it ended early"
 

@@ -8,6 +8,8 @@ from toy_turns import toy_turn
 
 from opdkit.train.targets import Turn
 from opdkit.train.validation_turns import (
+    CHECKS,
+    COST,
     FEWEST,
     HINTS,
     MOST_KEPT_OUT,
@@ -15,6 +17,8 @@ from opdkit.train.validation_turns import (
     MOST_UNCRITICISED,
     choose_hints,
     choose_turns,
+    tokens_to_train,
+    validation_cost,
     vary,
 )
 
@@ -58,6 +62,31 @@ def test_prompts_with_a_hint_show_several_kinds_of_replies() -> None:
                       response_ids=np.array(kinds[n * 7 % 60], np.int32)) for n in range(60)]  # fmt: skip
     chosen = choose_turns(hinted, FEWEST, 100)
     assert sorted(turn.response_ids.tolist() for turn in chosen) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def test_prompts_with_a_hint_are_the_first_corrections_of_their_sessions() -> None:
+    """Later ones follow where no other session can be kept out."""
+    hinted = [toy_turn(f"log:{s}:{2 * n + 1}", reward=-1, teacher=(-1.0, -3.0)) for s in range(40) for n in range(3)]
+    assert {turn.turn_id.split(":")[2] for turn in choose_turns(hinted, 8, 100)} == {"1"}
+    few = choose_turns(hinted[:60], 6, 100)
+    assert [turn.turn_id.split(":")[2] for turn in few].count("1") == 4, "a fifth of 20 sessions"
+    assert len(few) == 6
+
+
+@pytest.mark.parametrize("epochs", [1, 6, 8, 50])
+def test_prompts_are_as_many_as_the_training_pays_for(epochs: int) -> None:
+    """Of both kinds about as many, and FEWEST at least."""
+    hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(100)]
+    calm = [replace(toy_turn(f"log:{n}:1", reward=1), prompt_tokens=30) for n in range(100, 200)]
+    chosen = choose_turns([*hinted, *calm], 32, epochs)
+    kinds = [sum(turn.teacher_logprobs is not None for turn in chosen)]
+    kinds.append(len(chosen) - kinds[0])
+    paid = COST * tokens_to_train([*hinted, *calm], epochs) / (CHECKS + 0.5)
+    assert min(kinds) >= FEWEST
+    assert kinds[0] in range(kinds[1], kinds[1] + 4)
+    bounds = {1: (FEWEST, FEWEST), 50: (int(MOST_SHARE * 100),) * 2}  # fewest, and most
+    spent = sum(map(validation_cost, chosen))
+    assert tuple(kinds) == bounds[epochs] if epochs in bounds else 0.7 * paid < spent <= paid
 
 
 def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
