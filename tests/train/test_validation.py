@@ -329,11 +329,12 @@ def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, open_toy
             assert prompt.compared_ids == prompt.prompt_ids
             for hint, ids in zip(hints, prompt.other_hint_ids, strict=True):
                 assert hint in validation.chat.text(ids)
-    longest = max(len(prompt.prompt_ids) for prompt in validation.prompts)
-    monkeypatch.setattr(models, "context_length", lambda _: longest + validation.max_new_tokens)
+    context = max(len(prompt.prompt_ids) for prompt in validation.prompts) + validation.max_new_tokens
+    monkeypatch.setattr(models, "context_length", lambda _: context)
     short = open_toys()
     assert any(not prompt.hinted for prompt in short.prompts)
-    assert all(len(ids) <= longest for prompt in short.prompts for ids in (prompt.compared_ids, *prompt.other_hint_ids))
+    read = [ids for prompt in short.prompts for ids in (prompt.compared_ids, *prompt.other_hint_ids)]
+    assert all(len(ids) + short.max_new_tokens <= context for ids in read)
 
 
 def test_prompts_and_replies_keep_within_the_tokens_of_the_teacher_stage(run, open_toys) -> None:
