@@ -80,14 +80,14 @@ def run(attempts: int, seed: int, folder: Path, turns: int = 100) -> tuple[int, 
     from browser import Watched, chromium
     from report_runs import hostile_run
 
-    from opdkit.commands.report.page import page
+    from opdkit.commands.report.page import make_page
 
     made, through, draw = 0, list[str](), random.Random(seed)
     with chromium() as browser:
         while made < attempts:
             place = folder / f"run-{made}"
             made += hostile_run(place, turns, attacks(draw))
-            (place / "report.html").write_text(page(place), encoding="utf-8")
+            (place / "report.html").write_text(make_page(place), encoding="utf-8")
             watched = Watched(browser)
             watched.open(place / "report.html")
             look_at_everything(watched)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from opdkit.commands.compare import compare_runs
 from opdkit.commands.demo import OWN_LOGS
 from opdkit.commands.report import stages, tallies
-from opdkit.commands.report.curves import evaluation, training
+from opdkit.commands.report.curves import read_evaluation, read_training
 from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts
 from opdkit.commands.turns.hint_groups import Topics
 from opdkit.commands.turns.line import TurnLine, turn_line
@@ -70,7 +70,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     if not seen["turns"]:
         raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` shows its progress")
     totals = shares.result()
-    checked, checks = tallies.hint_checks(run, finished)
+    checked, checks = tallies.read_hint_checks(run, finished)
     concluded, comparison = read_conclusion(run), describe_comparison(run)
     steps = [concluded.next] if concluded else [] if comparison else [next_step(run)]
     folders = {Path(log).parts[-2:] for log in manifest(run, "extract")["configuration"].get("logs", ())}
@@ -81,22 +81,22 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "conclusion": asdict(concluded) if concluded else None,
         "next": steps,
         "opdkit": __version__,
-        "stages": stages.progress(run, finished),
-        "notices": [*stages.notices(run, finished), *dominant(totals)],
-        "funnel": stages.funnel(run, finished, seen, totals["total"].get("tokens", 0)),
+        "stages": stages.list_progress(run, finished),
+        "notices": [*stages.list_notices(run, finished), *find_dominant(totals)],
+        "funnel": stages.build_funnel(run, finished, seen, totals["total"].get("tokens", 0)),
         "votes": verdicts.votes() if "judge" in finished else None,
         "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints"), 100 if reviewing else 20)
         if "judge" in finished
         else None,
         "hint_checks": checked,
-        "moved": tallies.moved_tokens(run, finished),
+        "moved": tallies.count_moved_tokens(run, finished),
         "advantages": advantages.result() if "teacher" in finished else None,
         "rewards_by_length": lengths.result(),
         "shares": totals,
-        "training": training(run),
-        "evaluation": evaluation(run) if has_scores else None,
+        "training": read_training(run),
+        "evaluation": read_evaluation(run) if has_scores else None,
         "comparison": comparison,
-        "configuration": stages.configuration(run, finished),
+        "configuration": stages.list_configurations(run, finished),
         "turns": seen["turns"],
         "reviewed": seen["reviewed"],
     }
@@ -120,7 +120,7 @@ def describe_comparison(run: Path) -> JSON | None:
     return {"sentence": compared.sentence, "tables": [training_rows(compared.trainings), *scores]}
 
 
-def dominant(shares: JSON) -> list[str]:
+def find_dominant(shares: JSON) -> list[str]:
     """Say if one source or one session has much of the training signal: a mistake, or poisoned feedback."""
     unit = "tokens" if shares["total"].get("tokens") else "turns"
     total, notices = shares["total"][unit], []

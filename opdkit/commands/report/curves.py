@@ -17,7 +17,7 @@ _REPLIES, _REPLY_CHARS = 40, 500
 _NO_CURVES = ("turn_ids", "step", "epoch")
 
 
-def training(run: Path) -> JSON | None:
+def read_training(run: Path) -> JSON | None:
     """Return the metrics of each step and the validations, column by column; None if no training has finished."""
     if not is_written(run, "metrics", 0):
         return None
@@ -40,7 +40,7 @@ def training(run: Path) -> JSON | None:
             "validations": validations}  # fmt: skip
 
 
-def evaluation(run: Path) -> JSON:
+def read_evaluation(run: Path) -> JSON:
     """Return the scores, and pairs of greedy replies; those in which only one of the two is right come first."""
     pairs: dict[str, JSON] = {}
     rows = read_part(run, "replies", 0)
@@ -53,11 +53,11 @@ def evaluation(run: Path) -> JSON:
     return {"scores": read_part(run, "scores", 0), "fewest": FEWEST,
             "words": {name: metric.words for name, metric in SCORED.items()},
             "better": {name: metric.better for name, metric in SCORED.items() if metric.better},
-            "units": {name: metric.unit for name, metric in SCORED.items()}, "drift": drift(rows),
+            "units": {name: metric.unit for name, metric in SCORED.items()}, "drift": describe_drift(rows),
             "replies": replies[:_REPLIES], "prompts": len(replies), "reply_chars": _REPLY_CHARS}  # fmt: skip
 
 
-def drift(replies: list[JSON]) -> JSON | None:
+def describe_drift(replies: list[JSON]) -> JSON | None:
     """Return the distribution of the drift over replies of the model before, and the largest, with the new replies."""
     rows = [row for row in replies if row["kl"] is not None]
     if not rows:

@@ -15,7 +15,7 @@ import orjson
 from opdkit.commands.report.collect import Collected, collect
 from opdkit.commands.report.compressed import Packed, shorten_view
 from opdkit.commands.report.redact import Names, redact_columns, redact_summary
-from opdkit.commands.report.turn_list import choose_whole, columns
+from opdkit.commands.report.turn_list import choose_whole, make_columns
 from opdkit.commands.turns.line import CHARS
 from opdkit.commands.turns.view import turn_views
 from opdkit.config.fields import JSON
@@ -31,7 +31,7 @@ _REVIEW_MB = 300.0  # megabytes of a reviewers' page: texts are cut only in runs
 _LIST_SHARE = 0.65  # share of the room that the list may take if turns are shown whole as well
 
 
-def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int = 10_000, max_mb: float = 3.0,
+def make_page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int = 10_000, max_mb: float = 3.0,
          redacted: bool = False) -> str:  # fmt: skip
     """Return the report of a run as HTML of at most `max_mb` megabytes.
 
@@ -46,7 +46,7 @@ def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int =
     turns, rows, max_mb = (0, sys.maxsize, _REVIEW_MB) if reviewing else (turns, rows, max_mb)
     collected = collect(run, rows, reviewing=reviewing)
     collected.summary["review"] = review
-    shell = _shell(reviewing=reviewing)
+    shell = _fill_shell(reviewing=reviewing)
     turns = 0 if redacted else turns
     room = round(max_mb * 1e6) - len(shell.template.encode())
     packed = _pack_list(collected, room, _LIST_SHARE if turns else 1.0, reviewing=reviewing, redacted=redacted)
@@ -66,22 +66,22 @@ def _pack_list(collected: Collected, room: int, share: float, *, reviewing: bool
 
     Texts are cut as little as possible, then turns are left out.
     """
-    packed, count, names = Packed(room), len(collected.lines), Names()
+    packed, lines, names = Packed(room), collected.lines, Names()
     content = redact_summary(collected.summary, names) if redacted else collected.summary
     summary = orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
     while True:
         for chars in (0,) if redacted else _CUTS:
-            listed = columns(collected.lines[:count], chars, collected.groups, collected.checks, reviewing=reviewing)
+            listed = make_columns(lines, chars, collected.groups, collected.checks, reviewing=reviewing)
             listed["chars"] = chars
             rows = orjson.dumps(redact_columns(listed, names) if redacted else listed)
             if packed.add(b'{"summary":' + summary + b',"rows":' + rows + b',"views":[', share):
                 return packed
-        if not count:
+        if not lines:
             return None
-        count //= 2
+        lines = lines[: len(lines) // 2]
 
 
-def _shell(reviewing: bool) -> Template:
+def _fill_shell(reviewing: bool) -> Template:
     """Return the page with everything but `$data` in its place."""
     policy, html = ["default-src 'none'"], (_FOLDER / "page/index.html").read_text(encoding="utf-8").strip()
     for tag, names in (("script", SCRIPTS), ("style", STYLES)):

@@ -42,7 +42,7 @@ class Names:
 
 
 @cache
-def own_words() -> frozenset[str]:
+def list_own_words() -> frozenset[str]:
     """Return the words under which opdkit counts, and the names and choices of its options: they name no content."""
     fields = [field for command in COMMANDS.values() for field in fields_of(command.config)]
     options = {word for field in fields for word in (field.name, *field.choices)}
@@ -51,12 +51,12 @@ def own_words() -> frozenset[str]:
     return frozenset(options | COMMANDS.keys() | metrics | set(counted))
 
 
-def own_word(label: str) -> str:
+def redact_label(label: str) -> str:
     """Return a word of opdkit's own, with or without a detail that is one, too; for any other text "not shown"."""
     head, colon, detail = label.partition(": ")
-    if colon and label not in own_words():
-        return f"{own_word(head)}: {own_word(detail)}"
-    return label if label in own_words() else _OTHER
+    if colon and label not in list_own_words():
+        return f"{redact_label(head)}: {redact_label(detail)}"
+    return label if label in list_own_words() else _OTHER
 
 
 def redact(value: Any, names: Names, key: str = "") -> Any:
@@ -74,7 +74,7 @@ def redact(value: Any, names: Names, key: str = "") -> Any:
     if key == "id":
         return names.turn(value)
     kind = key.removesuffix("s")
-    return names.number(kind, value) if kind in _NUMBERED and value not in own_words() else own_word(value)
+    return names.number(kind, value) if kind in _NUMBERED and value not in list_own_words() else redact_label(value)
 
 
 def redact_summary(summary: JSON, names: Names) -> JSON:

@@ -19,7 +19,7 @@ SHOWN = ("extract", "judge", "teacher", "train", "eval")
 TERMS = ("reward", "teacher", "support", "divergence")
 
 
-def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
+def list_progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     """Return one entry per stage of the pipeline, including those that have not been run."""
     entries: list[JSON] = []
     for stage in SHOWN:
@@ -37,7 +37,7 @@ def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     return entries
 
 
-def notices(run: Path, finished: dict[str, Summary]) -> list[str]:
+def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:
     """Say what a reader should know first: what failed, what is not finished, what lost most of its input."""
     lines = [f"{f['stage']} --shard {f['shard']} failed {f['time']}: {f['error']}" for f in read_failures(run)]
     for stage, summary in finished.items():
@@ -54,7 +54,7 @@ def notices(run: Path, finished: dict[str, Summary]) -> list[str]:
     return lines
 
 
-def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: int) -> list[JSON]:
+def build_funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: int) -> list[JSON]:
     """Return the levels from log lines to trained tokens, each with the reasons for which rows of the last are gone.
 
     `seen` counts turns by what the tables say of them; `tokens` are the sampled ones of all targets. Of the stages, all
@@ -71,7 +71,7 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
     ]
     if "judge" in finished:
         counters = finished["judge"].counters
-        unseen = _unseen(run, finished["judge"], seen["waiting"])
+        unseen = _count_unseen(run, finished["judge"], seen["waiting"])
         levels += [
             _level("judge", "judged", "turns", counters.rows_out, unseen),
             _level("judge", "with a reward", "turns", seen["reward"], part_of="judged"),
@@ -80,13 +80,13 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
     if "teacher" in finished:
         counters = finished["teacher"].counters
         written = {by: counters.total(by) for by in WRITTEN_BY}
-        unseen = _unseen(run, finished["teacher"], judged - (counters.rows_in - sum(written.values())))
+        unseen = _count_unseen(run, finished["teacher"], judged - (counters.rows_in - sum(written.values())))
         levels.append(_level("teacher", "targets", "replies", counters.rows_out, counters.dropped + unseen))
         levels += [_level("teacher", by, "replies", n, part_of="targets") for by, n in written.items() if n]
         levels.append(_level("teacher", "tokens of the targets", "tokens", tokens))
     if "train" in finished:
         counters = finished["train"].counters
-        unseen = _unseen(run, finished["train"], scored - counters.rows_in)
+        unseen = _count_unseen(run, finished["train"], scored - counters.rows_in)
         levels.append(_level("train", "trained replies", "replies", counters.rows_out, counters.dropped + unseen))
         levels += [_level("train", by, "replies", n, part_of="trained replies") for by in WRITTEN_BY
                    if (n := counters.total(by))]  # fmt: skip
@@ -103,13 +103,13 @@ def _level(stage: str, name: str, unit: str, count: int, lost: Counter[str] | No
     return {"stage": stage, "name": name, "unit": unit, "count": count, "dropped": dropped, "part_of": part_of or None}
 
 
-def _unseen(run: Path, summary: Summary, count: int) -> Counter[str]:
+def _count_unseen(run: Path, summary: Summary, count: int) -> Counter[str]:
     """Count the rows of the stage before that this one has not seen, under their reason."""
     limited = manifest(run, summary.stage)["plan"]["config"].get("limit")
     return Counter({"beyond --limit" if limited else "in parts that are not done": max(0, count)})
 
 
-def configuration(run: Path, finished: dict[str, Summary]) -> list[JSON]:
+def list_configurations(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     """Return the options of each stage, as its manifest has them, and which of them are not the default.
 
     `--shard 0/1` is what the default comes to in a single process.

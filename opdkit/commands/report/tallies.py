@@ -146,7 +146,7 @@ class Advantages:
         }
 
 
-def moved_tokens(run: Path, finished: Mapping[str, Summary]) -> list[JSON]:
+def count_moved_tokens(run: Path, finished: Mapping[str, Summary]) -> list[JSON]:
     """Return the tokens that the hinted teacher finds clearly less likely, what it would say instead, and how often.
 
     Of the stored likeliest tokens at a position; the commonest pairs of tokens come first.
@@ -197,7 +197,7 @@ class RewardsByLength:
         return {"bins": bins, "means": means}
 
 
-def hint_checks(run: Path, finished: Mapping[str, Summary]) -> tuple[JSON | None, dict[str, str]]:
+def read_hint_checks(run: Path, finished: Mapping[str, Summary]) -> tuple[JSON | None, dict[str, str]]:
     """Return what `--check-hints` found: hints by status, and examples of those that were dropped; None without it.
 
     Beside it the status of each turn's hint; none where several hints of a turn were tested.

@@ -47,7 +47,7 @@ def choose_whole(lines: Sequence[TurnLine], most: int, groups: Mapping[str, int]
     return list(dict.fromkeys(line.turn_id for row in rows for line in row if line is not None))[:most]
 
 
-def columns(
+def make_columns(
     lines: Sequence[TurnLine], chars: int, groups: Mapping[str, int], checks: Mapping[str, str], *, reviewing: bool
 ) -> JSON:
     """Return the list in the order of the log, column by column: that packs far better than row by row.

@@ -92,7 +92,7 @@ class ReviewServer(ThreadingHTTPServer):
 
     def page(self) -> bytes:
         """Return the page, made once until a stage writes or somebody decides: its figures count decisions, too."""
-        from opdkit.commands.report.page import page  # imported here: it brings most of what there is to import
+        from opdkit.commands.report.page import make_page  # imported here: it brings most of what there is to import
 
         run, written = self.api.run, list[tuple[str, int, int]]()
         for folder, pattern in ((run, "*/*"), (reviews.reviews_dir(run), "*")):
@@ -103,7 +103,7 @@ class ReviewServer(ThreadingHTTPServer):
         written.sort()
         with self._making:
             if written != self._page[0]:
-                self._page = written, page(run, {"token": self.token, "reviewer": self.api.reviewer}).encode()
+                self._page = written, make_page(run, {"token": self.token, "reviewer": self.api.reviewer}).encode()
             return self._page[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:

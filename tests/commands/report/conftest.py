@@ -9,7 +9,7 @@ import pytest
 from browser import Watched, chromium
 from checked_runs import recommit, whole_run
 
-from opdkit.commands.report.page import page
+from opdkit.commands.report.page import make_page
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(run: Path) -> Path:
     path = run / "report.html"
-    path.write_text(page(run), encoding="utf-8")
+    path.write_text(make_page(run), encoding="utf-8")
     return path
 
 

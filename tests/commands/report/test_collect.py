@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from sample_world import DATA, MODEL
 
 from opdkit.commands.demo import OWN_LOGS
-from opdkit.commands.report.collect import collect, dominant
-from opdkit.commands.report.curves import drift
+from opdkit.commands.report.collect import collect, find_dominant
+from opdkit.commands.report.curves import describe_drift
 from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength
-from opdkit.commands.report.turn_list import choose_whole, columns, order_typical
+from opdkit.commands.report.turn_list import choose_whole, make_columns, order_typical
 from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import ScoredReply, read_turns
 from opdkit.commands.turns.token_text import texts_of
@@ -209,7 +209,7 @@ def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) 
     reviews.append(tmp_path / "run", [Review(turn_id, hint_decided=True, hint="Name the source of the figure.")])
     after = collect(tmp_path / "run", 1_000)
     assert (after.summary["reviewed"], after.summary["hints"]["count"]) == (1, before["hints"]["count"] + 1)
-    listed = columns(after.lines, 50, {}, {}, reviewing=False)
+    listed = make_columns(after.lines, 50, {}, {}, reviewing=False)
     assert listed["reviews"][turn_id]["hint"] == "Name the source of the figure."
 
 
@@ -232,11 +232,11 @@ def test_a_source_or_session_that_decides_alone_is_named() -> None:
         "sessions": [{"source": "stranger.jsonl", "session": "stranger:1", "tokens": 30}],
         "session_count": 50,
     }
-    first, second = dominant(shares)
+    first, second = find_dominant(shares)
     assert first == "one source has 60% of the tokens to train on: stranger.jsonl"
     assert second.startswith("one session has 30% of the tokens to train on: stranger:1 (")
     shares["sources"][0]["tokens"], shares["sessions"][0]["tokens"] = 50, 10
-    assert dominant(shares) == []
+    assert find_dominant(shares) == []
 
 
 def test_the_configuration_holds_no_key(run: Path) -> None:
@@ -261,7 +261,7 @@ def test_the_list_is_bounded_and_has_the_strongest(run: Path) -> None:
     strengths = sorted((row.strength or 0.0 for row in every), reverse=True)
     assert sorted((row.strength or 0.0 for row in some), reverse=True)[:10] == strengths[:10]
     in_order = [turn["turn_id"] for turn in read_all(run, "turns")]
-    assert columns(every, 300, {}, {}, reviewing=False)["id"] == in_order, "the order of the log"
+    assert make_columns(every, 300, {}, {}, reviewing=False)["id"] == in_order, "the order of the log"
     assert collect(run, 20).lines == some, "the same draw in every report"
 
 
@@ -415,7 +415,7 @@ def test_the_drift_is_shown_reply_by_reply_with_its_largest() -> None:
     values = np.random.default_rng(0).exponential(0.03, 300)
     rows = [{"prompt_id": f"p{n}", "sample": n % 5, "model": "before", "kl": float(kl), "reply": "x" * n}
             for n, kl in enumerate(values)]  # fmt: skip
-    found = drift(rows + [row | {"model": "after", "kl": None, "reply": "y" + row["reply"]} for row in rows])
+    found = describe_drift(rows + [row | {"model": "after", "kl": None, "reply": "y" + row["reply"]} for row in rows])
     assert found is not None
     assert found["count"] == 300
     assert dict(found["quantiles"])[1.0] == values.max() == found["largest"][0]["kl"]
@@ -426,10 +426,10 @@ def test_the_drift_is_shown_reply_by_reply_with_its_largest() -> None:
     assert len(found["bars"]) <= 20
     for start, number in found["bars"]:
         assert number == ((values >= start) & (values < start + found["width"])).sum()
-    still = drift([rows[0] | {"kl": kl} for kl in (0.0, -1e-9)])
+    still = describe_drift([rows[0] | {"kl": kl} for kl in (0.0, -1e-9)])
     assert still is not None
     assert still["bars"] == [[0.0, 2]]
-    assert drift([]) is None
+    assert describe_drift([]) is None
 
 
 def test_an_evaluation_has_its_drift(run: Path) -> None:

@@ -11,7 +11,7 @@ from browser import Watched
 from fuzz.report import attacks, look_at_everything
 from report_runs import hostile_run
 
-from opdkit.commands.report.page import page
+from opdkit.commands.report.page import make_page
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_an_attack_in_every_text(tmp_path: Path, opened: Callable[..., Watched])
     """No text of a user runs as a script: no dialog, no request; the attack can be read letter by letter."""
     run = tmp_path / "run"
     assert hostile_run(run, 30, attacks(random.Random(0))) > 1_000
-    html = page(run)
+    html = make_page(run)
     (run / "report.html").write_text(html, encoding="utf-8")
     watched = opened(run / "report.html")
     look_at_everything(watched)
@@ -34,7 +34,7 @@ def test_the_file_holds_no_text_of_a_log_as_it_is(tmp_path: Path) -> None:
     for seed in (1, 2):
         run = tmp_path / str(seed)
         hostile_run(run, 3, attacks(random.Random(seed)))
-        html = page(run)
+        html = make_page(run)
         data = re.search(r'<script id="data" type="application/json">([^<]*)</script>', html)
         assert data
         base64.b64decode(data[1], validate=True)

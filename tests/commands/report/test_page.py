@@ -16,7 +16,7 @@ from PIL import Image
 
 from opdkit.commands.compare import compare
 from opdkit.commands.report.collect import collect
-from opdkit.commands.report.page import page
+from opdkit.commands.report.page import make_page
 from opdkit.commands.turns.view import STEPS, turn_views
 from opdkit.config.compare import CompareConfig
 from opdkit.evaluate.conclusion import read_conclusion
@@ -113,7 +113,7 @@ def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: 
         ],
     )
     path = tmp_path / "reviewed.html"
-    path.write_text(page(reviewed), encoding="utf-8")
+    path.write_text(make_page(reviewed), encoding="utf-8")
     watched = opened(path)
     watched.page.evaluate(_UNFOLD)
     watched.says("#hints", "20 to 40")
@@ -256,7 +256,7 @@ def test_several_trainings_have_a_section_and_one_has_none(
     made = two_trainings(tmp_path, plain_model_dir)
     found = compare(CompareConfig(run=made))
     path = tmp_path / "several.html"
-    path.write_text(page(made), encoding="utf-8")
+    path.write_text(make_page(made), encoding="utf-8")
     watched = opened(path)
     watched.says("#answer", found.sentence)  # the run itself has no training
     watched.says("#comparison", found.sentence)
@@ -266,7 +266,7 @@ def test_several_trainings_have_a_section_and_one_has_none(
     watched.says("#comparison", "right replies")  # written when it opens
     rows = watched.page.locator("#comparison .scroll").nth(1).locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows] == score_rows(found.scores["b"])[1:]
-    path.write_text(page(made, redacted=True), encoding="utf-8")
+    path.write_text(make_page(made, redacted=True), encoding="utf-8")
     opened(path).says("#answer", "have names, which are left out")
 
 
@@ -336,7 +336,7 @@ def test_a_run_without_a_teacher_promises_no_tokens(run: Path, tmp_path: Path, o
     for stage in ("teacher", "train", "eval"):
         shutil.rmtree(judged / stage)
     path = tmp_path / "judged.html"
-    path.write_text(page(judged), encoding="utf-8")
+    path.write_text(make_page(judged), encoding="utf-8")
     watched = opened(path)
     assert "tokens" not in watched.page.locator("#list .badge").all_inner_texts()
     assert watched.text("#whole") == "Choose a turn in the list, or press j, to see it here."
@@ -441,7 +441,7 @@ def test_a_vote_that_failed_shows_what_the_judge_wrote(run: Path, tmp_path: Path
     for part in range(3):
         recommit(failed, "verdicts", part, fail)
     path = tmp_path / "failed.html"
-    path.write_text(page(failed), encoding="utf-8")
+    path.write_text(make_page(failed), encoding="utf-8")
     watched = opened(path)
     watched.page.locator("#verdict summary").click()
     watched.says("#verdict", "no vote: no decision")
@@ -589,7 +589,7 @@ def test_long_runs_fit_and_say_what_was_left_out(run: Path, tmp_path: Path, open
     """Fewer turns whole, cut texts, fewer lines: whatever it takes."""
     sizes = {}
     for most in (0.24, 3.0):
-        html = page(run, turns=5, rows=20, max_mb=most)
+        html = make_page(run, turns=5, rows=20, max_mb=most)
         sizes[most] = len(html.encode())
         assert sizes[most] <= most * 1e6
     path = tmp_path / "small.html"

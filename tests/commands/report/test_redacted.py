@@ -15,8 +15,8 @@ from report_runs import hostile_run
 
 import opdkit
 from opdkit.commands.report.command import run as report
-from opdkit.commands.report.page import page
-from opdkit.commands.report.redact import Names, own_word, own_words
+from opdkit.commands.report.page import make_page
+from opdkit.commands.report.redact import Names, list_own_words, redact_label
 from opdkit.config.fields import JSON
 from opdkit.config.report import ReportConfig
 from opdkit.evaluate.scores import METRICS
@@ -47,7 +47,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_text_of_a_run_is_in_the_page(marked: Path) -> None:
-    whole, redacted = page(marked), page(marked, redacted=True)
+    whole, redacted = make_page(marked), make_page(marked, redacted=True)
     assert content(whole).count(MARKER) > 200, "the marker reaches the page that is not redacted"
     assert MARKER not in redacted.casefold()
     assert MARKER not in content(redacted).casefold()
@@ -56,8 +56,8 @@ def test_no_text_of_a_run_is_in_the_page(marked: Path) -> None:
 def test_no_text_where_the_conclusion_and_the_names_are_real(tmp_path: Path) -> None:
     """A run of the sample logs: of all words of its sessions, sources and prompts, none is there but opdkit's own."""
     run = whole_run(tmp_path / "run")
-    found: JSON = orjson.loads(content(page(run, redacted=True)))
-    whole: JSON = orjson.loads(content(page(run)))
+    found: JSON = orjson.loads(content(make_page(run, redacted=True)))
+    whole: JSON = orjson.loads(content(make_page(run)))
     for key in ("turns", "training", "advantages", "rewards_by_length"):
         assert found["summary"][key] == whole["summary"][key]
     for key in ("sentence", "word", "numbers", "watch"):
@@ -95,12 +95,12 @@ def test_names_are_numbered() -> None:
 
 
 def test_words_of_a_log_are_not_shown() -> None:
-    assert own_word("no next state") == "no next state"
-    assert [own_word(metric.words) for metric in METRICS.values()] == [metric.words for metric in METRICS.values()]
-    assert own_word("filtered: metadata.customer = 'Jane'") == "filtered: not shown"
-    assert own_word("hint: no decision: Jane") == "hint: no decision: not shown"
-    assert own_word("skipped: no next state") == "skipped: no next state"
-    assert own_word("Jane") == "not shown"
+    assert redact_label("no next state") == "no next state"
+    assert [redact_label(metric.words) for metric in METRICS.values()] == [metric.words for metric in METRICS.values()]
+    assert redact_label("filtered: metadata.customer = 'Jane'") == "filtered: not shown"
+    assert redact_label("hint: no decision: Jane") == "hint: no decision: not shown"
+    assert redact_label("skipped: no next state") == "skipped: no next state"
+    assert redact_label("Jane") == "not shown"
 
 
 def test_every_reason_that_the_code_names_is_known() -> None:
@@ -119,7 +119,7 @@ def test_every_reason_that_the_code_names_is_known() -> None:
                 text = value.value if isinstance(value, ast.Constant) else constants.get(ast.unparse(value))
                 named |= {text} if isinstance(text, str) else set()
     assert len(named) > 50
-    assert named - own_words() == set()
+    assert named - list_own_words() == set()
 
 
 def test_it_is_a_file_of_its_own(marked: Path) -> None:
@@ -130,7 +130,7 @@ def test_it_is_a_file_of_its_own(marked: Path) -> None:
 @pytest.mark.slow
 def test_it_opens_with_counts_that_are_links(marked: Path, opened: Callable[..., Watched]) -> None:
     path = marked.parent / "redacted.html"
-    path.write_text(page(marked, redacted=True), encoding="utf-8")
+    path.write_text(make_page(marked, redacted=True), encoding="utf-8")
     watched = opened(path)
     watched.page.click("#feedback a[data-counts]")
     shown = watched.page.evaluate("list.shown.length")

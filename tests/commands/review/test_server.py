@@ -96,18 +96,18 @@ def test_what_is_absent_stays_and_null_is_decided(client):
 
 
 def test_the_page_is_the_report_with_this_server_s_token(client, server, judged):
-    from opdkit.commands.report.page import page
+    from opdkit.commands.report.page import make_page
 
     answer = client.get("/")
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert answer.text == page(judged, review={"token": server.token, "reviewer": "Ada"})
+    assert answer.text == make_page(judged, review={"token": server.token, "reviewer": "Ada"})
 
 
 def test_the_page_is_made_again_when_a_stage_has_written_or_somebody_decided(client, server, judged, monkeypatch):
     from opdkit.commands.report import page as module
 
     made = []
-    monkeypatch.setattr(module, "page", lambda *_: f"page {made.append(1) or len(made)}")
+    monkeypatch.setattr(module, "make_page", lambda *_: f"page {made.append(1) or len(made)}")
     server._page = ([], b"")
     client.post("/api/reviews", json=SET).raise_for_status()
     assert [client.get("/").text for _ in range(2)] == ["page 1", "page 1"]
@@ -122,7 +122,7 @@ def test_files_that_vanish_while_the_page_looks_at_them_do_not_end_it(client, se
     """A stage at work removes temporary files between the list of a folder and a look at its files."""
     from opdkit.commands.report import page as module
 
-    monkeypatch.setattr(module, "page", lambda *_: "page")
+    monkeypatch.setattr(module, "make_page", lambda *_: "page")
     server._page = ([], b"")
     gone = judged / "judge" / "gone"
     gone.symlink_to("nowhere")
