@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,42 +36,14 @@ from opdkit.train.trust_region import PROBE_TOKENS, BoundedStep, change_rate, ch
 STOP_REQUESTS = "stop_requests"  # metric: the number of processes that were asked to stop
 
 
-def optimizer_step(
-    training: Training, batch: Sequence[Turn], objective: Objective, position: Position
-) -> dict[str, float]:
-    """Do one step on `batch`, of which this process reads its share. Return the metrics of the whole step.
+@dataclass(frozen=True)
+class Batch:
+    """Turns of a step, also as sequences, and what they train under."""
 
-    Raises OpdkitError before the step, naming turns, when the loss or the gradient is not finite, or when a turn does
-    not fit into memory.
-    """
-    config: TrainConfig = training.config
-    accelerator, model, optimizer = training.accelerator, training.model, training.optimizer
-    tokens = tokens_of(batch)
-    totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
-    sequences = [sequence_of(turn, training.prompts) for turn in batch]
-    forwards, shares, logprobs, tokens_read = compute_gradients(training, batch, sequences, totals, objective)
-    weights, max_norm = list(trained_parameters(model).values()), config.max_grad_norm or math.inf
-    grad_norm = gather(accelerator.clip_grad_norm_(weights, max_norm))
-    metrics = sum_shares(shares, accelerator) | {"grad_norm": float(grad_norm)}
-    check_finite(metrics, forwards, shares, batch)
-    raise_epsilon(optimizer, config.epsilon, min(metrics["grad_norm"], max_norm), sum(w.numel() for w in weights))
-    rate = position.rate * training.trust.factor
-    for parameters in optimizer.param_groups:
-        parameters["lr"] = rate
-    with Attempt() as attempt:
-        # Where all gradients of all processes are 0, momentum and weight decay would still move the weights.
-        if metrics["grad_norm"]:
-            optimizer.step()
-    if attempt.failed:  # perhaps halfway: training cannot continue
-        raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank, --validate 0")
-    metrics |= {"learning_rate": rate}
-    if metrics["grad_norm"] and training.trust.is_measured(position.step):
-        bounded, tokens_read_again = bound_step(training, batch, sequences, logprobs, position)
-        metrics |= {"step_kl": bounded.kl, "learning_rate": bounded.rate}
-        tokens_read += tokens_read_again
-    optimizer.zero_grad(set_to_none=True)  # a validation may need the memory
-    counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
-    return metrics | counts | {"tokens_read": tokens_read}
+    turns: Sequence[Turn]
+    sequences: Sequence[PromptResponse]
+    objective: Objective
+    totals: Mapping[str, int]  # `step_totals` of all turns
 
 
 class Gradients(NamedTuple):
@@ -82,13 +55,44 @@ class Gradients(NamedTuple):
     tokens_read: int  # by all processes
 
 
-def compute_gradients(
-    training: Training,
-    batch: Sequence[Turn],
-    sequences: Sequence[PromptResponse],
-    totals: Mapping[str, int],
-    objective: Objective,
-) -> Gradients:
+def optimizer_step(
+    training: Training, turns: Sequence[Turn], objective: Objective, position: Position
+) -> dict[str, float]:
+    """Do one step on `turns`, of which this process reads its share. Return the metrics of the whole step.
+
+    Raises OpdkitError before the step, naming turns, when the loss or the gradient is not finite, or when a turn does
+    not fit into memory.
+    """
+    config: TrainConfig = training.config
+    accelerator, model, optimizer = training.accelerator, training.model, training.optimizer
+    tokens = tokens_of(turns)
+    totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
+    batch = Batch(turns, [sequence_of(turn, training.prompts) for turn in turns], objective, totals)
+    gradients = compute_gradients(training, batch)
+    weights, max_norm = list(trained_parameters(model).values()), config.max_grad_norm or math.inf
+    grad_norm = gather(accelerator.clip_grad_norm_(weights, max_norm))
+    metrics = sum_shares(gradients.shares, accelerator) | {"grad_norm": float(grad_norm)}
+    check_finite(metrics, gradients, turns)
+    raise_epsilon(optimizer, config.epsilon, min(metrics["grad_norm"], max_norm), sum(w.numel() for w in weights))
+    rate = position.rate * training.trust.factor
+    for parameters in optimizer.param_groups:
+        parameters["lr"] = rate
+    with Attempt() as attempt:
+        # Where all gradients of all processes are 0, momentum and weight decay would still move the weights.
+        if metrics["grad_norm"]:
+            optimizer.step()
+    if attempt.failed:  # perhaps halfway: training cannot continue
+        raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank, --validate 0")
+    metrics |= {"learning_rate": rate, "tokens_read": gradients.tokens_read}
+    if metrics["grad_norm"] and training.trust.is_measured(position.step):
+        bounded, tokens_read_again = bound_step(training, batch, gradients.logprobs, position)
+        metrics |= {"step_kl": bounded.kl, "learning_rate": bounded.rate}
+        metrics["tokens_read"] += tokens_read_again
+    optimizer.zero_grad(set_to_none=True)  # a validation may need the memory
+    return metrics | {name: count for name, count in totals.items() if name.endswith("_tokens")}
+
+
+def compute_gradients(training: Training, batch: Batch) -> Gradients:
     """Add up the gradients of this process's share of `batch`, and exchange them with the other processes.
 
     Where a forward or its backward does not fit into memory, all gradients are computed again from zero, with half as
@@ -96,12 +100,12 @@ def compute_gradients(
     rounding. Raises OpdkitError, naming it, when a turn does not fit into memory.
     """
     accelerator, model = training.accelerator, training.model
-    shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
-    idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
+    shortest = min(range(len(batch.turns)), key=lambda i: len(batch.turns[i]))
+    idle = [Tree((shortest,), len(batch.turns[shortest]))]  # read by a process without a turn; it does not count
     budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
     while True:
         size = min(training.config.micro_batch_tokens, budget.max_tokens)
-        forwards, tokens_read = plan_forwards(sequences, [turn.branch_root for turn in batch], size,
+        forwards, tokens_read = plan_forwards(batch.sequences, [turn.branch_root for turn in batch.turns], size,
                                               accelerator.process_index, accelerator.num_processes,
                                               packed=policy.packed, chains=policy.chains)  # fmt: skip
         shares, logprobs = list[dict[str, Tensor]](), dict[int, Tensor]()
@@ -110,27 +114,23 @@ def compute_gradients(
             # Gradients are exchanged once per step, in its last backward.
             exchange = contextlib.nullcontext() if n == len(forwards) else accelerator.no_sync(model)
             with Attempt() as attempt, exchange:
-                share, own = add_gradients(
-                    training, trees or idle, batch, sequences, totals, objective, counts=bool(trees)
-                )
+                share, own = add_gradients(training, batch, trees or idle, counts=bool(trees))
                 shares.append(share)
                 logprobs |= own
             if attempt.failed:
                 break
         if len(shares) == len(forwards):
             return Gradients(forwards, shares, logprobs, tokens_read)
-        lower_budget(training, budget, forwards[len(shares)] or idle, batch)
+        lower_budget(training, budget, forwards[len(shares)] or idle, batch.turns)
 
 
-def check_finite(
-    metrics: dict[str, float], forwards: list[Forward], shares: list[dict[str, Tensor]], batch: Sequence[Turn]
-) -> None:
+def check_finite(metrics: dict[str, float], gradients: Gradients, turns: Sequence[Turn]) -> None:
     """Raise OpdkitError in all processes, naming turns, when the loss or the gradient norm is not finite."""
     if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
         return
-    suspects = [batch[i].turn_id for trees, share in zip(forwards, shares, strict=True)
+    suspects = [turns[i].turn_id for trees, share in zip(gradients.forwards, gradients.shares, strict=True)
                 if not torch.isfinite(share["loss"]) for tree in trees for i in tree.turns]  # fmt: skip
-    suspects = gather_object(suspects) or [turn.turn_id for turn in batch]
+    suspects = gather_object(suspects) or [turn.turn_id for turn in turns]
     raise OpdkitError(
         f"the loss is {metrics['loss']:g} and the gradient norm {metrics['grad_norm']:g}: stopped before the step, "
         f"at turns {', '.join(suspects[:8])}{f' and {len(suspects) - 8} more' if len(suspects) > 8 else ''}. Look "
@@ -139,44 +139,38 @@ def check_finite(
 
 
 def add_gradients(
-    training: Training,
-    trees: Forward,
-    batch: Sequence[Turn],
-    sequences: Sequence[PromptResponse],
-    totals: Mapping[str, int],
-    objective: Objective,
-    *,
-    counts: bool,
+    training: Training, batch: Batch, trees: Forward, *, counts: bool
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Add the gradients of one micro-batch. Return its share of the step's loss and metrics, detached, and log-probs.
+    """Add the gradients of one forward. Return its share of the step's loss and metrics, detached, and log-probs.
 
     These are [R, 1 + K] for each of its turns, of the sampled tokens and the supports. Without `counts` there are none,
     and the share is 0: the process only takes part in the exchange of gradients.
     """
     device = next(training.model.parameters()).device
     members = [i for tree in trees for i in tree.turns]
-    tokens = tokens_of([batch[i] for i in members]).to(device)
+    turns = [batch.turns[i] for i in members]
+    tokens = tokens_of(turns).to(device)
     if not counts:
         tokens = dataclasses.replace(tokens, sampled_N=torch.zeros_like(tokens.sampled_N))
-    ids_NK = requested_ids([batch[i] for i in members], tokens)
+    ids_NK = requested_ids(turns, tokens)
     with autocast(training.config):
-        logprobs_NK, entropy_N = training.model([[sequences[i] for i in tree.turns] for tree in trees], ids_NK)
-    by_turn = logprobs_NK.detach().split([len(batch[i].response_ids) for i in members])
-    terms = terms_of(objective, tokens)
-    loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, totals, objective)
-    metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / totals["trained_tokens"]
+        logprobs_NK, entropy_N = training.model([[batch.sequences[i] for i in tree.turns] for tree in trees], ids_NK)
+    by_turn = logprobs_NK.detach().split([len(turn.response_ids) for turn in turns])
+    terms = terms_of(batch.objective, tokens)
+    loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, batch.totals, batch.objective)
+    metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / batch.totals["trained_tokens"]
     # Gradients are averaged over processes, and the loss is a sum.
     (loss * training.accelerator.num_processes).backward()
     return {"loss": loss.detach(), **metrics}, dict(zip(members, by_turn, strict=True)) if counts else {}
 
 
-def lower_budget(training: Training, budget: Budget, trees: Forward, batch: Sequence[Turn]) -> None:
+def lower_budget(training: Training, budget: Budget, trees: Forward, turns: Sequence[Turn]) -> None:
     """Halve the budget, since `trees` did not fit into memory. Raises OpdkitError where that cannot help.
 
     A turn that is too large cannot be left out: the step would have another objective. With several processes, the
     others already wait to exchange gradients.
     """
-    tokens, longest = sum(tree.tokens for tree in trees), max((batch[i] for t in trees for i in t.turns), key=len)
+    tokens, longest = sum(tree.tokens for tree in trees), max((turns[i] for t in trees for i in t.turns), key=len)
     remedy = "" if training.config.gradient_checkpointing else "--gradient-checkpointing, "
     if tokens <= len(longest):
         raise TooLargeError(
@@ -203,27 +197,22 @@ def sum_shares(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator)
 
 
 def bound_step(
-    training: Training,
-    batch: Sequence[Turn],
-    sequences: Sequence[PromptResponse],
-    logprobs: Mapping[int, Tensor],
-    position: Position,
+    training: Training, batch: Batch, logprobs: Mapping[int, Tensor], position: Position
 ) -> tuple[BoundedStep, int]:
     """Keep the step that was just done within the trust region. Return it, and the tokens that were read for that.
 
     `logprobs` [R, 1 + K] are those of the turns that this process read, before the step.
     """
     policy: Any = training.accelerator.unwrap_model(training.model)
-    roots = [turn.branch_root for turn in batch]
-    trees = group_turns(sequences, roots, PROBE_TOKENS, packed=policy.packed, chains=policy.chains)
-    probe = choose_probe(batch, sum(tree.tokens for tree in trees))
+    roots = [turn.branch_root for turn in batch.turns]
+    trees = group_turns(batch.sequences, roots, PROBE_TOKENS, packed=policy.packed, chains=policy.chains)
+    probe = choose_probe(batch.turns, sum(tree.tokens for tree in trees))
     own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
     before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
-    read = [sequences[i] for i in probe]
-    move = partial(change_rate, training.optimizer)
-    measure = partial(measure_movement, training, [batch[i] for i in probe], read, [before[i] for i in probe])
-    bounded = training.trust.bound(position, move, measure)
-    return bounded, bounded.measurements * sum(map(len, read))
+    turns, sequences = [batch.turns[i] for i in probe], [batch.sequences[i] for i in probe]
+    measure = partial(measure_movement, training, turns, sequences, [before[i] for i in probe])
+    bounded = training.trust.bound(position, partial(change_rate, training.optimizer), measure)
+    return bounded, bounded.measurements * sum(map(len, sequences))
 
 
 def measure_movement(
