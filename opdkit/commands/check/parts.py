@@ -33,7 +33,7 @@ class Part:
     footer: Mapping[bytes, bytes]
 
 
-def unexpected_entries(run: Path, table: Table, parts: int) -> Iterator[tuple[str, str]]:
+def find_unexpected(run: Path, table: Table, parts: int) -> Iterator[tuple[str, str]]:
     """Yield (name, what is wrong) for everything in a table's folder that is not one of its parts."""
     expected = {part_path(run, table.name, k).name for k in range(parts)}
     folder = stage_dir(run, table.stage) / table.name
@@ -80,7 +80,7 @@ def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: 
         return "the counters in its footer cannot be read"
 
 
-def miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
+def find_miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
     """Yield (table, what) where the counters of one part of a stage's tables do not fit the rows that are there."""
     for table, part in parts.items():
         c = part.counters

@@ -22,7 +22,7 @@ def tables_of(stage: str) -> list[Table]:
     return [table for table in TABLES.values() if table.stage == stage]
 
 
-def started_stages(run: Path) -> list[str]:
+def find_started_stages(run: Path) -> list[str]:
     """Return the stages that have any files in the run."""
     return [stage for stage in ORDER if any(path.name[0] != "." for path in stage_dir(run, stage).glob("*"))]
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from opdkit.commands.check import plans, weights
 from opdkit.commands.check.finding import Finding, Report
-from opdkit.commands.check.parts import Part, check_decisions, miscounts, read_part_file, unexpected_entries
+from opdkit.commands.check.parts import Part, check_decisions, find_miscounts, find_unexpected, read_part_file
 from opdkit.commands.check.rows import COLUMNS, Known, Seen, check_rows
 from opdkit.config.check import CheckConfig
 from opdkit.config.command_line import quote
@@ -78,7 +78,7 @@ def remove_damaged(directory: Path, report: Report) -> tuple[list[Path], list[st
     for name, run in {"": directory, **named_trainings(directory)}.items():
         # All trainings are computed from the stages before them.
         own = [f for f in report.findings if f.stage in plans.BY_PART or f.stage.partition(" ")[2] == name]
-        gone = parts_to_remove(own, plans.started_stages(run))
+        gone = parts_to_remove(own, plans.find_started_stages(run))
         with disk_errors_explained(run):
             removed += remove_parts(run, gone)
         stages = {TABLES[table].stage for table, _ in gone}
@@ -128,7 +128,7 @@ def find_all_left_overs(run: Path, report: Report) -> list[Path]:
 
 def examine(run: Path, *, deep: bool = False) -> Report:
     """Return everything that is wrong with a run. Reads each file once, with the rows of one part in memory."""
-    stages = plans.started_stages(run)
+    stages = plans.find_started_stages(run)
     if not stages:
         raise no_run_error(run)
     manifests, findings = plans.read_plans(run, stages)
@@ -136,7 +136,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
     walk.check_folders()
     by_part = [stage for stage in plans.BY_PART if stage in walk.count]
     total = max((walk.count[stage] for stage in by_part), default=0)
-    size = weights.vocabulary(manifests["teacher"]) if "teacher" in manifests else None
+    size = weights.read_vocabulary_size(manifests["teacher"]) if "teacher" in manifests else None
     judged = manifests.get("judge", {}).get("plan", {})
     complete = judged.get("command") == "rollout" or judged.get("config", {}).get("limit") is None
     weighed = bool(judged.get("config", {}).get("weigh_votes"))
@@ -150,7 +150,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
     is_read = done == parts and not any(finding.stage == "extract" for finding in walk.report.findings)
     walk.report.findings += check_decisions(run, walk.seen.turns if is_read else None)
     for name, training in named_trainings(run).items():
-        manifests, findings = plans.read_plans(training, plans.started_stages(training))
+        manifests, findings = plans.read_plans(training, plans.find_started_stages(training))
         walk.report.findings += [
             replace(f, stage=f"{f.stage} {name}") for f in findings if f.stage not in plans.BY_PART
         ]
@@ -177,7 +177,7 @@ class _Walk:
         """Check that the folders of the tables hold their parts and nothing else."""
         for stage, parts in self.count.items():
             for table in plans.tables_of(stage):
-                for name, what in unexpected_entries(self.run, table, parts):
+                for name, what in find_unexpected(self.run, table, parts):
                     todo = f"move it out of {stage_dir(self.run, stage) / table.name}"
                     self.report.findings.append(Finding(stage + self.label, what, table.name, key=name, todo=todo))
 
@@ -219,7 +219,7 @@ class _Walk:
                 else:
                     self._add(stage, table.name, part, read)
         command = self.manifests[stage]["plan"].get("command", stage)
-        for name, what in miscounts(command, parts):
+        for name, what in find_miscounts(command, parts):
             self._add(stage, name, part, what)
         if done:
             label = stage + self.label

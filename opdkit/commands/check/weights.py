@@ -90,7 +90,7 @@ def _find_not_finite(path: Path, tensors: JSON, start: int) -> Iterator[str]:
             yield f"{name} holds numbers that are not finite"
 
 
-def vocabulary(document: JSON) -> int | None:
+def read_vocabulary_size(document: JSON) -> int | None:
     """Return the vocabulary size of the model that a teacher stage scored; None if its folder has changed."""
     identity = document["plan"]["inputs"].get("model", {})
     folder = Path(identity.get("name", ""))

@@ -5,7 +5,7 @@ whole: whoever has the model could guess a reply from the log-probs of its token
 """
 
 import re
-from collections import defaultdict
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,15 @@ _OTHER = "not shown"
 _NAMED = "The trainings of this run have names, which are left out here: redact the report of each training instead."
 
 
+@dataclass
 class Names:
     """Numbers in place of names, in the order in which they are first asked for: "source 1"."""
 
-    def __init__(self) -> None:
-        self._numbers = defaultdict[str, dict[str, int]](dict)
+    _numbers: dict[str, dict[str, int]] = field(default_factory=dict)  # kind -> name -> number
 
     def number(self, kind: str, name: str) -> str:
         """Return "KIND N", the same for the same name."""
-        known = self._numbers[kind]
+        known = self._numbers.setdefault(kind, {})
         return f"{kind} {known.setdefault(name, len(known) + 1)}"
 
     def turn(self, turn_id: str) -> str:

@@ -172,11 +172,11 @@ def count_moved_tokens(run: Path, finished: Mapping[str, Summary]) -> list[JSON]
             for (a, b), number in pairs.most_common(12)]  # fmt: skip
 
 
+@dataclass
 class RewardsByLength:
     """Rewards of logged replies by their length, in bins that double: 1, 2 to 3, 4 to 7 tokens, and so on."""
 
-    def __init__(self) -> None:
-        self._counts = Counter[tuple[int, int]]()  # (tokens, reward) -> replies
+    _counts: Counter[tuple[int, int]] = field(default_factory=Counter)  # (tokens, reward) -> replies
 
     def add(self, turn: RunTurn) -> None:
         """Count the logged reply of a turn, if it has a reward and a token."""
