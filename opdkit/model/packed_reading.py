@@ -35,6 +35,7 @@ _BLOCK = 1024
 # what they read is dropped. cuDNN, twice as fast there as other kernels, plans for each new number of rows (60 ms on an
 # H200).
 _GRID = 512
+_ON_GRID = {"cuda"}  # kinds of devices
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,17 @@ class Block:
             for start in range(self.start, self.stop, _BLOCK):
                 stop = min(start + _BLOCK, self.stop)
                 first = max(self.start, start - window + 1)
-                keys = self.positions[first - self.start : stop - self.start]
-                rows_b1 = keys[start - first :, None]
-                mask_bn = within(window, rows_b1, keys) & (keys <= rows_b1)
-                yield Block(start, stop, (range(first, stop),), mask_bn[None, None], keys, start - self.start)
+                positions = self.positions[first - self.start : stop - self.start]
+                rows_b1 = positions[start - first :, None]
+                mask_bn = within(window, rows_b1, positions) & (positions <= rows_b1)
+                yield Block(start, stop, (range(first, stop),), mask_bn[None, None], positions, start - self.start)
         else:
             rows_b1 = self.positions[self.start - self.stop :, None]
             unseen = max(0, self.first - window + 1)  # keys before all windows; those of a prefix come first
             unseen = min(unseen, sum(map(len, self.keys[:-1])))
-            mask_bk = self.mask[0, 0, :, unseen:] & within(window, rows_b1, self.positions[unseen:])
-            yield Block(
-                self.start,
-                self.stop,
-                _cut(self.keys, unseen, len(self.positions)),
-                mask_bk[None, None],
-                self.positions[unseen:],
-                self.first,
-            )
+            keys, positions = _cut(self.keys, unseen, len(self.positions)), self.positions[unseen:]
+            mask_bk = self.mask[0, 0, :, unseen:] & within(window, rows_b1, positions)
+            yield Block(self.start, self.stop, keys, mask_bk[None, None], positions, self.first)
 
 
 def _cut(ranges: Sequence[range], start: int, stop: int) -> tuple[range, ...]:
@@ -138,12 +133,7 @@ class Pack:
 def _rounded(block: Block, device: torch.device) -> int:
     """Return the rows of a block; those of a trunk on a GPU are rounded up."""
     rows = block.stop - block.start
-    return -(-rows // _GRID) * _GRID if block.mask is None and _is_rounded(device) else rows
-
-
-def _is_rounded(device: torch.device) -> bool:
-    """Return whether trunks are read with cuDNN, `_GRID` rows at a time."""
-    return device.type == "cuda"
+    return -(-rows // _GRID) * _GRID if block.mask is None and device.type in _ON_GRID else rows
 
 
 def _blocks(one: Pass, first: int, before: tuple[range, ...], device: torch.device) -> Iterator[Block]:
@@ -202,17 +192,17 @@ def enable_packing(model: nn.Module) -> str | None:
     """
     inner: Any = model
     config = inner.config.get_text_config(decoder=True)
-    before = config._attn_implementation
-    packed = PACKED.get(before, before)
+    own = config._attn_implementation
+    packed = PACKED.get(own, own)
     if windows_of(inner) is None:
         return "not all of its layers see all tokens before a token, or those in a window"
     if packed not in PACKED.values():
-        return f"its attention ({before}) takes no custom mask"
+        return f"its attention ({own}) takes no custom mask"
     if problem := find_prefix_problem(inner):
         return problem
     config._attn_implementation = packed
-    problem = _read_made_up(inner, chains=False)
-    config._attn_implementation = before if problem else packed
+    if problem := _read_made_up(inner, chains=False):
+        config._attn_implementation = own
     return problem
 
 

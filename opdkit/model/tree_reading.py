@@ -166,15 +166,15 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
     state, config = state_of(model), model.config.get_text_config(decoder=True)
     if state.reads_trees is not None:
         return state.reads_trees
-    problem, chosen = find_build_problem(model), config._attn_implementation
+    problem, own = find_build_problem(model), config._attn_implementation  # the last to be tried below
     if problem is None:
         a, b, c, d = made_up_tokens(model, 16)
         pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
         sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
         queries = [LogprobQuery((s,)) for s in sequences]
         padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
-        packed = chosen if windows_of(model) is None else PACKED.get(chosen, chosen)
-        for attention in dict.fromkeys((packed, chosen)):
+        packed = own if windows_of(model) is None else PACKED.get(own, own)
+        for attention in dict.fromkeys((packed, own)):
             config._attn_implementation, worst = attention, 0.0
             try:
                 for pack_tokens, max_piece in ((1, 10_000), (40, 20), (100, 20), (10_000, 10_000)):
@@ -185,7 +185,7 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
                     worst = max(worst, find_difference(model, found, padded) or 0.0)
             except Exception as error:  # models react in any way to arguments that they do not support
                 if is_out_of_memory(error):
-                    config._attn_implementation = chosen
+                    config._attn_implementation = own
                     raise
                 problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
             else:
@@ -193,7 +193,6 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
             if problem is None:
                 break
     if problem:
-        config._attn_implementation = chosen
         name = model.name_or_path or type(model).__name__
         warn(f"{name} reads each turn from its beginning, not the conversation once: {problem}")
     state.reads_trees = problem is None

@@ -131,7 +131,7 @@ def test_a_trunk_that_is_filled_up_as_on_a_gpu_changes_nothing(family, monkeypat
     assert enable_packing(model) is None
     before = packed(model, TREES)
     expected = gradients(model, before)
-    monkeypatch.setattr("opdkit.model.packed_reading._is_rounded", lambda device: True)
+    monkeypatch.setattr("opdkit.model.packed_reading._ON_GRID", {"cpu"})
     monkeypatch.setattr("opdkit.model.packed_reading._GRID", 64)
     assert Pack.of(TREES, CPU).ids_1n.shape[1] == 108 + 64
     actual = packed(model, TREES)
