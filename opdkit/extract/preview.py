@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -30,11 +31,18 @@ _SHOWN = 200  # characters of a text
 _NAMED = 5  # values of a kind that are named
 
 
-def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
-    """Copy an input's first lines up to damage, blank ones too, so that numbers stay. Return (copy, how much it is)."""
+class Head(NamedTuple):
+    """Copy of the first lines of an input, and how much of it that is: WHOLE, BEGINNING or DAMAGE."""
+
+    copy: Input
+    extent: str
+
+
+def copy_head(entry: Input, path: Path, line_limit: int) -> Head:
+    """Copy the first lines of an input to `path`, up to damage, blank ones too, so that numbers stay."""
     if entry.problem is not None:
         path.touch()
-        return replace(entry, path=path), WHOLE
+        return Head(replace(entry, path=path), WHOLE)
     by_row, extent = packing(entry.path) == "parquet", DAMAGE
     with until_damage():
         if by_row:
@@ -49,7 +57,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
                         if data.endswith(b"\n"):
                             break
                 extent = BEGINNING if handle.read(1) else WHOLE
-    return replace(entry, path=path, given=False, copied=by_row), extent
+    return Head(replace(entry, path=path, given=False, copied=by_row), extent)
 
 
 def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:

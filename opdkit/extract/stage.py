@@ -229,35 +229,36 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     with scratch_folder() as scratch:
         inputs = redact_sources(expand(config.logs, scratch), redactor)
         heads = [copy_head(entry, scratch / f"head-{n}.jsonl", line_limit) for n, entry in enumerate(inputs)]
-        head_files = [head for head, _ in heads]
-        survey = make_survey(head_files, log_format, 8 * _MB, line_limit, config.limit, scratch)
+        survey = make_survey([head.copy for head in heads], log_format, 8 * _MB, line_limit, config.limit, scratch)
         writers = [PartWriter(TABLES) for _ in heads]
         with contextlib.closing(Units(survey)) as units:
             for part in range(survey.parts):
                 for unit in units.read(part):
                     write_unit(unit, writers[unit.surveyed.number], options)
-    for surveyed, out, (_, extent) in zip(survey.inputs, writers, heads, strict=True):
+    within = f"within the first {counted(config.limit, 'session')} of all inputs (--limit)" if config.limit else ""
+    for surveyed, out, head in zip(survey.inputs, writers, heads, strict=True):
         has_no_record = surveyed.problem is None or surveyed.problem.reason == NO_LINES
-        if extent == DAMAGE and surveyed.format is None and has_no_record:
+        if head.extent == DAMAGE and surveyed.format is None and has_no_record:
             surveyed.problem = Unreadable(DAMAGED, "no record is whole")
-        taken = f"within the first {counted(config.limit, 'session')} of all inputs (--limit)" if config.limit else ""
-        print_report(surveyed, out, ", ".join(filter(None, [extent if extent != WHOLE or not taken else "", taken])))
-        total.count("longer inputs", int(extent == BEGINNING))
+        extent = "" if within and head.extent == WHOLE else head.extent
+        print_report(surveyed, out, ", ".join(filter(None, [extent, within])))
+        total.count("longer inputs", int(head.extent == BEGINNING))
         out.counters.rows_out = out.arrow(SESSIONS).num_rows
         total.merge(out.counters)
-    nothing = all(surveyed.format is None for surveyed in survey.inputs)
     problems = [(entry, surveyed.problem) for entry, surveyed in zip(inputs, survey.inputs, strict=True)
                 if surveyed.problem is not None]  # fmt: skip
-    # Those for which the extraction itself ends with this error: see make_survey.
-    named = [
-        problem_text(entry.source, problem) for entry, problem in problems
-        if entry.given and (nothing if problem.reason == DAMAGED else not entry.problem and problem.reason != VOTES)
+    is_nothing_read = all(surveyed.format is None for surveyed in survey.inputs)
+    # As `make_survey` ends an extraction: for a named input, with damage if there is nothing else to read, and with
+    # what its first lines show.
+    fatal = [
+        problem_text(entry.source, problem) for entry, problem in problems if entry.given
+        and (is_nothing_read if problem.reason == DAMAGED else entry.problem is None and problem.reason != VOTES)
     ]  # fmt: skip
-    if named:
-        raise ConfigError("\n".join(named))
-    if nothing:
-        names = ", ".join(surveyed.input.source for surveyed in survey.inputs)
+    if fatal:
+        raise ConfigError("\n".join(fatal))
+    if is_nothing_read:
         texts = [problem_text(entry.source, problem) for entry, problem in problems]
+        names = ", ".join(entry.source for entry in inputs)
         raise OpdkitError("\n".join(texts) or f"nothing to read: no line but blank ones in {names}")
     if total.total(UNREAD) and not total.rows_out:
         check_results(total)

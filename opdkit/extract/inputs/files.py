@@ -271,42 +271,46 @@ def until_damage() -> Iterator[list[Exception]]:
 def find_documents(path: Path, limit: int) -> str:
     """Return what the JSON of a file comes as: "" for lines, OBJECTS for an array or objects of several lines each.
 
-    MESSAGES: it is an array of messages, without a field that could tell whose they are: one conversation.
-
-    The first line of JSON lines is an object. It may also be damaged: then a later line is an object, and no closing
-    bracket or comma follows it, as it does within an array. `limit` is the longest line, in bytes.
+    MESSAGES: it is an array of messages, without a field that could tell whose they are: one conversation. `limit` is
+    the longest line, in bytes.
     """
-    lines_of_file = _read_head(path, limit, "")
-    first = next(lines_of_file, None)
-    if first is None:
+    if _is_json_lines(_read_head(path, limit, "")):
         return ""
-    start, problem = first.data.strip(), _find_problem(first)
-    if not problem or not start.startswith((b"{", b"[")):
-        return ""
-    was_object = False
-    for line in lines_of_file:
-        # A first line that is an array, among others, is one of them; a later object may be the last of an array.
-        if problem == NOT_AN_OBJECT or (was_object and not line.data.lstrip().startswith((b"]", b"}", b","))):
-            return ""
-        was_object = not _find_problem(line)
-    if was_object:
-        return ""
+    start, *others = (line.data for line in islice(_read_head(path, limit, ""), 3))
     records = islice(_read_head(path, limit, OBJECTS), 21)
-    record = next(records, None)
-    if record is None:
-        return OBJECTS if start.startswith(b"[") else ""  # an array without objects
-    begins_there = start.startswith((b"[", record.data.strip())) or record.data.startswith(start)
+    first = next(records, None)
+    if first is None:
+        return OBJECTS if start.lstrip().startswith(b"[") else ""  # an array without objects
     fields: list[frozenset[str]] = []
-    for line in chain([record], records):
+    for record in chain([first], records):
         with contextlib.suppress(Unreadable):
-            fields.append(frozenset(parse(line)))
-    if not (fields and record.data.startswith(b"{") and begins_there):
+            fields.append(frozenset(parse(record)))
+    begins_there = start.strip().startswith((b"[", first.data.strip())) or first.data.startswith(start.strip())
+    if not (fields and first.data.startswith(b"{") and begins_there):
         return ""
-    opening = b"".join(line.data[:99] for line in islice(_read_head(path, limit, ""), 3)).partition(b"{")[0].split()
     # Neither events nor items of the Responses API are messages; nor is what names the conversation that it is of.
     named = fields[0] - ({"id", "metadata"} if "parts" in fields[0] else set())
     are_messages = {"role"} < named <= _OF_MESSAGE and all("type" not in own or "summary" in own for own in fields)
-    return MESSAGES if are_messages and opening == [b"["] else OBJECTS
+    opening, _, _ = b"".join(data[:99] for data in (start, *others)).partition(b"{")
+    return MESSAGES if are_messages and opening.split() == [b"["] else OBJECTS
+
+
+def _is_json_lines(head: Iterator[Line]) -> bool:
+    """Return True for the first lines of JSON lines, and of a file that is empty or not JSON.
+
+    The first line of JSON lines is an object. It may be an array among others, or damaged: then a later line is an
+    object, and no closing bracket or comma follows it, as it does within an array.
+    """
+    first = next(head, None)
+    problem = "" if first is None else _find_problem(first)
+    if first is None or not problem or not first.data.lstrip().startswith((b"{", b"[")):
+        return True
+    was_object = False
+    for line in head:
+        if problem == NOT_AN_OBJECT or (was_object and not line.data.lstrip().startswith((b"]", b"}", b","))):
+            return True
+        was_object = not _find_problem(line)
+    return was_object
 
 
 def _read_head(path: Path, limit: int, documents: str) -> Iterator[Line]:
