@@ -92,8 +92,7 @@ def _hash_prompt(turn: JoinedTurn) -> int:
 def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
     """Yield the turns of the held-out sessions that tell what users want; then, of other sessions, examples of hints.
 
-    A turn is neutral where most votes say so, and where it does not follow a complaint: its user may be tired of
-    complaining. The examples are drawn by a hash of their turns.
+    The examples are drawn by a hash of their turns.
     """
     examples = list[tuple[int, str, Reaction]]()  # a heap: minus the hash of the turn, its id
     seen, conversation, verdicts = Counter[str](), "", dict[bytes, JSON]()  # of the turns of a conversation's branches
@@ -104,29 +103,38 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
             if id_in_log(session_id) != conversation:
                 conversation, verdicts = id_in_log(session_id), {}
             judged = _find_verdicts([turn for turn in turns if turn.index], verdicts)
-            for n, (turn, verdict) in enumerate(judged):
-                if turn.decided is None:  # an earlier branch has it
-                    continue
-                corrected = judged[n - 1][1] if n else {"hint": None, "reward": None}
-                is_after = corrected["hint"] is not None or corrected["reward"] == -1
-                if (hint := verdict["hint"]) is not None:
-                    seen[hint] += 1
-                    after = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
-                    praised_next = after[0] if after and after[1] == 1 else None
-                    reaction = Reaction(turn, is_kept, COMPLAINT, hint, praised_next, is_after)
-                    if is_kept:
-                        yield reaction
-                    elif seen[hint] <= _EXAMPLES:
-                        heapq.heappush(examples, (-stable_hash(turn.turn_id), turn.turn_id, reaction))
-                        if len(examples) > _ALL_EXAMPLES:
-                            heapq.heappop(examples)
-                    continue
-                is_neutral = (verdict["reward"], verdict["reward_status"]) == (0, "ok")
-                if verdict["reward"] == 1 and is_kept:
-                    yield Reaction(turn, True, PRAISE, corrected["hint"], None, is_after)
-                elif is_neutral and not is_after and is_kept:
-                    yield Reaction(turn, True, NEUTRAL, None, None)
+            for reaction in _find_reactions(judged, is_kept):
+                turn_id, hint = reaction.turn.turn_id, str(reaction.hint)
+                seen[hint] += reaction.kind == COMPLAINT
+                if is_kept:
+                    yield reaction
+                elif reaction.kind == COMPLAINT and seen[hint] <= _EXAMPLES:
+                    heapq.heappush(examples, (-stable_hash(turn_id), turn_id, reaction))
+                    if len(examples) > _ALL_EXAMPLES:
+                        heapq.heappop(examples)
     yield from (reaction for *_, reaction in sorted(examples, reverse=True))
+
+
+def _find_reactions(judged: Sequence[tuple[JoinedTurn, JSON]], is_kept: bool) -> Iterator[Reaction]:
+    """Yield what users made of the judged turns of a session; without the turns that an earlier branch has.
+
+    A turn is neutral where most votes say so, and where it does not follow a complaint: its user may be tired of
+    complaining.
+    """
+    before: JSON = {"hint": None, "reward": None}  # verdict on the reply before
+    for n, (turn, verdict) in enumerate(judged):
+        is_after = before["hint"] is not None or before["reward"] == -1
+        if turn.decided is None:  # an earlier branch has it
+            pass
+        elif verdict["hint"] is not None:
+            later = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
+            praised_next = later[0] if later and later[1] == 1 else None
+            yield Reaction(turn, is_kept, COMPLAINT, verdict["hint"], praised_next, is_after)
+        elif verdict["reward"] == 1:
+            yield Reaction(turn, is_kept, PRAISE, before["hint"], None, is_after)
+        elif (verdict["reward"], verdict["reward_status"]) == (0, "ok") and not is_after:
+            yield Reaction(turn, is_kept, NEUTRAL, None, None)
+        before = verdict
 
 
 def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> list[tuple[JoinedTurn, JSON]]:
@@ -208,7 +216,10 @@ def make_prompts(
                 group = _commonest_complaint(reacted.count_labels(reaction.request))
             calm = ACCEPTED_REPLIES if reaction.kind == NEUTRAL else PRAISED_REPLIES
             row |= {"domain": group or calm, "corrected": group is not None}
-        _add_row(rows, (row["domain"], group, _hash_prompt(reaction.turn)), row)
+        key = row["domain"], group, _hash_prompt(reaction.turn)
+        if (known := rows.setdefault(key, row)) is not row:  # of near duplicates, one with patterns stays
+            kept = row if "judge" in known["check"] and "judge" not in row["check"] else known
+            rows[key] = kept | {"turns": known["turns"] + 1}
     _name_domains(list(rows.values()))
     return list(rows.values()), left_out
 
@@ -260,14 +271,6 @@ def _commonest_complaint(labels: Counter[str]) -> str | None:
     """Return the group of the commonest complaint about some requests; None where more of them were praised."""
     complaints = Counter({group: number for group, number in labels.items() if group != PRAISED_REPLIES})
     return complaints.most_common(1)[0][0] if complaints and complaints.total() >= labels[PRAISED_REPLIES] else None
-
-
-def _add_row(rows: dict[tuple[str, str | None, int], JSON], key: tuple[str, str | None, int], row: JSON) -> None:
-    """Add a row, or count it as a near duplicate of the one with its key; of the two, one with patterns stays."""
-    turns = 1 + (rows[key]["turns"] if key in rows else 0)
-    if key not in rows or ("judge" in rows[key]["check"] and "judge" not in row["check"]):
-        rows[key] = row
-    rows[key]["turns"] = turns
 
 
 def _name_domains(rows: Sequence[JSON]) -> None:
@@ -351,26 +354,33 @@ def _visible_replies(turns: Iterable[tuple[Words, JoinedTurn | None]], chat: Cha
 
 def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, criteria: Texts) -> JSON:
     """Return the row of a turn, without its domain. `check`: the patterns for its hint, if any. Raises ChatError."""
-    turn, is_complaint = reaction.turn, reaction.kind == COMPLAINT
+    turn, praised_next = reaction.turn, reaction.praised_next
     logged, tools = _visible_reply(turn, chat), turn.session["tools"]
     prompt = turn.session["messages"][: turn.index]
-    is_asked, fits = prompt[-1]["role"] != "assistant", len(chat.prompt_ids(prompt, tools)) <= room
-    if not (logged and is_asked and fits):
-        raise ChatError("empty reply" if not logged else "too long" if is_asked else "no request")
-    praised = reaction.praised_next
-    right = [logged] if not is_complaint else [_visible_reply(praised, chat)] if praised else []
-    patterns = read_patterns(check) if check else None
-    is_right = patterns is not None and all(map(patterns.passes, right))
-    if patterns and not is_right and not is_complaint and reaction.hint is None:
-        raise ChatError("praise for what others corrected")
-    if not patterns or not is_right or (is_complaint and patterns.passes(logged)):
-        check = {"judge": criteria["follows_hint"], "hint": reaction.hint} if is_complaint else {
-            "judge": criteria["serves_as_well"], "praised": logged}  # fmt: skip
+    if not logged:
+        raise ChatError("empty reply")
+    if prompt[-1]["role"] == "assistant":
+        raise ChatError("no request")
+    if len(chat.prompt_ids(prompt, tools)) > room:
+        raise ChatError("too long")
+    if reaction.kind == COMPLAINT:
+        right, wrong = [_visible_reply(praised_next, chat)] if praised_next else [], [logged]
+        question = {"judge": criteria["follows_hint"], "hint": reaction.hint}
+    else:
+        right, wrong = [logged], []
+        question = {"judge": criteria["serves_as_well"], "praised": logged}
+    if check:
+        passes = read_patterns(check).passes
+        is_right = all(map(passes, right))
+        if not is_right and reaction.kind != COMPLAINT and reaction.hint is None:
+            raise ChatError("praise for what others corrected")
+        if not is_right or any(map(passes, wrong)):
+            check = None
     is_plain = prompt == [message("user", prompt[0]["content"])] and bool((prompt[0]["content"] or "").strip())
     asked = {"prompt": prompt[0]["content"]} if is_plain else {
         "messages": [openai_message(m, arguments_as_text=True) for m in prompt]}  # fmt: skip
     return {"id": turn.turn_id, "session": conversation_id(turn.session_id), "domain": "", **asked,
-            "check": check, "hint": reaction.hint, "logged": logged, "turns": 1,
+            "check": check or question, "hint": reaction.hint, "logged": logged, "turns": 1,
             "tools": tool_definitions(tools) or tools}  # fmt: skip
 
 
