@@ -39,15 +39,11 @@ def save(
     """
     weights = _gather_weights(model, keep=main)
     state = optimizer.state_dict()
-    moments = {
-        i: {name: gather_on_cpu(value, keep=main) for name, value in values.items()}
-        for i, values in state["state"].items()
-    }
-    if not main:
-        return
-    _replace(
-        folder, "step", len(rows), {"weights": weights, "optimizer": state | {"state": moments}, "rows": rows, **more}
-    )
+    moments = {i: {name: gather_on_cpu(value, keep=main) for name, value in values.items()}
+               for i, values in state["state"].items()}  # fmt: skip
+    if main:
+        content = {"weights": weights, "optimizer": state | {"state": moments}, "rows": rows, **more}
+        _replace(folder, "step", len(rows), content)
 
 
 def save_best(folder: Path, model: nn.Module, step: int, *, main: bool) -> None:
@@ -91,10 +87,8 @@ def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     """Load a checkpoint into model and optimizer. All processes of a sharded student must load the same one."""
     _load_weights(model, state["weights"])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    moments = {
-        i: {name: copy_like(value, parameters[i]) if value.ndim else value.clone() for name, value in values.items()}
-        for i, values in state["optimizer"]["state"].items()
-    }
+    moments = {i: {name: copy_like(x, parameters[i]) if x.ndim else x.clone() for name, x in values.items()}
+               for i, values in state["optimizer"]["state"].items()}  # fmt: skip
     optimizer.load_state_dict(state["optimizer"] | {"state": moments})
 
 

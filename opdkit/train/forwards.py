@@ -122,8 +122,7 @@ def pack_side_by_side(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
     First fit, decreasing: at most 11/9 of the fewest possible groups, plus one (Johnson 1973).
     """
-    groups: list[list[int]] = []
-    room: list[int] = []
+    groups, room = list[list[int]](), list[int]()  # room: tokens that are left in each group
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         fits = next((g for g, left in enumerate(room) if lengths[i] <= left), None)
         if fits is None:

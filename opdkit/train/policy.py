@@ -59,10 +59,9 @@ def logprobs_by_rows(output_layer: OutputLayer, hidden_NH: Tensor, ids_NK: Tenso
 
     More positions are processed in chunks. Their logits are not kept, but computed again in the backward pass.
     """
-    read = lambda hidden_nH, ids_nK: logprobs_and_entropy(output_layer(hidden_nH), ids_nK)  # noqa: E731
     if len(hidden_NH) <= rows:
-        found: tuple[Tensor, Tensor] = read(hidden_NH, ids_NK)
-        return found
+        return logprobs_and_entropy(output_layer(hidden_NH), ids_NK)
+    read = lambda hidden_nH, ids_nK: logprobs_and_entropy(output_layer(hidden_nH), ids_nK)  # noqa: E731
     parts = [
         checkpoint(read, hidden_nH, ids_nK, use_reentrant=False)
         for hidden_nH, ids_nK in zip(hidden_NH.split(rows), ids_NK.split(rows), strict=True)

@@ -7,9 +7,8 @@ mean KL per reply of both is the score; less is better. It is the loss of on-pol
 2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
 """
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,7 +93,10 @@ class Validation:
         accelerator = self.accelerator
         hinted = [prompt for prompt in self.prompts if prompt.hinted]
         prompts = hinted if hinted and not step else self.prompts
-        with _evaluating(student) as model, autocast(self.config):
+        adapted: Any = student
+        model = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
+        student.eval()
+        with autocast(self.config):
             if self.sharded is None:
                 own = prompts[accelerator.process_index :: accelerator.num_processes]
                 results, tokens = self._answer_twice(model, own)
@@ -103,6 +105,7 @@ class Validation:
                 release_weights(self.sharded)
                 if not accelerator.is_main_process:
                     results, tokens = [], 0
+        student.train()
         row = _row(gather_object(results), sum(gather_object([tokens])), step)
         self.rows.append(row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0})
         return self.rows[-1]
@@ -126,9 +129,8 @@ class Validation:
         """
         if not prompts:
             return {}, 0
-        size = self.config.micro_batch_tokens
-        streams = [[random_stream(self.config.seed, "validation", p.turn_id, draw)] for p in prompts]
-        requests = [Request(p.prompt_ids, own) for p, own in zip(prompts, streams, strict=True)]
+        size, seed = self.config.micro_batch_tokens, self.config.seed
+        requests = [Request(p.prompt_ids, [random_stream(seed, "validation", p.turn_id, draw)]) for p in prompts]
         samples = sample(student, requests, temperature=1.0, max_new_tokens=self.max_new_tokens,
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]
@@ -193,16 +195,6 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
     return {"step": step, "replies": len(results), "hint_kl": hint_kl, "hint_kls": hint_kls, "kept_kl": kept_kl,
             "forgotten": forgotten, "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"),
             "looped": mean("looped"), "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
-
-
-@contextlib.contextmanager
-def _evaluating(student: Any) -> Iterator[Any]:
-    """Yield the model that is in training, without the wrapper of its adapters, in evaluation mode."""
-    student.eval()
-    try:
-        yield student.get_base_model() if hasattr(student, "get_base_model") else student
-    finally:
-        student.train()
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:
