@@ -77,7 +77,7 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
                   for entry in expand(config.logs, scratch)]  # fmt: skip
         inputs = redact_sources(inputs, make_redactor(config))
         size, line_limit = part_bytes(config, inputs), config.max_line_mb * _MB
-        formats = {file: log_format for file, (log_format, _) in news.items()}
+        formats = {file: known_format for file, (known_format, _) in news.items()}
         sharing = shared if shards > 1 else None
         survey = make_survey(inputs, log_format, size, line_limit, config.limit, scratch, sharing, formats)
         say_formats(survey.inputs)
@@ -194,8 +194,7 @@ def say_formats(inputs: Sequence[SurveyedInput]) -> None:
         if problem is not None:
             what = (f"{what}, up to where it breaks off" if surveyed.format else "set aside") + f": {problem.reason}"
         say(f"{surveyed.input.source}: {what}")
-    rest = Counter(surveyed.format or "set aside" for surveyed in inputs[_NAMED:])
-    if rest:
+    if rest := Counter(surveyed.format or "set aside" for surveyed in inputs[_NAMED:]):
         say("and " + ", ".join(f"{count:,} more as {name}" for name, count in sorted(rest.items())))
 
 

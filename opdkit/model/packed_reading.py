@@ -163,16 +163,15 @@ def visible_keys(one: Pass, start: int, stop: int, device: torch.device) -> tupl
     return torch.cat([prefix_p < visible_b[:, None], own_bn], -1), torch.cat([prefix_p, positions_n])
 
 
-def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
+def read_packed(model: Any, pack: Pack) -> tuple[Tensor, OutputLayer]:
     """Return the hidden states [N, H] that predict the response tokens, and the layer that turns them into logits.
 
     The model must have been prepared by `enable_packing`.
     """
-    inner: Any = model
-    is_eager = inner.config.get_text_config(decoder=True)._attn_implementation == PACKED["eager"]
-    windows = [window or (sys.maxsize if is_eager else None) for window in windows_of(inner) or []]
+    is_eager = model.config.get_text_config(decoder=True)._attn_implementation == PACKED["eager"]
+    windows = [window or (sys.maxsize if is_eager else None) for window in windows_of(model) or []]
     blocks = {window: tuple(cut for block in pack.blocks for cut in block.cut(window)) for window in set(windows)}
-    output = decoder_of(inner)(
+    output = decoder_of(model)(
         input_ids=pack.ids_1n,
         position_ids=pack.positions_1n,
         # With a mask as input the model makes none of its own; `_attend` ignores it and uses the blocks.
@@ -184,32 +183,30 @@ def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
     return output.last_hidden_state[0, nodes_N], OutputLayer(model, output)
 
 
-def enable_packing(model: nn.Module) -> str | None:
+def enable_packing(model: Any) -> str | None:
     """Switch a model to the attention of `read_packed`, or return why its numbers would differ, and leave it as it is.
 
     Checked with the model's architecture and a few made-up sequences, the same in every process. Without packed blocks
     the new attention gives the model's own numbers.
     """
-    inner: Any = model
-    config = inner.config.get_text_config(decoder=True)
+    config = model.config.get_text_config(decoder=True)
     own = config._attn_implementation
     packed = PACKED.get(own, own)
-    if windows_of(inner) is None:
+    if windows_of(model) is None:
         return "not all of its layers see all tokens before a token, or those in a window"
     if packed not in PACKED.values():
         return f"its attention ({own}) takes no custom mask"
-    if problem := find_prefix_problem(inner):
+    if problem := find_prefix_problem(model):
         return problem
     config._attn_implementation = packed
-    if problem := _read_made_up(inner, chains=False):
+    if problem := _read_made_up(model, chains=False):
         config._attn_implementation = own
     return problem
 
 
-def find_chain_problem(model: nn.Module) -> str | None:
+def find_chain_problem(model: Any) -> str | None:
     """Return why `read_chains` would not give a model's own numbers, by its architecture and for made-up sequences."""
-    inner: Any = model
-    return find_prefix_problem(inner) or _read_made_up(inner, chains=True)
+    return find_prefix_problem(model) or _read_made_up(model, chains=True)
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from opdkit.commands.check.finding import Finding
@@ -29,8 +30,7 @@ def find_started_stages(run: Path) -> list[str]:
 
 def read_plans(run: Path, stages: list[str]) -> tuple[dict[str, JSON], list[Finding]]:
     """Return the manifests that can be trusted, by stage, and what is wrong with the others and between them."""
-    manifests: dict[str, JSON] = {}
-    findings: list[Finding] = []
+    manifests, findings = dict[str, JSON](), list[Finding]()
     for stage in stages:
         document = _read(run, stage)
         if isinstance(document, str):
@@ -70,6 +70,7 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
     document = manifests[stage]
     plan = document["plan"]
     todo = f"run `{command_again(run, stage, document)} --overwrite`"
+    finding = partial(Finding, stage, key="manifest.json", todo=todo)
     for table in tables_of(stage):
         version = plan["schemas"].get(table.name)
         if version is not None and version != table.version:
@@ -77,27 +78,23 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
             yield Finding(stage, what, table.name, todo=todo)
     changed = changed_upstream(plan, manifests)
     for upstream in changed:
-        what = f"computed from another {upstream} stage than is there now ({plan['upstream'][upstream]})"
-        yield Finding(stage, what, key="manifest.json", todo=todo)
+        yield finding(f"computed from another {upstream} stage than is there now ({plan['upstream'][upstream]})")
     known = [upstream for upstream in plan["upstream"] if upstream in manifests and not changed]
     if outdated := [one for one in known if changed_upstream(manifests[one]["plan"], manifests)]:
-        what = f"computed from the {outdated[0]} stage, which is to be run again"
-        yield Finding(stage, what, key="manifest.json", todo=todo)
+        yield finding(f"computed from the {outdated[0]} stage, which is to be run again")
     for upstream in plan["upstream"]:
         if not has_stage(run, upstream):
             back = f"put {stage_dir(run, upstream)} back, or run `opdkit {upstream} {quote(run)} ...` again"
-            what = f"the {upstream} stage that it was computed from is gone"
-            yield Finding(stage, what, key="manifest.json", todo=back)
+            yield finding(f"the {upstream} stage that it was computed from is gone", todo=back)
     first = next((s for s in BY_PART if s in manifests), stage)
     parts = manifests[first]["plan"]["parts"]
     if stage in BY_PART and plan["parts"] != parts:
-        yield Finding(stage, f"{plan['parts']} parts, {first} has {parts}", key="manifest.json", todo=todo)
+        yield finding(f"{plan['parts']} parts, {first} has {parts}")
     if stage == "train" and "teacher" in manifests:
         models = (m["plan"]["inputs"].get("model", {}) for m in (document, manifests["teacher"]))
         student, scored = (model.get("files", model.get("name")) for model in models)
         if student != scored:
-            what = "trained another model, or another tokenizer, than the teacher stage scored"
-            yield Finding(stage, what, key="manifest.json", todo=todo)
+            yield finding("trained another model, or another tokenizer, than the teacher stage scored")
 
 
 def command_again(run: Path, stage: str, document: JSON) -> str:

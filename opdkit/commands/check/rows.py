@@ -243,8 +243,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("verdicts", "not a trainable turn of the same part of turns", lambda row, known:
         known.trainable is not None and not known.trainable.get(row["turn_id"], False)
         and not (row["reward_status"] in NOT_BY_VOTES and row["turn_id"] in known.last)),
-    ("verdicts", "a vote is out of range", _has_odd_vote),
-    ("escalated", "a vote is out of range", _has_odd_vote),
+    *[(table, "a vote is out of range", _has_odd_vote) for table in ("verdicts", "escalated")],
     ("verdicts", "reward is not what the votes add up to", _is_against_the_votes),
     ("verdicts", "reward does not fit reward_status", lambda row, known:
         row["reward_status"] != CONFLICT and (row["reward"] is None) == (row["reward_status"] in _REWARDED)),

@@ -23,10 +23,9 @@ def list_progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     """Return one entry per stage of the pipeline, including those that have not been run."""
     entries: list[JSON] = []
     for stage in SHOWN:
-        if stage not in finished:
+        if (summary := finished.get(stage)) is None:
             entries.append({"stage": stage, "parts": 0, "done": 0})
             continue
-        summary = finished[stage]
         counters = summary.counters
         entries.append({
             "stage": stage, "command": command_of(run, stage), "done": summary.parts_done, "parts": summary.parts,

@@ -205,8 +205,7 @@ def read_hint_checks(run: Path, finished: Mapping[str, Summary]) -> tuple[JSON |
     if "teacher" not in finished or not (statuses := finished["teacher"].counters.labels(HINTS_CHECKED)):
         return None, {}
     parts = (part for part in range(finished["teacher"].parts) if is_written(run, "hint_checks", part))
-    checks: dict[str, str] = {}
-    examples: list[JSON] = []
+    checks, examples = dict[str, str](), list[JSON]()
     for row in (row for part in parts for row in read_part(run, "hint_checks", part)):
         checks[row["turn_id"]] = row["status"]
         if " than without" in row["status"] and len(examples) < _EXAMPLES:
