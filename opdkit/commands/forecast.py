@@ -17,9 +17,10 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -60,8 +61,20 @@ _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
 LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
 TRAINING_PASSES = 3  # a backward pass costs two forward passes
+# Options of the teacher stage, which tests hints, that a forecast has, too.
+_SHARED = ("run", "model", "judge_model", "judge_url", "api_key_env", "max_new_tokens", "device", "dtype", "seed")
 LEARNED_FROM = (hint_checks.HELPS, hint_checks.NOT_NEEDED)  # status of tested hints from which training learns
 Judge = dict[str, tuple[int, int]]  # replies that "follow" or "do not follow" a hint -> right verdicts, verdicts
+
+
+@dataclass(frozen=True)
+class JudgedLog:
+    """Judged turns of a log, with their verdicts as the decisions in force leave them."""
+
+    turns: list[JoinedTurn]
+    verdicts: dict[str, JSON]  # turn id -> verdict
+    hinted: list[JoinedTurn]  # those of the turns that have a hint
+    scale: float  # turns that can be judged per judged one: more than 1 after `judge --limit`
 
 
 def run(config: ForecastConfig) -> None:
@@ -92,60 +105,70 @@ def predict(config: ForecastConfig) -> JSON:
 
     Raises OpdkitError where no turn has a hint, or none of the drawn ones can be scored.
     """
-    args = template_args_of(config.run, "extract", config.template_arg)
-    teacher = TeacherConfig(
-        run=config.run, model=config.model, template_arg=args, check_hints=SAMPLES, judge_model=config.judge_model,
-        judge_url=config.judge_url, api_key_env=config.api_key_env, max_new_tokens=config.max_new_tokens,
-        device=config.device, dtype=config.dtype, seed=config.seed, shard="0/1",
-    )  # fmt: skip
+    options = {name: getattr(config, name) for name in _SHARED}
+    options["template_arg"] = template_args_of(config.run, "extract", config.template_arg)
+    teacher = TeacherConfig(**options, check_hints=SAMPLES, shard="0/1")
     teacher = replace(teacher, **hint_checks.hint_judge_options(teacher))
-    reviews, parts = reviews_in_force(config.run), range(part_count(config.run, "judge"))
-    turns = [turn for k in parts for turn in joined_turns(config.run, k, reviews=reviews, partial=True)]
-    verdicts = {turn.turn_id: turn.decided for turn in turns if turn.decided is not None}
-    hinted = [turn for turn in turns if verdicts.get(turn.turn_id, {}).get("hint")]
-    if not hinted:
-        why = "only rewards could train it, and what they bring cannot be foreseen" if verdicts else "judge it first"
-        raise OpdkitError(f"{config.run} has no turn with a hint among {counted(len(verdicts), 'judged turn')}: {why}")
-    judged = [turn for turn in turns if turn.turn_id in verdicts]
-    # After `judge --limit` there are more turns to judge. With --good and --bad, turns without a reaction count, too.
-    scale = sum(turn.turn["trainable"] or turn.turn_id in verdicts for turn in turns) / len(verdicts)
-    count = len(hinted) * scale
-    drawn = draw_turns(hinted, config)
-    sessions = [JudgedSession(turn.session, [JudgedTurn(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})])
+    log = read_log(config.run)
+    drawn = draw_turns(log.hinted, config)
+    # Hints that people decided are tested like those of the votes.
+    sessions = [JudgedSession(turn.session, [JudgedTurn(turn.turn, log.verdicts[turn.turn_id] | {"hint_status": "ok"})])
                 for turn in drawn]  # fmt: skip
-    scorer = load_scorer(teacher)
+    scorer, left_out = load_scorer(teacher), Counters()
     ask, begin = hint_checks.open_judge(teacher, scorer), time.monotonic()
-    rows = hint_checks.check_hints(teacher, scorer, ask, sessions)
-    testing, replies = (time.monotonic() - begin) / len(drawn), Counters()
-    judge = measure_judge(scorer.student.chat, ask, drawn, judged, replies)
-    kept = [row for row in rows if row["status"] in LEARNED_FROM]
-    gain, *ends = expect(kept, judge, count * len(kept) / len(rows))
-    number = len({session_of(row["turn_id"]) for row in kept or rows})
-    low, high = ends if number >= FEWEST else (None, None)
-    problem = find_problem(rows, judge)
-    reason = f"too few sessions to tell: the hints to learn from are from {number:,}, and {FEWEST} are needed"
-    if low is not None and high is not None:
-        reason = f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}"
-    rewards = [verdict["reward"] for verdict in verdicts.values()]
-    agreements = [a for verdict in verdicts.values() if (a := verdict["reward_agreement"]) is not None]
-    tokens, seconds = measure_costs(teacher, scorer, sessions, len(verdicts) * scale, count)
+    tests = hint_checks.check_hints(teacher, scorer, ask, sessions)
+    testing = (time.monotonic() - begin) / len(drawn)
+    judge = measure_judge(scorer.student.chat, ask, drawn, log, left_out)
+    learned_from = [row for row in tests if row["status"] in LEARNED_FROM]
+    hinted_turns = len(log.hinted) * log.scale
+    rewards = [verdict["reward"] for verdict in log.verdicts.values()]
+    agreements = [a for verdict in log.verdicts.values() if (a := verdict["reward_agreement"]) is not None]
+    tokens, seconds = measure_costs(teacher, scorer, sessions, log)
     return {
-        "go": low is not None and low > WORTH and problem is None, "reason": problem or reason,
-        "gain": gain, "low": low, "high": high,
-        "judged_turns": len(verdicts), "complaints": rewards.count(-1) / len(rewards), "hinted_turns": round(count),
-        "hints": Counter(row["status"] for row in rows), "judge": judge, "replies_left_out": dict(replies.dropped),
-        **{name: float(np.mean([row[name] for row in kept])) if kept else None
+        **decide(tests, learned_from, judge, hinted_turns),
+        "judged_turns": len(log.turns), "complaints": rewards.count(-1) / len(rewards),
+        "hinted_turns": round(hinted_turns),
+        "hints": Counter(row["status"] for row in tests), "judge": judge, "replies_left_out": dict(left_out.dropped),
+        **{name: float(np.mean([row[name] for row in learned_from])) if learned_from else None
            for name in ("with_hint", "without_hint")},
         "agreement": float(np.mean(agreements)) if agreements else None,
-        "tokens": count_judging(config, scorer.student.chat, judged, scale) | tokens,
-        "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * scale,
-                    "testing the hints": testing * count} | seconds,
+        "tokens": count_judging(config, scorer.student.chat, log) | tokens,
+        "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * log.scale,
+                    "testing the hints": testing * hinted_turns} | seconds,
     }  # fmt: skip
+
+
+def read_log(run: Path) -> JudgedLog:
+    """Return the judged turns of a run. Raises OpdkitError where none of them has a hint."""
+    reviews = reviews_in_force(run)
+    turns = [turn for part in range(part_count(run, "judge"))
+             for turn in joined_turns(run, part, reviews=reviews, partial=True)]  # fmt: skip
+    verdicts = {turn.turn_id: turn.decided for turn in turns if turn.decided is not None}
+    judged = [turn for turn in turns if turn.turn_id in verdicts]
+    hinted = [turn for turn in judged if verdicts[turn.turn_id]["hint"]]
+    if not hinted:
+        why = "only rewards could train it, and what they bring cannot be foreseen" if judged else "judge it first"
+        raise OpdkitError(f"{run} has no turn with a hint among {counted(len(judged), 'judged turn')}: {why}")
+    # With --good and --bad, turns without a reaction are judged, too.
+    able = sum(turn.turn["trainable"] or turn.turn_id in verdicts for turn in turns)
+    return JudgedLog(judged, verdicts, hinted, able / len(judged))
 
 
 def draw_turns(turns: Sequence[JoinedTurn], config: ForecastConfig) -> list[JoinedTurn]:
     """Return at most `--hints` of these turns, drawn by `--seed`."""
     return sorted(turns, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
+
+
+def decide(tests: Sequence[Row], learned_from: Sequence[Row], judge: Judge, hinted_turns: float) -> JSON:
+    """Return the decision, its reason and the gain; without an interval where the hints are from too few sessions."""
+    gain, low, high = expect(learned_from, judge, hinted_turns * len(learned_from) / len(tests))
+    sessions = len({session_of(row["turn_id"]) for row in learned_from or tests})
+    is_known, problem = sessions >= FEWEST, find_problem(tests, judge)
+    reason = f"too few sessions to tell: the hints to learn from are from {sessions:,}, and {FEWEST} are needed"
+    if is_known:
+        reason = f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}"
+    return {"go": is_known and low > WORTH and problem is None, "reason": problem or reason,
+            "gain": gain, "low": low if is_known else None, "high": high if is_known else None}  # fmt: skip
 
 
 def find_problem(rows: Sequence[Row], judge: Judge) -> str | None:
@@ -164,9 +187,9 @@ def find_problem(rows: Sequence[Row], judge: Judge) -> str | None:
 
 
 def measure_costs(
-    teacher: TeacherConfig, scorer: Scorer, drawn: list[JudgedSession], turns: float, hinted: float
+    teacher: TeacherConfig, scorer: Scorer, drawn: list[JudgedSession], log: JudgedLog
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Return the tokens and seconds of scoring and training for `turns`, of which `hinted` have a hint as `drawn` have.
+    """Return the tokens and seconds of scoring and training for the whole log, of which `drawn` are hinted turns.
 
     Raises OpdkitError where no drawn turn can be scored.
     """
@@ -174,9 +197,11 @@ def measure_costs(
     read, more_read = (counters.total("tokens read") for counters in (alone, both))
     if not read:
         raise OpdkitError(f"none of {counted(len(drawn), 'turn')} with a hint can be scored: {alone.list_reasons()}")
+    # Per hinted turn: tokens read for its logged reply and for those of the teacher; seconds to sample and score these.
     logged, written, sampling = (n / len(drawn) for n in (read, more_read - read, both.seconds - alone.seconds))
+    turns, hinted, speed = len(log.turns) * log.scale, len(log.hinted) * log.scale, read / alone.seconds
     tokens_per_epoch = round(logged / 2 * turns + written / 2 * hinted)  # half is read without the hint
-    scoring, speed = tokens_per_epoch + round((logged + written) / 2 * hinted), read / alone.seconds
+    scoring = tokens_per_epoch + round((logged + written) / 2 * hinted)
     training = tokens_per_epoch * epochs_over(round((turns + teacher.samples * hinted) / TrainConfig.batch_turns))
     return {"scoring": scoring, "training": training}, {
         "scoring": (scoring - written * hinted) / speed + sampling * hinted,
@@ -189,53 +214,52 @@ def skill_of(judge: Judge) -> float:
     return sum((right + 9) / (count + 10) for right, count in judge.values()) - 1
 
 
-def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, float, float]:
+def expect(learned_from: Sequence[Row], judge: Judge, turns: float) -> tuple[float, float, float]:
     """Return the expected gain, and the interval that holds it with probability 0.9.
 
-    `rows` are the tested hints that are LEARNED_FROM, `turns` the turns of the whole log with such hints.
+    `learned_from` are the tested hints that training learns from, `turns` the turns of the whole log with such hints.
     """
     by_session, skill = defaultdict[str, list[float]](list), max(LEAST_SKILL, skill_of(judge))
-    for row in rows:
+    for row in learned_from:
         by_session[session_of(row["turn_id"])].append((row["with_hint"] - row["without_hint"]) / skill)
     sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])
+    mean = min(1.0, float(np.divide(*sums.sum(0))))  # few replies to one hint may differ by more than 1: that is chance
     halves = (UNSURE * HALF_LEARNED, HALF_LEARNED, HALF_LEARNED / UNSURE)
     least, learned, most = (turns**2 / (turns**2 + half**2) for half in halves)
-    mean = min(1.0, float(np.divide(*sums.sum(0))))  # few replies to one hint may differ by more than 1: that is chance
     spread = np.divide(*resample_sums(sums, 0).T).std()
     margin = _NORMAL_90 * math.hypot(spread, SPREAD) * max(0.5, learned)
     low, high = sorted((least * mean, most * mean))  # of a loss, the most that is learned is the lowest
     return learned * mean, max(-1.0, low - margin), min(1.0, high + margin)
 
 
-def measure_judge(
-    chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequence[JoinedTurn], counters: Counters
-) -> Judge:
-    """Return how often the judge is right about replies of the log to `drawn`; `turns` are all judged ones.
+def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], log: JudgedLog, left_out: Counters) -> Judge:
+    """Return how often the judge is right about logged replies: that of a turn, and the next one of its session.
 
     A reply that the template cannot render is left out, and counted by the reason.
     """
-    following, texts = {a.turn_id: b for a, b in pairwise(turns)}, DEFAULTS["criterion"]
-    judge: Judge = {}
+    next_of = {a.turn_id: b for a, b in pairwise(log.turns) if a.session_id == b.session_id}
+    judge, texts = Judge(), DEFAULTS["criterion"]
     for name, reward in (("follow", 1), ("do not follow", -1)):
         replies = []
         for turn in drawn:
-            replied = following.get(turn.turn_id) if reward == 1 else turn
-            if replied and replied.session_id == turn.session_id and (replied.decided or {})["reward"] == reward:
-                try:
-                    ids = reply_of(chat, replied.session, replied.turn, counters)[0].ids
-                except ChatError as error:
-                    counters.drop(error.reason)
-                    continue
-                before, hint = turn.session["messages"][: turn.index], (turn.decided or {})["hint"]
-                seen = visible(chat.text([i for i in ids if i not in chat.stop_ids]), thinking=False)
-                replies.append(FreshReply(f"{turn.turn_id}:{name}", before, seen, texts["helps"], hint))
+            replied = next_of.get(turn.turn_id) if reward == 1 else turn
+            if replied is None or log.verdicts[replied.turn_id]["reward"] != reward:
+                continue
+            try:
+                ids = reply_of(chat, replied.session, replied.turn, left_out)[0].ids
+            except ChatError as error:
+                left_out.drop(error.reason)
+                continue
+            before, hint = turn.session["messages"][: turn.index], log.verdicts[turn.turn_id]["hint"]
+            seen = visible(chat.text([i for i in ids if i not in chat.stop_ids]), thinking=False)
+            replies.append(FreshReply(f"{turn.turn_id}:{name}", before, seen, texts["helps"], hint))
         said = [one.is_met for _, one in judge_replies(ask, replies, texts) if one.is_met is not None]
         judge[name] = (said.count(reward == 1), len(said))
     return judge
 
 
-def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn], scale: float) -> dict[str, int]:
-    """Return {"judging": tokens that the votes on `turns`, times `scale`, took}; {} for those of a rollout.
+def count_judging(config: ForecastConfig, chat: Chat, log: JudgedLog) -> dict[str, int]:
+    """Return {"judging": tokens that the votes on the whole log take}; {} where a rollout judged it.
 
     The judge has counted them. Where its server does not say, those of a draw of the turns are counted with `chat`. A
     server reads a turn again for each vote; a local judge reads what questions have in common once, and rules nothing.
@@ -245,13 +269,14 @@ def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn
         return {}
     prompt, cached, completion = map(summary_of(config.run, "judge").counters.total, USAGE)
     if prompt:
-        return {"judging": round((prompt - (cached if judge == "local" else 0) + completion) * scale)}
+        return {"judging": round((prompt - (cached if judge == "local" else 0) + completion) * log.scale)}
     texts = plan["inputs"].get("wording", {}).get("judge", DEFAULTS["judge"])
-    encode, drawn = partial(chat.tokenizer.encode, add_special_tokens=False), draw_turns(turns, config)
+    encode, drawn = partial(chat.tokenizer.encode, add_special_tokens=False), draw_turns(log.turns, config)
     for turn in drawn if judge in MODEL_JUDGES else ():
-        votes = {name: [vote["raw"] for vote in (turn.verdict or {})[f"{name}_votes"]] for name in ("hint", "reward")}
+        verdict = log.verdicts[turn.turn_id]
+        votes = {name: [vote["raw"] for vote in verdict[f"{name}_votes"]] for name in ("hint", "reward")}
         common = texts["system"] + turn_text(*TurnToJudge(turn, None).reply, plan["config"]["max_section_chars"])
         prompts = [encode(common + texts[name]) for name in votes for _ in votes[name]]
         total += sum(map(len, prompts)) if judge in SERVED else count_nodes(prompts)
         total += sum(len(encode(answer)) for answers in votes.values() for answer in answers)
-    return {"judging": round(total / len(drawn) * len(turns) * scale)}
+    return {"judging": round(total / len(drawn) * len(log.turns) * log.scale)}
