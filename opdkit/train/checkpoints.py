@@ -122,9 +122,10 @@ def _replace(folder: Path, kind: str, step: int, content: JSON) -> None:
         move_into_place(temporary, final)  # on the disk before the older file is removed
     if kind == "step":
         _remove(folder, "step", final)
+    # A training that resumes from the newest checkpoint needs the last best state before it.
     newest = max((path.name.removeprefix("step") for path in folder.glob("step-*.pt")), default="")
-    before = [path for path in folder.glob("best-*.pt") if path.name.removeprefix("best") <= newest]
-    _remove(folder, "best", final, max(before, default=final))
+    resumable = [path for path in folder.glob("best-*.pt") if path.name.removeprefix("best") <= newest]
+    _remove(folder, "best", final, max(resumable, default=final))
 
 
 def _remove(folder: Path, kind: str, *keep: Path) -> None:

@@ -29,7 +29,7 @@ def model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) 
     # The second key is opdkit's own: a later round whose base is this model finds the licence there.
     licence = " ".join(str(base.get("license") or base.get("base_model_license") or "").split())
     header = {"base_model": hub_name, "base_model_license": licence}
-    plan = config.plan() | {"filter": ["..."] * bool(config.filter)}
+    plan = config.plan() | {"filter": ["..."] if config.filter else []}
     options = command_line("train", TrainConfig, Path("RUN"), plan, ("model", "objective", "epochs"))[3:]
     return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(
         header="".join(f"{key}: {json.dumps(value)}\n" for key, value in header.items() if value),

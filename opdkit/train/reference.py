@@ -55,9 +55,8 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
     for i, turn in enumerate(turns):
         by_session[turn.branch_root].append(i)
     sessions, size = list(by_session.values()), config.micro_batch_tokens
-    sizes = [
-        max(len(turns[i]) for i in session) + sum(len(turns[i].response_ids) for i in session) for session in sessions
-    ]  # at most: a turn begins with the one before it
+    # At most: a turn begins with the one before it.
+    sizes = [max(len(turns[i]) for i in one) + sum(len(turns[i].response_ids) for i in one) for one in sessions]
     own = deal(sizes, accelerator.num_processes)[accelerator.process_index]
     groups = pack_side_by_side([sizes[k] for k in own], size)
     logprobs, tokens = dict[int, NDArray[np.float32]](), 0

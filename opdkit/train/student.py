@@ -33,8 +33,9 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
         modules = list(model.modules())
         # Layers of Mamba read these weights past their adapters, and the router of Llama 4 returns two tensors.
         is_mamba = any(hasattr(module, "A_log") and hasattr(module, "D") for module in modules)
-        excluded = ["out_proj", "dt_proj"] * is_mamba
-        excluded += ["router"] * any(type(module).__name__ == "Llama4Router" for module in modules)
+        excluded = ["out_proj", "dt_proj"] if is_mamba else []
+        if any(type(module).__name__ == "Llama4Router" for module in modules):
+            excluded.append("router")
         lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear",
                           exclude_modules=excluded or None, task_type="CAUSAL_LM")  # fmt: skip
         try:

@@ -101,11 +101,11 @@ def _drop_reason(turn: Turn, terms: Collection[str], holdout: float, *, anchored
         return "held out"
     if not turn.sampled.any():
         return "nothing sampled"
-    needs_reward, needs_hint = "reward" in terms, bool(set(terms) - {"reward"})
-    missing = ["no reward"] * (needs_reward and turn.reward is None)
-    missing += ["no hint"] * (needs_hint and turn.teacher_logprobs is None)
-    if len(missing) == needs_reward + needs_hint and not (anchored and turn.is_anchor):
-        return " and ".join(missing)
+    lacks = {"no reward": turn.reward is None} if "reward" in terms else {}  # of what the terms need
+    if set(terms) - {"reward"}:
+        lacks["no hint"] = turn.teacher_logprobs is None
+    if all(lacks.values()) and not (anchored and turn.is_anchor):
+        return " and ".join(lacks)
     support = [turn.support.old, turn.support.teacher] if turn.support else []
     numbers = [turn.old_logprobs, turn.teacher_logprobs, turn.behavior_logprobs, *support]
     if not all(np.isfinite(x[turn.sampled]).all() for x in numbers if x is not None):

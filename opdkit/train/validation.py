@@ -136,12 +136,12 @@ class Validation:
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]
         tokens = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
         kls, read = self._compare([(self.teacher if p.hinted else self.base, p.compared_ids, r) for p, r in answered])
-        for batch in (slice(FIRST_HINTS), slice(FIRST_HINTS, None)):
+        for hints in (slice(FIRST_HINTS), slice(FIRST_HINTS, None)):
             changed = [i for i, (prompt, _) in enumerate(answered) if not prompt.hinted and kls[i] > CHANGED]
-            again = [(i, ids) for i in changed for ids in answered[i][0].other_hint_ids[batch]]
-            explained, more = self._compare([(self.teacher, ids, answered[i][1]) for i, ids in again])
+            again = [(i, ids) for i in changed for ids in answered[i][0].other_hint_ids[hints]]
+            kls_again, more = self._compare([(self.teacher, ids, answered[i][1]) for i, ids in again])
             read += more
-            for (i, _), kl in zip(again, explained, strict=True):
+            for (i, _), kl in zip(again, kls_again, strict=True):
                 kls[i] = min(kls[i], kl)
         results = {prompt: {
             "turn_id": prompt.turn_id,
