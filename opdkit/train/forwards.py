@@ -94,8 +94,7 @@ def build_chains(sequences: Sequence[PromptResponse], sessions: Sequence[str]) -
 
     A chain has as many tokens as its last turn, so it fits where that turn does.
     """
-    chains: dict[str, list[list[int]]] = {}
-    ids = [s.prompt_ids + s.response_ids for s in sequences]
+    chains, ids = dict[str, list[list[int]]](), [s.prompt_ids + s.response_ids for s in sequences]
     for i in sorted(range(len(ids)), key=lambda i: len(ids[i])):
         known = chains.setdefault(sessions[i], [])
         continued = (c for c in reversed(known) if ids[i][: len(ids[c[-1]])] == ids[c[-1]])
@@ -108,8 +107,7 @@ def build_chains(sequences: Sequence[PromptResponse], sessions: Sequence[str]) -
 
 def deal(lengths: Sequence[int], processes: int) -> list[list[int]]:
     """Return the indices of each process: the longest is dealt first, to the process with the fewest tokens so far."""
-    hands: list[list[int]] = [[] for _ in range(processes)]
-    load = [0] * processes
+    hands, load = [list[int]() for _ in range(processes)], [0] * processes
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         process = load.index(min(load))
         hands[process].append(i)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -112,20 +113,19 @@ def check_decisions(run: Path, turns: set[int] | None) -> Iterator[Finding]:
     `turns` are the hashes of the run's turns, None if some could not be read.
     """
     where = reviews.reviews_dir(run)
-    stage, table = REVIEWS.stage, REVIEWS.name
+    finding = partial(Finding, REVIEWS.stage, table=REVIEWS.name)
     for path in sorted(where.iterdir()) if where.is_dir() else ():
         if not (path.name in (reviews.FILE, reviews.TORN) or path.match(reviews.OLD_FILES)):
-            yield Finding(stage, "not a file of decisions", table, key=path.name, todo=f"move it out of {where}")
+            yield finding("not a file of decisions", key=path.name, todo=f"move it out of {where}")
     try:
         readable = reviews.ReviewLog(run).all_reviews()
     except OpdkitError as error:
-        yield Finding(stage, str(error), table, todo="put it back from a copy, or decide again")
+        yield finding(str(error), todo="put it back from a copy, or decide again")
         return
     for review in readable:
         if (problem := reviews.find_problem(review)) is not None:
-            todo = f"decide on it again, `opdkit review {quote(run)}`"
-            yield Finding(stage, problem, table, key=review.turn_id, todo=todo)
+            yield finding(problem, key=review.turn_id, todo=f"decide on it again, `opdkit review {quote(run)}`")
     for name in sorted({review.turn_id for review in readable}):
         if turns is not None and hash(name) not in turns:
             todo = "it changes nothing: extract the logs that it was made on, or withdraw it"
-            yield Finding(stage, "a decision on a turn that is not there", table, key=name, todo=todo)
+            yield finding("a decision on a turn that is not there", key=name, todo=todo)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,13 @@ _REWARDS = (-1, 0, 1)
 _REWARDED = ("ok", "tie", "empty", OUTCOME)  # the states of a reward that is not null
 
 
+class KnownVerdict(NamedTuple):
+    """Verdict as far as targets and hint checks depend on it."""
+
+    reward: int | None
+    hints: frozenset[str]
+
+
 @dataclass
 class Seen:
     """Hashes of the keys of the whole run so far."""
@@ -50,7 +57,7 @@ class Known:
     roles: dict[str, list[str]] | None = None  # session -> the roles of its messages
     trainable: dict[str, bool] | None = None  # turn -> may be judged
     last: set[str] = field(default_factory=set)  # turns that nobody reacted to: judged by outcomes alone
-    verdicts: dict[str, tuple[int | None, frozenset[str]]] | None = None  # turn -> reward, hints
+    verdicts: dict[str, KnownVerdict] | None = None  # by turn
     decided: dict[str, Any] = field(default_factory=dict)  # turn -> decision, as the targets took it
     complete: bool = True  # every trainable turn must have a verdict: no --limit
     weighed: bool = False  # votes count by their confidences: --weigh-votes
@@ -68,7 +75,7 @@ class Known:
             self.last = {row["turn_id"] for row in rows if row["skip_reason"] == NO_NEXT}
             self.seen.turns.update(map(hash, self.trainable))
         elif table == "verdicts":
-            self.verdicts = {row["turn_id"]: (row["reward"], frozenset(row["hints"])) for row in rows}
+            self.verdicts = {row["turn_id"]: KnownVerdict(row["reward"], frozenset(row["hints"])) for row in rows}
         elif table == "targets":
             self.seen.targets.update(hash(row["turn_id"]) for row in rows)
             supports = (row["support_ids"][0] for row in rows if row["support_ids"] is not None)
@@ -172,13 +179,13 @@ def _is_against_the_votes(row: Row, known: Known) -> bool:
     return reward_of(scores, confidences_of(votes) if known.weighed else None).reward != row["reward"]
 
 
-def _verdict_of(row: Row, known: Known) -> tuple[int | None, frozenset[str]] | None:
-    """Return reward and hints of a target's turn, as the votes and then people say."""
+def _verdict_of(row: Row, known: Known) -> KnownVerdict | None:
+    """Return the verdict on a target's turn, as the votes and then people say."""
     verdict, decided = (known.verdicts or {}).get(row["turn_id"]), known.decided.get(row["turn_id"], {})
     if verdict is None or not decided:
         return verdict
-    hints = verdict[1] if "hint" not in decided else frozenset({decided["hint"]} - {None})
-    return decided.get("reward", verdict[0]), hints
+    hints = verdict.hints if "hint" not in decided else frozenset({decided["hint"]} - {None})
+    return KnownVerdict(decided.get("reward", verdict.reward), hints)
 
 
 def _has_other_length(row: Row, known: Known, column: str) -> bool:
@@ -256,10 +263,10 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         known.verdicts is not None and row["turn_id"] not in known.verdicts) for table in ("escalated", "targets")],
     ("targets", "reward is not that of its verdict", lambda row, known:
         (verdict := _verdict_of(row, known)) is not None
-        and row["reward"] != (verdict[0] if row["written"] is None else None)),
+        and row["reward"] != (verdict.reward if row["written"] is None else None)),
     ("targets", "hint is not one of its verdict's", lambda row, known:
         (verdict := _verdict_of(row, known)) is not None
-        and row["hint"] is not None and row["hint"] not in verdict[1]),
+        and row["hint"] is not None and row["hint"] not in verdict.hints),
     ("targets", "a token id outside the vocabulary", lambda row, known: _has_no_token(row["response_ids"], known)),
     ("targets", "a token id of the support outside the vocabulary", lambda row, known:
         row["support_ids"] is not None and _has_no_token(row["support_ids"][1], known)),
@@ -273,7 +280,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     *[("targets", f"{column} does not have K values everywhere", lambda row, known, column=column:
         row[column] is not None and bool((row[column][0] != known.width).any())) for column in _SUPPORTS],
     ("hint_checks", "its hint is not one of its verdict's", lambda row, known:
-        (verdict := (known.verdicts or {}).get(row["turn_id"])) is not None and row["hint"] not in verdict[1]),
+        (verdict := (known.verdicts or {}).get(row["turn_id"])) is not None and row["hint"] not in verdict.hints),
     ("metrics", "the steps are not 1, 2, 3, ...", lambda row, known: row["step"] != row["row"] + 1),
     ("metrics", "turn_ids are not as many as turns", lambda row, known: len(row["turn_ids"]) != row["turns"]),
     ("metrics", "a turn that is not a target", lambda row, known:

@@ -67,8 +67,7 @@ def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
 
     `scratch` is the folder for copies of standard input and of data sets.
     """
-    inputs: list[Input] = []
-    names: set[str] = set()
+    inputs, names = list[Input](), set[str]()
     for number, (source, path, given) in enumerate(find_files(logs, scratch), 1):
         inputs += unpack_members(source, path, given, scratch / f"zip-{number}", names)
     return inputs
@@ -140,7 +139,7 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
     else:
         near = path.parent.iterdir() if rotated and path.parent.is_dir() else ()
         beside = [p for p in near if p.name != path.name and _unrotated(p).name == path.name]
-        files = sorted(beside, key=_oldest_first) + [path] * path.exists()
+        files = sorted(beside, key=_oldest_first) + ([path] if path.exists() else [])
         if not files:  # a log may be gone until its next line, when it was rotated
             others = "or folders of them" if rotated else "folders of them, - or hf:NAME"
             raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, {others}")
@@ -194,8 +193,7 @@ def _copy_dataset(log: str, path: Path) -> Path:
     """
     import datasets  # slow to import, and rarely needed
 
-    name = log.removeprefix("hf:")
-    split = "train"
+    name, split = log.removeprefix("hf:"), "train"
     if not Path(name).exists() and ":" in name:
         name, split = name.rsplit(":", 1)
     try:

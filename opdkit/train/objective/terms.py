@@ -207,9 +207,8 @@ def step_loss(
         if term.name == "support":
             assert term.advantages is not None
             now, old = support_NK[mask_N], tokens.support_old_NK[mask_N]
-            loss_NK, _, clipped_NK = policy_gradient(
-                now, old, term.advantages[mask_N], objective.clip_low, objective.clip_high, objective.dual_clip
-            )
+            bounds = objective.clip_low, objective.clip_high, objective.dual_clip
+            loss_NK, _, clipped_NK = policy_gradient(now, old, term.advantages[mask_N], *bounds)
             loss_N, clipped = loss_NK.sum(-1), clipped + clipped_NK.sum()
         elif term.target_NK is not None:
             alpha, forward_kl = objective.divergence_alpha, objective.forward_kl
@@ -245,8 +244,7 @@ def _sampled_loss(
         assert term.advantages is not None
         shares[term.name] = (term.scale_N * term.advantages)[where_N] / max(totals[term.name], 1)
     coefficients = torch.stack(list(shares.values())).sum(0) if terms else torch.zeros_like(now)
-    loss, ratio, clipped = policy_gradient(
-        now, old, coefficients, objective.clip_low, objective.clip_high, objective.dual_clip
-    )
+    bounds = objective.clip_low, objective.clip_high, objective.dual_clip
+    loss, ratio, clipped = policy_gradient(now, old, coefficients, *bounds)
     metrics = {f"{name}_loss": (-ratio.detach() * share).sum() for name, share in shares.items()}
     return loss.sum(), clipped.sum(), metrics
