@@ -212,7 +212,7 @@ def list_outdated(
     if change.is_back:
         return [(night, opinion.turn_id) for night, opinion, _ in alike if night < since and opinion.kind == COMPLAINT]
     rejected = [opinion for night, opinion, _ in alike if night >= since and opinion.kind == COMPLAINT]
-    wanted = {group_of.get(str(opinion.hint)) for opinion in rejected}
+    wanted = {None, *(group_of.get(str(opinion.hint)) for opinion in rejected)}
     gone = [(opinion, session) for night, opinion, session in alike if night < since and opinion.kind != COMPLAINT]
     asked = {group_of.get(str(opinion.hint)) for _, session in gone for opinion in session.opinions if opinion.hint}
     requests = find_alike({opinion.request for _, opinion, _ in opinions},

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from random import Random
 
+import pytest
+
+from opdkit.commands.night import turned
 from opdkit.commands.night.turned import (
     Change,
     NightSession,
@@ -70,6 +73,19 @@ def test_complaints_that_asked_for_what_is_rejected_now_no_longer_count() -> Non
     turned, superseded = turned_by([both, *alone, *said(3, *[REJECTED] * 6)])
     assert turned == ["Use a table."]
     assert (2, alone[0].opinions[0].turn_id) in superseded, "the same wish, in another session"
+
+
+def test_a_complaint_without_a_hint_asked_for_nothing_that_is_rejected_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the hint that led to the rejected reply is not among those that are compared."""
+    first = ("list the files", "files? no", COMPLAINT, "Write plain words.")
+    both = NightSession(1, 0, "s", False, (*said(1, first)[0].opinions, *said(1, PRAISED_BEFORE)[0].opinions))
+    unhinted = ("list the files", "nothing is there", COMPLAINT, None)
+    others = [("sing a song", f"{n}", COMPLAINT, "Sing it.") for n in range(100)]
+    monkeypatch.setattr(turned, "_COMPARED", 12)
+    nights = [both, *said(2, unhinted, *[PRAISED_BEFORE] * 8, *others), *said(3, *[REJECTED] * 6)]
+    changes, superseded = find_turned(nights, {3})
+    assert [change.hint for change in changes] == ["Use a table."]
+    assert superseded == {(1, "1-0:1"), *((2, f"2-{n}:1") for n in range(1, 9))}
 
 
 def test_a_wish_that_stays_is_not_turned_around() -> None:
