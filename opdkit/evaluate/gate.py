@@ -116,18 +116,16 @@ def decide(
     for row in pooled:
         worse = None if row["chance"] is None else has_moved(row, 2 * level) and row["difference"] < 0
         domains.insert(1, row | {"prompts": row["count"], "noise": None, "finds": None, "worse": worse})
-    checks: list[JSON] = [{"check": name} | compare_shares(sums, limit, better=-1) for name, sums in faults.items()]
     # Where users corrected the model, other replies are what training is for.
     where = UNCORRECTED if ("kl_replies", UNCORRECTED) in stored else ALL
-    drift, length = (stored.get((metric, where)) for metric in ("kl_replies", "reply_tokens"))
-    if length:
+    checks = list[JSON]()
+    if any((row["metric"], row["domain"]) == ("kl_replies", where) for row in scores):
+        drift = stored.get(("kl_replies", where), {}).get("after")  # None: it is nowhere finite
+        checks.append({"check": "drift", "before": None, "after": drift, "worse": drift is None or drift > MUCH_DRIFT})
+    if length := stored.get(("reply_tokens", where)):
         changed = has_unusual_length(length) and has_moved(length)
-        checks.insert(0, {"check": "length", "before": length["before"], "after": length["after"], "worse": changed})
-    if drift:
-        is_much = drift["after"] > MUCH_DRIFT
-        checks.insert(0, {"check": "drift", "before": None, "after": drift["after"], "worse": is_much})
-    elif any((row["metric"], row["domain"]) == ("kl_replies", where) for row in scores):  # and nowhere finite
-        checks.insert(0, {"check": "drift", "before": None, "after": None, "worse": True})
+        checks.append({"check": "length", "before": length["before"], "after": length["after"], "worse": changed})
+    checks += [{"check": name} | compare_shares(sums, limit, better=-1) for name, sums in faults.items()]
     return conclude_gate(domains, checks, comparisons, max_loss, allowed)
 
 
