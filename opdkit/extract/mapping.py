@@ -86,33 +86,31 @@ def load(path: str) -> FieldMap:
     for key, value in document.items():
         if key not in known:
             raise ConfigError(f"{where}: there is no field {key!r}; {did_you_mean(key, known)}")
-        if key not in ("link", "next_role", "metadata", "roles", "tool_call"):
-            values[key] = parse_path(value, f"{where}: {key}")
-        elif key == "link":
+        at = f"{where}: {key}"
+        if key == "link":
             if not isinstance(value, bool):
-                raise ConfigError(f"{where}: link must be true or false")
-            values[key] = value
+                raise ConfigError(f"{at} must be true or false")
         elif key == "next_role":
-            _check_choice(value, ("user", "tool"), f"{where}: next_role")
-            values[key] = value
+            _check_choice(value, ("user", "tool"), at)
         elif key == "metadata":
             if isinstance(value, list) and all(isinstance(inner, str) for inner in value):
                 value = {inner: inner for inner in value}
             if not isinstance(value, dict):
-                raise ConfigError(f"{where}: metadata is a list of paths, or a table of names and paths")
-            values[key] = tuple((name, parse_path(inner, f"{where}: metadata")) for name, inner in value.items())
+                raise ConfigError(f"{at} is a list of paths, or a table of names and paths")
+            value = tuple((name, parse_path(inner, at)) for name, inner in value.items())
+        elif key not in ("roles", "tool_call"):
+            value = parse_path(value, at)
         elif not isinstance(value, dict):
-            raise ConfigError(f"{where}: {key} must be a table, written [{key}]")
+            raise ConfigError(f"{at} must be a table, written [{key}]")
         elif key == "roles":
             for name, role in value.items():
                 _check_choice(role, _TARGETS, f"{where}: the role of {name!r}")
-            values[key] = tuple(value.items())
+            value = tuple(value.items())
         else:
             for name in value:
                 _check_choice(name, ("id", "name", "arguments"), f"{where}: a field of [tool_call]")
-            values[key] = tuple(
-                (name, parse_path(inner, f"{where}: tool_call.{name}")) for name, inner in value.items()
-            )
+            value = tuple((name, parse_path(inner, f"{at}.{name}")) for name, inner in value.items())
+        values[key] = value
     field_map = FieldMap(**values)
     _check_shape(field_map, where)
     return field_map
