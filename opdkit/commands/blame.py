@@ -114,8 +114,7 @@ def blame(config: BlameConfig) -> Blame:
     worst = worst_groups(groups)
     left_out = count_left_out(run, write_filter(by, worst), rows)
     sentence = blame_sentence(fallen, by, groups, worst, left_out)
-    is_exact = bool(worst) and leaves_out_worst(worst, left_out)
-    commands = retrain_commands(run, trained, evaluated, by, worst) if is_exact else []
+    commands = retrain_commands(run, trained, evaluated, by, worst) if leaves_out_worst(worst, left_out) else []
     return Blame(sentence, fallen, by, groups, rows, commands)
 
 
@@ -217,9 +216,9 @@ def count_left_out(run: Path, condition: str, rows: Sequence[JSON]) -> Counter[s
 
 
 def leaves_out_worst(worst: Sequence[JSON], left_out: Counter[str | None]) -> bool:
-    """Return True if of all sessions with a value exactly those of the worst groups are left out."""
+    """Return True if of all sessions with a value exactly those of the worst groups, if any, are left out."""
     named = {value: count for value, count in left_out.items() if value is not None}
-    return named == {row["value"]: row["sessions"] for row in worst}
+    return bool(worst) and named == {row["value"]: row["sessions"] for row in worst}
 
 
 def blame_sentence(
