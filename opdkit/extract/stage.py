@@ -277,10 +277,8 @@ def check_results(counters: Counters) -> None:
     skipped = counters.labels(SKIPPED)
     why = ", ".join(f"{reason} ({n:,})" for reason, n in skipped.most_common(3)) or reasons or "no turns at all"
     if NO_NEXT in skipped:
-        warn(
-            f"no turn has a reaction to learn from: {why}. Where the log itself says how good replies were, `opdkit "
-            "judge --good ... --bad ...` rewards them by that"
-        )
+        warn(f"no turn has a reaction to learn from: {why}. Where the log itself says how good replies were, `opdkit "
+             "judge --good ... --bad ...` rewards them by that")  # fmt: skip
         return
     advice = " Every turn is marked as side; --side trains on such turns, too." if set(skipped) == {SIDE} else ""
     advice = " `extract --dry-run` without --filter shows the fields of a log." if why.startswith(FILTERED) else advice

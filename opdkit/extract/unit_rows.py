@@ -39,7 +39,7 @@ def write_unit(unit: Unit, out: PartWriter, options: RowOptions) -> None:
         _write_rejected(Line(unit.surveyed.input.source, 0, b"").reject(unit.problem), out, options)
         return
     writer = _UnitWriter(unit, out, options)
-    sessions = left_out = 0
+    is_read = False
     for item in unit.surveyed.reader.read(unit.lines):
         # A filter decides which sessions are kept, not their ids.
         writer.ordinal += isinstance(item, Conversation) and item.branch < 2
@@ -47,18 +47,17 @@ def write_unit(unit: Unit, out: PartWriter, options: RowOptions) -> None:
             _write_rejected(item, out, options)
         elif isinstance(item, LeftOut):
             counters.drop(item.reason)
-            left_out += 1
+            is_read = True
         elif (reason := find_rejection(options.filters, item, unit.surveyed.format or "")) is not None:
             counters.drop(reason)
-            left_out += 1
+            is_read = True
         else:
             try:
                 writer.write(item)
+                is_read = True
             except Unreadable as why:
                 _write_rejected(Line(item.source, item.line, b"").reject(why), out, options)
-            else:
-                sessions += 1
-    if not sessions and not left_out:
+    if not is_read:
         counters.count(UNREAD)
 
 
