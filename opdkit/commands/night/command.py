@@ -11,7 +11,6 @@ from opdkit.commands.night.forget import finish_forgetting, forget, reset
 from opdkit.commands.night.home import Home, Night
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
-from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.night import ForgetConfig, NightConfig
 from opdkit.config.pipeline import stage_configurations
 from opdkit.config.run import PipelineConfig
@@ -76,7 +75,7 @@ def finish_nights(home: Home, config: NightConfig) -> None:
 
 def copy_news(home: Home, night: Night, config: NightConfig) -> str:
     """Copy what is new in the logs into the night's folder. Return what it is in words; "" without news."""
-    extract: Any = configurations(home, night, config)["extract"]
+    extract = configurations(home, night, config)["extract"]
     for log in map(Path, extract.logs):
         if home.path.resolve().is_relative_to(log.resolve()):
             raise ConfigError(f"LOGS {log} holds HOME {home.path}: nights would read what they wrote; keep them apart")
@@ -101,7 +100,7 @@ def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     print_line(f"night {night.number}: {record['decision']}. {record['sentence']}")
 
 
-def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, StageConfig]:
+def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, Any]:
     """Return the configurations of extract, judge, teacher, train and eval of a night, by name.
 
     Raises ConfigError for options of these stages that a night cannot follow, and OpdkitError for files and models that
@@ -112,25 +111,26 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, S
         judge_model=config.judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
     # The first model judges every night. By default, the stages would take the one that they train: the promoted one.
-    stages = stage_configurations(pipeline, config.model, more=("eval",))
-    for name, options in ((name, vars(stage)) for name, stage in stages.items()):
-        if refused := next((option for option in ("limit", "dry_run", "overwrite") if options.get(option)), None):
+    stages: dict[str, Any] = {**stage_configurations(pipeline, config.model, more=("eval",))}
+    for name, stage in stages.items():
+        if refused := next((option for option in ("limit", "dry_run", "overwrite") if vars(stage).get(option)), None):
             raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")
-        if options.get("shard", "auto") != "auto":
+        if stage.shard != "auto":
             raise ConfigError(f"shard of {name} is not for nights: a night is a single process")
-    train, evaluation = vars(stages["train"]), vars(stages["eval"])
-    if train["run"] != night.folder or train["holdout"] not in (TrainConfig.holdout, config.holdout):
+    teacher, train, evaluation = (stages[name] for name in ("teacher", "train", "eval"))
+    if train.run != night.folder or train.holdout not in (TrainConfig.holdout, config.holdout):
         raise ConfigError("name and holdout of train are not for nights: a night has one training, and --holdout")
-    refused = next((option for option in ("from_log", "trained", "model", "max_prompts") if evaluation[option]), None)
-    if refused or evaluation["run"] != night.folder:
+    own = ("from_log", "trained", "model", "max_prompts")
+    refused = next((option for option in own if getattr(evaluation, option)), None)
+    if refused or evaluation.run != night.folder:
         raise ConfigError(f"{refused or 'name'} of eval is not for nights: a night compares its own model with the "
                           "promoted one, on all of its tests")  # fmt: skip
     # With each training a model follows hints less well, above all those that turn around what it was taught. So the
     # first model stays the teacher.
-    teacher = vars(stages["teacher"])["teacher"] or ((config.model,) if pipeline.model != config.model else ())
-    changes: dict[str, JSON] = {"teacher": {"teacher": teacher}, "train": {"holdout": config.holdout},
-                                "eval": {"from_log": True, "prompts": None}}  # fmt: skip
-    stages |= {name: replace(stages[name], **changed) for name, changed in changes.items()}
+    if not teacher.teacher and pipeline.model != config.model:
+        stages["teacher"] = replace(teacher, teacher=(config.model,))
+    stages["train"] = replace(train, holdout=config.holdout)
+    stages["eval"] = replace(evaluation, from_log=True, prompts=None)
     check_stages(stages.values())
     if config.prompts is not None:
         check_prompts(Path(config.prompts))

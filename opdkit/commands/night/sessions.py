@@ -7,7 +7,6 @@ nights that judged them. So teacher, training and evaluation need not know of ni
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 
 from opdkit.commands.night.home import Home, Night
@@ -27,7 +26,7 @@ from opdkit.store.reading import is_complete, part_count, read_all
 from opdkit.store.skip_reasons import NO_NEXT, READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
-from opdkit.store.turn_ids import conversation_id, is_held_out
+from opdkit.store.turn_ids import is_held_out
 
 NIGHTS = 30  # earlier nights, the last ones, that sessions are drawn from: a night's cost does not grow with the home
 MOST_TESTS = 200  # sessions of earlier nights that are kept out of training, to decide with
@@ -43,16 +42,6 @@ class ChosenSessions:
     changes: list[Change]  # of what users want: all that hold
     new_changes: list[Change]  # those that no earlier night found
 
-    @cached_property
-    def parts(self) -> list[tuple[int, int]]:
-        """(night, part) of each part: where its sessions lie."""
-        return sorted({(versions[0].night, versions[0].part) for versions in self.sessions.values()})
-
-    def conversations(self, nights: Collection[int]) -> set[str]:
-        """Return the ids of the conversations that one of these nights saw."""
-        return {conversation_id(name) for name, versions in self.sessions.items()
-                if any(version.night in nights for version in versions)}  # fmt: skip
-
 
 def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) -> ChosenSessions:
     """Choose the sessions of a night. The same homes, options and seed give the same ones.
@@ -62,9 +51,9 @@ def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) ->
     """
     learns = set(night.record["learns"])
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
-    read = [session for number in (*earlier, *sorted(learns))
-            for session in read_sessions(home.night(number), config.holdout)]  # fmt: skip
-    read = drop_withdrawn(read)
+    read = drop_withdrawn([session for number in (*earlier, *sorted(learns))
+                           for session in read_sessions(home.night(number), config.holdout)])  # fmt: skip
+    # What users turned around: the last night that looked for changes knows the older ones.
     records = (home.night(n).record for n in sorted(night.record["earlier"], reverse=True) if n < night.number)
     known = [Change.from_json(row) for row in next((old["changes"] for old in records if "changes" in old), ())]
     changes, superseded = find_turned(read, learns, known)
@@ -72,19 +61,18 @@ def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) ->
     read = [replace(session, opinions=kept) for session, kept in zip(read, current, strict=True) if kept]
     new = [session for session in read if session.night in learns]
     new_ids = {session.session_id for session in new}
-    new_turns = {opinion.turn_id for session in new if not session.is_held_out for opinion in session.opinions}
     old = [session for session in read if session.night not in learns and session.session_id not in new_ids]
     blamed = {session.session_id for session in old if any(o.kind == COMPLAINT for o in session.opinions)}
-    drawn = sorted(old, key=lambda session: stable_hash(f"replay:{seed}:{night.number}:{session.session_id}"))
-    wanted, replay = round(len(new_turns) * config.replay / (1 - config.replay)), list[NightSession]()
-    replayed = set[str]()  # turns; two nights may have judged the same one
-    for session in drawn:
-        if len(replayed) >= wanted:
-            break
-        if not session.is_held_out and session.session_id not in blamed:
+    tests = choose_tests([session for session in old if session.is_held_out], blamed)
+    # Of turns that two nights have judged, each counts once.
+    new_turns = {opinion.turn_id for session in new if not session.is_held_out for opinion in session.opinions}
+    most = round(len(new_turns) * config.replay / (1 - config.replay))
+    replay, replayed = list[NightSession](), set[str]()
+    calm = [session for session in old if not session.is_held_out and session.session_id not in blamed]
+    for session in sorted(calm, key=lambda session: stable_hash(f"replay:{seed}:{night.number}:{session.session_id}")):
+        if len(replayed) < most:
             replay.append(session)
             replayed.update(opinion.turn_id for opinion in session.opinions)
-    tests = choose_tests([session for session in old if session.is_held_out], blamed)
     sessions: dict[str, list[NightSession]] = defaultdict(list)
     for session in sorted([*new, *replay, *tests], key=lambda session: -session.night):
         sessions[session.session_id].append(session)
@@ -148,23 +136,19 @@ def write_run(home: Home, night: Night, chosen: ChosenSessions, extract: Extract
     """Write the stages `extract` and `judge` of the night's run. What is there stays if it has the same sessions."""
     nights = {name: [version.night for version in versions] for name, versions in chosen.sessions.items()}
     used = sorted(set(chain.from_iterable(nights.values())))
-    inputs: JSON = {
-        "nights": {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in used},
-        "sessions": fingerprint(nights),
-    }
+    logs = {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in used}
+    inputs: JSON = {"nights": logs, "sessions": fingerprint(nights)}
     if all(is_complete(night.folder, stage) and manifest(night.folder, stage)["plan"]["inputs"] == inputs
            for stage in ("extract", "judge")):  # fmt: skip
         return
-    for config, tables, upstream in (
-        (extract, [SESSIONS, TURNS, REJECTED], []),
-        (judge, [VERDICTS], ["extract"]),
-    ):
+    places = sorted({(versions[0].night, versions[0].part) for versions in chosen.sessions.values()})
+    for config, tables, upstream in ((extract, [SESSIONS, TURNS, REJECTED], []), (judge, [VERDICTS], ["extract"])):
         own = replace(config, run=night.folder, overwrite=True)  # it is cheap, and a person may have reviewed since
-        stage = Stage.open(own, tables[0].stage, tables, parts=len(chosen.parts), inputs=inputs, upstream=upstream,
+        stage = Stage.open(own, tables[0].stage, tables, parts=len(places), inputs=inputs, upstream=upstream,
                            command="night")  # fmt: skip
-        for part in range(len(chosen.parts)):
+        for part, (number, source) in enumerate(places):
             with stage.writing(part) as out:
-                for table, rows in read_rows(home, chosen, part).items():
+                for table, rows in read_rows(home, chosen, number, source).items():
                     if table in {written.name for written in tables}:
                         out.rows(table, rows)
                 out.counters.rows_in = len(out.arrow(tables[0]))
@@ -178,11 +162,13 @@ def count_trained(night: Night, chosen: ChosenSessions) -> tuple[int, int]:
     return counts[True], counts[False]
 
 
-def read_rows(home: Home, chosen: ChosenSessions, part: int) -> dict[str, list[JSON]]:
-    """Return the rows of one part, by table. Only turns that count are trainable: others are part of prompts."""
-    number, source = chosen.parts[part]
+def read_rows(home: Home, chosen: ChosenSessions, number: int, part: int) -> dict[str, list[JSON]]:
+    """Return the rows of the sessions that lie in one part of a night, by table.
+
+    Only turns that count are trainable: others are part of prompts.
+    """
     in_part = {name: versions for name, versions in chosen.sessions.items()
-               if (versions[0].night, versions[0].part) == (number, source)}  # fmt: skip
+               if (versions[0].night, versions[0].part) == (number, part)}  # fmt: skip
     seen = [version for versions in in_part.values() for version in versions]
     counting = {opinion.turn_id for version in seen for opinion in version.opinions}
     judged = dict[str, tuple[int, bytes, JSON]]()  # turn -> night, digest, verdict
@@ -192,7 +178,7 @@ def read_rows(home: Home, chosen: ChosenSessions, part: int) -> dict[str, list[J
                 if turn.decided is not None:  # the last night's counts, if a reaction came later
                     judged[turn.turn_id] = judged_in, digest, turn.decided
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
-    for turns in joined_sessions(home.night(number).log, source):
+    for turns in joined_sessions(home.night(number).log, part):
         if turns[0].session_id not in in_part:
             continue
         rows["sessions"].append(turns[0].session)
@@ -205,10 +191,3 @@ def read_rows(home: Home, chosen: ChosenSessions, part: int) -> dict[str, list[J
             rows["turns"].append(turn.turn | {"trainable": counts, "skip_reason": skipped})
             rows["verdicts"] += [verdict] if counts else []
     return rows
-
-
-def count_hints(nights: Sequence[Night], holdout: float) -> int:
-    """Return how many replies have a hint in those sessions of these nights that are not kept out of training."""
-    sessions = drop_withdrawn([session for night in nights for session in read_sessions(night, holdout)])
-    opinions = (opinion for session in sessions if not session.is_held_out for opinion in session.opinions)
-    return sum({opinion.turn_id: opinion.hint is not None for opinion in opinions}.values())

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from opdkit.commands.gate import gate
 from opdkit.commands.night.forget import drop_sessions, read_forgotten
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night, utc_now
-from opdkit.commands.night.sessions import choose_sessions, count_hints, count_trained, write_run
+from opdkit.commands.night.sessions import choose_sessions, count_trained, drop_withdrawn, read_sessions, write_run
 from opdkit.commands.report.command import run as write_report
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, StageConfig, read_text
@@ -37,13 +37,14 @@ from opdkit.store.counters import Summary
 from opdkit.store.reading import is_complete, read_all, read_arrow, read_part, summary_of
 from opdkit.store.run_stage import run_stage
 from opdkit.store.skip_reasons import FORGOTTEN
+from opdkit.store.turn_ids import conversation_id
 
 TESTS = "tests.jsonl"  # of a night: the prompts that decide
 _CHANCE = 0.05  # that a model which is no better is promoted, at most
 
 
-def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
-    """Do what is left of a night, and return what its night.json says. Raises what the stages raise."""
+def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
+    """Do what is left of a night, and return what its night.json says. `stages`: their configurations, by name."""
     shares = {other.record["holdout"] for other in home.nights() if "holdout" in other.record}
     if shares - {config.holdout}:
         raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep it: what "
@@ -81,10 +82,10 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     return night.record
 
 
-def read_log(home: Home, night: Night, stages: Mapping[str, StageConfig]) -> None:
+def read_log(home: Home, night: Night, stages: Mapping[str, Any]) -> None:
     """Extract and judge what is new: the run in `night.log`."""
     if not is_complete(night.log, "extract"):
-        extract = replace(stages["extract"], run=night.log, logs=(str(night.news),))  # type: ignore[call-arg]
+        extract = replace(stages["extract"], run=night.log, logs=(str(night.news),))
         try:
             say(run_step("extract", extract, night.news / NEWS).line())
         except OpdkitError as why:
@@ -124,42 +125,31 @@ def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
         return run_stage(name, replace(config, overwrite=True), *more)
 
 
-def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
+def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
     """Train on the nights that the promoted model has not learned from, and decide. Return what to write down."""
-    pending = [home.night(number) for number in night.record["learns"]]
-    # What was tried in vain, or taken back by hand, would most likely fail again, at the full cost of a training.
-    parent = night.record["parent"]
-    vain = (earlier for earlier in pending if (decision := earlier.record.get("decision")) == PROMOTED
-            or (decision == KEPT and earlier.record["parent"] == parent))  # fmt: skip
-    tried = max((earlier.number for earlier in vain), default=0)
-    hints = count_hints([earlier for earlier in pending if earlier.number > tried], config.holdout)
-    if hints < config.least_hints:
-        is_back = tried and home.night(tried).record["decision"] == PROMOTED
-        why = "whose model was taken back" if is_back else "which trained in vain"
-        since = f" since night {tried}, {why}" if tried else ""
-        return {"decision": WAITS, "sentence": f"{counted(hints, 'new reply')} with a hint{since}; a training "
-                                               f"begins at {config.least_hints:,} (--least-hints)."}  # fmt: skip
-    chosen = choose_sessions(home, night, config, vars(stages["train"])["seed"])
-    write_run(home, night, chosen, stages["extract"], stages["judge"])  # type: ignore[arg-type]
-    known = {change.hint for change in chosen.changes if change not in chosen.new_changes}
-    turned = sorted({change.hint for change in chosen.new_changes if change.hint and not change.is_back} - known)
-    changes = [change.to_json() for change in chosen.changes]
-    facts = {"kept_out": chosen.kept_out, "turned": turned, "changes": changes}
+    if sentence := explain_too_few_hints(home, night, config):
+        return {"decision": WAITS, "sentence": sentence}
+    chosen = choose_sessions(home, night, config, stages["train"].seed)
+    write_run(home, night, chosen, stages["extract"], stages["judge"])
     new, replayed = count_trained(night, chosen)
     say(f"{counted(new, 'judged turn')} to learn from, {replayed:,} of earlier nights, "
         f"{counted(chosen.kept_out, 'session')} kept out to decide with")  # fmt: skip
+    known = {change.hint for change in chosen.changes if change not in chosen.new_changes}
+    turned = sorted({change.hint for change in chosen.new_changes if change.hint and not change.is_back} - known)
     for hint in turned:
         warn(f"users turned around what they wanted; from now on: {hint}")
     for hint in sorted({change.hint for change in chosen.new_changes if change.hint and change.is_back}):
         warn(f"users turned around what they wanted; they no longer ask for: {hint}")
-    named = config.served_as or vars(stages["teacher"])["served_as"]
+    facts: JSON = {"kept_out": chosen.kept_out, "turned": turned,
+                   "changes": [change.to_json() for change in chosen.changes]}  # fmt: skip
+    named = config.served_as or stages["teacher"].served_as
     logged = {row["model"] for row in read_all(night.folder, "sessions", ["model"]) if row["model"]}
     served_as = named or tuple(sorted(logged))
     if len(served_as) > 1 and not named:
         warn(f"the logs name several models, which all count as the student: {', '.join(served_as)}; --served-as says "
              "which of them it is")  # fmt: skip
-    evaluation: Any = replace(stages["eval"], served_as=served_as)  # type: ignore[call-arg]
-    tests = write_tests(night, config, evaluation, vars(stages["train"])["model"])
+    evaluation = replace(stages["eval"], served_as=served_as)
+    tests = write_tests(night, config, evaluation, stages["train"].model)
     units = {prompt.unit for prompt in read_prompts(tests) if prompt.corrected} if tests else set()
     if len(units) < FEWEST:
         return facts | {"decision": WAITS, "sentence": f"Users corrected the model in {counted(len(units), 'test')}: "
@@ -167,11 +157,31 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, St
                         " --prompts."}  # fmt: skip
     facts |= {"turns": new, "replayed": replayed}
     try:
-        say(run_step("teacher", replace(stages["teacher"], served_as=served_as)).line())  # type: ignore[call-arg]
+        say(run_step("teacher", replace(stages["teacher"], served_as=served_as)).line())
         say(run_step("train", stages["train"]).line())
     except NothingLearnedError as why:
         return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
-    return facts | decide(home, night, config, evaluation, chosen.conversations(night.record["learns"]))
+    learns = set(night.record["learns"])
+    learned = {conversation_id(name) for name, versions in chosen.sessions.items()
+               if any(version.night in learns for version in versions)}  # fmt: skip
+    return facts | decide(home, night, config, evaluation, learned)
+
+
+def explain_too_few_hints(home: Home, night: Night, config: NightConfig) -> str:
+    """Return why a night does not train; "" where --least-hints replies have a hint that no training has tried."""
+    untried, since = list[Night](), ""
+    for earlier in map(home.night, night.record["learns"]):
+        untried.append(earlier)
+        decision = earlier.record.get("decision")
+        # What was taken back or in vain would most likely fail again, at the full cost of a training.
+        if decision == PROMOTED or (decision == KEPT and earlier.record["parent"] == night.record["parent"]):
+            why = "whose model was taken back" if decision == PROMOTED else "which trained in vain"
+            untried, since = [], f" since night {earlier.number}, {why}"
+    sessions = drop_withdrawn([session for one in untried for session in read_sessions(one, config.holdout)])
+    opinions = (opinion for session in sessions if not session.is_held_out for opinion in session.opinions)
+    hints = sum({opinion.turn_id: opinion.hint is not None for opinion in opinions}.values())
+    text = f"{counted(hints, 'new reply')} with a hint{since}; a training begins at {config.least_hints:,}"
+    return f"{text} (--least-hints)." if hints < config.least_hints else ""
 
 
 def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig, learned: Set[str]) -> JSON:
@@ -183,28 +193,29 @@ def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig
     with stdout.capture():
         run_step("eval", replace(evaluation, from_log=False, prompts=str(tests)))
     decision = gate(GateConfig(run=night.folder, max_loss=config.max_loss, allow=config.allow))
-    # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out. What
-    # users complained about before, the parent has learned: it only adds noise, where there are enough new complaints.
     own = {prompt.id for prompt in read_prompts(Path(config.prompts))} if config.prompts else set()
     corrected = [prompt for prompt in read_prompts(tests) if prompt.corrected]
     new = [prompt for prompt in corrected if prompt.id in own or (prompt.session or "") in learned]
     replies = read_arrow(night.folder, "replies", 0)
     new_U4, all_U4 = (sum_known(replies, [prompt.id for prompt in prompts]) for prompts in (new, corrected))
+    # What users complained about before, the parent has learned: it only adds noise to enough new complaints.
     is_enough = len(new_U4) >= FEWEST
     has_learned = has_gained(new_U4 if is_enough else all_U4)
+    # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out.
     is_better = decision.ship and has_learned and all_U4[:, 1].sum() > all_U4[:, 0].sum()
     write_report(ReportConfig(run=night.folder))
     if is_better:
         home.promote(night.number, by="night")
-    is_part = is_enough and len(new_U4) < len(all_U4)
-    before, after, _, weight = new_U4.sum(0)
-    shares = [f"on new complaints, {after / weight:.0%} ({before / weight:.0%} before)"] if is_part else []
-    shares += [f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
-               for row in deciding_shares(read_part(night.folder, "scores", 0))]  # fmt: skip
-    gain = ("More replies are right" if is_better else "What it learned of new complaints, it lost of older ones"
-            if has_learned else "No gain beyond chance")  # fmt: skip
-    sentence = f"{gain}: {'; '.join(shares)}." if decision.ship else decision.sentence
-    answer = PROMOTED if is_better else KEPT
+    answer, sentence = PROMOTED if is_better else KEPT, decision.sentence
+    if decision.ship:
+        gain = ("More replies are right" if is_better else "What it learned of new complaints, it lost of older ones"
+                if has_learned else "No gain beyond chance")  # fmt: skip
+        shares = [f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
+                  for row in deciding_shares(read_part(night.folder, "scores", 0))]  # fmt: skip
+        if is_enough and len(new_U4) < len(all_U4):
+            before, after, _, weight = new_U4.sum(0)
+            shares.insert(0, f"on new complaints, {after / weight:.0%} ({before / weight:.0%} before)")
+        sentence = f"{gain}: {'; '.join(shares)}."
     whole = printable(f"Night {night.number}: {answer}. {sentence}")
     write_text(night.folder / "gate.md", f"{whole}\n\nThe gate: {decision.markdown()}\n")
     return {"decision": answer, "sentence": sentence, "gate": asdict(decision)}
