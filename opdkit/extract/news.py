@@ -16,13 +16,13 @@ import shutil
 import sqlite3
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 import orjson
-from xxhash import xxh3_128, xxh3_128_digest
+from xxhash import xxh3_128_digest
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
@@ -38,11 +38,11 @@ from opdkit.extract.inputs.growing import (
     KnownInput,
     LogFiles,
     Source,
-    begins_alike,
-    contains,
+    begins_with,
     digest_ends,
     find_changed_files,
     leaving_to_next_night,
+    list_sessions,
     match_sources,
     naming_lost_files,
     open_sources,
@@ -101,7 +101,7 @@ def collect_news(
             return news
         with replaced_folder(folder) as temporary:
             for name in night.pieces:
-                write_pieces(night.pieces[name], temporary / f"{name}.jsonl", night.reader, line_limit)
+                write_pieces(night.pieces[name], temporary / f"{name}.jsonl", night.readers, line_limit)
             for source in sources:
                 source.check_unchanged()
             shutil.copyfile(scratch / NEWS, temporary / NEWS)
@@ -120,16 +120,6 @@ def commit_news(ledger: Path, folder: Path) -> None:
 
 
 @dataclass
-class _Session:
-    """Session of a file, from its header up to the next one."""
-
-    name: str  # its escaped id, or its first line
-    start: int  # bytes
-    stop: int = 0
-    digest: xxh3_128 = field(default_factory=xxh3_128)  # of its lines
-
-
-@dataclass
 class _Night:
     """Search for what is new. It reads the ledger, the schema `old` of `changes`, and writes to the other."""
 
@@ -138,6 +128,7 @@ class _Night:
     log_format: str | Reader
     line_limit: int
     files: dict[bytes, str]  # every file behind the logs, in order, and its name
+    readers: Mapping[str, Reader] = field(init=False)  # of each format
     inputs: dict[int, KnownInput] = field(init=False)  # by number, from 1
     names: set[str] = field(init=False)  # of all inputs
     number: int = field(init=False)
@@ -149,15 +140,12 @@ class _Night:
     paths: dict[int, Path | None] = field(default_factory=dict)  # input -> its plain JSON lines; None: they are gone
 
     def __post_init__(self) -> None:
+        self.readers = READERS if isinstance(self.log_format, str) else {self.log_format.name: self.log_format}
         self.inputs = {row[0]: KnownInput(*row) for row in self.changes.execute("SELECT * FROM old.input")}
         self.names = {known.name for known in self.inputs.values()}
         (self.number,) = self.changes.execute("SELECT coalesce(max(number), 0) + 1 FROM old.night").fetchone()
         for known in self.inputs.values():
             self.starts[min(known.read, START)].setdefault(known.start, set()).add(known.number)
-
-    def reader(self, log_format: str) -> Reader:
-        """Return the reader of a format."""
-        return self.log_format if isinstance(self.log_format, Reader) else READERS[log_format]
 
     def save(self, known: KnownInput, file: bytes, member: str) -> None:
         """Note the place of an input, and up to where it was read."""
@@ -188,7 +176,7 @@ class _Night:
             sources += (source for source in opened if source.input.problem is None)
             if not opened or any(source.input.problem for source in opened):
                 self.look_again(os.fsencode(path))
-        for known in match_sources(sources, self.inputs, self.files, files.sizes):
+        for known in match_sources(sources, self.inputs, files):
             self.save(known, b"", "")
         for source in sorted(sources, key=lambda source: source.known is None):  # copies behind what they copy
             self.read_source(source)
@@ -196,32 +184,24 @@ class _Night:
 
     def read_source(self, source: Source) -> None:
         """Note what is new in an input, and up to where it was read."""
-        log_format, known = self.find_format(source), source.known
+        log_format = self.find_format(source)
         if log_format is None:
             source.known = None  # it has no whole line
             return
-        left: Counter[bytes] = Counter()  # units that the input held before it was rewritten
-        if known is None or known.format != log_format:
-            if known is not None:
-                self.save(known, b"", "")
-            stem = source.input.name.replace(BY_LINE, "_").encode()[:_LONGEST_NAME].decode(errors="ignore")
+        if source.known is not None and source.known.format != log_format:  # another input in its place
+            self.save(source.known, b"", "")
             source.known, source.is_rewritten = None, False
-            if (twin := self.find_twin(source, log_format)) is None:
-                known = KnownInput(len(self.inputs) + 1, b"", "", add_name(stem, self.names), log_format, True)
-            elif (copied := self.paths[twin.number]) is not None and contains(copied, source.path):
-                warn(f"{source.input.source} is a copy of {os.fsdecode(twin.path)}: it is not read")
-                self.look_again(source.file)  # once the other is gone, it takes its place
-                return
-            else:
-                known = replace(twin, number=len(self.inputs) + 1, name=add_name(stem, self.names))
-                copy_records(self.changes, twin.number, known.number)
-        elif source.is_rewritten:
+        known = source.known or self.begin_input(source, log_format)
+        if known is None:  # a copy of another input
+            return
+        left: Counter[bytes] = Counter()  # units that the input held before it was rewritten
+        if source.is_rewritten:
             query = "SELECT digest, count FROM old.unit WHERE input = ?"
             left.update(dict(self.changes.execute(query, (known.number,)).fetchall()))
             self.changes.execute("INSERT INTO rewritten VALUES (?)", (known.number,))
             known = KnownInput(known.number, b"", "", known.name, log_format, True)
         known.is_plain, self.paths[known.number] = source.is_plain, source.path
-        reader, records = self.reader(log_format), self.records
+        reader, records = self.readers[log_format], self.records
         read = self.read_sessions if reader.grouping == "session" else self.read_records
         read(source, known, reader, left)
         self.inputs_with_news += self.records > records
@@ -230,16 +210,28 @@ class _Night:
         source.known = known
         self.save(known, source.file, source.member)
 
-    def find_twin(self, source: Source, log_format: str) -> KnownInput | None:
-        """Return an input that is there and that a new one is a copy of, or begins with; the longest of several."""
-        size, twins = source.path.stat().st_size, []
+    def begin_input(self, source: Source, log_format: str) -> KnownInput | None:
+        """Return a new input, in which what it shares with an earlier one counts as read; None for a copy of that."""
+        size = source.path.stat().st_size
+        seal, twins = digest_ends(source.path, size), list[tuple[KnownInput, bool]]()
         for length in [length for length in self.starts if 0 < length <= size]:
             for number in self.starts[length].get(digest_ends(source.path, length, START), ()):
                 known, path = self.inputs[number], self.find_path(number)
-                is_twin = path is not None and (contains(path, source.path) or begins_alike(known, source.path))
+                is_copy = path is not None and begins_with(path, size, seal)
+                is_twin = is_copy or (path is not None and begins_with(source.path, known.read, known.seal))
                 if is_twin and known.format == log_format:
-                    twins.append(known)
-        return max(twins, key=lambda known: known.read, default=None)
+                    twins.append((known, is_copy))
+        twin, is_copy = max(twins, key=lambda pair: pair[0].read, default=(None, False))
+        if twin is not None and is_copy:
+            warn(f"{source.input.source} is a copy of {os.fsdecode(twin.path)}: it is not read")
+            self.look_again(source.file)  # once the other is gone, it takes its place
+            return None
+        stem = source.input.name.replace(BY_LINE, "_").encode()[:_LONGEST_NAME].decode(errors="ignore")
+        number, name = len(self.inputs) + 1, add_name(stem, self.names)
+        if twin is None:
+            return KnownInput(number, b"", "", name, log_format, True)
+        copy_records(self.changes, twin.number, number)
+        return replace(twin, number=number, name=name)
 
     def find_format(self, source: Source) -> str | None:
         """Return the format of an input; None where it has no whole line yet, or no reader knows it."""
@@ -282,39 +274,30 @@ class _Night:
     def read_sessions(self, source: Source, known: KnownInput, reader: Reader, left: Counter[bytes]) -> None:
         """Note the sessions between headers with new lines, of which the last one may continue.
 
-        A session without an id is called by its line: then the file is extracted as a whole.
+        Sessions without an id of their own are called by their lines: then the file is extracted as a whole.
         """
-        for begin in dict.fromkeys((known.session, 0)):
-            sessions: list[_Session] = []
-            fresh, is_named, is_behind_header = 0, True, False
-            for offset, stop, line in whole_lines(source, begin, self.line_limit):
-                logged = find_id(reader, line)
-                if not sessions or (logged is not None and not (is_behind_header and reader.repeats_headers)):
-                    sessions.append(_Session(logged or f"line{line.number}", offset))
-                    is_named = is_named and bool(logged)
-                is_behind_header = logged is not None
-                sessions[-1].stop = stop
-                sessions[-1].digest.update(line.data.strip() + b"\n")
-                fresh += offset >= known.read
-            is_named = is_named and len({session.name for session in sessions}) == len(sessions)
+        for begin in dict.fromkeys((known.session, 0)):  # from the last session on; else the whole file
+            sessions = list_sessions(source, reader, begin, known.read, self.line_limit)
+            have_ids = len({session.id for session in sessions if session.id}) == len(sessions)
             # A session that comes up again after others is read from its beginning.
             query = "SELECT 1 FROM old.home WHERE format = ? AND id = ? AND name = ?"
             later = [(reader.name, session.name, known.name) for session in sessions[1:]]
-            if is_named and not (begin and any(self.changes.execute(query, row).fetchone() for row in later)):
+            if have_ids and not (begin and any(self.changes.execute(query, row).fetchone() for row in later)):
                 break
-        if not fresh:
+        new_lines = sum(session.new_lines for session in sessions)
+        if not new_lines:
             return
         has_news, end = False, 0
         for session in sessions:
-            # Without ids, sessions are called by their lines: then blank ones between them count, too.
-            piece = Piece(source.path, session.start if is_named else end, session.stop)
+            # Where lines are names, the blank ones between sessions count, too.
+            piece = Piece(source.path, session.start if have_ids else end, session.stop)
             end = session.stop
             self.note_owner(known, reader, session.name)
-            if self.adds_unit(known, known.name, piece, session.digest.digest(), left if is_named else Counter()):
+            if self.adds_unit(known, known.name, piece, session.digest.digest(), left if have_ids else Counter()):
                 self.changes.execute(_TOUCH, (reader.name, session.name))
                 has_news = True
-        self.records += fresh if has_news else 0
-        known.read, known.session = end, sessions[-1].start if is_named else 0
+        self.records += new_lines if has_news else 0
+        known.read, known.session = end, sessions[-1].start if have_ids else 0
 
     def read_records(self, source: Source, known: KnownInput, reader: Reader, left: Counter[bytes]) -> None:
         """Note the new records, those with an id by their places, and the ids that they touch.
@@ -363,8 +346,7 @@ class _Night:
 
     def find_records_of_ids(self) -> None:
         """Find all records of the ids that were touched, and the turns of these that are known."""
-        turns = "SELECT known.* FROM touched CROSS JOIN old.turn AS known USING (format, id)"
-        self.changes.execute(f"INSERT INTO turn {turns}")
+        self.changes.execute("INSERT INTO turn SELECT turn.* FROM touched CROSS JOIN old.turn USING (format, id)")
         rows = []
         for schema in ("main", "old"):
             rows += self.changes.execute(

@@ -1,7 +1,7 @@
 """Pieces of growing logs that make up the news of a night: read from their files, and written as one log."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
 from itertools import groupby, islice
 from pathlib import Path
@@ -28,10 +28,10 @@ class Piece(NamedTuple):
     digest: bytes = b""  # what the record must still be
 
 
-def write_pieces(pieces: Sequence[Piece], path: Path, reader: Callable[[str], Reader], line_limit: int) -> None:
+def write_pieces(pieces: Sequence[Piece], path: Path, readers: Mapping[str, Reader], line_limit: int) -> None:
     """Write the lines of one log of the night. Records that are no longer what they were are left out, with a warning.
 
-    The pieces of a file stand together: one file is open at a time. `reader` returns the reader of a format.
+    The pieces of a file stand together: one file is open at a time. `readers`: of each format.
     """
     lost: Counter[Path] = Counter()
     with path.open("wb") as out:
@@ -39,7 +39,7 @@ def write_pieces(pieces: Sequence[Piece], path: Path, reader: Callable[[str], Re
             with source.open("rb") as handle:
                 for piece in own:
                     data = b""
-                    for data in _read_piece(handle, piece, reader, line_limit):
+                    for data in _read_piece(handle, piece, readers, line_limit):
                         out.write(data)
                     if not data:
                         lost[source] += 1
@@ -49,13 +49,13 @@ def write_pieces(pieces: Sequence[Piece], path: Path, reader: Callable[[str], Re
         warn(f"{source} was edited: {counted(count, 'record')} of continued sessions could not be found in it again")
 
 
-def _read_piece(handle: BufferedReader, piece: Piece, reader: Callable[[str], Reader], limit: int) -> Iterator[bytes]:
+def _read_piece(handle: BufferedReader, piece: Piece, readers: Mapping[str, Reader], limit: int) -> Iterator[bytes]:
     """Yield the lines of a piece, block by block. A record that is no longer what it was yields nothing."""
     at = piece.start
     handle.seek(at)
     if piece.digest:
         for _, line in islice(lines(handle, "", limit, offset=at), 1):
-            record = split_records(reader(piece.format), line)[piece.record : piece.record + 1]
+            record = split_records(readers[piece.format], line)[piece.record : piece.record + 1]
             yield from (data for data in record if xxh3_128_digest(data.strip()) == piece.digest)
         return
     while data := handle.read(min(_BUFFER, piece.stop - at)):

@@ -71,3 +71,7 @@ class Reader:
     repeats_headers: bool = False  # grouping by session: a header right behind another one is part of the same session
     # Formats that also recognise these records, and describe them less closely.
     closer_than: tuple[str, ...] = ()
+
+    def begins_session(self, header: str | None, before: str | None) -> bool:
+        """Return True if the id on a line begins a session, given that on the line before; None: it has none."""
+        return header is not None and (before is None or not self.repeats_headers)

@@ -5,8 +5,8 @@ import os
 import tempfile
 from ast import literal_eval
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ from xxhash import xxh3_128
 from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.extract.formats.json_lines import parse
-from opdkit.extract.formats.reader import Line
+from opdkit.extract.formats.json_lines import find_id, parse
+from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.files import Input, find_documents, find_files, lines, packing, unpack_members
 from opdkit.extract.inputs.first_pass import copy_plain, file_state
 from opdkit.extract.ledger import open_ledger
@@ -57,9 +57,21 @@ class Source:
     def check_unchanged(self) -> None:
         """Raise OpdkitError where its lines are no longer the file that was read. It may have grown."""
         (size, _, inode), known = file_state(self.path), self.known
-        is_another = known is not None and not self.is_rewritten and not begins_alike(known, self.path)
+        is_another = known is not None and not self.is_rewritten and not begins_with(self.path, known.read, known.seal)
         if inode != self.state[2] or size < self.state[0] or is_another:
             raise OpdkitError(f"{self.input.source} changed while it was read; run the night again")
+
+
+@dataclass
+class FileSession:
+    """Session of a file, from its header up to the next one."""
+
+    id: str | None  # escaped
+    name: str  # its id, or its first line
+    start: int  # bytes
+    stop: int = 0
+    new_lines: int = 0  # behind what was read before
+    digest: xxh3_128 = field(default_factory=xxh3_128)  # of its lines
 
 
 class LogFiles(NamedTuple):
@@ -79,17 +91,17 @@ def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFi
     for log in logs:
         if log == "-" or log.startswith("hf:") or Path(log).is_fifo():
             raise ConfigError(f"{log}: only files and folders are followed as they grow")
-    files: dict[bytes, tuple[str, Path, bool]] = {}
-    states: dict[bytes, str] = {}
-    for name, path, given in find_files(logs, folder, rotated=True):
-        with leaving_to_next_night(name, given):
-            states[os.fsencode(path.resolve())] = repr(file_state(path))
-            files[os.fsencode(path.resolve())] = name, path.resolve(), given
+    found = list(find_files(logs, folder, rotated=True))
     with open_ledger(ledger) as connection:
         before = dict(connection.execute("SELECT path, state FROM file"))
-    sizes = {file: literal_eval(state)[0] for file, state in before.items()}
-    names = {file: name.encode("utf-8", "replace").decode() for file, (name, *_) in files.items()}
-    return LogFiles(names, states, sizes, [files[file] for file, state in states.items() if before.get(file) != state])
+    files = LogFiles({}, {}, {file: literal_eval(state)[0] for file, state in before.items()}, [])
+    for name, path, given in found:
+        with leaving_to_next_night(name, given):
+            file, state = os.fsencode(path.resolve()), repr(file_state(path))
+            files.names[file], files.states[file] = name.encode("utf-8", "replace").decode(), state
+            if before.get(file) != state:
+                files.changed.append((name, path.resolve(), given))
+    return files
 
 
 def open_sources(
@@ -109,7 +121,7 @@ def open_sources(
             continue
         source.state = file_state(entry.path)
         kind, known = packing(entry.path), plain.get(file)
-        if kind or known is None or not (known.read and begins_alike(known, entry.path)):
+        if kind or known is None or not (known.read and begins_with(entry.path, known.read, known.seal)):
             documents = "" if kind == "parquet" else find_documents(entry.path, line_limit)
             if documents or kind:
                 source.is_plain, source.path = False, folder / f"plain-{number}.jsonl"
@@ -119,46 +131,40 @@ def open_sources(
         yield source
 
 
-def match_sources(
-    sources: Sequence[Source], inputs: Mapping[int, KnownInput], files: Collection[bytes], sizes: Mapping[bytes, int]
-) -> list[KnownInput]:
+def match_sources(sources: Sequence[Source], inputs: Mapping[int, KnownInput], files: LogFiles) -> list[KnownInput]:
     """Find for each source the input that it continues: in its place, or else anywhere, by its beginning.
 
     What a file holds decides, and not its inode, which a packed copy lacks and a new file may have again. A source that
-    continues none, and has the place of an input that went nowhere else, was rewritten. `files` are all that are there,
-    `sizes` their sizes in the last night: a file of the same size was not appended to, but edited, if anything.
-    Return the inputs whose place another one has taken.
+    continues none, and has the place of an input that went nowhere else, was rewritten. Return the inputs whose place
+    another one has taken.
     """
-    changed, present = {source.file for source in sources}, set(files)
-    free = {n: known for n, known in inputs.items() if known.path in changed or known.path not in present}
-    lengths = {min(known.read, START) for known in free.values() if known.read}
-    for rule in ("place", "start", "rewritten"):
-        by_key: defaultdict[object, list[KnownInput]] = defaultdict(list)
-        for known in free.values():
-            by_key[known.start if rule == "start" else (known.path, known.member)].append(known)
-        for source in sources if free else ():
-            keys: list[object] = [(source.file, source.member)]
-            if rule == "start":
-                keys = [digest_ends(source.path, size, START) for size in lengths]
-            candidates = [known for key in keys for known in by_key[key] if known.number in free]
-            for known in sorted(candidates, key=lambda known: known.read, reverse=True):
-                if source.known is None and (rule == "rewritten" or begins_alike(known, source.path)):
+    changed = {source.file for source in sources}
+    free = {n: known for n, known in inputs.items() if known.path in changed or known.path not in files.names}
+    by_place = defaultdict[tuple[bytes, str], list[KnownInput]](list)
+    by_start = defaultdict[bytes, list[KnownInput]](list)
+    for known in sorted(free.values(), key=lambda known: known.read, reverse=True):  # of several, the longest one
+        by_place[known.path, known.member].append(known)
+        by_start[known.start].append(known)
+    lengths = sorted({min(known.read, START) for known in free.values() if known.read}, reverse=True)
+    for rule in ("in its place", "anywhere", "rewritten"):
+        for source in (source for source in sources if source.known is None):
+            candidates = by_place[source.file, source.member]
+            if rule == "anywhere":
+                starts = (digest_ends(source.path, length, START) for length in lengths)
+                candidates = [known for start in starts for known in by_start[start]]
+            for known in (known for known in candidates if known.number in free):
+                if rule == "rewritten" or begins_with(source.path, known.read, known.seal):
                     source.known = free.pop(known.number)
-                    # Where it is as long as it was, only reading all of it says whether it was changed.
-                    as_before = known.read, sizes.get(known.path)
-                    source.is_rewritten = rule == "rewritten" or source.path.stat().st_size in as_before
+                    # A file of the same size was not appended to. Only reading all of it says whether it was edited.
+                    same_size = source.path.stat().st_size in (known.read, files.sizes.get(known.path))
+                    source.is_rewritten = rule == "rewritten" or same_size
+                    break
     return [known for known in free.values() if known.path in changed]
 
 
-def begins_alike(known: KnownInput, path: Path) -> bool:
-    """Return True if a file begins with what was read of a known input, by both ends of that."""
-    return path.stat().st_size >= known.read and digest_ends(path, known.read) == known.seal
-
-
-def contains(path: Path, other: Path) -> bool:
-    """Return True if a file is as long as another one or longer, and begins with it, by both ends of that."""
-    size = other.stat().st_size
-    return path.stat().st_size >= size and digest_ends(path, size) == digest_ends(other, size)
+def begins_with(path: Path, size: int, seal: bytes) -> bool:
+    """Return True if a file begins with `size` bytes whose first and last block have the digest `seal`."""
+    return path.stat().st_size >= size and digest_ends(path, size) == seal
 
 
 def digest_ends(path: Path, size: int, block: int = _BLOCK) -> bytes:
@@ -186,6 +192,21 @@ def whole_lines(source: Source, start: int, line_limit: int) -> Iterator[tuple[i
                 except Unreadable:
                     return
             yield offset, stop, line
+
+
+def list_sessions(source: Source, reader: Reader, begin: int, read: int, line_limit: int) -> list[FileSession]:
+    """Return the sessions between headers from the byte `begin` on. Lines from the byte `read` on are new."""
+    sessions: list[FileSession] = []
+    name = None
+    for offset, stop, line in whole_lines(source, begin, line_limit):
+        before, name = name, find_id(reader, line)
+        if not sessions or reader.begins_session(name, before):
+            sessions.append(FileSession(name or None, name or f"line{line.number}", offset))
+        session = sessions[-1]
+        session.stop = stop
+        session.new_lines += offset >= read
+        session.digest.update(line.data.strip() + b"\n")
+    return sessions
 
 
 @contextlib.contextmanager

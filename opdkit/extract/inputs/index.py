@@ -71,9 +71,8 @@ def index_sessions(
     unit, begin = first - 1, 0
     name = None
     for offset, line in numbered:
-        is_behind_header = name is not None
-        name = find_id(reader, line)
-        if unit >= first and (name is None or (is_behind_header and reader.repeats_headers)):
+        before, name = name, find_id(reader, line)
+        if unit >= first and not reader.begins_session(name, before):
             continue
         if unit >= first:
             index.execute(_SET_SIZE, (offset - begin, unit))
