@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import exp, fsum, lgamma
+from typing import NamedTuple
 
 from opdkit.config.fields import JSON
 from opdkit.evaluate.bootstrap import FEWEST
-from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
+from opdkit.evaluate.log_prompts import COMPLAINT, PRAISE
 from opdkit.evaluate.similar import SimilarTexts, Words, is_similar
 from opdkit.judge.claims import claims_of, commonest_wording, contradicts
 from opdkit.store.stable_hash import stable_hash
@@ -67,8 +68,29 @@ class Change:
         return cls(**row | {"reply": None if row["reply"] is None else frozenset(row["reply"])})
 
 
-DatedOpinion = tuple[int, Opinion, NightSession]  # night, opinion, its session
-Groups = Mapping[str, str]  # hint -> the hint that stands for those like it
+class DatedOpinion(NamedTuple):
+    """Opinion, and the night and session that it is of."""
+
+    night: int
+    opinion: Opinion
+    session: NightSession
+
+
+@dataclass(frozen=True)
+class OpinionIndex:
+    """Opinions of several nights, by the kind of their replies and by what their hints ask for."""
+
+    opinions: Sequence[DatedOpinion]
+    replies: SimilarTexts  # of `opinions`, with their places as labels
+    group_of: Mapping[str, str]  # hint -> the hint that stands for those like it
+
+    def group(self, opinion: Opinion) -> str | None:
+        """Return the hint that stands for that of an opinion; None without one, and for one that is not compared."""
+        return self.group_of.get(opinion.hint or "")
+
+    def select_alike(self, kind: Words) -> list[DatedOpinion]:
+        """Return the opinions on replies of a kind."""
+        return [self.opinions[place] for place in sorted(map(int, self.replies.count_labels(kind)))]
 
 
 def find_turned(
@@ -79,84 +101,77 @@ def find_turned(
     `known`: the changes that earlier nights found. Those that still hold are returned, too. `recent`: nights from which
     at least half of the complaints are drawn that are compared.
     """
-    opinions = [(session.night, opinion, session) for session in sessions for opinion in session.opinions]
-    drawn = draw_complaints(opinions, recent)
+    opinions = [DatedOpinion(session.night, opinion, session) for session in sessions for opinion in session.opinions]
     oldest = min((night for night, *_ in opinions), default=0)
-    known = [change for change in known if change.since > oldest]  # no opinion is older than the others
-    hints = Counter([opinion.hint for _, opinion, _ in drawn if opinion.hint])
+    known = [change for change in known if change.since > oldest]  # of others, no opinion from before is left
+    drawn = [opinion for _, opinion, _ in draw_complaints(opinions, recent)]
+    hints = Counter([opinion.hint for opinion in drawn if opinion.hint])
     hints.update(change.hint for change in known if change.hint)
-    group_of = commonest_wording(hints.items())
     replies = SimilarTexts((opinion.reply, str(place)) for place, (_, opinion, _) in enumerate(opinions))
-    kinds = find_kinds([opinion.reply for _, opinion, _ in drawn])
-    contradicting = find_contradicting(opinions, group_of, known)
-    rejected = find_rejected(opinions, replies, group_of, kinds, known)
-    superseded = {turn for change in contradicting for turn in list_contradicted(opinions, group_of, change)}
-    superseded.update(turn for change in rejected for turn in list_outdated(opinions, replies, group_of, change))
+    index = OpinionIndex(opinions, replies, commonest_wording(hints.items()))
+    contradicting = find_contradicting(index, known)
+    rejected = find_rejected(index, find_kinds([opinion.reply for opinion in drawn]), known)
+    superseded = {turn for change in contradicting for turn in list_contradicted(index, change)}
+    superseded.update(turn for change in rejected for turn in list_outdated(index, change))
     return [*contradicting, *rejected], superseded
 
 
 def draw_complaints(opinions: Iterable[DatedOpinion], recent: Set[int]) -> list[DatedOpinion]:
     """Return at most _COMPARED complaints, by a hash of their turns: first from `recent` nights, up to half of them."""
-    complaints = sorted((dated for dated in opinions if dated[1].kind == COMPLAINT),
-                        key=lambda dated: stable_hash(dated[1].turn_id))  # fmt: skip
-    first = [dated for dated in complaints if dated[0] in recent][: _COMPARED // 2]
-    chosen = {(night, opinion.turn_id) for night, opinion, _ in first}
-    return [*first, *(dated for dated in complaints if (dated[0], dated[1].turn_id) not in chosen)][:_COMPARED]
+    complaints = sorted((dated for dated in opinions if dated.opinion.kind == COMPLAINT),
+                        key=lambda dated: stable_hash(dated.opinion.turn_id))  # fmt: skip
+    first = [dated for dated in complaints if dated.night in recent][: _COMPARED // 2]
+    return [*dict.fromkeys([*first, *complaints])][:_COMPARED]
 
 
-def find_contradicting(opinions: Sequence[DatedOpinion], group_of: Groups, known: Sequence[Change]) -> list[Change]:
+def find_contradicting(index: OpinionIndex, known: Sequence[Change]) -> list[Change]:
     """Return the hints that turned around older ones, which they contradict in words.
 
     An older hint stands for praise: both say what users wanted before.
     """
-    claims = {group: claims_of(group) for group in set(group_of.values())}
+    claims = {group: claims_of(group) for group in set(index.group_of.values())}
     rivals = {group: {other for other in claims if contradicts(claims[other], claims[group])} for group in claims}
-    groups = sorted(group for group in rivals if rivals[group])
-    held = [change for change in known if change.reply is None]
-    labelled = [(night, session.session_id, group_of.get(opinion.hint))
-                for night, opinion, session in opinions if opinion.hint]  # fmt: skip
-    found = list[Change]()
-    for group in groups:
-        about = [change for change in held if (own := group_of[str(change.hint)]) == group or own in rivals[group]]
-        last = max(about, key=lambda change: change.since, default=None)
-        if last and group_of[str(last.hint)] == group:
+    wishes = sorted(group for group in rivals if rivals[group])
+    held = [(index.group_of[change.hint], change) for change in known if change.hint and change.reply is None]
+    hints = [(night, session.session_id, index.group(opinion)) for night, opinion, session in index.opinions]
+    found = dict[str, Change]()
+    for wish in wishes:
+        counts_as = dict.fromkeys(rivals[wish], PRAISE) | {wish: COMPLAINT}
+        about = ((group, change) for group, change in held if group in counts_as)
+        holding, last = max(about, key=lambda pair: pair[1].since, default=(None, None))
+        if holding == wish:
             continue
-        asked = {(night, session_id): COMPLAINT if label == group else PRAISE
-                 for night, session_id, label in labelled if label == group or label in rivals[group]}  # fmt: skip
-        kinds = [(night, kind) for (night, _), kind in asked.items() if last is None or night >= last.since]
-        if since := find_turn(kinds, len(groups)):
-            found.append(Change(since, group))
-    ended = {rival for change in found for rival in rivals[str(change.hint)]}
-    return [*(change for change in held if group_of[str(change.hint)] not in ended), *found]
+        asked = {(night, session_id): counts_as[group] for night, session_id, group in hints
+                 if group in counts_as and (last is None or night >= last.since)}  # fmt: skip
+        since = find_turn(((night, kind) for (night, _), kind in asked.items()), len(wishes))
+        if since is not None:
+            found[wish] = Change(since, wish)
+    ended = set[str]().union(*(rivals[wish] for wish in found))
+    return [*(change for group, change in held if group not in ended), *found.values()]
 
 
-def find_rejected(
-    opinions: Sequence[DatedOpinion], replies: SimilarTexts, group_of: Groups, kinds: Sequence[Words],
-    known: Sequence[Change],
-) -> list[Change]:  # fmt: skip
+def find_rejected(index: OpinionIndex, kinds: Sequence[Words], known: Sequence[Change]) -> list[Change]:
     """Return the kinds of replies that users reject, but praised before, or want again after they rejected them.
 
-    The most frequent hint since then stands for the new wish. `replies`: those of `opinions`, their places as labels.
+    The most frequent hint since then stands for the new wish.
     """
     held = {change.reply: change for change in known if change.reply is not None}
     looked_at = [*held, *(kind for kind in kinds if not any(is_similar(kind, other) for other in held))]
     found = list[Change]()
     for kind in looked_at:
         last = held.get(kind)
-        alike = [dated for dated in select_alike(opinions, replies, kind) if last is None or dated[0] >= last.since]
-        is_back = last is not None and not last.is_back
-        risen, fallen = (PRAISE, COMPLAINT) if is_back else (COMPLAINT, PRAISE)
-        marks = {risen: COMPLAINT, fallen: PRAISE}
-        reacted = {(night, session.session_id): marks[opinion.kind] for night, opinion, session in alike
-                   if opinion.kind != NEUTRAL}  # fmt: skip
-        since = find_turn([(night, mark) for (night, _), mark in reacted.items()], len(looked_at))
-        if since is None:
-            found += [last] if last else []
-            continue
-        wanted = Counter(group_of.get(str(opinion.hint)) for night, opinion, _ in alike
-                         if night >= since and opinion.kind == COMPLAINT)  # fmt: skip
-        hint = last.hint if last else next((group for group, _ in wanted.most_common(1)), None)
-        found.append(Change(since, hint, kind, is_back))
+        alike = [dated for dated in index.select_alike(kind) if last is None or dated.night >= last.since]
+        is_back = last is not None and not last.is_back  # what they reject, they may want again
+        counts_as = {PRAISE: COMPLAINT, COMPLAINT: PRAISE} if is_back else {COMPLAINT: COMPLAINT, PRAISE: PRAISE}
+        reacted = {(night, session.session_id): counts_as[opinion.kind] for night, opinion, session in alike
+                   if opinion.kind in counts_as}  # fmt: skip
+        since = find_turn(((night, mark) for (night, _), mark in reacted.items()), len(looked_at))
+        if since is not None:
+            wanted = Counter(index.group(opinion) for night, opinion, _ in alike
+                             if night >= since and opinion.kind == COMPLAINT)  # fmt: skip
+            found.append(Change(since, last.hint if last else wanted.most_common(1)[0][0], kind, is_back))
+        elif last is not None:
+            found.append(last)
     return found
 
 
@@ -193,41 +208,38 @@ def chance_of_more(hits: int, drawn: int, marked: int, total: int) -> float:
                 for n in range(hits, min(drawn, marked) + 1))  # fmt: skip
 
 
-def list_contradicted(opinions: Sequence[DatedOpinion], group_of: Groups, change: Change) -> list[tuple[int, str]]:
+def list_contradicted(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
     """Return the (night, turn) before a change that were corrected with hints that it contradicts."""
     claims = claims_of(str(change.hint))
-    gone = {hint for hint, group in group_of.items() if contradicts(claims_of(group), claims)}
-    return [(night, opinion.turn_id) for night, opinion, _ in opinions if night < change.since and opinion.hint in gone]
+    gone = {hint for hint, group in index.group_of.items() if contradicts(claims_of(group), claims)}
+    return [(night, opinion.turn_id) for night, opinion, _ in index.opinions
+            if night < change.since and opinion.hint in gone]  # fmt: skip
 
 
-def list_outdated(
-    opinions: Sequence[DatedOpinion], replies: SimilarTexts, group_of: Groups, change: Change
-) -> list[tuple[int, str]]:
+def list_outdated(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
     """Return the (night, turn) before a change of a kind of replies that no longer count.
 
     They are such replies that users praised or accepted, the complaints that asked for what is rejected now, and those
     about what users like now. Of a kind that users want again, they are the complaints about it.
     """
-    alike, since = select_alike(opinions, replies, change.reply or frozenset()), change.since
+    alike = index.select_alike(change.reply or frozenset())
+    before = [dated for dated in alike if dated.night < change.since]
     if change.is_back:
-        return [(night, opinion.turn_id) for night, opinion, _ in alike if night < since and opinion.kind == COMPLAINT]
-    rejected = [opinion for night, opinion, _ in alike if night >= since and opinion.kind == COMPLAINT]
-    wanted = {None, *(group_of.get(str(opinion.hint)) for opinion in rejected)}
-    gone = [(opinion, session) for night, opinion, session in alike if night < since and opinion.kind != COMPLAINT]
-    asked = {group_of.get(str(opinion.hint)) for _, session in gone for opinion in session.opinions if opinion.hint}
-    requests = find_alike({opinion.request for _, opinion, _ in opinions},
-                          {opinion.request for opinion in (*rejected, *(opinion for opinion, _ in gone))})  # fmt: skip
-    about = [(night, opinion) for night, opinion, _ in opinions if opinion.request in requests]
-    praised = {opinion.reply for night, opinion in about if night >= since and opinion.kind == PRAISE}
-    liked = find_alike({opinion.reply for _, opinion in about}, praised)
-    return [*((session.night, opinion.turn_id) for opinion, session in gone),
-            *((night, opinion.turn_id) for night, opinion in about if night < since and opinion.kind == COMPLAINT
-              and (opinion.reply in liked or group_of.get(str(opinion.hint)) in asked - wanted))]  # fmt: skip
-
-
-def select_alike(opinions: Sequence[DatedOpinion], replies: SimilarTexts, kind: Words) -> list[DatedOpinion]:
-    """Return the opinions on replies of a kind."""
-    return [opinions[place] for place in sorted(map(int, replies.count_labels(kind)))]
+        return [(night, opinion.turn_id) for night, opinion, _ in before if opinion.kind == COMPLAINT]
+    accepted = [dated for dated in before if dated.opinion.kind != COMPLAINT]
+    rejected = [opinion for night, opinion, _ in alike if night >= change.since and opinion.kind == COMPLAINT]
+    # What users asked for in the sessions with such replies, and no longer ask for.
+    asked = {index.group(opinion) for _, _, session in accepted for opinion in session.opinions}
+    asked -= {index.group(opinion) for opinion in rejected} | {None}
+    # What users made of other replies to the same requests.
+    answered = {opinion.request for opinion in (*rejected, *(dated.opinion for dated in accepted))}
+    requests = find_alike({opinion.request for _, opinion, _ in index.opinions}, answered)
+    about = [dated for dated in index.opinions if dated.opinion.request in requests]
+    praised = {opinion.reply for night, opinion, _ in about if night >= change.since and opinion.kind == PRAISE}
+    liked = find_alike({opinion.reply for _, opinion, _ in about}, praised)
+    complaints = [dated for dated in about if dated.night < change.since and dated.opinion.kind == COMPLAINT
+                  and (dated.opinion.reply in liked or index.group(dated.opinion) in asked)]  # fmt: skip
+    return [(night, opinion.turn_id) for night, opinion, _ in (*accepted, *complaints)]
 
 
 def find_kinds(replies: Sequence[Words]) -> list[Words]:

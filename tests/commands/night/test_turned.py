@@ -8,6 +8,7 @@ import pytest
 from opdkit.commands.night import turned
 from opdkit.commands.night.turned import (
     Change,
+    DatedOpinion,
     NightSession,
     Opinion,
     chance_of_more,
@@ -176,6 +177,7 @@ def test_a_change_is_seen_in_a_home_with_many_other_replies() -> None:
     calm = [("what is it", "fine", NEUTRAL, None)] * 3000
     assert turned_by([*said(1, *[PRAISED_BEFORE] * 8, *calm), *said(2, *[REJECTED] * 9, *calm)])[0] == ["Use a table."]
     others = said(1, *(("tell me", f"{n}", COMPLAINT, None) for n in range(5000)))
-    every = [(one.night, one.opinions[0], one) for one in [*others, *said(2, *[REJECTED] * 9)]]
+    every = [DatedOpinion(one.night, one.opinions[0], one) for one in [*others, *said(2, *[REJECTED] * 9)]]
     drawn = draw_complaints(every, {2})
-    assert (len(drawn), len({one[1].turn_id for one in drawn}), sum(one[0] == 2 for one in drawn)) == (2000, 2000, 9)
+    recent = sum(one.night == 2 for one in drawn)
+    assert (len(drawn), len({one.opinion.turn_id for one in drawn}), recent) == (2000, 2000, 9)
