@@ -14,8 +14,8 @@ from typing import Any
 from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, say, warn
-from opdkit.judge.kept_answers import KeptAnswers, kept_answers, remove_answers_of_done_parts
-from opdkit.judge.votes import TRIAL, Ask
+from opdkit.judge.kept_answers import kept_answers, remove_answers_of_done_parts
+from opdkit.judge.votes import TRIAL
 from opdkit.store.counters import HINTS_CHECKED, Summary, check_rows_left, read_counters
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import stage_dir
@@ -25,7 +25,7 @@ from opdkit.store.tables import HINT_CHECKS, TARGETS
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher import hint_checks
 from opdkit.teacher.costs import report_work
-from opdkit.teacher.examples import JudgedSession, Row, judged_sessions
+from opdkit.teacher.examples import Row, judged_sessions
 from opdkit.teacher.models import Scorer, load_scorer, model_inputs
 from opdkit.teacher.part import score_part, targets_table
 from opdkit.teacher.process_group import ProcessGroup, join
@@ -61,7 +61,12 @@ def run(config: TeacherConfig) -> Summary:
             decided = inputs_of_part(part).get("reviews", {})
             checks: list[Row] = []
             if config.check_hints:
-                checks = check_hints_of_part(config, part, sessions, scorer, judge, kept)
+                if is_written(config.run, "hint_checks", part):  # people's decisions do not change them
+                    checks = read_part(config.run, "hint_checks", part)
+                else:
+                    ask: Any = judge()  # that of a server takes the answers that are kept
+                    ask = partial(ask, kept=kept) if config.judge_url else ask
+                    checks = hint_checks.check_hints(config, scorer(), ask, sessions)
                 out.rows("hint_checks", checks)
                 sessions = hint_checks.sessions_without_dropped(sessions, checks)
             table = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
@@ -105,19 +110,3 @@ def open_stage(
             part_inputs=inputs_of_part,
             drawn=bool(config.judge_url or config.sample_url),  # a server may answer otherwise the next time
         )
-
-
-def check_hints_of_part(
-    config: TeacherConfig,
-    part: int,
-    sessions: list[JudgedSession],
-    scorer: Callable[[], Scorer],
-    judge: Callable[[], Ask],
-    kept: KeptAnswers,
-) -> list[Row]:
-    """Return the rows of `hint_checks`: those that are written, since people's decisions do not change them, or new."""
-    if is_written(config.run, "hint_checks", part):
-        return read_part(config.run, "hint_checks", part)
-    ask: Any = judge()  # that of a server takes the answers that are kept
-    ask = partial(ask, kept=kept) if config.judge_url else ask
-    return hint_checks.check_hints(config, scorer(), ask, sessions)
