@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.config.extract import ExtractConfig
+from opdkit.judge.reply_in_context import ReplyInContext, reply_in_context
 from opdkit.store.part_writer import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
@@ -24,6 +25,11 @@ def message(role: str, content: str | None, *, name: str | None = None, calls: S
         "tool_call_id": None,
         "tool_calls": tool_calls,
     }
+
+
+def in_context(messages: Messages, index: int = 1, next_count: int = 1) -> ReplyInContext:
+    """Return the reply at `index` with the messages of its next state."""
+    return reply_in_context(messages, {"message_index": index, "next_count": next_count, "decision": None})
 
 
 def talk(*contents: str) -> Messages:

@@ -36,7 +36,8 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, resample_sums
 from opdkit.judge.criterion import FreshReply, judge_replies
 from opdkit.judge.prompts import turn_text
-from opdkit.judge.stage import MODEL_JUDGES, SERVED, TurnToJudge
+from opdkit.judge.reply_in_context import reply_in_context
+from opdkit.judge.stage import MODEL_JUDGES, SERVED
 from opdkit.judge.votes import USAGE, Ask
 from opdkit.model.tree import count_nodes
 from opdkit.store.counters import Counters
@@ -275,7 +276,8 @@ def count_judging(config: ForecastConfig, chat: Chat, log: JudgedLog) -> dict[st
     for turn in drawn if judge in MODEL_JUDGES else ():
         verdict = log.verdicts[turn.turn_id]
         votes = {name: [vote["raw"] for vote in verdict[f"{name}_votes"]] for name in ("hint", "reward")}
-        common = texts["system"] + turn_text(*TurnToJudge(turn, None).reply, plan["config"]["max_section_chars"])
+        reply = reply_in_context(turn.session["messages"], turn.turn)
+        common = texts["system"] + turn_text(reply, plan["config"]["max_section_chars"])
         prompts = [encode(common + texts[name]) for name in votes for _ in votes[name]]
         total += sum(map(len, prompts)) if judge in SERVED else count_nodes(prompts)
         total += sum(len(encode(answer)) for answers in votes.values() for answer in answers)

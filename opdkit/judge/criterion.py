@@ -15,6 +15,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.prompts import defuse, judge_messages, quote, turn_text
+from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
 from opdkit.store.plans import has_stage, manifest
 
@@ -47,7 +48,7 @@ def question_id(prompt_id: str, reply: str) -> str:
 def criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) -> list[JSON]:
     """Return the chat that asks a judge whether a reply meets its criterion; it may mention hint or good reply."""
     messages = [*reply.messages, message("assistant", reply.seen)]
-    common = turn_text(messages, len(reply.messages), 0, _SECTION_CHARS)
+    common = turn_text(ReplyInContext(messages, len(reply.messages), []), _SECTION_CHARS)
     common = common.rpartition("\n\n## What came next\n")[0]  # nothing did
     for title, text in (("Hint", reply.hint), ("Good reply", reply.praised)):
         if text is not None:

@@ -14,6 +14,7 @@ from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.markup import split_thinking
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
+from opdkit.judge.reply_in_context import ReplyInContext
 
 _TAIL_CHARS = 4000  # a loop shows at the end of a reply; the search is linear in this
 _LOOP_CHARS, _LOOP_TIMES = 120, 4
@@ -51,14 +52,13 @@ _FAILED_TAIL = re.compile(
 )
 
 
-def flags(messages: Sequence[Message], index: int, next_count: int, finish_reason: str | None) -> list[str]:
-    """Return those of tool_error, truncation, duplicate_call and loop that the turn at `index` shows."""
-    following = messages[index + 1 : index + 1 + next_count]
+def flags(reply: ReplyInContext, finish_reason: str | None) -> list[str]:
+    """Return those of tool_error, truncation, duplicate_call and loop that a turn shows."""
     signs = {
-        "tool_error": any(m["role"] == "tool" and reports_failure(m["content"] or "") for m in following),
+        "tool_error": any(m["role"] == "tool" and reports_failure(m["content"] or "") for m in reply.next_state),
         "truncation": is_cut_off(finish_reason),
-        "duplicate_call": repeats_call(messages, index),
-        "loop": loops(split_thinking(messages[index]["content"] or "")[1]),
+        "duplicate_call": repeats_call(reply.messages, reply.index),
+        "loop": loops(split_thinking(reply.messages[reply.index]["content"] or "")[1]),
     }
     return [name for name, shown in signs.items() if shown]
 

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
 
-from opdkit.chat.conversation import NO_DECISION
-from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
+from opdkit.judge.reply_in_context import ReplyInContext, reply_in_context
 from opdkit.judge.votes import CONFLICT, KEPT_REPLY, NOT_JUDGED, Reward, weight_of
 from opdkit.judge.words import specific_words, terms, without_judgements, word_weight, words
 
@@ -43,14 +41,6 @@ _NOT_CHOSEN = {
 }
 _PART = "chosen, and stands before the reply that a person kept"
 _CARRIED = "carried over with the turn that this reply answers again, not chosen"
-
-
-class ReplyInContext(NamedTuple):
-    """Reply among all messages of its session, and the number of messages of its next state, which follow it."""
-
-    messages: list[Message]
-    reply_index: int
-    next_count: int
 
 
 @dataclass(frozen=True)
@@ -130,32 +120,21 @@ def _line_up(next_state: str) -> str:
     return f" {' '.join(words(next_state))} "
 
 
-def reply_in_context(messages: list[Message], index: int, next_count: int, decision: JSON) -> ReplyInContext:
-    """Return a reply with its next state; the comment of a person's decision begins that."""
-    if not decision["comment"]:
-        return ReplyInContext(messages, index, next_count)
-    messages = [*messages[: index + 1], message("user", decision["comment"]), *messages[index + 1 :]]
-    return ReplyInContext(messages, index, next_count + 1)
-
-
-def unquotable_text(judge: str, messages: Sequence[Message], index: int, next_count: int) -> str:
-    """Return the text that a hint about the reply at `index` gives away when it quotes it: the whole next state.
+def unquotable_text(judge: str, reply: ReplyInContext) -> str:
+    """Return the text that a hint about a reply gives away when it quotes it: the whole next state.
 
     The rules write no hint of their own: they quote the user's instruction, which is what makes it actionable.
     """
-    if judge == "rules":
-        return ""
-    return "\n".join(message["content"] or "" for message in messages[index + 1 : index + 1 + next_count])
+    return "" if judge == "rules" else "\n".join(message["content"] or "" for message in reply.next_state)
 
 
-def raw_reaction(messages: Sequence[Message], index: int, next_count: int) -> tuple[Reward, Choice]:
-    """Return no reward, and as the hint what users and tools said after the reply at `index`, whole, whatever it says.
+def raw_reaction(reply: ReplyInContext) -> tuple[Reward, Choice]:
+    """Return no reward, and as the hint what users and tools said after a reply, whole, whatever it says.
 
     This is the hint of SDPO on user interactions (arXiv 2603.12273). It passes no filter: neither its length nor its
     content counts, and a message of thanks is a hint, too.
     """
-    following = messages[index + 1 : index + 1 + next_count]
-    said = (message["content"] or "" for message in following if message["role"] in ("user", "tool"))
+    said = (message["content"] or "" for message in reply.next_state if message["role"] in ("user", "tool"))
     hint = "\n\n".join(text for text in map(str.strip, said) if text)
     return NOT_JUDGED, Choice([hint], hint, "ok") if hint else Choice([], None, "none")
 
@@ -214,8 +193,7 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     )
     if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
         return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
-    reply = reply_in_context(messages, turn["message_index"], turn["next_count"], turn["decision"] or NO_DECISION)
-    next_state = unquotable_text(config["judge"], *reply)
+    next_state = unquotable_text(config["judge"], reply_in_context(messages, turn))
     rows: list[JSON] = []
     limits = {"min_chars": config["min_hint_chars"], "max_chars": config["max_hint_chars"]}
     for text in texts:

@@ -5,11 +5,11 @@ text in a log can forge a section, a decision or a hint.
 """
 
 import re
-from collections.abc import Sequence
 
 from opdkit.chat.markup import split_thinking
 from opdkit.chat.openai_messages import Message
 from opdkit.config.wording import DEFAULTS, Texts
+from opdkit.judge.reply_in_context import ReplyInContext
 
 # Markers that the parser of the answers reads; a judge that repeats a log must not vote, or unsay its vote, by that.
 _MARKERS = re.compile(r"(?<!\\)\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]|</?think>", re.IGNORECASE)
@@ -18,20 +18,19 @@ _BROKEN = str.maketrans("\\[]<>", "/()()")
 _SPEAKER = re.compile(r"\(\s*(?=from the )", re.IGNORECASE)
 
 
-def turn_text(messages: Sequence[Message], index: int, next_count: int, max_section_chars: int) -> str:
+def turn_text(reply: ReplyInContext, max_section_chars: int) -> str:
     """Return the common text of both questions: last user message, reply, whole next state with its roles.
 
     Each section is cut to its head and tail: requests open with the point, errors close with it.
     """
-    request = next((m for m in reversed(messages[:index]) if m["role"] == "user"), None)
     next_state = []
-    for message in messages[index + 1 : index + 1 + next_count]:
+    for message in reply.next_state:
         # A line break in a name could begin a line of its own.
         name = defuse(" ".join((message["name"] or "").split())) if message["role"] == "tool" else ""
         next_state.append(f"(from the {message['role']}{name and f' {name}'})\n{_spoken(message)}")
     sections = {
-        "Request": _spoken(request) if request else "",
-        "Reply": _spoken(messages[index]),
+        "Request": _spoken(reply.request) if reply.request else "",
+        "Reply": _spoken(reply.messages[reply.index]),
         "What came next": "\n\n".join(next_state),
     }
     head, tail = max_section_chars - max_section_chars // 3, max_section_chars // 3

@@ -9,13 +9,12 @@ Precision comes first: it says -1 only to what addresses the reply, and 0 where 
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opdkit.chat.openai_messages import Message
 from opdkit.judge import phrases
 from opdkit.judge.flags import reports_failure
-from opdkit.judge.votes import HintVote, RewardVote
+from opdkit.judge.reply_in_context import ReplyInContext
+from opdkit.judge.votes import HintVote, RewardVote, Votes
 from opdkit.judge.words import is_english, specific_words
 
 _QUOTED_CHARS = 100  # of a correction that no pattern turns into an instruction
@@ -33,20 +32,20 @@ class Judgement:
     why: str
 
 
-def votes(messages: Sequence[Message], index: int, next_count: int) -> tuple[list[HintVote], list[RewardVote]]:
-    """Return the one vote on each question about the reply at `index`. `raw` names the rule."""
-    judgement = judge(messages, index, next_count)
+def votes(reply: ReplyInContext) -> Votes:
+    """Return the one vote on each question about a reply. `raw` names the rule."""
+    judgement = judge(reply)
     hint_vote = HintVote(1 if judgement.hint else -1, judgement.hint, judgement.why)
     return [hint_vote], [RewardVote(judgement.reward, judgement.why)]
 
 
-def judge(messages: Sequence[Message], index: int, next_count: int) -> Judgement:
-    """Return what the next state, messages index + 1 to index + next_count, says about the reply at `index`."""
-    following = messages[index + 1 : index + 1 + next_count]
-    said = "\n".join(m["content"] or "" for m in following if m["role"] == "user")
-    results = [m["content"] or "" for m in following if m["role"] == "tool"]
-    request = next((m["content"] or "" for m in reversed(messages[:index]) if m["role"] == "user"), "")
-    by_user = judge_reaction(said, request, messages[index]["content"] or "") if said.strip() else None
+def judge(reply: ReplyInContext) -> Judgement:
+    """Return what the next state says about a reply."""
+    said = "\n".join(m["content"] or "" for m in reply.next_state if m["role"] == "user")
+    results = [m["content"] or "" for m in reply.next_state if m["role"] == "tool"]
+    request = reply.request["content"] or "" if reply.request else ""
+    answer = reply.messages[reply.index]["content"] or ""
+    by_user = judge_reaction(said, request, answer) if said.strip() else None
     if by_user and by_user.reward == -1:
         return by_user
     if failures := [result[:_READ_CHARS] for result in results if reports_failure(result)]:

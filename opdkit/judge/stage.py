@@ -27,6 +27,7 @@ from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.reply_in_context import ReplyInContext, reply_in_context
 from opdkit.judge.rounds import ask_in_rounds, votes_missing
 from opdkit.judge.votes import (
     TRIAL,
@@ -75,15 +76,14 @@ class TurnToJudge:
         return self.joined.turn["decision"] or NO_DECISION
 
     @property
-    def reply(self) -> hints.ReplyInContext:
+    def reply(self) -> ReplyInContext:
         """Reply with its next state, which a comment on it begins."""
-        messages, count = self.joined.session["messages"], self.joined.turn["next_count"]
-        return hints.reply_in_context(messages, self.joined.index, count, self.decision)
+        return reply_in_context(self.joined.session["messages"], self.joined.turn)
 
     @property
     def questions(self) -> list[str]:
         """Questions to ask: no hint of a turn that nobody reacted to or that was edited, no reward of an outcome."""
-        asked = {"hint": self.reply.next_count > 0 and not self.decision["edited"], "reward": self.outcome is None}
+        asked = {"hint": self.reply.next_state and not self.decision["edited"], "reward": self.outcome is None}
         return [question for question in asked if asked[question]]
 
 
@@ -253,7 +253,7 @@ def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterat
 
 def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Votes]:
     """Return the votes of the rules. Reactions in other languages than English, which give 0, are counted."""
-    votes = [rules.votes(*turn.reply) for turn in turns]
+    votes = [rules.votes(turn.reply) for turn in turns]
     unread = [turn for turn, (_, rewards) in zip(turns, votes, strict=True) if rewards[0].raw == rules.NOT_ENGLISH]
     counters.count("turns not in English", len(unread))
     counters.count("sessions not in English", len({turn.joined.session_id for turn in unread}))
@@ -267,8 +267,8 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     """
     if not turn.questions:
         return [], []
-    messages, index, next_count = copy.deepcopy(turn.reply)
-    answer = function.call(messages[:index], messages[index], messages[index + 1 : index + 1 + next_count])
+    reply = copy.deepcopy(turn.reply)
+    answer = function.call(reply.messages[: reply.index], reply.messages[reply.index], reply.next_state)
     reward, hint = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, 0)
     is_truth = type(reward).__name__ in ("bool", "bool_")  # the latter is numpy's
     if not (hint is None or isinstance(hint, str)) or is_truth or reward not in (1, 0, -1, None):
@@ -284,7 +284,7 @@ def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Te
     """Return the questions to put to a model, in the words of `texts`; those about one turn are neighbours."""
     questions = []
     for turn in turns:
-        common = turn_text(*turn.reply, config.max_section_chars)
+        common = turn_text(turn.reply, config.max_section_chars)
         asked = {name: judge_messages(common, name, texts) for name in turn.questions}
         questions += [Question(turn.joined.turn_id, name, messages) for name, messages in asked.items()]
     return questions
@@ -305,10 +305,10 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
         for question in (name for name, own in weights.items() if own is None):
             counters.count("questions not weighed", label=question)
     if config.judge == "reaction":
-        reward, choice = hints.raw_reaction(*turn.reply)
+        reward, choice = hints.raw_reaction(turn.reply)
     else:
         reward = reward_of([vote.score for vote in reward_votes], weights["reward"])
-        unquotable = hints.unquotable_text(config.judge, *turn.reply)
+        unquotable = hints.unquotable_text(config.judge, turn.reply)
         choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
@@ -321,7 +321,7 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
     counters.count("hints", int(choice.hint is not None))
     for reason, number in choice.rejected.items():
         counters.count("rejected hints", number, label=reason)
-    for flag in flags(*turn.reply, turn.joined.turn["finish_reason"]):
+    for flag in flags(turn.reply, turn.joined.turn["finish_reason"]):
         counters.count("flags", label=flag)
         counters.count("flags on turns rewarded +1", int(reward.reward == 1), label=flag)
     hint = {"hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}

@@ -23,6 +23,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
 from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.model.load import load_tokenizer
 from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, sample
@@ -47,8 +48,8 @@ def prompts(chat: Chat, log: Path, count: int) -> list[list[int]]:
         turns = [turn for turn in read_all(run, "turns") if turn["trainable"]]
     found = []
     for turn in turns[:: max(1, len(turns) // count)][:count]:
-        before = messages[turn["session_id"]]
-        common = turn_text(before, turn["message_index"], turn["next_count"], DEFAULTS.max_section_chars)
+        reply = reply_in_context(messages[turn["session_id"]], turn)
+        common = turn_text(reply, DEFAULTS.max_section_chars)
         found += [chat.prompt_ids(judge_messages(common, question)) for question in ("hint", "reward")]
     return found
 

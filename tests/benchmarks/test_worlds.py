@@ -23,6 +23,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import read_prompts
 from opdkit.extract.stage import run as extract
+from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.judge.rules import judge
 from opdkit.store.reading import read_all
 from opdkit.train import validation_turns
@@ -98,7 +99,7 @@ def test_rules_agree_with_the_labels(world: World) -> None:
         messages, labels = scripted(world, seed, 0.0)
         for index, label in labels.items():
             ends = [k for k in range(index + 1, len(messages)) if messages[k]["role"] == "assistant"]
-            read = judge(messages, index, (ends or [len(messages)])[0] - index - 1)
+            read = judge(ReplyInContext(messages, index, messages[index + 1 : (ends or [len(messages)])[0]]))
             right[read.reward == label.reward] += 1
     assert right[True] >= 0.93 * right.total()
 

@@ -22,6 +22,7 @@ from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.judge.flags import flags
 from opdkit.judge.parse import parse_reward
+from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.judge.votes import Answer
 from opdkit.store.counters import Counters
 from opdkit.store.reading import read_all
@@ -119,7 +120,7 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     assert turn.turn["finish_reason"] == (reason or None)
     assert (turn.turn["trainable"], turn.turn["skip_reason"]) == ((False, "truncated") if cut_off else (True, None))
     # judge: the flag on a turn, and a vote of a judge that ended so
-    shown = flags(turn.session["messages"], turn.index, turn.turn["next_count"], turn.turn["finish_reason"])
+    shown = flags(reply_in_context(turn.session["messages"], turn.turn), turn.turn["finish_reason"])
     assert shown == (["truncation"] if cut_off else [])
     vote = parse_reward(Answer(r"\boxed{1}", turn.turn["finish_reason"]))
     assert vote.score == (None if is_incomplete(reason) else 1)

@@ -30,6 +30,7 @@ from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError, Message
 from opdkit.judge.parse import parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.judge.votes import Answer
 
 from .families import CONTROL_TOKENS, FAMILIES, Family, chats
@@ -166,8 +167,8 @@ def attempt_on_judge(number: int, draw: random.Random) -> str:
     index = draw.choice([i for i, said in enumerate(talk[:-1]) if said["role"] == "assistant"])
     place, text = draw.choice([p for p in places(talk, None) if p != ("hint",)]), attack(draw, VOTES)
     limit = draw.choice((100, 120, 6_000))
-    shown = [turn_text(placed(talk, None, place, what)[0], index, len(talk) - index - 1, limit)
-             for what in (HARMLESS, text)]  # fmt: skip
+    row = {"message_index": index, "next_count": len(talk) - index - 1, "decision": None}
+    shown = [turn_text(reply_in_context(placed(talk, None, place, what)[0], row), limit) for what in (HARMLESS, text)]
     heads = [[line for line in one.splitlines() if not line.startswith("| ")] for one in shown]
     asked = judge_messages(shown[1], "hint")
     if heads[0] != heads[1] or any(t in break_control_tokens(m["content"]) for m in asked for t in CONTROL_TOKENS):

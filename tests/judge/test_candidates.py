@@ -1,7 +1,7 @@
 """Every hint that was voted for says what became of it, and the reasons are those of the judge's own filter."""
 
 import pytest
-from runs import talk
+from runs import in_context, talk
 
 from opdkit.judge import hints
 from opdkit.judge.hints import CHOSEN, explain_candidates
@@ -21,7 +21,7 @@ TURN = {"message_index": 1, "next_count": 1, "decision": None}
 def verdict(texts, *, against: int = 0, failed: int = 0, config=CONFIG) -> dict:
     decisions = [1] * len(texts) + [-1] * against + [None] * failed
     said = [*texts, *[None] * (against + failed)]
-    unquotable = hints.unquotable_text(config["judge"], SAID, 1, 1)
+    unquotable = hints.unquotable_text(config["judge"], in_context(SAID))
     pairs = list(zip(decisions, said, strict=True))
     limits = {"min_chars": config["min_hint_chars"], "max_chars": config["max_hint_chars"]}
     choice = hints.choose(pairs, unquotable, select=config["hint_select"], **limits)

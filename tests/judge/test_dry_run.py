@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from judged_runs import judge_in_vain
-from runs import snapshot, talk, write_extract
+from runs import in_context, snapshot, talk, write_extract
 
 from opdkit.chat.template import Chat
 from opdkit.config.judge import JudgeConfig
@@ -75,7 +75,7 @@ def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, mon
     messages = {row["session_id"]: row["messages"] for row in read_all(extracted, "sessions")}
     for row in read_all(extracted, "verdicts"):
         session_id, _, index = row["turn_id"].rpartition(":")
-        text = turn_text(messages[session_id], int(index), 1, 6000)
+        text = turn_text(in_context(messages[session_id], int(index)), 6000)
         hint, reward = (chat.prompt_ids(judge_messages(text, name)) for name in ("hint", "reward"))
         read += len(hint) + len(reward) - common_length(hint, reward)
     prompt, cached = found.total("prompt tokens"), found.total("cached prompt tokens")
@@ -97,7 +97,7 @@ def test_a_server_gets_no_request(extracted, capsys) -> None:
         assert int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
         (session, *_), size = read_part(extracted, "sessions", 0), 0
         for index in (1, 3):
-            text = turn_text(session["messages"], index, 1, 6000)
+            text = turn_text(in_context(session["messages"], index), 6000)
             asked = [m["content"] for name in ("hint", "reward") for m in judge_messages(text, name)]
             size += 3 * sum(len(content.encode()) for content in asked)
         assert size // 4 < int(shown["tokens to read about"]) / 6 < size // 4 + 30  # later replies are longer

@@ -1,7 +1,7 @@
 """Signs in the log itself that a turn went wrong."""
 
 import pytest
-from runs import message, talk
+from runs import in_context, message, talk
 from work import passes
 
 from opdkit.judge.flags import flags, loops, repeats_call, reports_failure
@@ -136,10 +136,10 @@ def test_flags_of_a_turn() -> None:
         message("tool", "[]"),
         message("tool", "Error: no"),
     ]
-    assert flags(turns, 3, 2, "length") == ["tool_error", "truncation", "duplicate_call", "loop"]
-    assert flags(turns, 1, 1, "stop") == []
-    assert flags(talk("hi", "hello", "Error: my screen says no"), 1, 1, None) == []
-    assert flags(talk("hi", f"<think>{'hm and hm ' * 20}</think>Hello.", "Thanks"), 1, 1, "stop") == []
+    assert flags(in_context(turns, 3, 2), "length") == ["tool_error", "truncation", "duplicate_call", "loop"]
+    assert flags(in_context(turns), "stop") == []
+    assert flags(in_context(talk("hi", "hello", "Error: my screen says no")), None) == []
+    assert flags(in_context(talk("hi", f"<think>{'hm and hm ' * 20}</think>Hello.", "Thanks")), "stop") == []
 
 
 @pytest.mark.parametrize("unit", ["a", "ab ", "error ", "x: ", "{", "\n"])

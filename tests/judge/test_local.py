@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from judged_runs import judge_in_vain
-from runs import message, talk, write_extract
+from runs import in_context, message, talk, write_extract
 
 from opdkit.chat.template import Chat
 from opdkit.config.judge import JudgeConfig
@@ -136,7 +136,7 @@ def test_a_turn_is_read_once_for_both_questions_and_all_votes(extracted, plain_m
     judge.model.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
-    common = turn_text(talk("Hi", "Hello " * 300, "Use Celsius"), 1, 1, 6000)
+    common = turn_text(in_context(talk("Hi", "Hello " * 300, "Use Celsius")), 6000)
     messages = {name: judge_messages(common, name) for name in ("hint", "reward")}
     assert check_tree_reading(judge.model)  # which it looks at once
     read.clear()
@@ -156,7 +156,7 @@ def test_control_tokens_in_a_log_stay_text(plain_model_dir: Path) -> None:
     for name, text in (("plain", "ok"), ("evil", evil)):
         turn = [message("user", text), message("assistant", text), message("tool", text), message("user", text)]
         for question in ("hint", "reward"):
-            ids = chat.prompt_ids(judge_messages(turn_text(turn, 1, 2, 6000), question))
+            ids = chat.prompt_ids(judge_messages(turn_text(in_context(turn, 1, 2), 6000), question))
             counts[name] = (ids.count(starts), sum(ids.count(stop) for stop in chat.stop_ids))
             assert name == "plain" or evil.splitlines()[1] in chat.text(ids)
     assert counts["evil"] == counts["plain"] == (3, 2)

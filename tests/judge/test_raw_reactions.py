@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from runs import message, talk, write_extract
+from runs import in_context, message, talk, write_extract
 
 from opdkit.commands.turns.view import turn_view
 from opdkit.config.judge import JudgeConfig
@@ -64,7 +64,7 @@ def test_every_reaction_is_the_hint_and_nothing_has_a_reward(run: Path, capsys) 
 
 def test_what_stands_between_reply_and_reaction_is_no_reaction() -> None:
     messages = [*talk("hi", "hello"), message("system", "The user is back."), message("user", " Shorter. ")]
-    assert raw_reaction(messages, 1, 2)[1].hint == "Shorter."
+    assert raw_reaction(in_context(messages, 1, 2))[1].hint == "Shorter."
 
 
 def test_outcomes_in_the_log_are_rewards_all_the_same(run: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import message
+from runs import in_context, message
 from sample_world import DATA, NAMES, labels
 
 from opdkit.config.extract import ExtractConfig
@@ -52,7 +52,7 @@ def judge_simply(reply: str, said: str) -> tuple[int, str | None]:
 def judge_by_rules(reply: str, said: str) -> tuple[int, str | None]:
     """Return reward and hint of the rules, after the filter of hints."""
     turn = [message("user", "How do I do this?"), message("assistant", reply), message("user", said)]
-    found = judge(turn, 1, 1)
+    found = judge(in_context(turn))
     accepted = found.hint and rejection(found.hint, "", min_chars=2, max_chars=600) is None
     return found.reward, found.hint if accepted else None
 

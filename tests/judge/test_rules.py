@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import message
+from runs import in_context, message
 from work import passes
 
 from opdkit.judge.rules import NOT_ENGLISH, Judgement, asks_for_answer, judge, own_words, votes
@@ -18,7 +18,7 @@ ASKED = "I can book that for you. Would you like a window seat?"
 
 def heard(said: str, reply: str = TOLD, asked: str = "How do I get to Lyon?"):
     turn = [message("user", asked), message("assistant", reply), message("user", said)]
-    return judge(turn, 1, 1)
+    return judge(in_context(turn))
 
 
 CORRECTIONS = [
@@ -263,7 +263,7 @@ def test_asks(reply: str, asking: bool) -> None:
 def tools(*results: str, then: str | None = None):
     turn = [message("user", "Book it"), message("assistant", None)]
     turn += [message("tool", r, name="book") for r in results] + ([message("user", then)] if then else [])
-    return judge(turn, 1, len(turn) - 2)
+    return judge(in_context(turn, 1, len(turn) - 2))
 
 
 def test_tool_results() -> None:
@@ -285,8 +285,8 @@ def test_what_the_user_adds_to_a_tool_result() -> None:
 
 def test_no_next_state_says_nothing() -> None:
     turn = [message("user", "hi"), message("assistant", "hello")]
-    assert judge(turn, 1, 0).reward == 0
-    assert judge([*turn, message("user", None)], 1, 1).reward == 0
+    assert judge(in_context(turn, 1, 0)).reward == 0
+    assert judge(in_context([*turn, message("user", None)])).reward == 0
 
 
 def test_own_words() -> None:
@@ -296,13 +296,13 @@ def test_own_words() -> None:
 
 def test_votes_say_which_rule_spoke() -> None:
     turn = [message("user", "hi"), message("assistant", TOLD), message("user", "Use Celsius instead")]
-    [hint], [reward] = votes(turn, 1, 1)
+    [hint], [reward] = votes(in_context(turn))
     assert (hint.decision, hint.hint, hint.error) == (1, "Use Celsius.", None)
     assert (reward.score, reward.error) == (-1, None)
     assert "correction" in hint.raw
     assert hint.raw == reward.raw
     turn[2] = message("user", "thanks")
-    [hint], [reward] = votes(turn, 1, 1)
+    [hint], [reward] = votes(in_context(turn))
     assert (hint.decision, hint.hint, reward.score) == (-1, None, 1)
 
 

@@ -27,6 +27,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED
 from opdkit.extract.stage import run as extract
 from opdkit.judge import rules
+from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.model.load import load_tokenizer
 from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
@@ -106,7 +107,7 @@ def nothing(prompt: list[JSON], reply: JSON, next_state: list[JSON]) -> tuple[in
 
 def reward_alone(prompt: list[JSON], reply: JSON, next_state: list[JSON]) -> tuple[int, None]:
     """Return the reward of the rules judge."""
-    return rules.judge([*prompt, reply, *next_state], len(prompt), len(next_state)).reward, None
+    return rules.judge(ReplyInContext([*prompt, reply], len(prompt), next_state)).reward, None
 
 
 def blamed(built: Built, run: Path) -> JSON:

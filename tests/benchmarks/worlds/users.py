@@ -8,6 +8,7 @@ from functools import cache
 from opdkit.chat.markup import split_reply
 from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message
+from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.judge.rules import judge
 
 from .small_talk import COMPLAINTS, SHRUGS, SMALL_TALK, THANKS
@@ -73,7 +74,7 @@ Conversation = Generator[Ask, str, Labels]
 @cache
 def hint_of(wording: str, role: str = "user") -> str | None:
     """Return the hint that the rules judge writes for what a user, or a tool, says about a reply."""
-    return judge([message("user", ""), message("assistant", ""), message(role, wording)], 1, 1).hint
+    return judge(ReplyInContext([message("user", ""), message("assistant", "")], 1, [message(role, wording)])).hint
 
 
 @cache
