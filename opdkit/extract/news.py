@@ -130,7 +130,7 @@ class _Night:
     files: dict[bytes, str]  # every file behind the logs, in order, and its name
     readers: Mapping[str, Reader] = field(init=False)  # of each format
     inputs: dict[int, KnownInput] = field(init=False)  # by number, from 1
-    names: set[str] = field(init=False)  # of all inputs
+    names: dict[str, int] = field(init=False)  # of all inputs, see `add_name`
     number: int = field(init=False)
     inputs_with_news: int = 0
     records: int = 0
@@ -142,7 +142,7 @@ class _Night:
     def __post_init__(self) -> None:
         self.readers = READERS if isinstance(self.log_format, str) else {self.log_format.name: self.log_format}
         self.inputs = {row[0]: KnownInput(*row) for row in self.changes.execute("SELECT * FROM old.input")}
-        self.names = {known.name for known in self.inputs.values()}
+        self.names = {known.name: 1 for known in self.inputs.values()}
         (self.number,) = self.changes.execute("SELECT coalesce(max(number), 0) + 1 FROM old.night").fetchone()
         for known in self.inputs.values():
             self.starts[min(known.read, START)].setdefault(known.start, set()).add(known.number)

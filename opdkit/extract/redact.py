@@ -5,7 +5,7 @@ The rules are data: rules/gitleaks.toml and rules/opdkit.toml. docs/logs.md has 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +16,7 @@ import regex
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import TOO_DEEP, dump
 from opdkit.errors import ConfigError
+from opdkit.extract.inputs.files import add_name
 from opdkit.extract.names import load_names
 from opdkit.extract.redact_rules import Rule, load_rules, unescape
 from opdkit.extract.turns import TurnRow
@@ -60,18 +61,6 @@ def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--redact-pattern {name}: {text!r} matches the empty text, so it would match everywhere")
         patterns[name] = text
     return patterns
-
-
-def number_repeats(names: Iterable[str]) -> list[str]:
-    """Return the names with a number behind each that was there already: "[email]", "[email] 2"."""
-    counts, kept = Counter[str](), dict[str, None]()
-    for name in names:
-        numbered = name
-        while numbered in kept:
-            counts[name] += 1
-            numbered = f"{name} {counts[name] + 1}"
-        kept[numbered] = None
-    return list(kept)
 
 
 class Redactor:
@@ -148,8 +137,8 @@ class Redactor:
         """
         try:
             if isinstance(value, dict):
-                names = number_repeats(map(self.text, value))
-                return {name: self._field(key, value[key]) for name, key in zip(names, value, strict=True)}
+                names: dict[str, int] = {}  # keys that are alike once they are redacted: "[email]", "[email] 2"
+                return {add_name(self.text(key), names, " "): self._field(key, value[key]) for key in value}
             if isinstance(value, list):
                 return [self.value(inner) for inner in value]
         except RecursionError:

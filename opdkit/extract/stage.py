@@ -165,7 +165,7 @@ def redact_sources(inputs: list[Input], redactor: Redactor | None) -> list[Input
     """Return the inputs with their names and sources, which go into ids and tables, redacted; the paths stay."""
     if redactor is None:
         return inputs
-    names, redacted = set[str](), list[Input]()
+    names, redacted = dict[str, int](), list[Input]()
     for entry in inputs:
         # Without the suffix: chat@12.jsonl, a log of a night, is not an address.
         suffix = next((suffix for suffix in SUFFIXES if entry.source.endswith(suffix)), "")

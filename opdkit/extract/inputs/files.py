@@ -67,7 +67,7 @@ def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
 
     `scratch` is the folder for copies of standard input and of data sets.
     """
-    inputs, names = list[Input](), set[str]()
+    inputs, names = list[Input](), dict[str, int]()
     for number, (source, path, given) in enumerate(find_files(logs, scratch), 1):
         inputs += unpack_members(source, path, given, scratch / f"zip-{number}", names)
     return inputs
@@ -89,7 +89,7 @@ def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> 
             yield source, path, source == log
 
 
-def unpack_members(source: str, path: Path, given: bool, folder: Path, names: set[str]) -> Iterator[Input]:
+def unpack_members(source: str, path: Path, given: bool, folder: Path, names: dict[str, int]) -> Iterator[Input]:
     """Yield the inputs in a file: itself, or of an archive its members, unpacked to `folder`.
 
     Their names are added to `names`, and differ from those in it.
@@ -100,13 +100,16 @@ def unpack_members(source: str, path: Path, given: bool, folder: Path, names: se
         yield Input(add_name(_stem(text), names), text, copy, given and not member, problem)
 
 
-def add_name(stem: str, names: set[str]) -> str:
-    """Return `stem`, with a number behind it if `names` holds it already, and add it to `names`."""
-    name, count = stem, 1
+def add_name(stem: str, names: dict[str, int], between: str = "-") -> str:
+    """Return `stem`, with a number behind it if `names` holds it already, and add it to `names`.
+
+    The values of `names` are the last numbers behind them.
+    """
+    name = stem
     while name in names:
-        count += 1
-        name = f"{stem}-{count}"
-    names.add(name)
+        names[stem] += 1
+        name = f"{stem}{between}{names[stem]}"
+    names[name] = 1
     return name
 
 

@@ -112,7 +112,7 @@ def open_sources(
     `plain` are the files that held plain JSON lines: one that begins as it did still does.
     """
     file, folder = os.fsencode(path), Path(tempfile.mkdtemp(dir=scratch))
-    for number, entry in enumerate(unpack_members(name, path, given, folder / "zip", set())):
+    for number, entry in enumerate(unpack_members(name, path, given, folder / "zip", {})):
         member = entry.source.removeprefix(name.encode("utf-8", "replace").decode())
         source = Source(entry, file, member, True, entry.path)
         if entry.problem is not None:
