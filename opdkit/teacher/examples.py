@@ -66,6 +66,13 @@ class Example:
     edited: Reply | None = None
 
 
+class TaughtSession(NamedTuple):
+    """Session as examples to score, and its teacher."""
+
+    teacher: Teacher
+    examples: list[Example]
+
+
 def make_example(
     config: TeacherConfig, scorer: Scorer, teacher: Teacher, session: Row, turn: Row, verdict: Row, counters: Counters
 ) -> Example:

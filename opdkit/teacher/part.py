@@ -22,8 +22,8 @@ from opdkit.store.counters import Counters
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.turn_ids import first_branch
 from opdkit.teacher.edits import apply_edit, edited_example
-from opdkit.teacher.examples import Example, JudgedSession, Row, make_example
-from opdkit.teacher.models import Scorer, Teacher
+from opdkit.teacher.examples import Example, JudgedSession, Row, TaughtSession, make_example
+from opdkit.teacher.models import Scorer
 from opdkit.teacher.review_changes import decided_verdict, turns_to_rescore
 from opdkit.teacher.samples import HintedTurn, sample_replies
 from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, score_session, sequences_by_model
@@ -61,7 +61,7 @@ def score_part(
     results: Results = {}
     # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
     decided_turns = turns_to_rescore(sessions, decided, config.teacher_hint)
-    longest_of_part: int | None = None  # logged reply with a hint: decisions give other turns no more room
+    longest_of_part = 0  # tokens of a logged reply with a hint: decisions give other turns no more room
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {judged.turn["turn_id"]: TurnResult() for one in scored_together for judged in one.turns}
         examples = _make_examples(config, scorer, scored_together, scored)
@@ -73,8 +73,9 @@ def score_part(
                 order = {turn_id: n for n, turn_id in enumerate(scored)}
                 hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
                 unedited = [turn for turn in hinted if turn.example.edited is None]
-                longest = max([longest_of_part or 0, *(len(turn.example.reply.ids) for turn in hinted)])
-                longest_of_part = longest if longest_of_part is None else longest_of_part
+                longest = max([longest_of_part, *(len(turn.example.reply.ids) for turn in hinted)])
+                if scored_together is sessions:
+                    longest_of_part = longest
                 score_replies(config, scorer, sample_replies(config, scorer, unedited, longest), scored, counters)
         results |= scored
     for result in results.values():
@@ -101,7 +102,7 @@ def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON
 
 def _make_examples(
     config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], results: Results
-) -> Iterator[tuple[Teacher, list[Example]]]:
+) -> Iterator[TaughtSession]:
     """Yield each session, the longest first, as its teacher and its turns, each followed by its edited reply, if any.
 
     Turns that cannot be scored are dropped. The branches of a conversation count as one session, so that what they have
@@ -124,12 +125,10 @@ def _make_examples(
             else:
                 examples += filter(None, (example, edited_example(scorer, example, counters)))
         if teacher is not None:
-            yield teacher, examples
+            yield TaughtSession(teacher, examples)
 
 
-def batch_sessions(
-    sessions: Iterable[tuple[Teacher, list[Example]]], budget: Budget, batch_tokens: int
-) -> Iterator[tuple[Teacher, list[Example]]]:
+def batch_sessions(sessions: Iterable[TaughtSession], budget: Budget, batch_tokens: int) -> Iterator[TaughtSession]:
     """Yield neighbouring sessions of one teacher as one, up to `batch_tokens` tokens within the budget.
 
     What the replies of a session have in common counts once. A longer session goes alone.
@@ -139,19 +138,15 @@ def batch_sessions(
     for teacher, examples in sessions:
         size = count_tree_tokens(example.readings for example in examples)
         if last is not None and (teacher is not last or tokens + size > min(batch_tokens, budget.max_tokens)):
-            yield last, waiting
+            yield TaughtSession(last, waiting)
             waiting, tokens = [], 0
         waiting, tokens, last = [*waiting, *examples], tokens + size, teacher
     if last is not None:
-        yield last, waiting
+        yield TaughtSession(last, waiting)
 
 
 def score_replies(
-    config: TeacherConfig,
-    scorer: Scorer,
-    sessions: Iterable[tuple[Teacher, list[Example]]],
-    results: Results,
-    counters: Counters,
+    config: TeacherConfig, scorer: Scorer, sessions: Iterable[TaughtSession], results: Results, counters: Counters
 ) -> list[HintedTurn]:
     """Score the examples and add their rows to `results`; return the logged turns that have a hint.
 
@@ -200,11 +195,7 @@ def score_replies(
 
 
 def count_reads(
-    config: TeacherConfig,
-    scorer: Scorer,
-    sessions: Iterable[tuple[Teacher, list[Example]]],
-    results: Results,
-    counters: Counters,
+    config: TeacherConfig, scorer: Scorer, sessions: Iterable[TaughtSession], results: Results, counters: Counters
 ) -> None:
     """Count what `score_replies` would read (`--dry-run`: models have no weights). Add rows without log-probs."""
     student = scorer.student.model

@@ -15,7 +15,7 @@ from opdkit.model.sampling import Request, Sample, reply_room
 from opdkit.model.sampling.samples import find_sample_problem
 from opdkit.store.counters import Counters
 from opdkit.store.turn_ids import session_of
-from opdkit.teacher.examples import Example, written_example
+from opdkit.teacher.examples import Example, TaughtSession, written_example
 from opdkit.teacher.models import Scorer, Teacher
 
 
@@ -32,8 +32,8 @@ class HintedTurn:
 
 def sample_replies(
     config: TeacherConfig, scorer: Scorer, turns: Sequence[HintedTurn], longest_reply: int
-) -> list[tuple[Teacher, list[Example]]]:
-    """Sample `--teacher-samples` replies to each turn; return them as examples to score, with the teacher, per session.
+) -> list[TaughtSession]:
+    """Sample `--teacher-samples` replies to each turn; return them as examples to score.
 
     The random stream of sample g of a turn depends on (seed, turn, g). A reply may be somewhat longer than the longest
     logged one, up to `--max-new-tokens`. A prompt that leaves no room for it, a reply that the student cannot read, and
@@ -61,7 +61,7 @@ def sample_replies(
     for _, group in groupby(sorted(samples), key=lambda i: session_of(turns[i].example.verdict["turn_id"])):
         members = list(group)
         examples = [e for i in members for e in _examples_of_samples(scorer, turns[i], samples[i])]
-        sessions.append((turns[members[0]].teacher, examples))
+        sessions.append(TaughtSession(turns[members[0]].teacher, examples))
     return sessions
 
 
