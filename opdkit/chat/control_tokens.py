@@ -103,6 +103,7 @@ class Encoder:
         control = {i: token for i, token in self._added.items() if len(token.content.strip()) > 1}
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
         self._special_tokens = [token.content for token in control.values() if token.special]
+        # Such as `<think>`: a model samples them as words.
         self.words = frozenset(token.content for token in control.values() if not token.special)
         self._any = _Breaker([token.content for token in control.values()])
         self._special = _Breaker(self._special_tokens)
@@ -130,9 +131,8 @@ class Encoder:
     def as_data(self, value: Any, *, sampled: bool) -> Any:
         """Return `value` (text, or lists and dicts of it) with a break in what could be read as a control token.
 
-        In what a model wrote (`sampled`) only the special tokens are broken, and those of `break_always`: others, such
-        as `<think>`, are words of its vocabulary that it really samples. Raises ChatError for private-use
-        characters of the last plane.
+        In what a model wrote (`sampled`) only the special tokens are broken, and those of `break_always`. Raises
+        ChatError for private-use characters of the last plane.
         """
         if isinstance(value, str):
             if _PRIVATE.search(value):

@@ -30,12 +30,13 @@ TEMPLATE_DATE = datetime.date(2024, 7, 26)
 _EMPTY_THINKING = re.compile(r"\s*+(?:<think>)?\s*+</think>\s*")
 _TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
-# Messages that the template is tried with: a question, and a text or a call in reply.
+# Messages that the template is tried with: a question, a text or a call in reply, and the call's result.
 _ASKED: list[Message] = [{"role": "user", "content": "?"}]
 _REPLY = "opdkit's probe"
 _REPLIED = [*_ASKED, {"role": "assistant", "content": _REPLY}]
 _CALL = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
 _CALLED = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL]}]
+_ANSWERED = [*_CALLED, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
 
 
 @dataclass(frozen=True)
@@ -134,16 +135,16 @@ class Chat:
         rendered = whole[len(prompt) :]
         self._check_complete(messages[: index + 1], tools, whole, rendered)
         text, reasoning = (message["content"] or "").lstrip(), (message.get("reasoning") or "").strip()
-        empty_thinking, closed = _EMPTY_THINKING.match(rendered), "</think>" in text
-        is_open = text.startswith("<think>") and not message.get("tool_calls")
-        if empty_thinking and not reasoning and (closed or is_open):
-            thought, answer = split_thinking(text)
-            if thought or not closed:  # the template made up a block beside the one in the text
+        masked, empty_thinking = "", _EMPTY_THINKING.match(rendered)
+        if empty_thinking and not reasoning:  # the template made up this block
+            is_closed, (thought, answer) = "</think>" in text, split_thinking(text)
+            is_open = text.startswith("<think>") and not is_closed and not message.get("tool_calls")
+            if is_open or (is_closed and thought):  # the thinking in the text belongs into the block
                 apart = message | {"content": answer, "reasoning": thought}
-                return self.reply([*messages[:index], apart], index, tools, finish_reason if closed else "length")
-        invented = empty_thinking[0] if empty_thinking and not (reasoning or closed) else ""
-        sampled = self._sampled(rendered[len(invented) :], message, is_incomplete(finish_reason))
-        masked_ids, sampled_ids = map(self._encoder.continuation_ids, (invented, sampled))
+                return self.reply([*messages[:index], apart], index, tools, "length" if is_open else finish_reason)
+            masked = "" if is_closed else empty_thinking[0]
+        sampled = self._sampled(rendered[len(masked) :], message, is_incomplete(finish_reason))
+        masked_ids, sampled_ids = map(self._encoder.continuation_ids, (masked, sampled))
         return Reply(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
 
     def reply_ids(self, text: str) -> list[int]:
@@ -152,8 +153,7 @@ class Chat:
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the ids as people read them, control tokens included."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def tokens_between(self, ids: list[int], start: int, end: int) -> range:
         """Return the indices of the tokens that hold the characters from `start` up to `end` of `text(ids)`."""
@@ -188,7 +188,7 @@ class Chat:
                 fields = openai_message(message, arguments_as_text=self._arguments_as_text)
                 role = fields.pop("role")
                 as_data.append({"role": role, **self._encoder.as_data(fields, sampled=role == "assistant")})
-            text: str = self.tokenizer.apply_chat_template(
+            return self.tokenizer.apply_chat_template(
                 as_data,
                 tools=definitions,
                 chat_template=_with_fixed_date(self.tokenizer.get_chat_template(None, definitions)),
@@ -198,7 +198,6 @@ class Chat:
             )
         except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
             raise ChatError(f"template: {' '.join(str(error).split())[:120]}") from error
-        return text
 
     def _check_complete(self, messages: list[Message], tools: str | None, whole: str, rendered: str) -> None:
         """Raise ChatError where the `whole` rendering leaves out calls or text of the last message.
@@ -275,17 +274,15 @@ class Chat:
         """
         if not self._encoder.words:
             return frozenset()
-        answered = [*_CALLED, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
-        renderings = [self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True),
-                      *map(self._try_render, ([*_REPLIED, *_ASKED], _CALLED, answered))]  # fmt: skip
-        # A system prompt may explain `<think>`: what comes behind a reply are headers.
-        renderings[2] = (renderings[2] or renderings[0] or "").rpartition(_REPLY)[2]
-        before, prompt, behind, without_result, with_result = (
-            self._encoder.control_tokens(rendering or "") for rendering in renderings
-        )
+        question, prompt = self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True)
+        # What comes behind a reply are headers; before it, a system prompt may explain `<think>`.
+        behind = (self._try_render([*_REPLIED, *_ASKED]) or question or "").rpartition(_REPLY)[2]
+        called, answered = self._try_render(_CALLED), self._try_render(_ANSWERED)
+        tokens = [self._encoder.control_tokens(text or "") for text in (behind, question, prompt, called, answered)]
+        of_next, of_question, of_prompt, of_call, of_result = tokens
         # So is what a generation prompt begins with. Behind it, `<think>` opens the reply itself.
-        header = next((token for token, other in zip_longest(prompt, before) if token != other), None)
-        return self._encoder.words & {*behind, header, *(Counter(with_result) - Counter(without_result))}
+        header = next((token for token, other in zip_longest(of_prompt, of_question) if token != other), None)
+        return self._encoder.words & {*of_next, header, *(Counter(of_result) - Counter(of_call))}
 
     def _template_stop_id(self) -> int | None:
         """Return the first special token that the template writes after a reply's text; None without one."""
