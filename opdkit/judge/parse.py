@@ -7,6 +7,7 @@ only repeats the rules, or whose last decision is not on offer is not a vote, an
 import re
 import unicodedata
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
 from opdkit.chat.markup import final_answer
@@ -113,22 +114,36 @@ def _visible_text(answer: Answer) -> tuple[str, str | None]:
     return body, None if body.strip() else EMPTY
 
 
+class _Box(NamedTuple):
+    r"""Place of a decision, `\boxed{...}`; without content where it never closes."""
+
+    start: int
+    end: int
+    content: str | None
+
+    @property
+    def value(self) -> int | None:
+        """Return 1 for "1", " +1", "1.0", "\\text{1}", "$1$"; None for what is not one whole number of one digit."""
+        text = _WRAPPED.sub(r"\1", _WRAPPED.sub(r"\1", self.content or "")).strip("{}$ \t\n")
+        match = _NUMBER.fullmatch(_DASH.sub("-", unicodedata.normalize("NFKC", text)))
+        return int(match[1] + match[2]) if match else None
+
+
 def _decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple[int | None, str | None]:
     """Return (decision, None), or (None, why there is none)."""
-    boxes = [(m.start(), *_braced(body, m.end())) for m in _BOX.finditer(body)]
+    boxes = [_Box(m.start(), *_braced(body, m.end())) for m in _BOX.finditer(body)]
     if not boxes:
         return None, NO_DECISION
-    content = boxes[-1][2]
-    if content is None:
+    last = boxes[-1]
+    if last.content is None:
         return None, HALF_DECISION
-    value = _value(content)
-    if _DENIAL.search(body[max(0, boxes[-1][0] - 20) : boxes[-1][0]]):
+    if _DENIAL.search(body[max(0, last.start - 20) : last.start]):
         return None, DENIED
-    if value not in allowed:
-        return None, f"{OFF_RANGE}: {content.strip()[:40]!r}"
+    if last.value not in allowed:
+        return None, f"{OFF_RANGE}: {last.content.strip()[:40]!r}"
     if len(boxes) > 1 and _is_echo(body, boxes, question):
         return None, ECHO
-    return value, None
+    return last.value, None
 
 
 def _braced(text: str, start: int) -> tuple[int, str | None]:
@@ -141,27 +156,19 @@ def _braced(text: str, start: int) -> tuple[int, str | None]:
     return len(text), None
 
 
-def _value(content: str) -> int | None:
-    """Return 1 for "1", " +1", "1.0", "\\text{1}", "$1$"; None for what is not one whole number of one digit."""
-    text = _WRAPPED.sub(r"\1", _WRAPPED.sub(r"\1", content)).strip("{}$ \t\n")
-    match = _NUMBER.fullmatch(_DASH.sub("-", unicodedata.normalize("NFKC", text)))
-    return int(match[1] + match[2]) if match else None
+def _is_echo(body: str, boxes: list[_Box], question: str) -> bool:
+    """Return whether the last decision, of two at least, is part of a list of the options rather than a choice of one.
 
-
-def _is_echo(body: str, boxes: list[tuple[int, int, str | None]], question: str) -> bool:
-    """Return whether the last decision is part of a list of the options rather than a choice of one.
-
-    `boxes` are (start, end, content), two of them at least. An option that stands in the rules with the same 16
-    characters around it is quoted from there.
+    An option that stands in the rules with the same 16 characters around it is quoted from there.
     """
-    (_, before_end, before), (start, _, last) = boxes[-2:]
-    if _value(before or "") != _value(last or "") and _ENUMERATION.fullmatch(body[before_end:start]):
+    before, last = boxes[-2:]
+    if before.value != last.value and _ENUMERATION.fullmatch(body[before.end : last.start]):
         return True
     rules, width = " ".join(question.split()), 16
-    quoted = {}
-    for box_start, box_end, content in boxes:
-        around = " ".join(body[max(0, box_start - width) : box_end + width].split())
+    quoted = []
+    for box in boxes:
+        around = " ".join(body[max(0, box.start - width) : box.end + width].split())
         # Without words around it, a bare decision would be a quotation.
-        if len(around) - (box_end - box_start) >= width // 2 and around in rules:
-            quoted[box_start] = _value(content or "")
-    return len(set(quoted.values())) > 1 and start in quoted
+        if len(around) - (box.end - box.start) >= width // 2 and around in rules:
+            quoted.append(box)
+    return len({box.value for box in quoted}) > 1 and last in quoted

@@ -96,7 +96,7 @@ def says_nothing(text: str, known: str = "", confirms: bool = False) -> bool:
     said = set(_LETTERS.findall(_UNSPACED.sub(" ", _BESIDE_UNSPACED.sub(" ", rest))))
     is_confirmed = rest != text or not said.isdisjoint(_DONE)
     others = said - _DONE - _BESIDE - _EMPTY - set(_LETTERS.findall(known.casefold()))
-    return not others and not any(map(str.isdigit, text)) and is_confirmed >= confirms
+    return not others and not any(map(str.isdigit, text)) and (is_confirmed or not confirms)
 
 
 def without_judgements(text: str) -> str:
