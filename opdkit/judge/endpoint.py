@@ -47,10 +47,10 @@ _TOO_LONG = re.compile(
     r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)|max_new_tokens` must be <=|"
     r"exceeds the max.{0,20} (?:tokens|length)|maximum (?:model|prompt) length|reduce the length of the|"
     r"too many tokens|max_num_tokens|model token limit|inputs` must have less|range of input length", re.I)  # fmt: skip
-_REFUSALS = (400, 403, 422)  # of a prompt, or of a parameter that a server or a model does not take
+REFUSALS = (400, 403, 422)  # of a prompt, or of a parameter that a server or a model does not take
 _FILTER = re.compile(r"content.{0,30}(?:filter|policy|policies|risk)|prompt was flagged|moderation|inspection", re.I)
 _NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # how the "param" of an error about a prompt begins
-_LIMIT = "max_completion_tokens"  # as OpenAI's reasoning models call max_tokens
+OTHER_LIMIT = "max_completion_tokens"  # as OpenAI's reasoning models call max_tokens
 NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
 _MOST_REFUSED = 50  # requests in a row, after which it is the server that refuses, and not a filter of prompts
 _FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
@@ -129,12 +129,14 @@ class Endpoint(Server):
         return find_encoder(self.model, self.extra_body.get("chat_template_kwargs", {}))
 
     def _prompt(self, question: Question) -> Prompt:
-        messages = _sent_messages(question)
-        return self.encode(messages) if self.encode else "".join(m["content"] for m in question.messages).encode()
+        if self.encode:
+            return self.encode(self._body(question)["messages"])
+        return "".join(m["content"] for m in question.messages).encode()
 
     def _body(self, question: Question) -> dict[str, Any]:
         """Return what all requests for votes on a question have in common."""
-        return {"model": self.model, "messages": _sent_messages(question), "temperature": self.config.temperature,
+        messages = [m | {"content": break_control_tokens(m["content"])} for m in question.messages]
+        return {"model": self.model, "messages": messages, "temperature": self.config.temperature,
                 self.limit_name: self.config.max_new_tokens}  # fmt: skip
 
     async def _attempt(self, client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
@@ -155,9 +157,9 @@ class Endpoint(Server):
             except openai.APIStatusError as error:
                 text = error.response.text
                 refused = "seed" if re.search(r"\bseed\b", text) and "seed" in asked else "logprobs"
-                may_be_parameter = error.status_code in _REFUSALS and not _TOO_LONG.search(text)
-                if may_be_parameter and _LIMIT in text and _LIMIT not in body:
-                    self.limit_name = _LIMIT
+                may_be_parameter = error.status_code in REFUSALS and not _TOO_LONG.search(text)
+                if may_be_parameter and OTHER_LIMIT in text and OTHER_LIMIT not in body:
+                    self.limit_name = OTHER_LIMIT
                 elif may_be_parameter and refused in asked:
                     del asked[refused]
                 else:
@@ -180,13 +182,13 @@ class Endpoint(Server):
             raise FailedAttemptError(f"an answer that is not a chat completion: {self.excerpt(response)}") from None
         self.identity.register_answer(name)
         if not self.identity.is_judge(name):
-            is_first = self.identity.known is None and self.identity.others.total() < _FIRST_ANSWERS
-            reason = "a first answer under another name" if is_first else "an answer of another model"
-            said = self._safe(str(name))
-            if self.identity.known is None and not is_first:
-                names = self._safe(" and ".join(sorted(self.identity.others)))
+            said, others = self._safe(str(name)), self.identity.others
+            if self.identity.known is None and others.total() < _FIRST_ANSWERS:
+                raise FailedAttemptError(f"a first answer under another name: {said}", early=True)
+            if self.identity.known is None:
+                names = self._safe(" and ".join(sorted(others)))
                 said = f"it answers as {names}; pass one of them as {self.model_flag}"
-            raise FailedAttemptError(f"{reason}: {said}", early=is_first)
+            raise FailedAttemptError(f"an answer of another model: {said}")
         self.has_answered, self.refused_in_a_row = True, 0
         # JSON can hold half of a surrogate pair, which no file can.
         vote = self._without_key(text.encode("utf-8", "replace").decode())
@@ -214,7 +216,7 @@ class Endpoint(Server):
             return unfit
         failure = self.failure(error)
         is_parameter = error.code == "unsupported_parameter" or not _NO_PARAMETER.match(str(error.param))
-        may_be_filter = isinstance(failure, RefusedError) and error.status_code in _REFUSALS
+        may_be_filter = isinstance(failure, RefusedError) and error.status_code in REFUSALS
         if may_be_filter and (self.has_answered or not is_parameter) and self.refused_in_a_row < _MOST_REFUSED:
             self.refused_in_a_row += 1
             self.refusal = self.refusal if _FILTER.search(error.response.text) else failure
@@ -240,10 +242,6 @@ class FirstEndpoint(Endpoint):
 
     who, url_flag, model_flag = "the first judge", "--judge-first-url", "--judge-first"
     name_file = f"first-{NAME_FILE}"
-
-
-def _sent_messages(question: Question) -> list[Any]:
-    return [m | {"content": break_control_tokens(m["content"])} for m in question.messages]
 
 
 def read_usage(document: Any) -> Usage | None:

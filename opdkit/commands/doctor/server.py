@@ -14,6 +14,8 @@ _TOPIC = "server"
 
 def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iterator[Finding]:
     """Yield findings: the server answers, has `model`, accepts the key, and the seconds that an answer takes."""
+    from opdkit.judge.endpoint import OTHER_LIMIT, REFUSALS  # imported here: it brings the OpenAI client
+
     base = base_url.rstrip("/").removesuffix("/chat/completions")
     key = os.environ.get(api_key_env, "").strip()
     if not (key.isascii() and key.isprintable()):  # an error would show it
@@ -41,8 +43,8 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
             began = time.monotonic()
             ask = {"model": model, "messages": [{"role": "user", "content": "Say yes."}]}
             answer = client.post(f"{base}/chat/completions", json=ask | {"max_tokens": 16})
-            if answer.status_code == 400 and "max_completion_tokens" in answer.text:  # as the judge does
-                answer = client.post(f"{base}/chat/completions", json=ask | {"max_completion_tokens": 1024})
+            if answer.status_code in REFUSALS and OTHER_LIMIT in answer.text:  # the judge asks again like this
+                answer = client.post(f"{base}/chat/completions", json=ask | {OTHER_LIMIT: 1024})
             yield _answer(answer, base, model, api_key_env, key, time.monotonic() - began)
         except httpx.TimeoutException:
             what = f"{base} did not answer in {timeout:g} s"

@@ -204,11 +204,12 @@ def test_a_model_that_the_server_does_not_list_is_named_with_what_it_has():
     assert found[0].remedy.startswith("--judge-model: did you mean 'judge'")
 
 
-def test_a_judge_that_the_judge_stage_can_ask_is_no_problem():
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_judge_that_the_judge_stage_can_ask_is_no_problem(status):
     """OpenAI's reasoning models call the limit otherwise; an address may be that of the requests."""
     said = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
     with serving(
-        lambda body, _: completion("yes") if "max_tokens" not in body else Reply(400, {"error": {"message": said}}),
+        lambda body, _: completion("yes") if "max_tokens" not in body else Reply(status, {"error": {"message": said}}),
         ["judge"],
     ) as there:
         found = list(server.examine(f"{there.url}/chat/completions", "judge", "KEY_OF_TEST", 5.0))
