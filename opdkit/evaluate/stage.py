@@ -29,8 +29,7 @@ from opdkit.evaluate.probes import make_probes
 from opdkit.evaluate.replies import Reply, check_replies, mark_echoes, right_replies, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
-from opdkit.judge.criterion import open_criterion_judge, recorded_judge_options
-from opdkit.judge.votes import TRIAL
+from opdkit.judge.criterion import recorded_judge_options, try_criterion_judge
 from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import pin_model
 from opdkit.model.load import context_length, load_template
@@ -72,8 +71,8 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     if has_stage(run_dir, "judge"):
         hints.update(review.hint for review in reviews_in_force(run_dir).values() if review.hint is not None)
         hints.update(hint for row in read_all(run_dir, "verdicts", ["hints"]) for hint in row["hints"])
-    if config.judge_url and (config.overwrite or not is_written(run_dir, "scores", 0)):
-        open_criterion_judge(config, votes=1)([TRIAL])  # it is needed once all replies are sampled
+    if config.overwrite or not is_written(run_dir, "scores", 0):
+        try_criterion_judge(config)  # it is needed once all replies are sampled
     # The first time, models load before the plan is pinned: a failure must not bind the next attempt.
     loaded = None if has_stage(run_dir, "eval") else load_models(config, names, prompts)
     stage = open_stage(config, names, check)

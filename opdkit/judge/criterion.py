@@ -16,7 +16,7 @@ from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.prompts import defuse, judge_messages, quote, turn_text
 from opdkit.judge.reply_in_context import ReplyInContext
-from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
+from opdkit.judge.votes import TRIAL, Ask, Question, Reward, RewardVote, reward_of
 from opdkit.store.plans import has_stage, manifest
 
 _SECTION_CHARS = 6000
@@ -83,8 +83,13 @@ def recorded_judge_options(run: Path) -> JSON:
 
 def _recorded_options(run: Path) -> JSON:
     """Return the options of the command that judged a run; {} where none did."""
-    options: JSON = manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
-    return options
+    return manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
+
+
+def try_criterion_judge(config: EvalConfig | TeacherConfig) -> None:
+    """Ask the judge of `--judge-url` a trial question, where there is one. Raises OpdkitError when it is not there."""
+    if config.judge_url:
+        open_criterion_judge(config, votes=1)([TRIAL])
 
 
 def open_criterion_judge(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from opdkit.chat.messages import as_list
 from opdkit.config.conditions import Filter, find_rejection
 from opdkit.config.fields import JSON
 from opdkit.judge.votes import OUTCOME, Reward
@@ -22,22 +23,15 @@ def session_outcomes(
     if not any(conditions.values()):
         return {}
     metadata: JSON = json.loads(session["metadata"] or "{}")
-    records = metadata["records"] if isinstance(metadata.get("records"), list) else []
-    calls = {
-        record["message_index"]: record
-        for record in records
-        if isinstance(record, dict) and isinstance(record.get("message_index"), int)
-    }
+    calls = {record["message_index"]: record for record in as_list(metadata.get("records"))
+             if isinstance(record, dict) and isinstance(record.get("message_index"), int)}  # fmt: skip
     whole = {key: value for key, value in metadata.items() if key != "records"} if calls else metadata
     outcomes = {}
     for index in indices:
         logged = whole | calls.get(index, {})
         turn = LoggedFields(session["session_id"], session["source"], session["model"], session["format"], logged)
-        rewards = [
-            reward
-            for reward, filters in conditions.items()
-            if filters and find_rejection(filters, turn, turn.format) is None
-        ]
+        rewards = [reward for reward, filters in conditions.items()
+                   if filters and find_rejection(filters, turn, turn.format) is None]  # fmt: skip
         if len(rewards) == 1:
             outcomes[index] = Reward(rewards[0], OUTCOME, None)
     return outcomes

@@ -14,8 +14,8 @@ from typing import Any
 from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, say, warn
+from opdkit.judge.criterion import try_criterion_judge
 from opdkit.judge.kept_answers import kept_answers, remove_answers_of_done_parts
-from opdkit.judge.votes import TRIAL
 from opdkit.store.counters import HINTS_CHECKED, Summary, check_rows_left, read_counters
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import stage_dir
@@ -97,8 +97,8 @@ def open_stage(
     """Open the stage in all processes of the group; the main process is the first, and the only one to overwrite."""
     if config.overwrite and not config.dry_run:  # it deletes the old targets: only where the models are there
         scorer()
-        if config.check_hints and config.judge_url:
-            hint_checks.open_judge(config, scorer())([TRIAL])
+        if config.check_hints:
+            try_criterion_judge(config)
     with group.main_first():
         return Stage.open(
             replace(config, overwrite=config.overwrite and group.rank == 0),
