@@ -65,31 +65,38 @@ def describe_work(
 
     Without `measured`, the lines are about all votes. With --all-votes that is what it takes, else the most.
     """
-    votes, share, seconds, scale, completion = measured or (0, None, None, None, None)
     is_local, is_fixed = config.judge == "local", work[LEAST] == work[VOTES]
-    most, unasked = work[VOTES] - work[KNOWN], work[UNASKED] * config.votes
-    left = most if share is None else max(0, round(work[VOTES] * share) - work[KNOWN])
-    sent = left / most if most else 1.0  # of the votes that `work` counts the tokens of
+    most = left = work[VOTES] - work[KNOWN]
+    scale = completion = None
+    if measured:
+        left = max(0, round(work[VOTES] * measured.share) - work[KNOWN])
+        scale, completion = measured.prompt_scale, measured.completion
+    sent = left / most if most else 1.0  # share of the votes whose tokens `work` counts
+    answered = left - work[UNASKED] * config.votes * sent  # without votes on questions that cannot be put
     cold, warm = round(work[COLD] * (scale or 1) * sent), round(work[WARM] * (scale or 1))
-    read, other = (warm, cold) if is_local else (cold, warm)
-    written = work[LONGEST] if completion is None else round((left - unasked * sent) * completion)
-    kind = "" if is_fixed else ", at most" if share is None else ", about"
-    counted = (f"by the server, on {votes:,} votes" if scale
-               else f"with the tokenizer of {config.judge_model}" if is_local or judge.encode
-               else f"as one per {BYTES_PER_TOKEN} bytes: no tokenizer of {config.judge_model} is here")  # fmt: skip
+    written = work[LONGEST] if completion is None else round(answered * completion)
+    about = "" if is_fixed else ", about" if measured else ", at most"
     lines: dict[str, int | str] = {
-        f"{'votes' if is_local else 'requests'}{kind}": left,
+        f"{'votes' if is_local else 'requests'}{about}": left,
         "  at least": 0 if is_fixed else max(0, work[LEAST] - work[KNOWN]),
         "  given before, and kept": work[KNOWN],
         "  questions that cannot be put": work[UNASKED],
-        f"tokens to read{kind}" if is_local or scale or judge.encode else "tokens to read, about": read,
-        f"  read {'without' if is_local else 'with'} a prefix cache": other,
-        "  counted": "" if is_local else counted,
-        f"tokens to write, {'at most' if completion is None else 'about'}": written,
     }
-    took = None if seconds is None else (left - unasked * sent) * seconds
-    costs = describe_costs(read, written, config.price, took, is_bound=completion is None)
-    return {name: value for name, value in {**lines, **costs}.items() if value or not name.startswith("  ")}
+    if is_local:
+        read = warm
+        lines |= {f"tokens to read{about}": read, "  read without a prefix cache": cold}
+    else:
+        read, counted = cold, f"with the tokenizer of {config.judge_model}"
+        if measured and scale:
+            counted = f"by the server, on {measured.votes:,} votes"
+        elif not judge.encode:
+            counted = f"as one per {BYTES_PER_TOKEN} bytes: no tokenizer of {config.judge_model} is here"
+            about = ", about"
+        lines |= {f"tokens to read{about}": read, "  read with a prefix cache": warm, "  counted": counted}
+    lines[f"tokens to write, {'at most' if completion is None else 'about'}"] = written
+    seconds = answered * measured.seconds if measured else None
+    lines |= describe_costs(read, written, config.price, seconds, is_bound=completion is None)
+    return {name: value for name, value in lines.items() if value or not name.startswith("  ")}
 
 
 def find_encoder(model: str, template_args: JSON) -> Callable[[list[Message]], list[int]] | None:

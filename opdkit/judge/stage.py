@@ -178,7 +178,7 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
     judge: Any = load_function(MODEL_JUDGES[config.judge])(config) if config.judge in MODEL_JUDGES else None
     first: Any = load_function(FIRST_JUDGES[first_config.judge])(first_config) if first_config else None
     work, first_work = Counter[str](), Counter[str]()
-    drawn: list[list[Question]] = []  # by turn
+    drawn: list[list[Question]] = []  # those about each turn that `--measure` draws
     for part in stage.todo():
         turns = list(turns_to_judge(config, part, counters))
         counters.rows_out += len(turns)
@@ -194,23 +194,24 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
                 work[LEAST] += sum(votes_missing(question, (), config, texts) for question in asked)
             by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
             drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
-    costs, left = dict[str, int | str](), drawn
+    costs, left = dict[str, int | str](), drawn  # `left` to the judge by the first judge, if there is one
     if first_config:
-        measured, answers = measure(first, first.ask, drawn) if drawn else (None, {})
-        left = [[one for one in turn if leaves_open(one.name, answers[one.key], texts)] for turn in drawn]
-        left = [turn for turn in left if turn]
         first_work[LEAST] = first_work[VOTES]  # all are asked for
+        measured, answers = measure(first, first.ask, drawn) if drawn else (None, {})
         lines = describe_work(first_config, first, first_work, measured)
         costs = {f"first: {name.strip()}": value for name, value in lines.items()}
-        costs["left to the second judge"] = (
-            f"{sum(map(len, left)):,} of {counted(sum(map(len, drawn)), 'question')}, as measured" if drawn
-            else "not measured: --measure 50 tries 50 turns")  # fmt: skip
+        left = [[one for one in turn if leaves_open(one.name, answers[one.key], texts)] for turn in drawn]
+        left = [turn for turn in left if turn]
+        costs["left to the second judge"] = "not measured: --measure 50 tries 50 turns"
     measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), left)[0] if left else None
     if first_config and drawn:  # what the first judge decided is not asked, and not read
-        share = sum(map(len, left)) / sum(map(len, drawn))
-        measured = measured._replace(share=measured.share * share) if measured else Measured(0, 0.0, 0.0, None, 0.0)
+        still_open, asked_first = sum(map(len, left)), sum(map(len, drawn))
+        costs["left to the second judge"] = f"{still_open:,} of {counted(asked_first, 'question')}, as measured"
+        share, measured = still_open / asked_first, measured or Measured(0, 0.0, 0.0, None, 0.0)
+        measured = measured._replace(share=measured.share * share)
         work[WARM] = round(work[WARM] * share)
-    costs |= describe_work(config, judge, work, measured) if judge else {}
+    if judge:
+        costs |= describe_work(config, judge, work, measured)
     return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **names, **costs})
 
 
@@ -220,9 +221,10 @@ def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
     None for any other judge. Raises OpdkitError when it is not there.
     """
     judge: Any = load_function(judges[config.judge])(config) if config.judge in ("local", "endpoint") else None
-    if config.judge == "endpoint":
-        judge.ask([TRIAL])
-    return judge if config.judge == "local" else None
+    if config.judge != "endpoint":
+        return judge
+    judge.ask([TRIAL])
+    return None
 
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
@@ -269,9 +271,10 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
         return [], []
     reply = copy.deepcopy(turn.reply)
     answer = function.call(reply.messages[: reply.index], reply.messages[reply.index], reply.next_state)
-    reward, hint = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, 0)
+    is_pair = isinstance(answer, tuple) and len(answer) == 2
+    reward, hint = answer if is_pair else (None, None)
     is_truth = type(reward).__name__ in ("bool", "bool_")  # the latter is numpy's
-    if not (hint is None or isinstance(hint, str)) or is_truth or reward not in (1, 0, -1, None):
+    if not (is_pair and (hint is None or isinstance(hint, str)) and reward in (1, 0, -1, None)) or is_truth:
         raise OpdkitError(f"{function} returned {answer!r} for turn {turn.joined.turn_id}; a judge returns (reward, "
                           "hint), which are 1, 0, -1 or None, and a text or None")  # fmt: skip
     reward = None if reward is None else int(reward)  # a float, or one of numpy's
