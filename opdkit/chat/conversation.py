@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-JSON = dict[str, Any]
+from opdkit.config.fields import JSON
+
 NO_DECISION: JSON = {"rating": None, "comment": None, "tags": [], "edited": None, "kept": None}
 # How the reasons begin for records that were read but not kept; these are counted, not rejected.
 LEFT_OUT = "left out: "
