@@ -98,14 +98,13 @@ class Endpoint(Server):
                 kept.add(request, answer)
             return answer
 
-        new = iter(
-            Answer("", error=f"{NO_ANSWER}: {answer.reason}") if isinstance(answer, FailedAttemptError) else answer
-            for answer in self.answer_all(left, attempt, "judging", "votes")
-        )
+        new = iter(self.answer_all(left, attempt, "judging", "votes"))
         if self.refusal and not self.has_answered:
             raise self.refusal
-        answers = iter([next(new) if answer is None else answer for answer in known])
-        return [list(islice(answers, len(question.votes or range(self.config.votes)))) for question in questions]
+        answers = [answer or next(new) for answer in known]
+        votes = iter([Answer("", error=f"{NO_ANSWER}: {one.reason}") if isinstance(one, FailedAttemptError) else one
+                      for one in answers])  # fmt: skip
+        return [list(islice(votes, len(question.votes or range(self.config.votes)))) for question in questions]
 
     def _requests(self, questions: Sequence[Question]) -> list[VoteRequest]:
         """Return a request per vote. Every server takes a seed of 31 bits."""

@@ -88,14 +88,14 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
     else:
         free, where = float(psutil.virtual_memory().available), "memory"
     weights = (parameters - quantized) * width + quantized * _QUANTIZED
-    option, remedy = (" --load-in-4bit", "") if load_in_4bit else ("", "--load-in-4bit, ")
-    scoring = f"judge, teacher{option}", weights, f"--dtype bfloat16, {remedy}or a smaller model"
+    option, quantize = (" --load-in-4bit", "") if load_in_4bit else ("", "--load-in-4bit, ")
+    scoring = f"judge, teacher{option}", weights, f"--dtype bfloat16, {quantize}or a smaller model"
     # The training holds the model before it, too, which the validation reads with.
     training = "train", parameters * (_FULL_TRAINING + width), "--lora-rank 32, or more GPUs with --sharding fsdp"
     if lora_rank:
         adapters = sum(lora_rank * sum(shape) for shape in shapes if len(shape) == 2)
-        remedy += "a smaller model" if load_in_4bit else "a smaller model, or more GPUs with --sharding fsdp"
-        training = f"train --lora-rank {lora_rank}{option}", 2 * weights + adapters * _FULL_TRAINING, remedy
+        less = f"{quantize}a smaller model{'' if load_in_4bit else ', or more GPUs with --sharding fsdp'}"
+        training = f"train --lora-rank {lora_rank}{option}", 2 * weights + adapters * _FULL_TRAINING, less
     for command, needed, smaller in (scoring, training):
         what = f"{command}: {in_gb(needed)} of {in_gb(free)} free on {where}"
         if needed > free:
