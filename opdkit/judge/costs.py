@@ -66,11 +66,9 @@ def describe_work(
     Without `measured`, the lines are about all votes. With --all-votes that is what it takes, else the most.
     """
     is_local, is_fixed = config.judge == "local", work[LEAST] == work[VOTES]
-    most = left = work[VOTES] - work[KNOWN]
-    scale = completion = None
-    if measured:
-        left = max(0, round(work[VOTES] * measured.share) - work[KNOWN])
-        scale, completion = measured.prompt_scale, measured.completion
+    most = work[VOTES] - work[KNOWN]
+    left = max(0, round(work[VOTES] * measured.share) - work[KNOWN]) if measured else most
+    scale, completion = (measured.prompt_scale, measured.completion) if measured else (None, None)
     sent = left / most if most else 1.0  # share of the votes whose tokens `work` counts
     answered = left - work[UNASKED] * config.votes * sent  # without votes on questions that cannot be put
     cold, warm = round(work[COLD] * (scale or 1) * sent), round(work[WARM] * (scale or 1))
