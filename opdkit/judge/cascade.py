@@ -12,7 +12,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import Texts
 from opdkit.judge.parse import parse_hint, parse_reward, read_decisions
 from opdkit.judge.rounds import ask_in_rounds
-from opdkit.judge.votes import USAGE, Answer, Answers, Ask, Question, Votes, vote_columns
+from opdkit.judge.votes import USAGE, Answer, Answers, Ask, Question, Votes
 from opdkit.store.counters import Counters
 
 # Counters of a cascade beside those of the tokens, and their labels.
@@ -37,10 +37,10 @@ def ask_judges(
     second, escalated = _answers_to(left, config, ask, texts, counters, SECOND), list[JSON]()
     overruled = {key: first[key] for key in second}
     for turn_id in dict.fromkeys(question.turn_id for question in left):
-        hint_votes, reward_votes = votes_on(turn_id, overruled, texts)
-        for error in filter(None, [v.error for v in hint_votes] + [v.error for v in reward_votes]):
+        votes = votes_on(turn_id, overruled, texts)
+        for error in filter(None, [vote.error for vote in votes.hint] + [vote.error for vote in votes.reward]):
             counters.count(UNREAD, label=error.partition(":")[0])
-        escalated.append(vote_columns(turn_id, (hint_votes, reward_votes)))
+        escalated.append(votes.columns(turn_id))
     return first | second, escalated
 
 
@@ -60,7 +60,8 @@ def _answers_to(
 def votes_on(turn_id: str, answers: Answers, texts: Texts) -> Votes:
     """Return the votes in the answers about a turn; none on a question that was not asked."""
     hint_votes = [parse_hint(answer, texts["hint"]) for answer in answers.get((turn_id, "hint"), ())]
-    return hint_votes, [parse_reward(answer, texts["reward"]) for answer in answers.get((turn_id, "reward"), ())]
+    reward_votes = [parse_reward(answer, texts["reward"]) for answer in answers.get((turn_id, "reward"), ())]
+    return Votes(hint_votes, reward_votes)
 
 
 def leaves_open(question: str, answers: Sequence[Answer], texts: Texts) -> bool:

@@ -36,7 +36,7 @@ def votes(reply: ReplyInContext) -> Votes:
     """Return the one vote on each question about a reply. `raw` names the rule."""
     judgement = judge(reply)
     hint_vote = HintVote(1 if judgement.hint else -1, judgement.hint, judgement.why)
-    return [hint_vote], [RewardVote(judgement.reward, judgement.why)]
+    return Votes([hint_vote], [RewardVote(judgement.reward, judgement.why)])
 
 
 def judge(reply: ReplyInContext) -> Judgement:

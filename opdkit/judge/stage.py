@@ -41,7 +41,6 @@ from opdkit.judge.votes import (
     Votes,
     confidences_of,
     reward_of,
-    vote_columns,
 )
 from opdkit.judge.warnings import NO_REWARD, warnings
 from opdkit.model.folder import pin_model
@@ -164,7 +163,7 @@ def judge_part(
     elif config.judge == "rules":
         votes = judge_by_rules(turns, out.counters)
     else:
-        votes = [([], [])] * len(turns)  # what came next is the hint
+        votes = [Votes([], [])] * len(turns)  # what came next is the hint
     for turn, votes_on_turn in zip(turns, votes, strict=True):
         out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, texts, out.counters)])
 
@@ -256,7 +255,7 @@ def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterat
 def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Votes]:
     """Return the votes of the rules. Reactions in other languages than English, which give 0, are counted."""
     votes = [rules.votes(turn.reply) for turn in turns]
-    unread = [turn for turn, (_, rewards) in zip(turns, votes, strict=True) if rewards[0].raw == rules.NOT_ENGLISH]
+    unread = [turn for turn, vote in zip(turns, votes, strict=True) if vote.reward[0].raw == rules.NOT_ENGLISH]
     counters.count("turns not in English", len(unread))
     counters.count("sessions not in English", len({turn.joined.session_id for turn in unread}))
     return votes
@@ -268,7 +267,7 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     It returns (reward, hint): 1, 0, -1 or None, and a text or None. Raises OpdkitError when it returns anything else.
     """
     if not turn.questions:
-        return [], []
+        return Votes([], [])
     reply = copy.deepcopy(turn.reply)
     answer = function.call(reply.messages[: reply.index], reply.messages[reply.index], reply.next_state)
     is_pair = isinstance(answer, tuple) and len(answer) == 2
@@ -280,7 +279,7 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     reward = None if reward is None else int(reward)  # a float, or one of numpy's
     vote = RewardVote(reward, str(function), NO_REWARD if reward is None else None)
     hint = (hint or "").encode("utf-8", "replace").decode().strip() or None  # as a server's answer
-    return [HintVote(1 if hint else -1, hint, str(function))], [vote]
+    return Votes([HintVote(1 if hint else -1, hint, str(function))], [vote])
 
 
 def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Texts) -> list[Question]:
@@ -298,10 +297,9 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
 
     Votes on a question that is not asked about this turn, such as those of the rules, are left out.
     """
-    hint_votes = votes[0] if "hint" in turn.questions else []
-    reward_votes = votes[1] if "reward" in turn.questions else []
-    decisions = {"hint": [(vote.decision, vote.confidence) for vote in hint_votes],
-                 "reward": [(vote.score, vote.confidence) for vote in reward_votes]}  # fmt: skip
+    votes = Votes(votes.hint if "hint" in turn.questions else [], votes.reward if "reward" in turn.questions else [])
+    decisions = {"hint": [(vote.decision, vote.confidence) for vote in votes.hint],
+                 "reward": [(vote.score, vote.confidence) for vote in votes.reward]}  # fmt: skip
     weights: dict[str, list[float] | None] = dict.fromkeys(decisions)
     if config.weigh_votes:
         weights = {name: confidences_of(cast) for name, cast in decisions.items()}
@@ -310,16 +308,16 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
     if config.judge == "reaction":
         reward, choice = hints.raw_reaction(turn.reply)
     else:
-        reward = reward_of([vote.score for vote in reward_votes], weights["reward"])
+        reward = reward_of([vote.score for vote in votes.reward], weights["reward"])
         unquotable = hints.unquotable_text(config.judge, turn.reply)
-        choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
+        choice = hints.choose([(vote.decision, vote.hint) for vote in votes.hint], unquotable,
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
     reward, choice = turn.outcome or reward, hint_of_decision(turn.decision, choice, texts)
     if turn.decision["rating"] == reward.reward == 1 and choice.hint is not None:  # --bad comes before the rating
         counters.count("conflicts", label=f"rated +1, {choice.status if choice.status in WANTED_REPLIES else 'hinted'}")
         reward, choice = resolve(reward, choice, config.conflicts)
-    count_votes(counters, [*hint_votes, *reward_votes], reward)
+    count_votes(counters, [*votes.hint, *votes.reward], reward)
     counters.count("outcomes", int(turn.outcome is not None))
     counters.count("hints", int(choice.hint is not None))
     for reason, number in choice.rejected.items():
@@ -328,4 +326,4 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
         counters.count("flags", label=flag)
         counters.count("flags on turns rewarded +1", int(reward.reward == 1), label=flag)
     hint = {"hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}
-    return vote_columns(turn.joined.turn_id, (hint_votes, reward_votes)) | reward.columns() | hint
+    return votes.columns(turn.joined.turn_id) | reward.columns() | hint

@@ -94,14 +94,16 @@ class RewardVote:
     confidence: float | None = None
 
 
-Votes = tuple[list[HintVote], list[RewardVote]]  # on one turn
+class Votes(NamedTuple):
+    """Votes on the questions about one turn."""
 
+    hint: list[HintVote]
+    reward: list[RewardVote]
 
-def vote_columns(turn_id: str, votes: Votes) -> JSON:
-    """Return the columns of `verdicts` and `escalated` that hold the votes on a turn."""
-    hint_votes, reward_votes = votes
-    return {"turn_id": turn_id, "hint_votes": [asdict(vote) for vote in hint_votes],
-            "reward_votes": [asdict(vote) for vote in reward_votes]}  # fmt: skip
+    def columns(self, turn_id: str) -> JSON:
+        """Return the columns of `verdicts` and `escalated` that hold the votes."""
+        return {"turn_id": turn_id, "hint_votes": [asdict(vote) for vote in self.hint],
+                "reward_votes": [asdict(vote) for vote in self.reward]}  # fmt: skip
 
 
 @dataclass(frozen=True)

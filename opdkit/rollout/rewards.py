@@ -11,7 +11,7 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.config.wording import read_wording
 from opdkit.judge.criterion import EMPTY, FreshReply, judge_replies
 from opdkit.judge.failures import count_votes
-from opdkit.judge.votes import NOT_JUDGED, Ask, Reward, RewardVote, vote_columns
+from opdkit.judge.votes import NOT_JUDGED, Ask, Reward, RewardVote, Votes
 from opdkit.rollout.replies import hinted_turns
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.reading import read_part
@@ -45,4 +45,4 @@ def write_verdicts(
             out.counters.count("empty replies", int(reward.status == EMPTY.status))
     for turn, verdict, (votes, reward) in zip(turns, verdicts, judged, strict=True):
         hint = {name: verdict[name] for name in ("hints", "hint", "hint_status")}
-        out.rows("verdicts", [vote_columns(turn["turn_id"], ([], votes)) | reward.columns() | hint])
+        out.rows("verdicts", [Votes([], votes).columns(turn["turn_id"]) | reward.columns() | hint])

@@ -17,7 +17,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
-from opdkit.judge.votes import HintVote, RewardVote
+from opdkit.judge.votes import HintVote, RewardVote, Votes
 from opdkit.store.counters import Counters
 from opdkit.store.reading import part_path, read_all, read_part
 
@@ -220,7 +220,7 @@ def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
     turn = next(judge.turns_to_judge(config(extracted), 1, Counters()))
     counted = Counters()
     votes = [RewardVote(1, "yes")] * 3
-    row = judge.verdict_row(config(extracted), turn, ([HintVote(-1, None, "no")] * 3, votes), TEXTS, counted)
+    row = judge.verdict_row(config(extracted), turn, Votes([HintVote(-1, None, "no")] * 3, votes), TEXTS, counted)
     assert (turn.joined.turn_id, row["reward"]) == ("tool:1", 1)
     assert counted.labels("flags") == counted.labels("flags on turns rewarded +1") == {"tool_error": 1}
 
@@ -233,7 +233,9 @@ def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
         HintVote(1, "Use the bus.", "x"),
         HintVote(1, "bad", "x"),
     ]
-    row = judge.verdict_row(config(extracted), turn, (hints, [RewardVote(None, "", "no decision")] * 3), TEXTS, counted)
+    row = judge.verdict_row(
+        config(extracted), turn, Votes(hints, [RewardVote(None, "", "no decision")] * 3), TEXTS, counted
+    )
     assert (row["reward"], row["reward_status"], row["hint"]) == (None, "failed", "Use the bus.")
     assert counted.counts == {
         "votes": {"": 6},
@@ -252,7 +254,7 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
     asking = config(run, judge="endpoint", judge_model="any", judge_url="http://localhost:1/v1")
     turn = next(judge.turns_to_judge(asking, 0, Counters()))
     hint = HintVote(1, f"Say {results[0]}.", "x")
-    row = judge.verdict_row(asking, turn, ([hint], [RewardVote(0, "x")]), TEXTS, Counters())
+    row = judge.verdict_row(asking, turn, Votes([hint], [RewardVote(0, "x")]), TEXTS, Counters())
     assert (row["hint"], row["hint_status"]) == (None, "leak")
 
 
