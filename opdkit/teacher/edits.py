@@ -53,8 +53,9 @@ def apply_edit(scores: Scores, example: Example) -> Scores:
     if scores.teacher is None or example.edited is None:
         return scores
     ids_R = torch.tensor(example.reply.ids)
-    pairs = zip(*(compress(enumerate(r.ids), r.mask) for r in (example.reply, example.edited)), strict=False)
-    wrong = next((n for (n, own), (_, other) in pairs if own != other), len(ids_R))  # none in the edit
+    logged = compress(enumerate(example.reply.ids), example.reply.mask)
+    edited = compress(example.edited.ids, example.edited.mask)
+    wrong = next((n for (n, own), other in zip(logged, edited, strict=False) if own != other), len(ids_R))
     gain_R = torch.full((len(ids_R),), math.log(ODDS) if example.written == EDIT else 0.0)  # of the token's log-odds
     gain_R[wrong : wrong + 1] = -math.log(ODDS)
     loss_R = (gain_R.expm1() * scores.teacher.exp()).log1p()  # of all tokens, so that they add up to 1
