@@ -105,8 +105,8 @@ class Encoder:
         self._special_tokens = [token.content for token in control.values() if token.special]
         # Such as `<think>`: a model samples them as words.
         self.words = frozenset(token.content for token in control.values() if not token.special)
-        self._any = _Breaker([token.content for token in control.values()])
-        self._special = _Breaker(self._special_tokens)
+        self._breaker = _Breaker([token.content for token in control.values()])
+        self._sampled_breaker = _Breaker(self._special_tokens)
         self._private = {token.content: chr(_FIRST + n) for n, token in enumerate(self._added.values())}
         # Whole added tokens: those matched on raw text first, then those on normalized text, as the tokenizer does.
         kinds = [[t.content for t in self._added.values() if t.normalized is kind] for kind in (False, True)]
@@ -126,7 +126,7 @@ class Encoder:
 
     def break_always(self, words: Iterable[str]) -> None:
         """Break these of `words` in what a model wrote, too."""
-        self._special = _Breaker([*self._special_tokens, *words])
+        self._sampled_breaker = _Breaker([*self._special_tokens, *words])
 
     def as_data(self, value: Any, *, sampled: bool) -> Any:
         """Return `value` (text, or lists and dicts of it) with a break in what could be read as a control token.
@@ -137,8 +137,8 @@ class Encoder:
         if isinstance(value, str):
             if _PRIVATE.search(value):
                 raise ChatError("private-use characters")
-            breaker = self._special if sampled else self._any
-            return breaker.broken(value) if len(value) < _SHORT else breaker.break_text(value)
+            breaker = self._sampled_breaker if sampled else self._breaker
+            return breaker.break_cached(value) if len(value) < _SHORT else breaker.break_text(value)
         if isinstance(value, dict):
             return {self.as_data(k, sampled=sampled): self.as_data(v, sampled=sampled) for k, v in value.items()}
         if isinstance(value, list):
@@ -244,7 +244,7 @@ class _Breaker:
         self._starts = {token[:n] for token in tokens for n in range(1, len(token))}
         self._ends = {token[n:] for token in tokens for n in range(1, len(token))}
         self._longest = max(map(len, tokens), default=0)
-        self.broken = lru_cache(_TEXTS)(self.break_text)
+        self.break_cached = lru_cache(_TEXTS)(self.break_text)
 
     def break_text(self, text: str) -> str:
         text = self._inside.sub(_BREAK, text)

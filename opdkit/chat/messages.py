@@ -225,8 +225,8 @@ def _part_text(part: Any) -> str:
     kind = part.get("type")
     key = "refusal" if kind == "refusal" else "text"
     if (kind is None or kind in (*_TEXT_PARTS, "refusal")) and key in part:
-        text = part[key]["value"] if isinstance(part[key], dict) and "value" in part[key] else part[key]
-        if text is None or isinstance(text, str):  # OpenAI's Assistants have an object with the text as `value`
+        text = part[key].get("value", part[key]) if isinstance(part[key], dict) else part[key]  # OpenAI's Assistants
+        if text is None or isinstance(text, str):
             return text or ""
         raise Unreadable("content of unknown shape", f"the text of a content part is a {type(text).__name__}")
     if not isinstance(kind, str) or not _WORD.fullmatch(kind):

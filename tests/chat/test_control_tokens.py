@@ -161,7 +161,7 @@ def test_keys_and_nested_values_are_data_too(tiny_tokenizer):
 def test_the_breaks_of_long_texts_are_not_remembered(tiny_tokenizer):
     """Thousands of tool results of a million characters would fill the memory."""
     encoder = Encoder(tiny_tokenizer)
-    remembered = encoder._any.broken.cache_info
+    remembered = encoder._breaker.break_cached.cache_info
     for size in (10, 16_383):
         encoder.as_data("a" * size, sampled=False)
     assert remembered().currsize == 2
