@@ -77,8 +77,8 @@ class Batch(Endpoint):
                 kept = KeptAnswers(answers_file(stage, part), stage.plan)
                 with disk_errors_explained(stage.folder), contextlib.closing(kept):
                     if part in places:
-                        self._take(answers, places.pop(part), {line[0]: line[1] for line in lines}, kept)
-                missing = [line for line in lines if kept.find(line[1]) is None]
+                        self._take(answers, places.pop(part), {name: request for name, request, _ in lines}, kept)
+                missing = [(name, request, body) for name, request, body in lines if kept.find(request) is None]
                 left += len(missing)
                 if not missing:
                     complete.append(part)

@@ -205,7 +205,7 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
             outcome = _REJECTED[reason]
         elif status == KEPT_REPLY and chosen.startswith(f"{text}\n\n"):
             outcome = _PART
-        elif text not in accepted and status not in (KEPT_REPLY, CONFLICT):  # whose `hints` may be one with that reply
+        elif text not in accepted and status not in (KEPT_REPLY, CONFLICT):  # they may hold the wanted reply alone
             outcome = "has the same words as another one"
         else:
             outcome = _NOT_CHOSEN.get(status) or _NOT_CHOSEN[config["hint_select"]]

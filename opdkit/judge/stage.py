@@ -193,7 +193,7 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
                 work[LEAST] += sum(votes_missing(question, (), config, texts) for question in asked)
             by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
             drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
-    costs, left = dict[str, int | str](), drawn  # `left` to the judge by the first judge, if there is one
+    costs, left = dict[str, int | str](), drawn  # a first judge leaves fewer
     if first_config:
         first_work[LEAST] = first_work[VOTES]  # all are asked for
         measured, answers = measure(first, first.ask, drawn) if drawn else (None, {})
