@@ -86,7 +86,7 @@ def _recorded_options(run: Path) -> JSON:
     return manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
 
 
-def try_criterion_judge(config: EvalConfig | TeacherConfig) -> None:
+def try_criterion_judge(config: EvalConfig | RolloutConfig | TeacherConfig) -> None:
     """Ask the judge of `--judge-url` a trial question, where there is one. Raises OpdkitError when it is not there."""
     if config.judge_url:
         open_criterion_judge(config, votes=1)([TRIAL])

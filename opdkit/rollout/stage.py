@@ -16,7 +16,7 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.criterion import open_criterion_judge
+from opdkit.judge.criterion import open_criterion_judge, try_criterion_judge
 from opdkit.judge.warnings import equal_rewards
 from opdkit.model.folder import pin_model
 from opdkit.model.load import load_template
@@ -44,6 +44,8 @@ def run(config: RolloutConfig) -> Summary:
     config = replace(config, template_arg=template_args)
     parts, reviews = part_count(config.from_run, "judge"), reviews_in_force(config.from_run)
     check_has_hints(config, parts, reviews)
+    if config.overwrite:  # old votes are removed only for a judge that is there
+        try_criterion_judge(config)
     replies, verdicts = open_stages(config, parts, reviews)
     if todo := replies.todo():
         student = load_answering_model(config)
@@ -115,17 +117,15 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
 def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
     """Return messages about what looks wrong with the replies as a whole."""
     messages = mostly_dropped("rollout", counters)
-    if counters.dropped[NO_ROOM]:
-        prompts = counters.dropped[NO_ROOM]
+    if prompts := counters.dropped[NO_ROOM]:
         messages.append(
             f"{counted(prompts, 'prompt')} {verb(prompts, 'leaves', 'leave')} less than --max-new-tokens "
             f"{config.max_new_tokens} of what the model was built for: lower it"
         )
     cut_off, replies = counters.total(CUT_OFF_COUNT), counters.total("replies")
     if 2 * cut_off > replies:
-        messages.append(
-            f"{cut_off:,} of {counted(replies, 'reply')} {verb(cut_off, 'was', 'were')} cut off: raise --max-new-tokens"
-        )
+        messages.append(f"{cut_off:,} of {counted(replies, 'reply')} {verb(cut_off, 'was', 'were')} cut off: raise "
+                        "--max-new-tokens")  # fmt: skip
     failed, votes, unrewarded = (counters.total(name) for name in ("failed votes", "votes", "no reward"))
     if 2 * failed > votes:
         messages.append(

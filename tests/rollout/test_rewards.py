@@ -44,6 +44,8 @@ def worth(reply: str) -> int:
 
 
 def by_taste(body: dict, _number: int):
+    if "## Reply" not in body["messages"][-1]["content"]:  # the trial question
+        return completion("yes")
     return completion(rf"\boxed{{{worth(reply_in(body))}}}")
 
 
@@ -215,6 +217,15 @@ def test_replies_outlive_a_judge_that_does_not_answer(config, monkeypatch) -> No
         rollout.run(config(limit=3, **judged_by(server.url)))
     assert list(read_all(config().run, "sessions")) == sessions
     assert {row["reward_status"] for row in verdicts(config().run)} == {"ok"}
+
+
+def test_overwrite_deletes_no_verdict_where_the_judge_is_not_there(config) -> None:
+    with serving(by_taste) as server:
+        rollout.run(config(limit=3, **judged_by(server.url)))
+    before = verdicts(config().run)
+    with pytest.raises(OpdkitError, match="gave no answer"):
+        rollout.run(config(limit=3, seed=1, overwrite=True, **judged_by(unused_address())))
+    assert verdicts(config().run) == before
 
 
 def test_another_judge_costs_no_second_sampling(config, monkeypatch) -> None:
