@@ -89,7 +89,7 @@ def _recorded_options(run: Path) -> JSON:
 def try_criterion_judge(config: EvalConfig | RolloutConfig | TeacherConfig) -> None:
     """Ask the judge of `--judge-url` a trial question, where there is one. Raises OpdkitError when it is not there."""
     if config.judge_url:
-        open_criterion_judge(config, votes=1)([TRIAL])
+        open_criterion_judge(config)([TRIAL])
 
 
 def open_criterion_judge(

@@ -52,7 +52,7 @@ class Usage(NamedTuple):
 USAGE = ("prompt tokens", "cached prompt tokens", "completion tokens")  # names of the counters of their sums
 
 
-TRIAL = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])  # is a judge there?
+TRIAL = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}], range(1))  # one request
 
 
 @dataclass(frozen=True)

@@ -166,12 +166,16 @@ def test_another_plan_never_reads_them(options: dict, extracted: Path, tmp_path:
     """Nor does the same one that was begun again with --overwrite: its server may be another."""
     interrupt(extracted, 50)
     shutil.copy(kept_file(extracted), tmp_path / "answers")
-    interrupt(extracted, 5, overwrite=True, **options)  # the votes on a trial question
+    interrupt(extracted, 1, overwrite=True, **options)  # the trial question
     kept_file(extracted).parent.mkdir(exist_ok=True)
     shutil.copy(tmp_path / "answers", kept_file(extracted))
     with serving(lambda body, number: Reply(body=completion(text_of(body)).body)) as server:
         run(config(extracted, server.url, **options))
     assert len(server.requests) == VOTES
+
+
+def test_the_trial_question_is_one_request(extracted: Path) -> None:
+    assert len(judge_rest(extracted, overwrite=True)) == VOTES + 1
 
 
 def test_errors_are_not_answers(extracted: Path) -> None:
