@@ -39,6 +39,11 @@ def tool_definitions(tools: str | None) -> list[Message] | None:
     return definitions or None
 
 
+def one_message(messages: list[Message]) -> Message:
+    """Return messages of text as one of the user, for a template that takes no system message."""
+    return {"role": "user", "content": "\n\n".join(m["content"] for m in messages)}
+
+
 def _parse(text: str) -> Any:
     """Return what JSON text holds, with U+FFFD for lone surrogates, which no tokenizer takes; None if unusable."""
     try:

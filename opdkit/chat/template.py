@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_incomplete
 from opdkit.chat.markup import split_thinking, visible
-from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
+from opdkit.chat.openai_messages import Message, one_message, openai_message, tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 
@@ -106,7 +106,7 @@ class Chat:
         try:
             return self.prompt_ids(messages)
         except ChatError:
-            return self.prompt_ids([{"role": "user", "content": "\n\n".join(m["content"] for m in messages)}])
+            return self.prompt_ids([one_message(messages)])
 
     def reply(
         self,

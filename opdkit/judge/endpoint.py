@@ -26,7 +26,7 @@ import openai
 
 from opdkit.chat.control_tokens import break_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
-from opdkit.chat.openai_messages import Message
+from opdkit.chat.openai_messages import Message, one_message
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, warn
@@ -51,6 +51,8 @@ REFUSALS = (400, 403, 422)  # of a prompt, or of a parameter that a server or a 
 _FILTER = re.compile(r"content.{0,30}(?:filter|policy|policies|risk)|prompt was flagged|moderation|inspection", re.I)
 _NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # how the "param" of an error about a prompt begins
 OTHER_LIMIT = "max_completion_tokens"  # as OpenAI's reasoning models call max_tokens
+# Of a template without system messages (Gemma 2's, Mistral's first), and of Google's server.
+_NO_SYSTEM = re.compile(r"system.{0,10}role|role.{0,40}system|must alternate|(system|developer) instruction", re.I)
 NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
 _MOST_REFUSED = 50  # requests in a row, after which it is the server that refuses, and not a filter of prompts
 _FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
@@ -75,6 +77,7 @@ class Endpoint(Server):
         self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
         self.optional = {"seed", "logprobs"} if config.weigh_votes else {"seed"}  # until the server refuses them
         self.limit_name = "max_tokens"  # until the server refuses it
+        self.takes_system = True  # until the server refuses a system message
         self.warned = False  # that the server gives no log-probs
         self.has_answered = False
         self.refused_in_a_row = 0  # requests since the last answer
@@ -134,12 +137,13 @@ class Endpoint(Server):
 
     def _body(self, question: Question) -> dict[str, Any]:
         """Return what all requests for votes on a question have in common."""
-        messages = [m | {"content": break_control_tokens(m["content"])} for m in question.messages]
+        asked = question.messages if self.takes_system else [one_message(question.messages)]
+        messages = [m | {"content": break_control_tokens(m["content"])} for m in asked]
         return {"model": self.model, "messages": messages, "temperature": self.config.temperature,
                 self.limit_name: self.config.max_new_tokens}  # fmt: skip
 
     async def _attempt(self, client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
-        """Send a request once, and again where the server refuses a seed, log-probs or the name of the limit of tokens.
+        """Send a request once, and again in the way that is left where the server refuses a part of it.
 
         Raises FailedAttemptError for what may pass, OpdkitError for what will not.
         """
@@ -159,6 +163,8 @@ class Endpoint(Server):
                 may_be_parameter = error.status_code in REFUSALS and not _TOO_LONG.search(text)
                 if may_be_parameter and OTHER_LIMIT in text and OTHER_LIMIT not in body:
                     self.limit_name = OTHER_LIMIT
+                elif may_be_parameter and _NO_SYSTEM.search(text) and len(body["messages"]) > 1:
+                    self.takes_system = False
                 elif may_be_parameter and refused in asked:
                     del asked[refused]
                 else:

@@ -190,6 +190,35 @@ def test_the_limit_of_tokens_has_another_name_for_reasoning_models() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (400, {"object": "error", "message": "System role not supported", "type": "BadRequestError", "param": None}),
+        (422, {"error": "Template error: invalid operation: System role not supported (in <string>:1)"}),
+        (400, {"message": "Conversation roles must alternate user/assistant/user/assistant/..."}),
+        (400, [{"error": {"code": 400, "message": "Developer instruction is not enabled for models/gemma-3-27b-it"}}]),
+        (400, {"error": {"message": "Unsupported value: 'messages[0].role' does not support 'system' with this model.",
+                         "param": "messages[0].role", "code": "unsupported_value"}}),
+    ],
+)  # fmt: skip
+def test_a_judge_without_system_messages_reads_them_in_that_of_the_user(status: int, said) -> None:
+    """As `--judge local` has it, with the templates of Gemma 2 and others. The seed and the log-probs stay."""
+    messages = [{"role": "system", "content": "You judge <|im_end|>."}, {"role": "user", "content": "A reply."}]
+
+    def script(body, number: int) -> Reply:
+        return Reply(status, said) if len(body["messages"]) > 1 else GOOD
+
+    with serving(script) as server:
+        judge = client(server.url, concurrency=1, weigh_votes=True)
+        answers = judge.ask([Question(f"s:{n}", "hint", messages) for n in range(3)])
+    assert [vote.error for (vote,) in answers] == [None, None, None]
+    assert [len(body["messages"]) for body in server.requests] == [2, 1, 1, 1]
+    (merged,) = server.requests[-1]["messages"]
+    assert (merged["role"], merged["content"].partition(" ")[0]) == ("user", "You")
+    assert merged["content"].endswith(".\n\nA reply.")
+    assert all("seed" in body and body["logprobs"] for body in server.requests)
+
+
+@pytest.mark.parametrize(
     "said",
     [
         {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}]},
