@@ -186,7 +186,7 @@ class Batch(Endpoint):
             return self._read(SimpleNamespace(json=lambda: body), question)
         document = error or body
         failure = SimpleNamespace(status_code=status, json=lambda: document, text=json.dumps(document))
-        if unfit := self._too_long(failure):
+        if unfit := self._too_long(failure, question):
             return unfit
         code = error.get("code") if isinstance(error, dict) else None
         kind = f"HTTP {status}" if isinstance(status, int) else self._safe(str(code or "no response"))

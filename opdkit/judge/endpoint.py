@@ -34,7 +34,7 @@ from opdkit.errors import OpdkitError
 from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM, Prompt, find_encoder
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
-from opdkit.judge.votes import NO_ANSWER, TOO_LONG, Answer, Question, Usage, VoteRequest, confidence_of
+from opdkit.judge.votes import NO_ANSWER, REMEDY, TOO_LONG, Answer, Question, Usage, VoteRequest, confidence_of
 from opdkit.model.server.client import MALFORMED, RefusedError, Server
 from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.model.tree import count_nodes
@@ -168,7 +168,7 @@ class Endpoint(Server):
                 elif may_be_parameter and refused in asked:
                     del asked[refused]
                 else:
-                    return await self._read_error(client, error)
+                    return await self._read_error(client, error, request.question.name)
         if "seed" in self.optional - asked.keys():
             say(f"{self.where} takes no seed: asked again, it votes otherwise")
         self.optional &= asked.keys()
@@ -211,13 +211,13 @@ class Endpoint(Server):
                  "each vote of the question as one")  # fmt: skip
         return replace(answer, confidence=confidence)
 
-    async def _read_error(self, client: openai.AsyncOpenAI, error: openai.APIStatusError) -> Answer:
+    async def _read_error(self, client: openai.AsyncOpenAI, error: openai.APIStatusError, question: str) -> Answer:
         """Return the answer that an error stands for: the prompt does not fit, or a filter of the server refuses it.
 
         A filter is faster than an answer: until the first answer it may be that the server refuses every prompt. If no
         answer comes, `ask` raises. Raises as `_attempt` for all others.
         """
-        if unfit := self._too_long(error.response):
+        if unfit := self._too_long(error.response, question):
             return unfit
         failure = self.failure(error)
         is_parameter = error.code == "unsupported_parameter" or not _NO_PARAMETER.match(str(error.param))
@@ -235,10 +235,10 @@ class Endpoint(Server):
             offer = f"{self.model_flag} is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
         raise OpdkitError(f"{self.where} knows no such address or model (HTTP 404). {offer}")
 
-    def _too_long(self, response: Any) -> Answer | None:
+    def _too_long(self, response: Any, question: str) -> Answer | None:
         """Return the answer that an error stands for if it says that the prompt does not fit, else None."""
         if response.status_code in (400, 413, 422) and _TOO_LONG.search(response.text):
-            return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}; lower --max-section-chars")
+            return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}; {REMEDY[question]}")
         return None
 
 

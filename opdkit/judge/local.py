@@ -19,7 +19,7 @@ from opdkit.console import tally
 from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
-from opdkit.judge.votes import TOO_LONG, Answer, Question, Usage, confidence_of
+from opdkit.judge.votes import REMEDY, TOO_LONG, Answer, Question, Usage, confidence_of
 from opdkit.judge.warnings import UNBUILT
 from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device
 from opdkit.model.memory import TOO_LARGE
@@ -115,14 +115,14 @@ class LocalJudge:
         except ChatError as error:
             return f"{UNBUILT}: {error}"
         if len(ids) >= self.context:
-            return f"{TOO_LONG}: {len(ids):,} tokens, of {self.context:,} it was built for; lower --max-section-chars"
+            return f"{TOO_LONG}: {len(ids):,} tokens, of {self.context:,} it was built for; {REMEDY[question.name]}"
         return ids
 
     def _read(self, prompt_ids: list[int], drawn: Sample, question: str) -> Answer:
         """Return a sample as an answer to the question of this name, without the stop token."""
         if drawn.finish_reason == "memory":
             tokens = f"{len(prompt_ids):,} tokens, and its answer"
-            return Answer("", error=f"the prompt {TOO_LARGE}: {tokens}; lower --max-section-chars")
+            return Answer("", error=f"the prompt {TOO_LARGE}: {tokens}; {REMEDY[question]}")
         answer = Answer(self.chat.text(drawn.text_ids), drawn.finish_reason, self.chat.opens_thinking(prompt_ids))
         if span := decision_span(answer, question):
             decisive = self.chat.tokens_between(drawn.text_ids, *span)

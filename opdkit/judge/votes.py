@@ -15,6 +15,9 @@ CONFLICT = "conflict"  # reward_status where a rating and a hint disagree; hint_
 NOT_BY_VOTES = (OUTCOME, CONFLICT)
 WANTED_REPLIES = EDITED, KEPT_REPLY = "edited", "kept"  # hint_status of a hint that holds the reply a person wanted
 TOO_LONG = "the prompt does not fit the judge"
+# What helps, by the name of the question: only the command that asks for hints and rewards has the first option.
+REMEDY = (dict.fromkeys(("hint", "reward"), "lower --max-section-chars")
+          | dict.fromkeys(("criterion", "trial"), "pass another --judge-model"))  # fmt: skip
 NO_ANSWER = "the judge answers others, not this"
 _SUM_ROUNDING = 1e-9  # of sums of confidences
 

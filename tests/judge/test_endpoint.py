@@ -5,6 +5,7 @@ import itertools
 import json
 import threading
 import time
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 
@@ -392,6 +393,14 @@ def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
         answer = ask(server.url)[0]
     assert str(answer.error).startswith("the prompt does not fit the judge: ")
     assert "--max-section-chars" in str(answer.error)
+
+
+def test_advice_about_a_prompt_that_is_too_long_names_an_option_of_the_command() -> None:
+    """`eval`, `rollout` and `teacher` ask about a criterion, and have no --max-section-chars."""
+    with serving(lambda body, number: Reply(413, {"error": "prompt is too long: 9 tokens"})) as server:
+        ((answer,),) = client(server.url).ask([replace(ONE, name="criterion")])
+    assert "--max-section-chars" not in str(answer.error)
+    assert "--judge-model" in str(answer.error)
 
 
 @pytest.mark.parametrize(

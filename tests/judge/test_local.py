@@ -128,6 +128,15 @@ def test_a_prompt_that_leaves_little_room_gets_what_there_is(extracted, plain_mo
     assert allowed == [20, 2048 - len(chat.prompt_ids(messages))]
 
 
+def test_advice_about_a_prompt_that_is_too_long_names_an_option_of_the_command(extracted, plain_model_dir) -> None:
+    """`eval`, `rollout` and `teacher` ask about a criterion, and have no --max-section-chars."""
+    judge, messages = LocalJudge(config(extracted, plain_model_dir, votes=1)), judge_messages("| Q\n" * 2048, "reward")
+    (reward,), (criterion,) = judge.ask([Question("s:1", name, messages) for name in ("reward", "criterion")])
+    assert "--max-section-chars" in reward.error
+    assert "--max-section-chars" not in criterion.error
+    assert "--judge-model" in criterion.error
+
+
 @pytest.mark.parametrize("votes", [1, 5])
 def test_a_turn_is_read_once_for_both_questions_and_all_votes(extracted, plain_model_dir: Path, votes: int) -> None:
     """What the two prompts of a turn have in common is read once, and so is the rest of each."""
