@@ -198,6 +198,8 @@ def counters(**counts: int | dict[str, int]) -> Counters:
 @pytest.mark.parametrize(("counts", "names"), [
     ({"failed votes": {"no decision": 90, "empty answer": 11}}, ["101 of 200 votes", "no decision"]),
     ({"failed votes": {"cut off by the token limit": 200}}, ["all 200 votes", "--max-new-tokens"]),
+    *[({"failed votes": {kind: 200}}, ["all 200 votes", "--max-new-tokens", "--template-arg enable_thinking=false"])
+      for kind in ("empty answer", "the thinking never ends")],
     ({"failed votes": {"the prompt does not fit the judge": 200}}, ["all 200 votes", "--max-section-chars"]),
     ({"failed votes": {"no decision": 80}, "no reward": 51}, ["51 of 100 turns", "no reward", "no decision"]),
     ({"hints": 0}, ["no turn", "hint"]),
