@@ -12,12 +12,13 @@ the judge then reads, too. `id` (default: the line) and `domain` (the tables gro
 `"corrected": true` says that the logs correct replies like this one, `false` that they do not, so that training should
 change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as "uncorrected". Prompts
 with the same `session` (a text) count as one where chance is estimated: they are from one conversation. Other fields of
-a row are ignored.
+a row are ignored; a warning names one that looks like a misspelt field.
 """
 
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 from opdkit.chat.conversation import Unreadable
 from opdkit.chat.messages import message, read_messages, read_tools
 from opdkit.config.fields import JSON, PythonFunction, did_you_mean, read_text
+from opdkit.console import warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.key_words import fold_text, key_words
 from opdkit.extract.formats.json_lines import parse
@@ -39,6 +41,7 @@ POOLED = {ALL: "everything", CORRECTED: "what the logs correct", UNCORRECTED: "w
 PROBES = PUSH_BACK, PLANTED_ERROR = "push_back", "planted_error"
 _OF_JUDGE = ("judge", "hint", "praised")
 _FIELDS = ("match", "absent", "ignore_case", *_OF_JUDGE)
+_OPTIONAL = ("id", "domain", "tools", "corrected", "session")  # fields of a row that nobody misses
 
 
 @dataclass(frozen=True)
@@ -153,18 +156,25 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
 
     Raises ConfigError, with file and line, at the first bad row.
     """
-    prompts: dict[str, HeldOutPrompt] = {}
+    prompts, misspelt = dict[str, HeldOutPrompt](), dict[str, str]()
     for number, line in enumerate(read_text(path, "--prompts").split("\n"), start=1):  # splitlines() would break JSON
         if not line.strip():
             continue
         try:
-            prompt = _prompt(parse(Line(str(path), number, f"{line}\n".encode())), number, check)
+            row = parse(Line(str(path), number, f"{line}\n".encode()))
+            prompt = _prompt(row, number, check)
             if prompt.id in prompts:
                 raise ValueError(f"the id {prompt.id!r} appears twice")
         except (ValueError, Unreadable) as error:
             detail = ": ".join(filter(None, error.args)) if isinstance(error, Unreadable) else str(error)
             raise ConfigError(f"--prompts {path}, line {number}: {detail}") from error
         prompts[prompt.id] = prompt
+        missing = [name for name in _OPTIONAL if name not in row]
+        for name in row.keys() - _OPTIONAL:
+            if near := get_close_matches(name.casefold(), missing, 1, 0.8):
+                misspelt.setdefault(name, f"--prompts {path}, line {number}: the field {name!r} is not read; did you "
+                                          f"mean {near[0]!r}?")  # fmt: skip
+    warn(*sorted(misspelt.values()))
     if not prompts:
         raise ConfigError(f"--prompts {path} holds no prompts")
     return list(prompts.values())[:limit]

@@ -62,6 +62,19 @@ def test_prompts_may_name_their_session(tmp_path) -> None:
     assert [p.session for p in found] == [None, "log:7"]
 
 
+def test_a_field_that_looks_misspelt_is_named_once(tmp_path, capsys) -> None:
+    """It would be ignored: of `corrected`, the conclusion depends on it."""
+    read_prompts(prompts_file(tmp_path, GOOD, *(GOOD | {"id": i, "Correted": True, "user": "ann"} for i in "bc")))
+    (warning,) = " ".join(capsys.readouterr().err.split()).split("warning: ")[1:]
+    assert all(word in warning for word in ("prompts.jsonl, line 2", "'Correted'", "'corrected'"))
+
+
+def test_fields_of_ones_own_are_left_alone(tmp_path, capsys) -> None:
+    row = GOOD | {"session": "s", "session_id": 7, "turns": 2, "hint": "Short.", "logged": "Hi", "tool": "find"}
+    read_prompts(prompts_file(tmp_path, row | {"tools": []}))
+    assert capsys.readouterr().err == ""
+
+
 def test_everything_that_a_reply_may_take_up_from_a_prompt_is_its_text(tmp_path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"q": "a hint"}'}}
     chat = [
