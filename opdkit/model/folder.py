@@ -104,6 +104,8 @@ def _describe(folder: Path) -> str:
             base = str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
         except (OSError, ValueError, LookupError, TypeError):
             base = "another model"
+        if (folder.parent / "model" / "config.json").is_file():  # as `opdkit train --lora-rank` writes them
+            return f"it is an adapter of {base}; {folder.parent / 'model'} is that model with the adapter"
         return f"it is an adapter of {base}; {MERGE} and pass the merged folder{_pickle_advice(folder)}"
     if any(path.suffix.lower() == ".gguf" for path in folder.iterdir()):
         return (

@@ -1,6 +1,7 @@
 """Paths that are no model, through the command line: what is there, and what to do, before anything is pinned."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,14 @@ def test_a_judge_that_is_no_model(tmp_path, tiny_model_dir, make, words) -> None
     with pytest.raises(OpdkitError, match=words):
         load_model(str(path), device="cpu", dtype="auto")
     assert not list((run / "judge").glob("verdicts/*"))
+
+
+def test_the_adapter_of_a_training_names_the_model_beside_it(tmp_path, tiny_model_dir) -> None:
+    """`opdkit train --lora-rank` writes both."""
+    adapter(tmp_path / "adapter", tiny_model_dir)
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    with pytest.raises(OpdkitError, match=re.escape(f"adapter of org/base; {tmp_path / 'model'} ")):
+        load_model(str(tmp_path / "adapter"), device="cpu", dtype="auto")
 
 
 def test_what_is_no_model_pins_no_plan(tmp_path, tiny_model_dir) -> None:
