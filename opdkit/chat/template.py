@@ -252,10 +252,8 @@ class Chat:
             if not re.search(rf"\b{re.escape(name)}\b", text):
                 warn(f"--template-arg {name}: the chat template of {where} does not read it")
         if "strftime_now(" in _with_fixed_date(text):
-            raise ConfigError(
-                f"the chat template of {where} writes today's date in a format that it computes, so that "
-                "tomorrow's prompts would differ; write the date into the template"
-            )
+            raise ConfigError(f"the chat template of {where} writes today's date in a format that it computes, so that "
+                              "tomorrow's prompts would differ; write the date into the template")  # fmt: skip
 
     def _try_render(
         self, messages: list[Message], tools: str | None = None, *, generation_prompt: bool = False

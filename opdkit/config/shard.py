@@ -41,10 +41,8 @@ def read_array_task() -> tuple[int, int]:
     step = max(1, (high - low) // max(1, count - 1))
     index, gap = divmod(index - low, step)
     if gap or not 0 <= index < count:
-        raise ConfigError(
-            f"SLURM_ARRAY_TASK_ID={env['SLURM_ARRAY_TASK_ID']} is not a regular step of the array of {count} tasks "
-            f"from {low} to {high}; pass --shard I/N"
-        )
+        raise ConfigError(f"SLURM_ARRAY_TASK_ID={env['SLURM_ARRAY_TASK_ID']} is not a regular step of the array of "
+                          f"{count} tasks from {low} to {high}; pass --shard I/N")  # fmt: skip
     return index, count
 
 

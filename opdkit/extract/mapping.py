@@ -128,10 +128,8 @@ def _check_shape(log: FieldMap, where: str) -> None:
     if log.session is not None and not shapes:
         shapes.append("session")
     if len(shapes) != 1:
-        raise ConfigError(
-            f"{where}: say where the conversation is, by one of `messages`, `session` (one message per line) and "
-            f"`prompt` with `reply`; {' and '.join(shapes) or 'none'} is there"
-        )
+        raise ConfigError(f"{where}: say where the conversation is, by one of `messages`, `session` (one message per "
+                          f"line) and `prompt` with `reply`; {' and '.join(shapes) or 'none'} is there")  # fmt: skip
     if (log.prompt is None) != (log.reply is None):
         raise ConfigError(f"{where}: `prompt` and `reply` belong together")
     if log.next is not None and log.prompt is None:

@@ -27,10 +27,8 @@ def load_names(model: str) -> Callable[[str, Counter[str]], str]:
     except ImportError as error:
         raise ConfigError(f"--redact-names needs presidio ({error}): pip install 'opdkit[pii]'") from None
     if not (spacy.util.is_package(model) or (Path(model) / "meta.json").is_file()):
-        raise ConfigError(
-            f"--redact-names {model}: no spaCy model of this name is installed, and it is not a folder with meta.json: "
-            f"python -m spacy download {model}"
-        )
+        raise ConfigError(f"--redact-names {model}: no spaCy model of this name is installed, and it is not a folder "
+                          f"with meta.json: python -m spacy download {model}")  # fmt: skip
     language = cast("dict[str, str]", spacy.info(model))["lang"]
     registry = RecognizerRegistry([SpacyRecognizer(language)], supported_languages=[language])
     engine = SpacyNlpEngine([{"lang_code": language, "model_name": model}])

@@ -268,10 +268,8 @@ def check_results(counters: Counters) -> None:
     reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
     unread = counters.total(UNREAD)
     if 2 * unread > counters.rows_in:
-        raise OpdkitError(
-            f"{unread:,} of {counted(counters.rows_in, 'log session')} could not be read: {reasons}. "
-            "The rejected table shows line and text of each; is --format right?"
-        )
+        raise OpdkitError(f"{unread:,} of {counted(counters.rows_in, 'log session')} could not be read: {reasons}. The "
+                          "rejected table shows line and text of each; is --format right?")  # fmt: skip
     if counters.total(TRAINABLE_COUNT):
         return
     skipped = counters.labels(SKIPPED)

@@ -73,10 +73,9 @@ class Workers:
                     yield running.pop(future)
         except BrokenProcessPool:
             parts_lost = " or ".join(map(str, sorted(running.values())))
-            raise OpdkitError(
-                f"a worker process {self._end()} at part {parts_lost}; if memory ran out, take fewer --workers. "
-                "The finished parts are kept; the same command resumes from there"
-            ) from None
+            raise OpdkitError(f"a worker process {self._end()} at part {parts_lost}; if memory ran out, take fewer "
+                              "--workers. The finished parts are kept; the same command resumes from "
+                              "there") from None  # fmt: skip
 
 
 def _begin(prepare: Callable[[], None]) -> None:

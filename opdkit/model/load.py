@@ -154,9 +154,8 @@ def load_model(
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None
-        raise OpdkitError(
-            f"the model {name} cannot be loaded: {_first_line(error)}. Is it complete? Copy or download it again"
-        ) from error
+        raise OpdkitError(f"the model {name} cannot be loaded: {_first_line(error)}. Is it complete? Copy or download "
+                          "it again") from error  # fmt: skip
 
 
 def cache_name_of(model: Any) -> str:
@@ -209,10 +208,8 @@ def _check_class(name: str) -> None:
     config = read_config(folder) if folder.is_dir() else PreTrainedConfig.get_config_dict(name)[0]
     if (kind := config.get("model_type")) not in transformers.CONFIG_MAPPING:
         own = ": it comes with code, which opdkit never runs" if "auto_map" in config else ""
-        raise OpdkitError(
-            f"{name} is of the type {kind!r}, which transformers {transformers.__version__} does not know{own}; "
-            "upgrade transformers, or pass another model"
-        )
+        raise OpdkitError(f"{name} is of the type {kind!r}, which transformers {transformers.__version__} does not "
+                          f"know{own}; upgrade transformers, or pass another model")  # fmt: skip
     if find_adapter_config_file(name):
         raise OpdkitError(f"{name} holds an adapter beside a model; {MERGE}, or remove the adapter")
 
