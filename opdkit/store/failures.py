@@ -42,7 +42,9 @@ def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
                     remove_folder(home)
         # Whoever typed a wrong command (exit code 2) reads the message; in a batch job nobody does.
         shown = getattr(error, "exit_code", 1) != 1 and "SLURM_JOB_ID" not in os.environ
-        if not shown and config.run.is_dir():  # a command with a wrong path leaves nothing behind
+        # A command with a wrong path leaves nothing behind: it may be that of the logs.
+        begins = stage in ("extract", "rollout") or has_stage(config.run, "extract") or has_stage(config.run, stage)
+        if not shown and begins and config.run.is_dir():
             text = str(error) if isinstance(error, OpdkitError) else f"{type(error).__name__}: {error}"
             record = {
                 "stage": stage, "shard": f"{index}/{count}", "time": time.strftime("%Y-%m-%d %H:%M:%S"),

@@ -106,6 +106,14 @@ def test_a_mistyped_model_is_no_failure_of_a_stage(tmp_path: Path) -> None:
     assert read_failures(tmp_path) == []
 
 
+def test_a_folder_that_is_no_run_gets_no_record(tmp_path: Path) -> None:
+    """Whoever names the folder of the logs must not find another file in it: `extract` would read that, too."""
+    jsonl(tmp_path / "log.jsonl", SIDE)
+    with pytest.raises(OpdkitError, match="no extract stage"):
+        run_stage("judge", JudgeConfig(run=tmp_path, judge="rules", shard="0/1"))
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
 def test_a_finished_run_may_be_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = extract(tmp_path, chat("u", "a", "v"))
     judge = JudgeConfig(run=log.run, judge="rules", shard="0/1")
