@@ -6,14 +6,14 @@ from itertools import islice
 
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.json_lines import COMMENT, parse
+from opdkit.extract.formats.json_lines import COMMENT, NOT_UTF_8, parse
 from opdkit.extract.formats.openclaw_rl import VOTES, is_votes
 from opdkit.extract.formats.reader import Line
 
 _RECORDS = 20  # looked at
 _LINES = 1_000  # looked at: a log may begin with a page of comments or of damage
 NO_LINES = "no JSON lines"
-UNKNOWN = "unknown format"
+UNKNOWN, SEVERAL = "unknown format", "several formats"
 _COLUMN = re.compile(r'"?[\w .:/#-]{1,80}"?')  # a name of one in CSV
 # A byte-order mark, or the zero byte that JSON begins with in UTF-16.
 _UTF_16 = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"{\0": "UTF-16LE", b"[\0": "UTF-16LE", b"\0{": "UTF-16BE",
@@ -35,13 +35,15 @@ def detect(lines: Iterable[Line], unit: str = "line") -> str:
         except Unreadable as error:
             if problem is None and error.reason != COMMENT:
                 detail = f"{unit} {line.number}: {error.reason}, {error.detail}"
+                if error.reason == NOT_UTF_8:
+                    detail += "; if it is Windows' text, `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW.jsonl` converts it"
                 problem = _diagnose(line) or Unreadable(NO_LINES, detail)
     if records and all(is_votes(record) for record in records):
         raise Unreadable(VOTES, "the record file of the judge; name the record file of the conversations instead")
     names = {name for record in records for name, reader in READERS.items() if reader.recognises(record)}
     names -= {other for name in names for other in READERS[name].closer_than}
     if len(names) > 1:
-        raise Unreadable("several formats", f"it could be {' or '.join(sorted(names))}: say which with --format")
+        raise Unreadable(SEVERAL, f"it could be {' or '.join(sorted(names))}: say which with --format")
     if names:
         return names.pop()
     if records and (problem is None or problem.reason == NO_LINES):
@@ -64,7 +66,7 @@ def _diagnose(line: Line) -> Unreadable | None:
     encoding = _UTF_16.get(line.data[:2])
     if encoding is not None:
         convert = f"convert it with `iconv -f {encoding} -t UTF-8 FILE > NEW.jsonl`"
-        return Unreadable("not UTF-8", f"this is {encoding}; {convert}")
+        return Unreadable(NOT_UTF_8, f"this is {encoding}; {convert}")
     header = line.data.decode("utf-8-sig", "replace").strip()
     delimiter = next((mark for mark in "\t;," if mark in header), None)
     if delimiter is None or not all(_COLUMN.fullmatch(name.strip()) for name in header.split(delimiter)):

@@ -12,7 +12,7 @@ from opdkit.extract.formats.reader import Line, Reader
 
 TOO_DENSE = "too many values"
 COMMENT = "comment line"
-NOT_AN_OBJECT = "not a JSON object"
+NOT_AN_OBJECT, NOT_UTF_8 = "not a JSON object", "not UTF-8"
 _LONGEST_ID = 200  # characters of a logged id that go into ours
 # A line of "[],[],[]" becomes objects of 30 times its size. Lines with fewer values than this are always read, 150 MB
 # at most; others only when they take 5 bytes or more per value: token ids and top log-probs do, an attack does not.
@@ -70,7 +70,7 @@ def _parse_almost_json(data: bytes) -> Any:
         data.decode()
         return orjson.loads(_mend(data))
     except UnicodeDecodeError as error:
-        raise Unreadable("not UTF-8", f"byte {error.start}: {error.reason}") from None
+        raise Unreadable(NOT_UTF_8, f"byte {error.start}: {error.reason}") from None
     except orjson.JSONDecodeError as error:
         if "depth limit" in error.msg:
             raise Unreadable(TOO_DEEP) from None

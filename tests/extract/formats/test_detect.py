@@ -72,6 +72,7 @@ def test_a_field_that_first_appears_in_row_two_decides_too():
     ([b"{broken, here\n"], "no JSON lines", "line 1: not JSON"),
     (['{"messages": []}\n'.encode("utf-16-le")], "not UTF-8", "iconv -f UTF-16LE -t UTF-8"),
     (['{"messages": []}\n'.encode("utf-16-be")], "not UTF-8", "iconv -f UTF-16BE -t UTF-8"),
+    (['{"text": "Grüße"}\n'.encode("cp1252")], "no JSON lines", "iconv -f WINDOWS-1252 -t UTF-8"),
     ([b"# only\n", b"# comments\n"], "no JSON lines", "comment"),
     ([], "no JSON lines", "blank"),
     ([{"level": "info", "message": "started"}], "unknown format", "keys level, message"),
