@@ -12,7 +12,7 @@ from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding
 from opdkit.config.doctor import DoctorConfig
 from opdkit.console import counted, printable, say, stdout
 from opdkit.errors import OpdkitError
-from opdkit.extract.formats.detect import NO_LINES
+from opdkit.extract.formats.detect import NO_LINES, SEVERAL, UNKNOWN
 from opdkit.extract.inputs.archives import DAMAGED
 from opdkit.extract.inputs.files import expand, scratch_folder
 from opdkit.extract.inputs.first_pass import AUTO, begin_survey, find_format
@@ -67,6 +67,7 @@ def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
         except OpdkitError as error:
             yield Finding("logs", PROBLEM, str(error), "name log files, or folders that hold some")
             return
+        left_out = 0
         for log in inputs:
             remedy = "a damaged or protected file: copy it again, or make it readable"
             try:
@@ -79,6 +80,14 @@ def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
             if problem is None:
                 yield Finding("logs", OK, f"{log.source}: {surveyed.format}")
                 continue
-            if log.problem is None and problem.reason != DAMAGED:
+            state = PROBLEM
+            if not log.given and problem.reason in (UNKNOWN, NO_LINES):  # as users.json in an export of Claude.ai
+                state, remedy = NOTE, "extract leaves it out, and reads the others"
+                left_out += 1
+            elif problem.reason in (UNKNOWN, SEVERAL):
                 remedy = "--format names the format; docs/logs.md says which are read"
-            yield Finding("logs", PROBLEM, f"{log.source}: {problem.reason} ({problem.detail})", remedy)
+            elif log.problem is None and problem.reason != DAMAGED:
+                remedy = "docs/logs.md says what is read"
+            yield Finding("logs", state, f"{log.source}: {problem.reason} ({problem.detail})", remedy)
+        if 0 < left_out == len(inputs):
+            yield Finding("logs", PROBLEM, "none of these files holds a log", "docs/logs.md says what is read")

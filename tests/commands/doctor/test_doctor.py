@@ -267,6 +267,17 @@ def test_every_packing_that_extract_reads_is_looked_into(tmp_path):
     assert "path leaves the archive" in problem(found).what
 
 
+def test_files_that_an_export_holds_beside_the_chats_are_no_problem(tmp_path):
+    """As users.json and projects.json in one of Claude.ai; a folder of nothing else is one."""
+    (tmp_path / "users.json").write_text('[{"uuid": "u"}]')
+    (tmp_path / "projects.json").write_text("[]")
+    assert problem(list(examine_logs([str(tmp_path)]))).what == "none of these files holds a log"
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    found = list(examine_logs([str(tmp_path)]))
+    assert [finding.state for finding in found] == [OK, NOTE, NOTE]
+    assert problem(list(examine_logs([str(tmp_path / "users.json")]))).remedy.startswith("--format")
+
+
 def test_copies_of_logs_that_a_killed_doctor_leaves_are_removed(tmp_path, monkeypatch):
     """A zip file is unpacked into a temporary folder, which holds what users wrote."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
