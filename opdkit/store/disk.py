@@ -1,4 +1,4 @@
-"""Errors of the disk, explained: it is full, it is read-only, or it belongs to somebody else."""
+"""Errors of the disk, explained: it is full, its files may not grow, it is read-only, or somebody else's."""
 
 import contextlib
 import errno
@@ -12,7 +12,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 # Libraries written in Rust and C++ raise errors of their own that quote the system's text.
 _QUOTED = {"No space left on device": errno.ENOSPC, "os error 28": errno.ENOSPC, "Disk quota exceeded": errno.EDQUOT,
-           "disk is full": errno.ENOSPC, "Read-only file system": errno.EROFS}  # fmt: skip
+           "disk is full": errno.ENOSPC, "Read-only file system": errno.EROFS, "File too large": errno.EFBIG,
+           "disk I/O error": errno.EIO}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -41,7 +42,7 @@ def disk_error_message(error: BaseException, where: Path | None = None) -> str |
     link: BaseException | None = error
     while link is not None and link not in chain and code is None:
         chain.append(link)
-        if isinstance(link, OSError) and link.errno in (*_FULL, *_REFUSED):
+        if isinstance(link, OSError) and link.errno in (*_FULL, *_REFUSED, errno.EFBIG):
             code = link.errno
         else:
             code = next((number for text, number in _QUOTED.items() if text in str(link)), None)
@@ -55,6 +56,10 @@ def disk_error_message(error: BaseException, where: Path | None = None) -> str |
     if code in _FULL:
         return (f"no space left on the disk of {path or 'the run or of TMPDIR'}: make room there, then start the same "
                 "command again; what is finished is kept")  # fmt: skip
+    if code in (errno.EFBIG, errno.EIO):
+        return (f"a file cannot grow on the disk of {path or 'the run or of TMPDIR'}: its size is limited (`ulimit "
+                "-f`, or a file system such as FAT), or the disk fails; raise the limit or take another disk, then "
+                "start the same command again; what is finished is kept")  # fmt: skip
     if where is None or (code != errno.EROFS and named and os.access(named, os.F_OK)):
         return None  # for all we know, a file that may not be read
     return f"{path} cannot be written (read-only, or another owner's): make it writable, then start the command again"

@@ -6,6 +6,7 @@ The disk is a small tmpfs, so the tests need the right to mount one, and are ski
 import contextlib
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +194,10 @@ def test_what_libraries_make_of_a_full_disk_is_recognised() -> None:
     late = RuntimeError("unexpected pos 64 vs 0")
     late.__context__ = OSError(28, "No space left on device", "runs/x/train/checkpoints/step-1")
     assert "runs/x/train/checkpoints/step-1" in str(disk_error_message(late, folder))
+    too_large = "Error while serializing: I/O error: File too large (os error 27)"  # beyond `ulimit -f`, or on FAT
+    for error in (RuntimeError(too_large), OSError(27, "File too large"), sqlite3.OperationalError("disk I/O error")):
+        assert "cannot grow on the disk of runs/x" in str(disk_error_message(error, folder))
+        assert "TMPDIR" in str(disk_error_message(error)), "and is no bug in opdkit"
     copied = OSError(28, "No space left on device", "/tmp/news.sqlite", None, "runs/y/news.sqlite")
     assert "the disk of runs/y/news.sqlite" in str(disk_error_message(copied, folder))
     in_tree = PermissionError(13, "Permission denied", "manifest.json")  # as shutil.rmtree names a file
