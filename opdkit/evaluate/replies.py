@@ -1,5 +1,6 @@
 """Replies of the models under evaluation, and their checks. What reads stored replies needs no torch."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -85,7 +86,10 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
         raise OpdkitError(f"the votes on {len(judged):,} of {counted(len(judged), 'reply')} failed, the first one with "
                           f"{reason}: once the judge answers, call the same command again")  # fmt: skip
     if unknown := verdicts.count(None):
-        warn(f"the judge gave no verdict on {unknown} of {counted(len(verdicts), 'reply')}; they count neither way")
+        kinds = Counter(vote.error.partition(":")[0] for votes, _ in judged for vote in votes if vote.error)
+        why = f" (failed votes, most often: {kinds.most_common(1)[0][0]})" if kinds else ""
+        replied = counted(len(verdicts), "reply")
+        warn(f"the judge gave no verdict on {unknown:,} of {replied}{why}; they count neither way")
     checked, left = [], iter(verdicts)
     for reply in replies:
         check = reply.prompt.check

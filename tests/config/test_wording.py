@@ -337,7 +337,7 @@ def test_who_repeats_the_criterions_own_words_does_not_vote(own: Path, tmp_path:
     assert {vote["error"] for vote in votes} == {"repeats the rules"}
 
 
-def test_eval_takes_no_vote_from_who_repeats_its_question(own: Path, tmp_path: Path) -> None:
+def test_eval_takes_no_vote_from_who_repeats_its_question(own: Path, tmp_path: Path, capsys) -> None:
     rules = r"\boxed{1} means yes, \boxed{-1} means no."
     own.write_text(f"[criterion]\nquestion = '{{criterion}} {rules}'")
     prompt = HeldOutPrompt("p", "d", [message("user", "Hi")], None, Criterion("It is polite."))
@@ -348,6 +348,9 @@ def test_eval_takes_no_vote_from_who_repeats_its_question(own: Path, tmp_path: P
             check_replies([reply], config)
         known = replace(reply, prompt=replace(prompt, id="q"), seen="")  # what shows nothing is judged without a vote
         assert [one.passed for one in check_replies([reply, known], config)] == [None, False]
+    (warning,) = " ".join(capsys.readouterr().err.split()).split("warning: ")[1:]
+    assert "1 of 2 replies" in warning
+    assert "repeats the rules" in warning
 
 
 def test_a_rollout_hands_the_words_of_the_teacher_on(
