@@ -70,13 +70,14 @@ def record_turns(ledger: Path, run: Path) -> None:
                 replies.add((*scope, digest[:_REPLY]))
                 if turn.turn["skip_reason"] in (None, READ_BEFORE):
                     found[*scope, digest] += 1
+    of_session = "FROM turn WHERE format = ? AND id = ?"
     upsert = "INSERT INTO turn VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = max(count, excluded.count)"
     with open_ledger(ledger) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        known = [(*scope, digest) for scope in {reply[:2] for reply in replies} for (digest,) in
-                 connection.execute("SELECT digest FROM turn WHERE format = ? AND id = ?", scope)]  # fmt: skip
-        outdated = [key for key in known if (*key[:2], key[2][:_REPLY]) in replies and key not in found]
-        connection.executemany("DELETE FROM turn WHERE format = ? AND id = ? AND digest = ?", outdated)
+        for scope in {(log_format, name) for log_format, name, _ in replies}:
+            for (digest,) in connection.execute(f"SELECT digest {of_session}", scope).fetchall():
+                if (*scope, digest[:_REPLY]) in replies and (*scope, digest) not in found:
+                    connection.execute(f"DELETE {of_session} AND digest = ?", (*scope, digest))
         connection.executemany(upsert, [(*key, n) for key, n in found.items()])
         connection.execute("COMMIT")
 
