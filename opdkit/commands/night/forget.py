@@ -44,6 +44,7 @@ def forget(home: Home, where: Sequence[str]) -> int:
     `finish_forgetting` resumes.
     """
     before = read_forgotten(home)
+    # The same conditions again are the same entry, with the salt that it has.
     entry = next((old for old in before if forgotten_entry(where, old.get("salt", "")) | {"done": old["done"]} == old),
                  forgotten_entry(where, secrets.token_hex(16)))  # fmt: skip
     nights = home.nights()
