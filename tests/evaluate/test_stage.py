@@ -261,6 +261,16 @@ def test_a_server_that_is_not_there_is_found_before_replies_are_sampled(run, tmp
     evaluate.run(elsewhere)  # a judge at another address is the same, and is not asked again
 
 
+def test_a_local_judge_that_is_none_is_found_before_replies_are_sampled(run, tmp_path, plain_model_dir, monkeypatch):
+    prompts, judge = prompts_file(tmp_path, tone={"judge": "It is polite."}), tmp_path / "judge"
+    shutil.copytree(plain_model_dir, judge)
+    (judge / "tokenizer.json").unlink()
+    monkeypatch.setattr("opdkit.evaluate.stage.generate", lambda *_: pytest.fail("replies were sampled"))
+    with pytest.raises(OpdkitError, match="tokenizer"):
+        evaluate.run(config(run, prompts, judge_model=str(judge)))
+    assert not (run / "eval").exists()
+
+
 # -- what it refuses ------------------------------------------------------------------------------------------------
 
 
