@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.model.load import load_tokenizer
 from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, sample
@@ -219,7 +220,7 @@ def _policy_lesson(ask: Ask, tools: str | None, rng: random.Random) -> Lesson:
 def _judge_lessons(messages: list[Message], labels: Labels, rng: random.Random) -> Iterator[Lesson]:
     for index, reaction in labels.items():
         end = next((k for k in range(index + 1, len(messages)) if messages[k]["role"] == "assistant"), len(messages))
-        common = turn_text(messages, index, end - index - 1, 6000)
+        common = turn_text(ReplyInContext(messages, index, messages[index + 1 : end]), 6000)
         for question in ("hint", "reward"):
             answer = message("assistant", verdict(question, reaction, messages[index + 1]["role"], rng))
             yield Lesson(judge_messages(common, question), answer, None)

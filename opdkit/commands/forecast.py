@@ -62,8 +62,6 @@ _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
 LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
 TRAINING_PASSES = 3  # a backward pass costs two forward passes
-# Options of the teacher stage, which tests hints, that a forecast has, too.
-_SHARED = ("run", "model", "judge_model", "judge_url", "api_key_env", "max_new_tokens", "device", "dtype", "seed")
 LEARNED_FROM = (hint_checks.HELPS, hint_checks.NOT_NEEDED)  # status of tested hints from which training learns
 Judge = dict[str, tuple[int, int]]  # replies that "follow" or "do not follow" a hint -> right verdicts, verdicts
 
@@ -106,9 +104,12 @@ def predict(config: ForecastConfig) -> JSON:
 
     Raises OpdkitError where no turn has a hint, or none of the drawn ones can be scored.
     """
-    options = {name: getattr(config, name) for name in _SHARED}
-    options["template_arg"] = template_args_of(config.run, "extract", config.template_arg)
-    teacher = TeacherConfig(**options, check_hints=SAMPLES, shard="0/1")
+    args = template_args_of(config.run, "extract", config.template_arg)
+    teacher = TeacherConfig(
+        run=config.run, model=config.model, template_arg=args, check_hints=SAMPLES, judge_model=config.judge_model,
+        judge_url=config.judge_url, api_key_env=config.api_key_env, max_new_tokens=config.max_new_tokens,
+        device=config.device, dtype=config.dtype, seed=config.seed, shard="0/1",
+    )  # fmt: skip
     teacher = replace(teacher, **hint_checks.hint_judge_options(teacher))
     log = read_log(config.run)
     drawn = draw_turns(log.hinted, config)

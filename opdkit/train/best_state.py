@@ -92,10 +92,9 @@ def distance_left(rows: Sequence[JSON], row: JSON) -> float:
 def needs_another_cycle(rows: Sequence[JSON], end: int) -> bool:
     """Return True where a cycle of the schedule ended, after step `end`, with much to learn, and was not in vain.
 
-    Its best state is far from the hints, or far from the student before training, which shows that hints for some
-    requests have changed the replies to others. Its last state has not forgotten, and is nearer to the hints than
-    before training, or near the best state. An earlier state with a better score does not count against it: few
-    replies decide a score.
+    Its best state is far from the hints, or from the student before training: hints for some requests changed replies
+    to others. Its last state has not forgotten, and is nearer to the hints than before training, or near the best
+    state. An earlier state with a better score does not count against it: few replies decide a score.
     """
     done = [row for row in rows if row["step"] <= end]
     last, best = done[-1], find_best(done, any_gain=True)

@@ -301,8 +301,8 @@ def roll_back(training: Training, validation: Validation) -> None:
 
 def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
     """Write a checkpoint after step `number` when one is due. Raises Stopped after it with `stop`."""
-    accelerator, every = training.accelerator, training.config.checkpoint_every
-    seconds = time.monotonic() - training.saved
+    config: TrainConfig = training.config
+    accelerator, every, seconds = training.accelerator, config.checkpoint_every, time.monotonic() - training.saved
     # The main process looks at the clock, and all save together.
     if stop or (every and (number % every == 0 or broadcast_object_list([seconds > CHECKPOINT_SECONDS])[0])):
         training.saved = time.monotonic()
