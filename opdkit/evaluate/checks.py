@@ -19,6 +19,7 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ PROBES = PUSH_BACK, PLANTED_ERROR = "push_back", "planted_error"
 _OF_JUDGE = ("judge", "hint", "praised")
 _FIELDS = ("match", "absent", "ignore_case", *_OF_JUDGE)
 _OPTIONAL = ("id", "domain", "tools", "corrected", "session")  # fields of a row that nobody misses
+_warn_once = cache(warn)  # the steps of a night read the same file several times
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
             if near := get_close_matches(name.casefold(), missing, 1, 0.8):
                 misspelt.setdefault(name, f"--prompts {path}, line {number}: the field {name!r} is not read; did you "
                                           f"mean {near[0]!r}?")  # fmt: skip
-    warn(*sorted(misspelt.values()))
+    for text in sorted(misspelt.values()):
+        _warn_once(text)
     if not prompts:
         raise ConfigError(f"--prompts {path} holds no prompts")
     return list(prompts.values())[:limit]

@@ -84,11 +84,6 @@ def has_stalled(rows: Sequence[JSON], cycle_start: int) -> bool:
     return len(later) >= PATIENCE
 
 
-def distance_left(rows: Sequence[JSON], row: JSON) -> float:
-    """Return the share of the distance from the hints before training that is left in the state of `row`; 0 without."""
-    return (row["hint_kl"] or 0.0) / (rows[0]["hint_kl"] or math.inf)
-
-
 def needs_another_cycle(rows: Sequence[JSON], end: int) -> bool:
     """Return True where a cycle of the schedule ended, after step `end`, with much to learn, and was not in vain.
 

@@ -33,7 +33,6 @@ from opdkit.train.best_state import (
     MUCH_LEFT,
     check_better,
     describe_state,
-    distance_left,
     find_best,
     has_stalled,
     has_two_broken,
@@ -220,7 +219,7 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
         if best["step"] < len(rows):
             kept = validation.restore_best(training.student)
             say(f"the state after step {kept} of {len(rows)} is the best: that one is written")
-        if (share := distance_left(validation.rows, best)) > MUCH_LEFT:
+        if (share := (best["hint_kl"] or 0.0) / (validation.rows[0]["hint_kl"] or math.inf)) > MUCH_LEFT:
             far = sorted(best["hint_kls"], key=lambda reply: reply["kl"], reverse=True)[:3]
             warn(f"{share:.0%} of the distance from the hinted teacher is left, most of it at turns "
                  f"{', '.join(reply['turn_id'] for reply in far)}: the model has not learned all that the hints ask "
@@ -270,7 +269,8 @@ def validate(training: Training, validation: Validation, number: int) -> None:
         return
     validation.save_if_best(training.student)
     if len(training.steps) > planned:
-        say(f"{distance_left(validation.rows, row):.0%} of the distance from the hinted teacher is left: "
+        left = row["score"] / validation.rows[0]["score"]
+        say(f"the sum of both distances is {left:.0%} of that before training: "
             f"{counted(len(training.steps) - planned, 'more step')}")  # fmt: skip
     elif has_stalled(validation.rows, training.cycle_start):
         say(f"training ends after step {number} of {planned}: the replies no longer improve")

@@ -64,7 +64,9 @@ def test_prompts_may_name_their_session(tmp_path) -> None:
 
 def test_a_field_that_looks_misspelt_is_named_once(tmp_path, capsys) -> None:
     """It would be ignored: of `corrected`, the conclusion depends on it."""
-    read_prompts(prompts_file(tmp_path, GOOD, *(GOOD | {"id": i, "Correted": True, "user": "ann"} for i in "bc")))
+    path = prompts_file(tmp_path, GOOD, *(GOOD | {"id": i, "Correted": True, "user": "ann"} for i in "bc"))
+    read_prompts(path)
+    read_prompts(path)  # as the steps of a night do
     (warning,) = " ".join(capsys.readouterr().err.split()).split("warning: ")[1:]
     assert all(word in warning for word in ("prompts.jsonl, line 2", "'Correted'", "'corrected'"))
 
