@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.learning.cells import recorded, write_record
 from benchmarks.worlds import WORLDS, Built, World, build, built_in, measure, trainings
-from benchmarks.worlds.benchmark import DEFAULT, SEARCH, SEEDS, best, first_cells, last_cells, seemingly_worse
+from benchmarks.worlds.benchmark import (
+    DEFAULT,
+    RATES,
+    SEARCH,
+    SEEDS,
+    best,
+    copy_same_trainings,
+    first_cells,
+    last_cells,
+    seemingly_worse,
+)
 from benchmarks.worlds.pretraining import encode, lessons, make_tokenizer
 from benchmarks.worlds.users import Talk, answer_by_habit, converse, hint_of
 from benchmarks.worlds.world import passes
@@ -255,6 +266,19 @@ def test_a_training_that_was_refused_is_never_the_best() -> None:
     assert best(cells, found) == cells[2]
     del found[cells[0].name]
     assert best(cells, found) is None, "one is missing"
+
+
+def test_rates_above_the_largest_one_of_opdkit_are_measured_once(
+    work: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower, highest = (trainings.training_cell("habit", SEARCH, "opd", rate) for rate in RATES[-2:])
+    write_record(lower, {"model": True}, work)
+    with monkeypatch.context() as patch:
+        patch.setattr("opdkit.train.trust_region.MAX_RATE_TO_WEIGHTS", 1.0)  # this world's weights are 0.1
+        copy_same_trainings(work, [lower, highest])
+    assert recorded(highest, work) is None
+    copy_same_trainings(work, [lower, highest, trainings.path_cell("habit", SEARCH, "opd", RATES[-1])])
+    assert recorded(highest, work) == {"model": True}
 
 
 def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, monkeypatch) -> None:

@@ -60,6 +60,11 @@ def _measure(cell: Cell, work: Path) -> None:
             numbers = cell.measure(work, **cell.settings)
         finally:
             sys.stderr = sys.__stderr__
+    write_record(cell, numbers, work)
+
+
+def write_record(cell: Cell, numbers: JSON, work: Path) -> None:
+    """Keep the numbers of a cell in the work folder."""
     path = cell.record(work)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")

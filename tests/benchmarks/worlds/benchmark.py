@@ -12,10 +12,12 @@ from pathlib import Path
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED
+from opdkit.model.load import load_model
 from opdkit.train.objective.terms import PRESETS
+from opdkit.train.trust_region import make_trust_region
 
 from .. import hints
-from ..learning.cells import Cell, measured, recorded
+from ..learning.cells import Cell, measured, recorded, write_record
 from . import WORLDS, build, built_in
 from .decisions import DECIDED, LOGS, decided_cell
 from .forecasts import forecast_cell
@@ -43,7 +45,10 @@ def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
     run = partial(measured, work=work, workers=workers, known={})
     run([world_cell(world) for world in worlds])
     run([world_cell(world) for world in noisy])
-    run(trainings(worlds, noisy))
+    own = trainings(worlds, noisy)
+    run([cell for cell in own if cell.settings.get("rate") != RATES[-1] or cell.measure is not measure_training])
+    copy_same_trainings(work, own)
+    run(own)
     run(last_cells(worlds, noisy, finished(work, worlds)))
     run(last_cells(worlds, noisy, finished(work, worlds)))  # what follows from the last cells themselves
     run([*forecasts_and_hints(worlds), *way_cells(worlds, noisy), *decided(worlds)])
@@ -87,6 +92,21 @@ def trainings(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
     cells += [training_cell(world, SEARCH, objective, rate) for world in searched for objective in OBJECTIVES
               for rate in RATES if objective != DEFAULT]  # fmt: skip
     return cells + path_cells(searched)
+
+
+def copy_same_trainings(work: Path, cells: Sequence[Cell]) -> None:
+    """Record trainings at the highest rate as those at the rate below, where opdkit's own largest rate is lower still.
+
+    Both take that one, so they are the same training.
+    """
+    for cell in cells:
+        if cell.measure is not measure_training or cell.settings["rate"] != RATES[-1] or recorded(cell, work):
+            continue
+        model = str(built_in(work, cell.settings["world"]).model)
+        config = TrainConfig(run=work, model=model, learning_rate=RATES[-2])
+        numbers = recorded(training_cell(**cell.settings | {"rate": RATES[-2]}), work)
+        if numbers and make_trust_region(config, load_model(model, device="cpu", dtype="float32")).max_factor < 1:
+            write_record(cell, numbers, work)
 
 
 def path_cells(worlds: Iterable[str]) -> list[Cell]:

@@ -158,7 +158,8 @@ def _worse(results: Results) -> str:
         "Mean shares after the training, over the worlds in which it was measured, by objective and the "
         "rate that is given; in brackets: trainings of them that wrote no model, and count as the model before. "
         f"Bold: one of them is worse. Where either share seems to have lost more than {SEEMS_WORSE}, the model and the "
-        f"one before are measured once more, on {AGAIN_SAMPLES} new replies to each prompt; these count.",
+        f"one before are measured once more, on {AGAIN_SAMPLES} new replies to each prompt; these count. Where "
+        f"opdkit's own largest rate is below {RATES[-2]:g}, a training at {RATES[-1]:g} is the same as that one.",
         "Before training: " + pair(mean_shares(row.change.before for row in rows if row.rate is not None)) + "."
         if any(row.rate is not None for row in rows) else "",
     )  # fmt: skip
