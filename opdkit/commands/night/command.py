@@ -89,7 +89,7 @@ def copy_news(home: Home, night: Night, config: NightConfig) -> str:
 def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
     promoted = home.promoted_night()
-    if night.record and promoted not in (night.record["parent"], night.number):
+    if night.record and promoted not in (night.record["parent"], night.number, home.promotion_of(night)):
         say("another model was promoted since this night began: it begins again with that one")
         reset(night)
     if (own := night.folder / "options").exists():

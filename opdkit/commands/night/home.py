@@ -31,7 +31,9 @@ from opdkit.errors import OpdkitError
 from opdkit.store.atomic import owned_name, replaced_file, replaced_folder, write_text
 from opdkit.store.disk import disk_errors_explained
 
-PROMOTED, KEPT, WAITS = "promoted", "kept", "waits"  # decisions of a night: its model, the one before, no training
+# Decisions of a night: its model is promoted, or the one before stays; no training; a model of an earlier night is
+# promoted.
+PROMOTED, KEPT, WAITS, RETESTED = "promoted", "kept", "waits", "retested"
 
 _COPIES = {"config": "config.toml", "prompts": "prompts.jsonl"}  # options that are files, and the names of their copies
 MOST_PENDING = 10  # nights that one training learns from; of those before, it replays a share
@@ -163,10 +165,11 @@ class Home:
         raise OpdkitError(f"{link} is not a link to the model of a night: remove it, and promote the last night of "
                           f"promotions.jsonl again: `opdkit models {quote(self.path)} --promote N`")  # fmt: skip
 
-    def promote(self, number: int, by: str) -> None:
+    def promote(self, number: int, by: str, during: int | None = None) -> None:
         """Promote the model of a night by one rename: whoever opens HOME/promoted finds the old model or the new one.
 
-        Raises OpdkitError for a night without a model.
+        `by`: "night", "hand" or "forget". `during`: the night that does it, if it is a later one. Raises OpdkitError
+        for a night without a model.
         """
         link = self.path / "promoted"
         if number and not (self.night(number).model / "config.json").exists():
@@ -181,7 +184,7 @@ class Home:
             else:
                 link.unlink(missing_ok=True)
             if (self.promotions() or [{"night": 0}])[-1]["night"] != number:
-                line = {"time": utc_now(), "night": number, "by": by}
+                line = {"time": utc_now(), "night": number, "by": by} | ({"during": during} if during else {})
                 with (self.path / "promotions.jsonl").open("a", encoding="utf-8") as out:
                     out.write(f"\n{json.dumps(line)}\n")  # after a line that a kill has cut, too
 
@@ -210,17 +213,34 @@ class Home:
         first = tried[-MOST_PENDING] if len(tried) >= MOST_PENDING else 0
         return [night.number for night in unknown if night.number >= first]
 
-    def is_taken_back(self, night: Night) -> bool:
-        """Return True for a night that promoted its model before it was killed, if another model is promoted now."""
+    def promotion_of(self, night: Night) -> int | None:
+        """Return whose model a night that was killed had promoted: its own, or that of an earlier night; else None."""
         began = night.record["began"]
-        promotions = [line for line in self.promotions() if (line["night"], line["by"]) == (night.number, "night")
-                      and line["time"] >= began]  # fmt: skip
-        return bool(promotions) and self.promoted_night() != night.number
+        promotions = [line["night"] for line in self.promotions() if line["time"] >= began
+                      and (line.get("during") or line["night"], line["by"]) == (night.number, "night")]  # fmt: skip
+        return promotions[-1] if promotions else None
+
+    def candidate(self, night: Night) -> Night | None:
+        """Return the last night that trained, if its model passed the gate, but had no gain beyond chance; else None.
+
+        Its model is there, comes from the promoted one, and was never promoted.
+        """
+        earlier = (self.night(number) for number in sorted(night.record["earlier"], reverse=True))
+        trained = next((one for one in earlier if one.number < night.number
+                        and one.record.get("decision") in (KEPT, PROMOTED)), None)  # fmt: skip
+        if trained is None or not (trained.model / "config.json").exists():
+            return None
+        record = trained.record
+        has_passed = (record["decision"], record["parent"], record.get("gate", {}).get("ship")) == (
+            KEPT, night.record["parent"], True)  # fmt: skip
+        was_promoted = any(line["night"] == trained.number and line.get("during") != night.number
+                           for line in self.promotions())  # fmt: skip
+        return trained if has_passed and not was_promoted else None
 
     def go_back(self, night: Night) -> None:
         """Promote what was promoted when a night began, and remove what promotions.jsonl says of it and later ones."""
         began, promotions = night.record.get("began"), self.promotions()
-        kept = [line for line in promotions if line["night"] < night.number
+        kept = [line for line in promotions if (line.get("during") or line["night"]) < night.number
                 and (line["by"] != "hand" or began is None or line["time"] <= began)]  # fmt: skip
         for line in (line for line in promotions if line["by"] == "hand" and line not in kept):
             warn(f"night {line['night']} was promoted by hand on {line['time']}; if it is to be so still, do it again")

@@ -5,9 +5,10 @@ nights that judged them. So teacher, training and evaluation need not know of ni
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 
 from opdkit.commands.night.home import Home, Night
 from opdkit.commands.night.turned import Change, NightSession, Opinion, find_turned
@@ -33,37 +34,45 @@ MOST_TESTS = 200  # sessions of earlier nights that are kept out of training, to
 _CALM_TESTS = 4  # at least one in so many of these is without a complaint, if there are such: the gate needs them
 
 
-@dataclass(frozen=True)
-class ChosenSessions:
-    """Sessions of a night's run, and what they are there for."""
+Sessions = dict[str, list[NightSession]]  # id -> the session as each of its nights saw it, the last one first
 
-    sessions: dict[str, list[NightSession]]  # id -> as each of its nights saw it, the last one first
-    kept_out: int  # sessions to decide with
+
+@dataclass(frozen=True)
+class CurrentSessions:
+    """Sessions of this night and of earlier ones, with the opinions that still count."""
+
+    sessions: list[NightSession]
     changes: list[Change]  # of what users want: all that hold
     new_changes: list[Change]  # those that no earlier night found
 
 
-def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) -> ChosenSessions:
-    """Choose the sessions of a night. The same homes, options and seed give the same ones.
-
-    New ones are all that the promoted model has not learned from. Of the earlier nights come those without a complaint,
-    as many as `--replay` says, and those kept out of training. What users turned around since is left out.
-    """
+def read_current_sessions(home: Home, night: Night, holdout: float) -> CurrentSessions:
+    """Return the sessions that a night may use. What users turned around since is left out."""
     learns = set(night.record["learns"])
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
     read = drop_withdrawn([session for number in (*earlier, *sorted(learns))
-                           for session in read_sessions(home.night(number), config.holdout)])  # fmt: skip
+                           for session in read_sessions(home.night(number), holdout)])  # fmt: skip
     # What users turned around: the last night that looked for changes knows the older ones.
     records = (home.night(n).record for n in sorted(night.record["earlier"], reverse=True) if n < night.number)
     known = [Change.from_json(row) for row in next((old["changes"] for old in records if "changes" in old), ())]
     changes, superseded = find_turned(read, learns, known)
     current = (tuple(o for o in session.opinions if (session.night, o.turn_id) not in superseded) for session in read)
     read = [replace(session, opinions=kept) for session, kept in zip(read, current, strict=True) if kept]
-    new = [session for session in read if session.night in learns]
+    return CurrentSessions(read, changes, [change for change in changes if change not in known])
+
+
+def choose_sessions(night: Night, current: Sequence[NightSession], config: NightConfig, seed: int) -> Sessions:
+    """Choose the sessions of a night's run. The same sessions, options and seed give the same ones.
+
+    New ones are all that the promoted model has not learned from. Of the earlier nights come those without a complaint,
+    as many as `--replay` says, and those kept out of training.
+    """
+    learns = set(night.record["learns"])
+    new = [session for session in current if session.night in learns]
     new_ids = {session.session_id for session in new}
-    old = [session for session in read if session.night not in learns and session.session_id not in new_ids]
-    blamed = {session.session_id for session in old if any(o.kind == COMPLAINT for o in session.opinions)}
-    tests = choose_tests([session for session in old if session.is_held_out], blamed)
+    old = [session for session in current if session.night not in learns and session.session_id not in new_ids]
+    blamed = find_blamed(old)
+    tests = choose_tests([session for session in old if session.is_held_out])
     # Of turns that two nights have judged, each counts once.
     new_turns = {opinion.turn_id for session in new if not session.is_held_out for opinion in session.opinions}
     most = round(len(new_turns) * config.replay / (1 - config.replay))
@@ -73,20 +82,40 @@ def choose_sessions(home: Home, night: Night, config: NightConfig, seed: int) ->
         if len(replayed) < most:
             replay.append(session)
             replayed.update(opinion.turn_id for opinion in session.opinions)
-    sessions: dict[str, list[NightSession]] = defaultdict(list)
-    for session in sorted([*new, *replay, *tests], key=lambda session: -session.night):
-        sessions[session.session_id].append(session)
-    kept_out = sum(versions[0].is_held_out for versions in sessions.values())
-    return ChosenSessions(dict(sessions), kept_out, changes, [change for change in changes if change not in known])
+    return group_versions([*new, *replay, *tests])
 
 
-def choose_tests(held_out: Sequence[NightSession], blamed: Collection[str]) -> list[NightSession]:
-    """Return at most MOST_TESTS of the sessions that are kept out of training, the newest of their kind.
+def choose_unseen(current: Sequence[NightSession], trained: int) -> tuple[Sessions, set[str]]:
+    """Return sessions that the model of the night `trained` has not learned from, and the ids of those logged since.
 
-    Those with a complaint (`blamed`) come first, then those with praise. At least one in _CALM_TESTS is without a
-    complaint, if there are enough.
+    Those from before were kept out of its training.
     """
-    newest = sorted(held_out, key=lambda session: -session.night)
+    seen = {session.session_id for session in current if session.night <= trained and not session.is_held_out}
+    unseen = [session for session in current if session.session_id not in seen]
+    old, new = ([s for s in unseen if (s.night > trained) == is_new] for is_new in (False, True))
+    return group_versions([*choose_tests(old), *choose_tests(new)]), {session.session_id for session in new}
+
+
+def group_versions(sessions: Sequence[NightSession]) -> Sessions:
+    """Return the sessions by their ids."""
+    versions: Sessions = defaultdict(list)
+    for session in sorted(sessions, key=lambda session: -session.night):
+        versions[session.session_id].append(session)
+    return dict(versions)
+
+
+def find_blamed(sessions: Sequence[NightSession]) -> set[str]:
+    """Return the ids of the sessions with a complaint."""
+    return {session.session_id for session in sessions if any(o.kind == COMPLAINT for o in session.opinions)}
+
+
+def choose_tests(sessions: Sequence[NightSession]) -> list[NightSession]:
+    """Return at most MOST_TESTS of these sessions, the newest of their kind.
+
+    Those with a complaint come first, then those with praise. At least one in _CALM_TESTS is without a complaint, if
+    there are enough.
+    """
+    blamed, newest = find_blamed(sessions), sorted(sessions, key=lambda session: -session.night)
     calm = sorted((session for session in newest if session.session_id not in blamed),
                   key=lambda session: all(opinion.kind != PRAISE for opinion in session.opinions))  # fmt: skip
     least = min(len(calm), MOST_TESTS // _CALM_TESTS)
@@ -132,42 +161,42 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
     return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request, is_decision)
 
 
-def write_run(home: Home, night: Night, chosen: ChosenSessions, extract: ExtractConfig, judge: JudgeConfig) -> None:
-    """Write the stages `extract` and `judge` of the night's run. What is there stays if it has the same sessions."""
-    nights = {name: [version.night for version in versions] for name, versions in chosen.sessions.items()}
+def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig, judge: JudgeConfig) -> None:
+    """Write the stages `extract` and `judge` of a run. What is there stays if it has the same sessions."""
+    nights = {name: [version.night for version in versions] for name, versions in sessions.items()}
     used = sorted(set(chain.from_iterable(nights.values())))
     logs = {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in used}
     inputs: JSON = {"nights": logs, "sessions": fingerprint(nights)}
-    if all(is_complete(night.folder, stage) and manifest(night.folder, stage)["plan"]["inputs"] == inputs
+    if all(is_complete(run, stage) and manifest(run, stage)["plan"]["inputs"] == inputs
            for stage in ("extract", "judge")):  # fmt: skip
         return
-    places = sorted({(versions[0].night, versions[0].part) for versions in chosen.sessions.values()})
+    places = sorted({(versions[0].night, versions[0].part) for versions in sessions.values()})
     for config, tables, upstream in ((extract, [SESSIONS, TURNS, REJECTED], []), (judge, [VERDICTS], ["extract"])):
-        own = replace(config, run=night.folder, overwrite=True)  # it is cheap, and a person may have reviewed since
+        own = replace(config, run=run, overwrite=True)  # it is cheap, and a person may have reviewed since
         stage = Stage.open(own, tables[0].stage, tables, parts=len(places), inputs=inputs, upstream=upstream,
                            command="night")  # fmt: skip
         for part, (number, source) in enumerate(places):
             with stage.writing(part) as out:
-                for table, rows in read_rows(home, chosen, number, source).items():
+                for table, rows in read_rows(home, sessions, number, source).items():
                     if table in {written.name for written in tables}:
                         out.rows(table, rows)
                 out.counters.rows_in = len(out.arrow(tables[0]))
 
 
-def count_trained(night: Night, chosen: ChosenSessions) -> tuple[int, int]:
+def count_trained(night: Night, sessions: Sessions) -> tuple[int, int]:
     """Return how many turns of the run that `write_run` wrote train: those to learn from, and replayed ones."""
     rows, learns = read_all(night.folder, "turns", ["session_id", "trainable"]), set(night.record["learns"])
-    versions = (chosen.sessions[row["session_id"]][0] for row in rows if row["trainable"])
+    versions = (sessions[row["session_id"]][0] for row in rows if row["trainable"])
     counts = Counter(version.night in learns for version in versions if not version.is_held_out)
     return counts[True], counts[False]
 
 
-def read_rows(home: Home, chosen: ChosenSessions, number: int, part: int) -> dict[str, list[JSON]]:
+def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[str, list[JSON]]:
     """Return the rows of the sessions that lie in one part of a night, by table.
 
     Only turns that count are trainable: others are part of prompts.
     """
-    in_part = {name: versions for name, versions in chosen.sessions.items()
+    in_part = {name: versions for name, versions in sessions.items()
                if (versions[0].night, versions[0].part) == (number, part)}  # fmt: skip
     seen = [version for versions in in_part.values() for version in versions]
     counting = {opinion.turn_id for version in seen for opinion in version.opinions}

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,18 @@ import pyarrow.compute as pc
 
 from opdkit.commands.gate import gate
 from opdkit.commands.night.forget import drop_sessions, read_forgotten
-from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night, utc_now
-from opdkit.commands.night.sessions import choose_sessions, count_trained, drop_withdrawn, read_sessions, write_run
+from opdkit.commands.night.home import KEPT, PROMOTED, RETESTED, WAITS, Home, Night, utc_now
+from opdkit.commands.night.sessions import (
+    choose_sessions,
+    choose_unseen,
+    count_trained,
+    drop_withdrawn,
+    find_blamed,
+    read_current_sessions,
+    read_sessions,
+    write_run,
+)
+from opdkit.commands.night.turned import NightSession
 from opdkit.commands.report.command import run as write_report
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, StageConfig, read_text
@@ -39,8 +49,9 @@ from opdkit.store.run_stage import run_stage
 from opdkit.store.skip_reasons import FORGOTTEN
 from opdkit.store.turn_ids import conversation_id
 
-TESTS = "tests.jsonl"  # of a night: the prompts that decide
-_CHANCE = 0.05  # that a model which is no better is promoted, at most
+TESTS = "tests.jsonl"  # the prompts that decide
+RETEST = "retest"  # run in the folder of a night: the test of an earlier night's model
+_CHANCE = 0.05  # that a model which is no better is promoted in a night, at most
 
 
 def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
@@ -66,7 +77,7 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     if counters.rows_out == 0 and 0 < counters.dropped[FORGOTTEN] == counters.dropped.total():
         remove_folder(night.folder)
         return {"decision": "removed", "sentence": "All that it read is forgotten."}
-    if home.is_taken_back(night):
+    if home.promotion_of(night) not in (None, home.promoted_night()):
         outcome = {"decision": KEPT, "sentence": "The model stays: somebody took this night's promotion back."}
     else:
         outcome = learn(home, night, config, stages)
@@ -126,30 +137,39 @@ def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
 
 
 def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
-    """Train on the nights that the promoted model has not learned from, and decide. Return what to write down."""
-    if sentence := explain_too_few_hints(home, night, config):
-        return {"decision": WAITS, "sentence": sentence}
-    chosen = choose_sessions(home, night, config, stages["train"].seed)
-    write_run(home, night, chosen, stages["extract"], stages["judge"])
-    new, replayed = count_trained(night, chosen)
-    say(f"{counted(new, 'judged turn')} to learn from, {replayed:,} of earlier nights, "
-        f"{counted(chosen.kept_out, 'session')} kept out to decide with")  # fmt: skip
-    known = {change.hint for change in chosen.changes if change not in chosen.new_changes}
-    turned = sorted({change.hint for change in chosen.new_changes if change.hint and not change.is_back} - known)
+    """Train on the nights that the promoted model has not learned from, and decide. Return what to write down.
+
+    If the last training was in vain, its model is tested first, on what was logged since. If that promotes it, there is
+    no training: the next night learns from what was logged since.
+    """
+    too_few, candidate = explain_too_few_hints(home, night, config), home.candidate(night)
+    if too_few and not candidate:
+        return {"decision": WAITS, "sentence": too_few}
+    current = read_current_sessions(home, night, config.holdout)
+    known = {change.hint for change in current.changes if change not in current.new_changes}
+    turned = sorted({change.hint for change in current.new_changes if change.hint and not change.is_back} - known)
     for hint in turned:
         warn(f"users turned around what they wanted; from now on: {hint}")
-    for hint in sorted({change.hint for change in chosen.new_changes if change.hint and change.is_back}):
+    for hint in sorted({change.hint for change in current.new_changes if change.hint and change.is_back}):
         warn(f"users turned around what they wanted; they no longer ask for: {hint}")
-    facts: JSON = {"kept_out": chosen.kept_out, "turned": turned,
-                   "changes": [change.to_json() for change in chosen.changes]}  # fmt: skip
+    facts: JSON = {"turned": turned, "changes": [change.to_json() for change in current.changes]}
+    if candidate and (outcome := retest(home, night, candidate, current.sessions, config, stages)):
+        return facts | outcome
+    if too_few:
+        return facts | {"decision": WAITS, "sentence": too_few}
+    sessions = choose_sessions(night, current.sessions, config, stages["train"].seed)
+    write_run(night.folder, home, sessions, stages["extract"], stages["judge"])
+    new, replayed = count_trained(night, sessions)
+    facts["kept_out"] = sum(versions[0].is_held_out for versions in sessions.values())
+    say(f"{counted(new, 'judged turn')} to learn from, {replayed:,} of earlier nights, "
+        f"{counted(facts['kept_out'], 'session')} kept out to decide with")  # fmt: skip
     named = config.served_as or stages["teacher"].served_as
-    logged = {row["model"] for row in read_all(night.folder, "sessions", ["model"]) if row["model"]}
-    served_as = named or tuple(sorted(logged))
+    served_as = named or read_model_names(night.folder)
     if len(served_as) > 1 and not named:
         warn(f"the logs name several models, which all count as the student: {', '.join(served_as)}; --served-as says "
              "which of them it is")  # fmt: skip
     evaluation = replace(stages["eval"], served_as=served_as)
-    tests = write_tests(night, config, evaluation, stages["train"].model)
+    tests = write_tests(config, evaluation, stages["train"].model, config.holdout)
     units = {prompt.unit for prompt in read_prompts(tests) if prompt.corrected} if tests else set()
     if len(units) < FEWEST:
         return facts | {"decision": WAITS, "sentence": f"Users corrected the model in {counted(len(units), 'test')}: "
@@ -162,9 +182,53 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
     except NothingLearnedError as why:
         return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
     learns = set(night.record["learns"])
-    learned = {conversation_id(name) for name, versions in chosen.sessions.items()
+    learned = {conversation_id(name) for name, versions in sessions.items()
                if any(version.night in learns for version in versions)}  # fmt: skip
-    return facts | decide(home, night, config, evaluation, learned)
+    is_better, outcome = decide(night, config, evaluation, learned, _CHANCE / 2 if candidate else _CHANCE)
+    if is_better:
+        home.promote(night.number, by="night")
+    return facts | {"decision": PROMOTED if is_better else KEPT} | outcome
+
+
+def retest(
+    home: Home,
+    night: Night,
+    candidate: Night,
+    current: Sequence[NightSession],
+    config: NightConfig,
+    stages: Mapping[str, Any],
+) -> JSON | None:
+    """Compare the model of an earlier night with the promoted one, and promote it if it is better.
+
+    All sessions logged since its training are tests, as it has learned from none of them; FEWEST of them must have a
+    complaint. Return what to write down; None where it is not promoted.
+    """
+    sessions, since = choose_unseen(current, candidate.number)
+    if len(since & find_blamed(current)) < FEWEST:
+        return None
+    run = night.folder / RETEST
+    write_run(run, home, sessions, stages["extract"], stages["judge"])
+    student, teacher = stages["train"].model, stages["teacher"]
+    evaluation = replace(
+        stages["eval"], run=run, model=student, trained=str(candidate.model),
+        served_as=config.served_as or teacher.served_as or read_model_names(run),
+        template_arg=stages["eval"].template_arg or teacher.template_arg,
+    )  # fmt: skip
+    if not write_tests(config, evaluation, student, share=1.0):
+        return None
+    say(f"the model of night {candidate.number} is tested again, on what was logged since")
+    is_better, outcome = decide(night, config, evaluation, set(map(conversation_id, since)), _CHANCE / 2)
+    if not is_better:
+        say(f"it is not promoted: {outcome['sentence']}")
+        return None
+    home.promote(candidate.number, by="night", during=night.number)
+    sentence = f"The model of night {candidate.number} is promoted, with the tests since. {outcome['sentence']}"
+    return outcome | {"decision": RETESTED, "retested": candidate.number, "sentence": sentence}
+
+
+def read_model_names(run: Path) -> tuple[str, ...]:
+    """Return the names of the models in a run's log."""
+    return tuple(sorted({row["model"] for row in read_all(run, "sessions", ["model"]) if row["model"]}))
 
 
 def explain_too_few_hints(home: Home, night: Night, config: NightConfig) -> str:
@@ -184,41 +248,42 @@ def explain_too_few_hints(home: Home, night: Night, config: NightConfig) -> str:
     return f"{text} (--least-hints)." if hints < config.least_hints else ""
 
 
-def decide(home: Home, night: Night, config: NightConfig, evaluation: EvalConfig, learned: Set[str]) -> JSON:
-    """Compare the trained model with its parent. Promote it if it is better, and no worse anywhere.
+def decide(
+    night: Night, config: NightConfig, evaluation: EvalConfig, learned: Set[str], chance: float = _CHANCE
+) -> tuple[bool, JSON]:
+    """Compare two models. Return whether the second one is better, and no worse anywhere, and what to write down.
 
-    `learned`: ids of the conversations of the nights that it learned from. Their complaints show whether it is better.
+    `learned`: ids of the conversations whose complaints show whether it is better. `chance`: see `has_gained`.
     """
-    tests = night.folder / TESTS
+    run = evaluation.run
+    tests = run / TESTS
     with stdout.capture():
         run_step("eval", replace(evaluation, from_log=False, prompts=str(tests)))
-    decision = gate(GateConfig(run=night.folder, max_loss=config.max_loss, allow=config.allow))
+    decision = gate(GateConfig(run=run, max_loss=config.max_loss, allow=config.allow))
     own = {prompt.id for prompt in read_prompts(Path(config.prompts))} if config.prompts else set()
     corrected = [prompt for prompt in read_prompts(tests) if prompt.corrected]
     new = [prompt for prompt in corrected if prompt.id in own or (prompt.session or "") in learned]
-    replies = read_arrow(night.folder, "replies", 0)
+    replies = read_arrow(run, "replies", 0)
     new_U4, all_U4 = (sum_known(replies, [prompt.id for prompt in prompts]) for prompts in (new, corrected))
     # What users complained about before, the parent has learned: it only adds noise to enough new complaints.
     is_enough = len(new_U4) >= FEWEST
-    has_learned = has_gained(new_U4 if is_enough else all_U4)
+    has_learned = has_gained(new_U4 if is_enough else all_U4, chance)
     # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out.
-    is_better = decision.ship and has_learned and all_U4[:, 1].sum() > all_U4[:, 0].sum()
-    write_report(ReportConfig(run=night.folder))
-    if is_better:
-        home.promote(night.number, by="night")
-    answer, sentence = PROMOTED if is_better else KEPT, decision.sentence
+    is_better = decision.ship and has_learned and bool(all_U4[:, 1].sum() > all_U4[:, 0].sum())
+    write_report(ReportConfig(run=run))
+    sentence = decision.sentence
     if decision.ship:
         gain = ("More replies are right" if is_better else "What it learned of new complaints, it lost of older ones"
                 if has_learned else "No gain beyond chance")  # fmt: skip
         shares = [f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
-                  for row in deciding_shares(read_part(night.folder, "scores", 0))]  # fmt: skip
+                  for row in deciding_shares(read_part(run, "scores", 0))]  # fmt: skip
         if is_enough and len(new_U4) < len(all_U4):
             before, after, _, weight = new_U4.sum(0)
             shares.insert(0, f"on new complaints, {after / weight:.0%} ({before / weight:.0%} before)")
         sentence = f"{gain}: {'; '.join(shares)}."
-    whole = printable(f"Night {night.number}: {answer}. {sentence}")
-    write_text(night.folder / "gate.md", f"{whole}\n\nThe gate: {decision.markdown()}\n")
-    return {"decision": answer, "sentence": sentence, "gate": asdict(decision)}
+    answer = printable(f"Night {night.number}: {PROMOTED if is_better else KEPT}. {sentence}")
+    write_text(run / "gate.md", f"{answer}\n\nThe gate: {decision.markdown()}\n")
+    return is_better, {"sentence": sentence, "gate": asdict(decision)}
 
 
 def sum_known(replies: pa.Table, prompts: Collection[str]) -> Sums:
@@ -231,17 +296,17 @@ def sum_known(replies: pa.Table, prompts: Collection[str]) -> Sums:
     return sum_units(shares_N4[~np.isnan(shares_N4).any(1)])
 
 
-def has_gained(sums_U4: Sums) -> bool:
+def has_gained(sums_U4: Sums, chance: float = _CHANCE) -> bool:
     """Return True where right replies rose by more than chance, in FEWEST units at least.
 
-    A model that is no better passes with a probability of 5% at most.
+    A model that is no better passes with a probability of `chance` at most.
     """
     before_U, after_U, noise_U, _ = sums_U4.T
-    return len(sums_U4) >= FEWEST and chance_of_rise(after_U - before_U, noise_U.sum()) <= _CHANCE
+    return len(sums_U4) >= FEWEST and chance_of_rise(after_U - before_U, noise_U.sum()) <= chance
 
 
-def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, student: str) -> Path | None:
-    """Write tests.jsonl: prompts from the sessions that are kept out of training, then those of `--prompts`.
+def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share: float) -> Path | None:
+    """Write tests.jsonl: prompts from the held-out `share` of the run's sessions, then those of `--prompts`.
 
     A prompt of the log that the user edited, and has in `--prompts`, is there once, as edited. Return the path; None
     without any prompt. Without a judge that is a model, those that need one are left out.
@@ -249,7 +314,7 @@ def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, stude
     evaluation = replace(evaluation, overwrite=True)
     mined, own = list[JSON](), list[JSON]()
     try:
-        path = write_log_prompts(evaluation, {"before": student, "after": student}, config.holdout)
+        path = write_log_prompts(evaluation, {"before": student, "after": student}, share)
         mined = read_json_lines(path, "--from-log")
     except NoPromptsError:
         say("no session that is kept out makes a prompt")
@@ -259,12 +324,12 @@ def write_tests(night: Night, config: NightConfig, evaluation: EvalConfig, stude
         own = [row | {"id": name} for name, row in zip(ids, rows, strict=True)]
     names = {row["id"] for row in own}
     rows = [*(row for row in mined if row["id"] not in names), *own]
-    if not (evaluation.judge_model or recorded_judge_options(night.folder)):
+    if not (evaluation.judge_model or recorded_judge_options(evaluation.run)):
         if lost := sum("judge" in row["check"] for row in own):
             warn(f"{counted(lost, 'row')} of --prompts {verb(lost, 'needs', 'need')} a model as the judge: left out; "
                  "judge_model under [eval] in --config names one")  # fmt: skip
         rows = [row for row in rows if "judge" not in row["check"]]
-    tests = night.folder / TESTS
+    tests = evaluation.run / TESTS
     write_text(tests, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return tests if rows else None
 

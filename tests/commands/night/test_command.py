@@ -7,6 +7,7 @@ import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_server import Reply, completion, serving
@@ -17,11 +18,12 @@ from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
 from opdkit.commands.night.command import check_prompts, configurations, run, run_forget
-from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
+from opdkit.commands.night.home import KEPT, PROMOTED, RETESTED, WAITS, Home, Night
 from opdkit.commands.night.models import run as models
 from opdkit.commands.night.sessions import drop_withdrawn, read_sessions
+from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
-from opdkit.config.night import ForgetConfig, ModelsConfig
+from opdkit.config.night import ForgetConfig, ModelsConfig, NightConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import AFTER_CORRECTION
@@ -337,6 +339,51 @@ def test_a_promotion_that_was_taken_back_before_the_night_was_over_stays_so(
     models(ModelsConfig(home=home.path, back=True))
     run(options(tmp_path))
     assert (home.promoted_night(), home.night(1).record["decision"], calls) == (0, KEPT, [1])
+
+
+@pytest.mark.slow
+def test_a_model_that_trained_in_vain_is_tested_again_on_what_was_logged_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is promoted without a training; also where the night is killed as soon as it is."""
+    home, answers, really, promote = Home(tmp_path / "home"), [False, True, True], steps.decide, Home.promote
+    compared, killed = list[tuple[str | None, str | None]](), list[int]()
+
+    def decide(night: Night, config: NightConfig, evaluation: EvalConfig, *more: Any) -> tuple[bool, JSON]:
+        _, outcome = really(night, config, evaluation, *more)
+        outcome["gate"]["ship"] = True
+        compared.append((evaluation.model, evaluation.trained))
+        return answers.pop(0), outcome
+
+    def promote_and_die(home: Home, number: int, **how: Any) -> None:
+        promote(home, number, **how)
+        if not killed:
+            killed.append(number)
+            raise Killed
+
+    monkeypatch.setattr(steps, "decide", decide)
+    monkeypatch.setattr(Home, "promote", promote_and_die)
+    grow(tmp_path, 60)
+    run(options(tmp_path))
+    grow(tmp_path, 121)
+    with pytest.raises(Killed):
+        run(options(tmp_path))
+    assert home.promoted_night() == 1
+    run(options(tmp_path))
+    first, second = home.nights()
+    assert (first.record["decision"], second.record["decision"], second.record["retested"]) == (KEPT, RETESTED, 1)
+    assert compared == [(None, None)] + [(str(MODEL), str(first.model))] * 2
+    assert not second.model.exists()
+    assert home.promoted_night() == 1
+    assert [line.get("during") for line in home.promotions()] == [2]
+    assert (second.folder / "retest" / "report.html").exists()
+    trained = {name.rpartition(":")[0] for row in read_all(first.folder, "metrics") for name in row["turn_ids"]}
+    tests = {row["session_id"] for row in read_all(second.folder / "retest", "sessions")}
+    assert tests - {row["session_id"] for row in read_all(first.log, "sessions")}, "what was logged since"
+    assert not tests & trained
+    assert home.pending([*home.nights(), home.night(3)]) == [2, 3], "what was logged since is learned next"
+    home.go_back(second)
+    assert home.promoted_night() == 0, "before the second night"
 
 
 def test_a_night_whose_judge_failed_judges_again(tmp_path: Path) -> None:

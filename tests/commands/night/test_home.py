@@ -12,6 +12,7 @@ import pytest
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home
 from opdkit.commands.night.models import list_models
 from opdkit.commands.night.models import run as models
+from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
 from opdkit.errors import ConfigError, OpdkitError
 
@@ -191,3 +192,32 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(OpdkitError, match="locks"), Home(tmp_path).locked():
         pass
+
+
+@pytest.mark.parametrize(("changed", "is_candidate"), [
+    ({}, True),
+    ({"gate": {"ship": False}}, False),  # more tests would not help
+    ({"gate": None}, False),  # nothing was learned
+    ({"parent": 0}, False),
+    ({"decision": PROMOTED}, False),
+])  # fmt: skip
+def test_a_model_is_tested_again_only_if_it_may_be_better_than_the_promoted_one(
+    tmp_path: Path, changed: JSON, is_candidate: bool
+) -> None:
+    home = Home(tmp_path / "home")
+    make_night(home, 1, PROMOTED, 0, [1])
+    home.promote(1, by="night")
+    make_night(home, 2, KEPT, 1, [2])
+    make_night(home, 3, WAITS, 1, [3], model=False)
+    make_night(home, 4, "", 1, [2, 3, 4], model=False)
+    tried, night = home.night(2), home.night(4)
+    night.write(night.record | {"earlier": [1, 2, 3, 4]})
+    record = tried.record | {"gate": {"ship": True}} | changed
+    tried.write({name: value for name, value in record.items() if value is not None})
+    assert home.candidate(night) == (tried if is_candidate else None)
+    home.promote(2, by="night", during=4)
+    assert home.candidate(night) == (tried if is_candidate else None), "as before the kill"
+    assert home.promotion_of(night) == 2
+    home.promote(1, by="hand")
+    home.promote(2, by="hand")
+    assert home.candidate(night) is None, "whoever promoted it, somebody took it back"

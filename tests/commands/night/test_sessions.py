@@ -8,8 +8,16 @@ import pytest
 from night_logs import judged_night, options
 from small_logs import chat
 
-from opdkit.commands.night.home import Home
-from opdkit.commands.night.sessions import choose_sessions, choose_tests, count_trained, write_run
+from opdkit.commands.night.home import Home, Night
+from opdkit.commands.night.sessions import (
+    Sessions,
+    choose_sessions,
+    choose_tests,
+    choose_unseen,
+    count_trained,
+    read_current_sessions,
+    write_run,
+)
 from opdkit.commands.night.turned import NightSession, Opinion
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
@@ -42,17 +50,22 @@ def trainable(run: Path) -> Iterator[str]:
     return (row["turn_id"] for row in read_all(run, "turns") if row["trainable"])
 
 
+def choose(home: Home, night: Night, seed: int = 0, **changed: object) -> Sessions:
+    config = options(home, **changed)
+    return choose_sessions(night, read_current_sessions(home, night, config.holdout).sessions, config, seed)
+
+
 def write(home: Home, number: int, **changed: object) -> Path:
     night = home.night(number)
-    chosen = choose_sessions(home, night, options(home, **changed), seed=0)
-    write_run(home, night, chosen, ExtractConfig(run=night.folder, logs=("x",)),
+    chosen = choose(home, night, **changed)
+    write_run(night.folder, home, chosen, ExtractConfig(run=night.folder, logs=("x",)),
               JudgeConfig(run=night.folder, judge="rules"))  # fmt: skip
     return night.folder
 
 
 def count(home: Home, number: int, **changed: object) -> tuple[int, int]:
     night = home.night(number)
-    return count_trained(night, choose_sessions(home, night, options(home, **changed), seed=0))
+    return count_trained(night, choose(home, night, **changed))
 
 
 def test_a_night_learns_what_is_new_and_replays_its_share(home: Home) -> None:
@@ -80,9 +93,7 @@ def test_sessions_kept_out_are_kept_out_of_every_night(home: Home) -> None:
 def test_no_replay_and_the_same_draw_each_time(home: Home) -> None:
     write(home, 2, replay=0.0)
     assert count(home, 2, replay=0.0)[1] == 0
-    first, again, other = (
-        choose_sessions(home, home.night(2), options(home), seed=seed).sessions for seed in (0, 0, 1)
-    )
+    first, again, other = (choose(home, home.night(2), seed) for seed in (0, 0, 1))
     assert list(first) == list(again)
     assert first.keys() != other.keys()
 
@@ -96,8 +107,7 @@ def test_a_run_that_was_killed_half_way_is_written_again(home: Home) -> None:
 
 def test_nights_that_were_not_learned_from_are_new(home: Home) -> None:
     night = judged_night(home, 3, *praised("kind dog", "wild cat"), learns=[2, 3])
-    chosen = choose_sessions(home, night, options(home), seed=0)
-    both = [opinion for versions in chosen.sessions.values() for one in versions for opinion in one.opinions
+    both = [opinion for versions in choose(home, night).values() for one in versions for opinion in one.opinions
             if one.night in (2, 3) and not one.is_held_out]  # fmt: skip
     write(home, 3)
     assert count(home, 3)[0] == len(both)
@@ -126,11 +136,10 @@ def test_of_a_session_only_what_turned_no_longer_counts(home: Home) -> None:
     again = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Please use English instead.", "It is.")
              for thing in THINGS[8:20]]  # fmt: skip
     judged_night(home, 3, *first, learns=[3])
-    chosen = choose_sessions(home, judged_night(home, 4, *again, learns=[3, 4]), options(home, replay=0.0), seed=0)
-    assert chosen.new_changes == chosen.changes
-    assert len(chosen.changes) == 1
-    left = [opinion for versions in chosen.sessions.values() for one in versions if one.night == 3
-            for opinion in one.opinions]  # fmt: skip
+    current = read_current_sessions(home, judged_night(home, 4, *again, learns=[3, 4]), 0.2)
+    assert current.new_changes == current.changes
+    assert len(current.changes) == 1
+    left = [opinion for one in current.sessions if one.night == 3 for opinion in one.opinions]
     assert len(left) == 16
     assert not any("oui" in opinion.reply for opinion in left)
 
@@ -142,11 +151,11 @@ def test_a_change_is_found_once_and_stays(home: Home) -> None:
              for thing in THINGS[9:20]]  # fmt: skip
     judged_night(home, 3, *first, learns=[3])
     night = judged_night(home, 4, *again, learns=[3, 4])
-    chosen = choose_sessions(home, night, options(home), seed=0)
-    night.write(night.record | {"changes": [one.to_json() for one in chosen.changes]})
-    later = choose_sessions(home, judged_night(home, 5, *first[:2], learns=[3, 4, 5]), options(home), seed=0)
-    assert (len(chosen.new_changes), later.new_changes) == (1, [])
-    assert later.changes == chosen.changes
+    found = read_current_sessions(home, night, 0.2)
+    night.write(night.record | {"changes": [one.to_json() for one in found.changes]})
+    later = read_current_sessions(home, judged_night(home, 5, *first[:2], learns=[3, 4, 5]), 0.2)
+    assert (len(found.new_changes), later.new_changes) == (1, [])
+    assert later.changes == found.changes
 
 
 def test_old_complaints_are_tests_before_newer_sessions_without_one() -> None:
@@ -156,13 +165,28 @@ def test_old_complaints_are_tests_before_newer_sessions_without_one() -> None:
 
     old = [session(1, n, COMPLAINT) for n in range(300)]
     calm = [session(2, n, PRAISE) for n in range(20)] + [session(3, n, NEUTRAL) for n in range(500)]
-    blamed = {one.session_id for one in old}
-    chosen = Counter(one.opinions[0].kind for one in choose_tests([*old, *calm], blamed))
+    chosen = Counter(one.opinions[0].kind for one in choose_tests([*old, *calm]))
     assert chosen == {COMPLAINT: 150, PRAISE: 20, NEUTRAL: 30}
-    newest = choose_tests([*old, session(2, 0, COMPLAINT), *calm[:1]], blamed | {f"{COMPLAINT}-2-0"})
+    newest = choose_tests([*old, session(2, 0, COMPLAINT), *calm[:1]])
     assert [one.night for one in newest[:2]] == [2, 1]
     assert len(newest) == 200
-    assert len(choose_tests(old[:5] + calm, blamed)) == 200
+    assert len(choose_tests(old[:5] + calm)) == 200
+
+
+def test_what_tests_a_model_again_is_what_it_has_not_learned_from(home: Home) -> None:
+    """All that was logged since, but no session that goes on; of the nights before, the sessions kept out."""
+    things = [f"{name} of Rome" for name in THINGS[:16]]
+    gone_on = [chat(*[m["content"] for m in talk["messages"]], "Bien.", "Thanks, perfect!")
+               for talk in corrected(*things[:4])]  # fmt: skip
+    judged_night(home, 3, *gone_on, name="log@2", learns=[2, 3])
+    night = judged_night(home, 4, *corrected(*(f"{name} of Bonn" for name in THINGS[:12])), learns=[2, 3, 4])
+    current = read_current_sessions(home, night, 0.2).sessions
+    chosen, since = choose_unseen(current, 2)
+    held_out = {one.session_id for one in current if is_held_out(one.session_id, 0.2)}
+    assert {name for name in since if name.startswith("log@4")} == {f"log@4:{n}" for n in range(1, 13)}
+    assert chosen.keys() == held_out | {f"log@4:{n}" for n in range(1, 13)}
+    assert since <= chosen.keys()
+    assert {name for name in chosen if name.startswith("log@2")} <= held_out
 
 
 def test_a_run_of_other_options_is_written_again(home: Home) -> None:
