@@ -48,7 +48,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class FittedPrompt:
     """Prompt that fits: its token ids, and the number of messages cut off its beginning."""
 
     ids: list[int]
@@ -296,7 +296,7 @@ def _with_fixed_date(template: str) -> str:
     return _TODAY.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
 
 
-def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, too_long: str) -> Prompt:
+def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, too_long: str) -> FittedPrompt:
     """Return the prompt within `budget` tokens. Raises ChatError("too long") where that cannot be.
 
     `too_long` "cut" takes whole messages off the beginning until it fits. System messages stay. What remains begins
@@ -305,7 +305,7 @@ def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, t
     """
     ids = chat.prompt_ids(messages, tools)
     if len(ids) <= budget:
-        return Prompt(ids, 0)
+        return FittedPrompt(ids, 0)
     roles = [m["role"] for m in messages if m["role"] != "system"]
     counts = [n for n, role in enumerate(roles) if n and role == "user"] if too_long == "cut" else []
     low, high = 0, len(counts)
@@ -314,7 +314,7 @@ def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, t
         middle = (low + high) // 2
         ids = chat.prompt_ids(without_first(messages, counts[middle]), tools)
         if len(ids) <= budget:
-            fitting, high = Prompt(ids, counts[middle]), middle
+            fitting, high = FittedPrompt(ids, counts[middle]), middle
         else:
             low = middle + 1
     if fitting is None:

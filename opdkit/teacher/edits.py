@@ -15,7 +15,7 @@ from opdkit.store.counters import Counters
 from opdkit.store.tables import EDIT
 from opdkit.teacher.examples import Example, written_example
 from opdkit.teacher.models import Scorer
-from opdkit.teacher.scores import Scores, Support
+from opdkit.teacher.scores import Scores, SupportLogprobs
 
 ODDS = 20.0  # a token that is wanted stands in an edit so many times as often as one that is not
 
@@ -66,5 +66,5 @@ def apply_edit(scores: Scores, example: Example) -> Scores:
         for of_support, of_reply in ((ids_RK, ids_R), (old_RK, scores.old), (teacher_RK, scores.teacher)):
             of_support[missing_R, -1] = of_reply[missing_R].to(of_support)
         gain_RK = torch.where(ids_RK == ids_R[:, None], gain_R[:, None], 0.0)
-        support = Support(ids_RK, old_RK, teacher_RK + gain_RK - loss_R[:, None])
+        support = SupportLogprobs(ids_RK, old_RK, teacher_RK + gain_RK - loss_R[:, None])
     return replace(scores, teacher=scores.teacher + gain_R - loss_R, support=support)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_thinking
-from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, without_first
+from opdkit.chat.template import Chat, ChatError, FittedPrompt, Message, Reply, fit, without_first
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
 from opdkit.judge.votes import EDITED
@@ -57,7 +57,7 @@ class Example:
     """
 
     verdict: Row
-    prompt: Prompt
+    prompt: FittedPrompt
     reply: Reply
     behavior_logprobs: list[float] | None
     hints: list[str]
@@ -87,12 +87,11 @@ def make_example(
     if not any(reply.mask):
         raise ChatError("no response tokens")
     budget = scorer.max_tokens - len(reply.ids)
-    chats = [policy.chat for policy in teacher.policies]
     hints, hinted = list[str](), list[Rendering]()
     candidates = candidate_hints(verdict, config.teacher_hint)
     for hint in candidates:
         messages = with_hint(before, hint, config.hint_placement, scorer.hint_text)
-        renderings = [(chat, messages) for chat in chats]
+        renderings = [(chat, messages) for chat in teacher.chats]
         try:
             if len(candidates) > 1:  # a candidate that is too long must not drop the whole turn
                 fit_together(renderings, tools, budget, config.too_long)
@@ -104,12 +103,13 @@ def make_example(
             hinted += renderings
     if candidates and not hints:
         raise ChatError("too long")
-    unhinted: list[Rendering] = [(chat, before) for chat in chats] if config.score_unhinted else []
+    unhinted: list[Rendering] = [(chat, before) for chat in teacher.chats] if config.score_unhinted else []
     prompts = fit_together([(scorer.student.chat, before), *unhinted, *hinted], tools, budget, config.too_long)
     if max(max(reply.ids), *(max(p.ids) for p in prompts)) >= scorer.vocabulary:
         raise ChatError("tokens outside the model's vocabulary")
     student, *rest = (PromptResponse(p.ids, reply.ids) for p in prompts)
-    by_hint = tuple(tuple(rest[i : i + len(chats)]) for i in range(len(unhinted), len(rest), len(chats)))
+    models = len(teacher.chats)
+    by_hint = tuple(tuple(rest[i : i + models]) for i in range(len(unhinted), len(rest), models))
     readings = ReplyReadings(student, by_hint, tuple(rest[: len(unhinted)]) or None)
     edited = edited_reply(scorer.student.chat, session, turn) if verdict["hint_status"] == EDITED else None
     return Example(verdict, prompts[0], reply, behavior, hints, readings, edited=edited)
@@ -147,7 +147,7 @@ def candidate_hints(verdict: Row, select: str) -> list[str]:
     return [select_hint(verdict["hints"], select)]
 
 
-def fit_together(renderings: list[Rendering], tools: str | None, budget: float, too_long: str) -> list[Prompt]:
+def fit_together(renderings: list[Rendering], tools: str | None, budget: float, too_long: str) -> list[FittedPrompt]:
     """Return all renderings as prompts within `budget` tokens; messages that one of them must lose, all lose.
 
     Then two prompts differ only by the hint. `too_long` is --too-long. Raises ChatError where one does not fit.
@@ -157,7 +157,7 @@ def fit_together(renderings: list[Rendering], tools: str | None, budget: float, 
     for n, (chat, messages) in enumerate(renderings):
         if prompts[n].cut != cut:
             ids = fit(chat, without_first(messages, cut), tools, budget, "drop").ids
-            prompts[n] = Prompt(ids, cut)
+            prompts[n] = FittedPrompt(ids, cut)
     return prompts
 
 

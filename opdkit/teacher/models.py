@@ -19,11 +19,12 @@ from opdkit.model.behavior_policy import student_names
 from opdkit.model.folder import pin_model, weights_digest
 from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device
 from opdkit.model.sampling.sampler import Sampler
+from opdkit.model.scoring import Mixture
 from opdkit.store.plans import model_identity, recorded_hint_text
 
 
 @dataclass(frozen=True)
-class Policy:
+class ChatModel:
     """Model and the chat template that renders its conversations."""
 
     model: PreTrainedModel
@@ -32,10 +33,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Single policy, or several whose probabilities are averaged."""
+    """Single model, or several whose probabilities are averaged, and the chat template of each."""
 
-    policies: tuple[Policy, ...]
-    weights: tuple[float, ...] = (1.0,)
+    mixture: Mixture
+    chats: tuple[Chat, ...]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Scorer:
     has the single key "". `names` are the names that a log may give the student. `hint_text` holds {hint}.
     """
 
-    student: Policy
+    student: ChatModel
     teachers: dict[str, Teacher]
     route: str | None
     max_tokens: float
@@ -102,28 +103,29 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     resolve_device(config.device)  # a wrong one is an error in a dry run, too
     files = model_identity(config.model).get("files", {})
     chat, model = load_template(config.model, config.template_arg), load(config.model)
-    student = Policy(model, chat)
+    student = ChatModel(model, chat)
     loaded = {weights_digest(files) or config.model: model}  # by digest of the weights; on the hub by name
     paths = parse_teachers(config.teacher)
-    policies: dict[str, Policy] = {}
+    named: dict[str, ChatModel] = {}  # teachers, by the names that the options give them
     for name, path in paths.items():
         if path == config.model:
-            policies[name] = student
+            named[name] = student
             continue
         chat = load_template(path, config.template_arg, student.chat)
         weights = weights_digest(model_identity(path).get("files", {})) or path
         if weights not in loaded:
             loaded[weights] = load(path)
-        policies[name] = Policy(loaded[weights], chat)
-    models = [student.model, *(policy.model for policy in policies.values())]
+        named[name] = ChatModel(loaded[weights], chat)
+    models = [student.model, *(teacher.model for teacher in named.values())]
     vocabulary = min(model.get_input_embeddings().weight.shape[0] for model in models)
     if config.teacher_route:
-        teachers = {name: Teacher((policy,)) for name, policy in policies.items()}
+        teachers = {name: Teacher(Mixture((one.model,)), (one.chat,)) for name, one in named.items()}
     elif paths:
         shares = parse_shares(config.teacher_share, list(paths))
-        teachers = {"": Teacher(tuple(policies.values()), tuple(shares.values()))}
+        mixture = Mixture(tuple(models[1:]), tuple(shares.values()))
+        teachers = {"": Teacher(mixture, tuple(teacher.chat for teacher in named.values()))}
     else:
-        teachers = {"": Teacher((student,))}
+        teachers = {"": Teacher(Mixture((student.model,)), (student.chat,))}
     max_tokens = config.max_tokens or min(map(context_length, models))
     if max_tokens == math.inf:
         say(f"the configuration of {config.model} names no context length: no prompt is too long for it, but memory "

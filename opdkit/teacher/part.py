@@ -16,7 +16,6 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.console import progress
 from opdkit.model.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
-from opdkit.model.scoring import Mixture
 from opdkit.model.tree_reading import estimate_tokens
 from opdkit.store.counters import Counters
 from opdkit.store.tables import TARGETS, to_arrow
@@ -159,14 +158,13 @@ def score_replies(
     options = ScoreOptions(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
     budget = budget_of(student, "scoring sessions")
     for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
-        mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
         every = [example.readings.tokens for example in examples]
         shared = count_tree_tokens(example.readings for example in examples) / max(1, sum(every))
         for attempt in budget.halves([math.ceil(shared * tokens) for tokens in every]):
             batch = [examples[i] for i in attempt.items]
             replies = [example.readings for example in batch]
             tokens: Counter[str] = Counter()
-            score_batch = partial(score_session, student, mixture, replies, options, counted=tokens)
+            score_batch = partial(score_session, student, teacher.mixture, replies, options, counted=tokens)
             with attempt:
                 limit = min(config.batch_tokens, budget.max_tokens)
                 scores = score_batch(batch_tokens=limit, whole=not config.turn_by_turn)
@@ -200,8 +198,7 @@ def count_reads(
     """Count what `score_replies` would read (`--dry-run`: models have no weights). Add rows without log-probs."""
     student = scorer.student.model
     for teacher, examples in batch_sessions(sessions, budget_of(student, "scoring sessions"), config.batch_tokens):
-        mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
-        by_model, _ = sequences_by_model(student, mixture, [example.readings for example in examples])
+        by_model, _ = sequences_by_model(student, teacher.mixture, [example.readings for example in examples])
         read, saved = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
         counters.count("tokens read", read)
         counters.count("tokens saved", saved)

@@ -43,7 +43,7 @@ def sample_replies(
     samples: dict[int, list[Sample]] = {}
     max_new_tokens = reply_room(longest_reply, config.max_new_tokens)
     for teacher in scorer.teachers.values():
-        (policy,) = teacher.policies
+        (model,), (chat,) = teacher.mixture.models, teacher.chats
         requests: dict[int, Request] = {}
         for i, turn in enumerate(turns):
             if turn.teacher is not teacher:
@@ -54,7 +54,7 @@ def sample_replies(
                 continue
             key = (config.seed, "written", turn.example.verdict["turn_id"])
             requests[i] = Request(turn.prompt_ids, [random_stream(*key, g) for g in range(config.samples)])
-        sampled = scorer.sampler.sample(policy.model, policy.chat, list(requests.values()), temperature=1.0,
+        sampled = scorer.sampler.sample(model, chat, list(requests.values()), temperature=1.0,
                                         max_new_tokens=max_new_tokens, batch_tokens=config.batch_tokens)  # fmt: skip
         samples |= zip(requests, sampled, strict=True)
     sessions = []
@@ -69,20 +69,15 @@ def _examples_of_samples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sam
     """Yield the samples of a turn that can be trained on, as examples to score; count the others."""
     chat = scorer.student.chat
     for number, reply in enumerate(samples):
-        problem = find_sample_problem(reply, len(chat.tokenizer))
-        if problem is None and max(reply.ids) >= scorer.vocabulary:
-            problem = "tokens outside the model's vocabulary"
-        if problem:
-            turn.counters.count("not written", label=problem)
-            continue
         ids, mask = list(reply.ids), [True] * len(reply.ids)
         if reply.finish_reason == "stop" and ids[-1] not in chat.stop_ids and chat.end_id is not None:
             # The student does not stop at this token, and what the teacher thinks of the student's says nothing.
             ids[-1], mask[-1] = chat.end_id, False
-        if not any(mask):
-            problem = "nothing but a stop token"
-        elif ids == list(turn.example.reply.ids):
-            problem = "the logged reply again: the hint changed nothing"
+        problem = find_sample_problem(reply, len(chat.tokenizer)) or (
+            "tokens outside the model's vocabulary" if max(reply.ids) >= scorer.vocabulary else
+            "nothing but a stop token" if not any(mask) else
+            "the logged reply again: the hint changed nothing" if ids == list(turn.example.reply.ids) else None
+        )  # fmt: skip
         if problem:
             turn.counters.count("not written", label=problem)
             continue

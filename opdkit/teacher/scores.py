@@ -60,7 +60,7 @@ class ScoreOptions:
 
 
 @dataclass(frozen=True)
-class Support:
+class SupportLogprobs:
     """Token ids [R, K], most likely first, with their log-probs under the student and under the hinted teacher."""
 
     ids: Tensor
@@ -77,7 +77,7 @@ class Scores:
     unhinted: Tensor | None
     chosen: int | None  # index in `hinted` of the hint that the teacher's numbers belong to
     overlap: float | None  # share of the top tokens that student and hinted teacher have in common, over all positions
-    support: Support | None
+    support: SupportLogprobs | None
 
     def stored_logprobs(self) -> list[Tensor]:
         """Return all log-probs as they are stored, those of the support in half precision."""
@@ -169,7 +169,7 @@ def _combine(
     """Return the scores of one reply. `same` is true for a hint with which the teacher reads the student's tokens."""
     of_student = options.top_k_of == "student"
     if not hinted:
-        support = Support(old.top_ids, old.top, None) if options.top_k and of_student else None
+        support = SupportLogprobs(old.top_ids, old.top, None) if options.top_k and of_student else None
         return Scores(old.logprobs, None, unhinted, None, None, support)
     chosen, overlap = 0, None
     if options.overlap:
@@ -181,11 +181,11 @@ def _combine(
         overlap = shared[chosen] / hinted[chosen].top_ids.numel()
     teacher, support = hinted[chosen], None
     if options.top_k and of_student:
-        support = Support(old.top_ids, old.top, teacher.at)
+        support = SupportLogprobs(old.top_ids, old.top, teacher.at)
     elif options.top_k:  # the student was queried at the top tokens of all candidates
         columns = slice(chosen * options.top_k, (chosen + 1) * options.top_k)
-        support = Support(teacher.top_ids, old.at[:, columns], teacher.top)
+        support = SupportLogprobs(teacher.top_ids, old.at[:, columns], teacher.top)
     if same[chosen]:
-        support = support and Support(support.ids, support.old, support.old)
+        support = support and SupportLogprobs(support.ids, support.old, support.old)
         return Scores(old.logprobs, old.logprobs, unhinted, chosen, overlap, support)
     return Scores(old.logprobs, teacher.logprobs, unhinted, chosen, overlap, support)

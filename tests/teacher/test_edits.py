@@ -12,7 +12,7 @@ from judged_runs import message, one_part, plain, prompts_of, session, targets, 
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat.conversation import NO_DECISION
-from opdkit.chat.template import Chat, Prompt, Reply
+from opdkit.chat.template import Chat, FittedPrompt, Reply
 from opdkit.commands.check.stage import examine
 from opdkit.config.rollout import RolloutConfig
 from opdkit.model.load import load_tokenizer
@@ -22,7 +22,7 @@ from opdkit.store.tables import EDIT
 from opdkit.teacher import stage as teacher
 from opdkit.teacher.edits import ODDS, apply_edit
 from opdkit.teacher.examples import Example
-from opdkit.teacher.scores import ReplyReadings, Scores, Support
+from opdkit.teacher.scores import ReplyReadings, Scores, SupportLogprobs
 from opdkit.train.data_summary import count_written
 from opdkit.train.targets import load_turns
 
@@ -46,14 +46,14 @@ def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
     """Bayes: 1/2 becomes 20/21 where the edit has the token, and 1/21 where it is the first one that it lacks."""
 
     def told(ids: list[int], edited: list[int], written: int | None) -> Scores:
-        support = Support(
+        support = SupportLogprobs(
             torch.tensor([[7, 8]] * len(ids)), torch.zeros(len(ids), 2), torch.tensor([[0.5, 0.25]] * len(ids)).log()
         )
         scores = Scores(torch.zeros(len(ids)), torch.full((len(ids),), 0.5).log(), None, 0, None, support)
         reply = Reply(ids, [True] * len(ids))
         readings = ReplyReadings(PromptResponse([1], ids))
         example = Example(
-            {}, Prompt([1], 0), reply, None, ["x"], readings, written, Reply(edited, [True] * len(edited))
+            {}, FittedPrompt([1], 0), reply, None, ["x"], readings, written, Reply(edited, [True] * len(edited))
         )
         return apply_edit(scores, example)
 

@@ -46,8 +46,8 @@ def test_without_the_hint_the_same_weights_say_the_same(run, config, tiny_model_
 def test_replies_of_another_teacher_end_with_each_of_its_stop_tokens(run, config, tiny_tokenizer, tmp_path):
     other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
     GenerationConfig(eos_token_id=[tiny_tokenizer.eos_token_id, 7]).save_pretrained(other)
-    (policy,) = load_scorer(config(run, teacher=(str(other),))).teachers[""].policies
-    assert 7 in policy.chat.stop_ids
+    (chat,) = load_scorer(config(run, teacher=(str(other),))).teachers[""].chats
+    assert 7 in chat.stop_ids
 
 
 def test_averaged_teachers(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):
