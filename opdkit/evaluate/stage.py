@@ -73,8 +73,6 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
         hints.update(hint for row in read_all(run_dir, "verdicts", ["hints"]) for hint in row["hints"])
     if config.overwrite or not is_written(run_dir, "scores", 0):  # the judge is needed once all replies are sampled
         try_criterion_judge(config)
-        if config.judge_model and not config.judge_url:
-            load_template(config.judge_model, ())
     # The first time, models load before the plan is pinned: a failure must not bind the next attempt.
     loaded = None if has_stage(run_dir, "eval") else load_models(config, names, prompts)
     stage = open_stage(config, names, check)

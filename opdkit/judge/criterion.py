@@ -87,9 +87,13 @@ def _recorded_options(run: Path) -> JSON:
 
 
 def try_criterion_judge(config: EvalConfig | RolloutConfig | TeacherConfig) -> None:
-    """Ask the judge of `--judge-url` a trial question, where there is one. Raises OpdkitError when it is not there."""
+    """Ask a judge on a server a trial question, or load a local one's template. Raises OpdkitError if that fails."""
     if config.judge_url:
         open_criterion_judge(config)([TRIAL])
+    elif config.judge_model:
+        from opdkit.model.load import load_template  # imported here: it brings torch
+
+        load_template(config.judge_model, ())
 
 
 def open_criterion_judge(

@@ -1,6 +1,7 @@
 """opdkit/rollout/rewards.py: do fresh replies do what the hint asks? Judged by a real server on loopback."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,15 @@ def test_overwrite_deletes_no_verdict_where_the_judge_is_not_there(config) -> No
     before = verdicts(config().run)
     with pytest.raises(OpdkitError, match="gave no answer"):
         rollout.run(config(limit=3, seed=1, overwrite=True, **judged_by(unused_address())))
+    assert verdicts(config().run) == before
+
+
+def test_overwrite_deletes_no_verdict_where_a_local_judge_cannot_be_loaded(config, student, tmp_path) -> None:
+    rollout.run(config(limit=3))
+    before, judge = verdicts(config().run), shutil.copytree(student, tmp_path / "judge")
+    (judge / "tokenizer.json").unlink()
+    with pytest.raises(OpdkitError, match="tokenizer"):
+        rollout.run(config(limit=3, overwrite=True, judge_model=str(judge)))
     assert verdicts(config().run) == before
 
 

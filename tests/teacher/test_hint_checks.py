@@ -299,6 +299,15 @@ def test_overwrite_deletes_nothing_where_the_judge_is_not_there(run, config):
     assert targets(run) == before
 
 
+def test_overwrite_deletes_nothing_where_a_local_judge_cannot_be_loaded(run, config, tiny_model_dir, tmp_path):
+    teacher.run(config(run, top_k=3))
+    before, broken = targets(run), shutil.copytree(tiny_model_dir, tmp_path / "judge")
+    (broken / "tokenizer.json").unlink()
+    with pytest.raises(OpdkitError, match="tokenizer"):
+        teacher.run(config(run, **OPTIONS, judge_model=str(broken), overwrite=True))
+    assert targets(run) == before
+
+
 def test_the_judge_of_the_run_is_asked_as_it_was(run, config, monkeypatch):
     """Arguments of its template, length and temperature; a student that judges itself renders as it does elsewhere."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
