@@ -96,16 +96,18 @@ class Validation:
         adapted: Any = student
         model = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
         student.eval()
-        with autocast(self.config):
-            if self.sharded is None:
-                own = prompts[accelerator.process_index :: accelerator.num_processes]
-                results, tokens = self._answer_twice(model, own)
-            else:  # all processes run the same forwards, so each measures all prompts
-                results, tokens = self.sharded.run(partial(self._answer_twice, model, prompts))
-                release_weights(self.sharded)
-                if not accelerator.is_main_process:
-                    results, tokens = [], 0
-        student.train()
+        try:
+            with autocast(self.config):
+                if self.sharded is None:
+                    own = prompts[accelerator.process_index :: accelerator.num_processes]
+                    results, tokens = self._answer_twice(model, own)
+                else:  # all processes run the same forwards, so each measures all prompts
+                    results, tokens = self.sharded.run(partial(self._answer_twice, model, prompts))
+                    release_weights(self.sharded)
+                    if not accelerator.is_main_process:
+                        results, tokens = [], 0
+        finally:
+            student.train()
         row = _row(gather_object(results), sum(gather_object([tokens])), step)
         self.rows.append(row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0})
         return self.rows[-1]

@@ -229,6 +229,15 @@ def test_before_training_hinted_prompts_alone_are_measured(run, validation, stud
     assert 0.5 < validation.cost / same["tokens_read"] < 2
 
 
+def test_the_student_can_train_on_after_a_measurement_that_failed(validation, student, monkeypatch) -> None:
+    """In evaluation mode, gradient checkpointing would be off."""
+    student.train()
+    monkeypatch.setattr(validating, "sample", lambda *_, **__: (_ for _ in ()).throw(OpdkitError("no memory")))
+    with pytest.raises(OpdkitError):
+        validation.measure(student, 1)
+    assert student.training
+
+
 def test_an_absurd_reply_counts_no_more_than_the_cap(validation, student) -> None:
     with torch.no_grad():
         student.lm_head.weight.copy_(30 * torch.randn(student.lm_head.weight.shape, generator=torch.Generator()))
