@@ -18,7 +18,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.store.reading import read_all
-from opdkit.train.objective.advantages import overlong
+from opdkit.train.objective.advantages import penalise_overlong
 from opdkit.train.objective.losses import divergence, policy_gradient
 
 HERE = Path(__file__).parent
@@ -72,7 +72,7 @@ def penalties(folder: Path) -> None:
     longest, cache = 1000, 200
     lengths = range(700, 1101)
     for shape, colour, line in (("linear", BLUE, "-"), ("quadratic", ORANGE, "--")):
-        values = [overlong(length, longest, cache, shape) for length in lengths]
+        values = [penalise_overlong(length, longest, cache, shape) for length in lengths]
         axes.plot(lengths, values, color=colour, linestyle=line, label=f"--overlong-shape {shape}")
     axes.axvspan(longest - cache, longest, color="0.9", zorder=0)
     axes.set(xlabel="sampled tokens of the reply", ylabel="added to its reward", ylim=(-1.1, 0.1))

@@ -64,7 +64,7 @@ def draw_steps(
     return [*steps[first : first + 1], *steps[:first], *steps[first + 1 :]]
 
 
-def steps_per_epoch(sessions: Sequence[str] | None, turns: int, batch_turns: int) -> int:
+def count_steps(sessions: Sequence[str] | None, turns: int, batch_turns: int) -> int:
     """Return the optimizer steps of an epoch over so many turns; of whole `sessions` (of each turn), about so many."""
     sizes = [1] * turns if sessions is None else Counter(sessions).values()
     return sum(1 for _ in _group_units([[0] * size for size in sizes], batch_turns))

@@ -27,7 +27,7 @@ from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model
 from opdkit.store.atomic import move_into_place, replaced_folder, temporary_file, write_text
 from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
-from opdkit.train.student import compute_dtype, load_student
+from opdkit.train.student import choose_compute_dtype, load_student
 
 
 def save(
@@ -135,11 +135,6 @@ def _remove(folder: Path, kind: str, *keep: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def epoch_dir(folder: Path, epoch: int) -> Path:
-    """Return the folder of the student after an epoch (from 1), in that of the stage."""
-    return folder / "epochs" / f"{epoch:03d}"
-
-
 def save_student(
     student: nn.Module, chat: Chat, config: TrainConfig, folder: Path, card: str, *, main: bool, continues: bool = False
 ) -> None:
@@ -152,7 +147,7 @@ def save_student(
     """
     model: Any = student
     dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32
-    computed = compute_dtype(config)
+    computed = choose_compute_dtype(config)
     is_rounded = config.load_in_4bit or (config.lora_rank > 0 and torch.promote_types(computed, dtype) != computed)
     if config.sharding == "fsdp":
         # Through the CPU: a student is sharded where it is too large for one device.

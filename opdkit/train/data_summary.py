@@ -30,22 +30,14 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, objectives: Sequence[Objective]) -> None:
     """Say how many replies train, and warn where the signal is weak. Raises NothingLearnedError when there is none."""
     terms = {name for objective in objectives for name in objective.weights}
-    remedy = "It learns from hints and rewards: try a stronger --judge or more --votes."
-    if terms == {"reward"}:
-        remedy = "It learns from rewards: try a stronger --judge, more --votes, or --objective opd to learn from hints."
-    elif "reward" not in terms:
-        remedy = ("It learns from hints: the summaries of judge and teacher count hints and dropped turns. Try a "
-                  "stronger --judge, or --objective binary to learn from rewards.")  # fmt: skip
     dropped = ", ".join(f"{reason} {n}" for reason, n in data.dropped.items()) or "none"
-    if data.dropped[FOR_VALIDATION]:
-        remedy = f"--validate 0 trains on what is {FOR_VALIDATION}, too. {remedy}"
-    hinted, rewards = _hints_and_rewards(data)
+    hinted, rewards = _read_signal(data)
     if not (hinted or (rewards and "reward" in terms)):
-        what = f"no turn can train with --objective {config.objective} (dropped: {dropped})"
-        raise NothingLearnedError(f"{what}. {remedy}")
+        problem = f"no turn can train with --objective {config.objective} (dropped: {dropped})"
+        raise NothingLearnedError(f"{problem}. {_choose_remedy(data, terms)}")
     if terms == {"reward"} and not any(rewards) and not any(turn.length_penalty for turn in data.turns):
-        what = f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0"
-        raise NothingLearnedError(f"{what}: there is nothing to learn. {remedy}")
+        problem = f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0"
+        raise NothingLearnedError(f"{problem}: there is nothing to learn. {_choose_remedy(data, terms)}")
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
     if config.validate and not data.validation:
@@ -54,16 +46,28 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
              f"sessions with {FEWEST} of them that hold no more than a fifth of all turns and hints")  # fmt: skip
     if config.anchor_weight and all(turn.support is None for turn in data.turns):
         say("replies without a hint have no anchor: their targets lack the support of `opdkit teacher --top-k 4`")
-    say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
+    say("; ".join(f"largest {kind} {text}" for kind, text in find_largest_shares(data).items()))
     if (judge := judge_kind(config.run)) in WARNINGS:
         warn(f"judged by --judge {judge}, which is not a model: the trained model can be worse than the one before")
-    warn(*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run))
+    warn(*find_weak_signal(data, terms, config.batch_turns), *find_degenerate_replies(data, config.run))
 
 
-def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[str]:
+def _choose_remedy(data: TrainingSet, terms: set[str]) -> str:
+    """Return what may help where nothing can be learned, in sentences."""
+    if terms == {"reward"}:
+        remedy = "It learns from rewards: try a stronger --judge, more --votes, or --objective opd to learn from hints."
+    elif "reward" in terms:
+        remedy = "It learns from hints and rewards: try a stronger --judge or more --votes."
+    else:
+        remedy = ("It learns from hints: the summaries of judge and teacher count hints and dropped turns. Try a "
+                  "stronger --judge, or --objective binary to learn from rewards.")  # fmt: skip
+    return f"--validate 0 trains on what is {FOR_VALIDATION}, too. {remedy}" if data.dropped[FOR_VALIDATION] else remedy
+
+
+def find_weak_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[str]:
     """Return warnings about too few hints, equal rewards, and advantages near 0."""
     warnings = []
-    hinted, rewards = _hints_and_rewards(data)
+    hinted, rewards = _read_signal(data)
     if terms - {"reward"} and not hinted:
         warnings.append("no reply has a hint: rewards alone train, and no validation shows whether the model improved")
     elif terms - {"reward"} and hinted < batch_turns:
@@ -86,7 +90,7 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
     return warnings
 
 
-def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
+def find_degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
     """Return warnings when many replies loop or were cut off: with reward +1, the model would learn that."""
     rows = read_all(run, "turns", ["turn_id", "finish_reason"])
     cut_off = {row["turn_id"] for row in rows if is_cut_off(row["finish_reason"])}
@@ -102,7 +106,7 @@ def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
     ]
 
 
-def _hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
+def _read_signal(data: TrainingSet) -> tuple[int, list[int]]:
     """Return the number of replies with a hint, and all rewards."""
     hinted = sum(turn.teacher_logprobs is not None for turn in data.turns)
     return hinted, [turn.reward for turn in data.turns if turn.reward is not None]
@@ -117,7 +121,7 @@ def count_written(turns: Sequence[Turn]) -> dict[str, int]:
 
 def describe_signal(data: TrainingSet) -> str:
     """Return the numbers of replies, sessions, hints and rewards as text."""
-    hinted, rewards = _hints_and_rewards(data)
+    hinted, rewards = _read_signal(data)
     sessions = {logged_session_id(turn.session_id) for turn in data.turns}
     written = "".join(f"{n:,} {by}, " for by, n in count_written(data.turns).items())
     return (
@@ -129,7 +133,7 @@ def describe_signal(data: TrainingSet) -> str:
 def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> None:
     """Print the composition of the training set and the number of steps on stdout."""
     kinds = Counter((t.teacher_logprobs is not None, t.reward is not None) for t in data.turns)
-    rewards = Counter(_hints_and_rewards(data)[1])
+    rewards = Counter(_read_signal(data)[1])
     lines = [
         ("replies scored", f"{data.scored:,}"),
         *((f"  dropped: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),
@@ -139,7 +143,7 @@ def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> No
         ("  hint alone", f"{kinds[True, False]:,}"),
         ("  reward alone" if "reward" in data.advantages else "  held by the anchor", f"{kinds[False, True]:,}"),
         *((f"  reward {with_sign(value, 0)}", f"{rewards[value]:,}") for value in (1, 0, -1)),
-        *((f"largest {kind}", text) for kind, text in largest_shares(data).items()),
+        *((f"largest {kind}", text) for kind, text in find_largest_shares(data).items()),
         ("tokens per epoch, with prompts", f"{sum(map(len, data.turns)):,}"),
         ("tokens trained per epoch", f"{data.tokens:,}"),
     ]
@@ -153,7 +157,7 @@ def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> No
     print_facts(lines)
 
 
-def largest_shares(data: TrainingSet) -> dict[str, str]:
+def find_largest_shares(data: TrainingSet) -> dict[str, str]:
     """Return the session and the source (the prefix of its id) with the most replies, and their share, as text."""
     shares = dict[str, str]()
     names = [(logged_session_id(turn.session_id), turn.written is not None) for turn in data.turns]

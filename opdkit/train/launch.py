@@ -97,7 +97,7 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> S
 
 
 @contextlib.contextmanager
-def part_writer(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
+def open_part_writer(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
     """Yield the writer of `Stage.writing` in the main process; the others write nothing, and wait until it commits.
 
     Raises stopping.Stopped in all processes when one of them was asked to stop.

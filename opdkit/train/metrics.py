@@ -15,7 +15,7 @@ ADVANTAGES = ("reward", "teacher", "support")
 HARDLY_MOVED, FAR_MOVED = 0.02, 0.25
 
 
-def metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
+def make_metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
     """Return the row of a step without its number and epoch. A mean over nothing is null, not 0."""
     read = int(metrics["tokens_read"])
     penalties = [turn.length_penalty for turn in batch if turn.length_penalty is not None]
@@ -42,7 +42,7 @@ def metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Seque
     }
 
 
-def metrics_line(row: JSON, steps: int) -> str:
+def format_metrics(row: JSON, steps: int) -> str:
     """Return a row as one line of text."""
     values = [f"{name} advantage {with_sign(row[f'{name}_advantage'], 3)}" for name in ADVANTAGES
               if row[f"{name}_advantage"] is not None]  # fmt: skip

@@ -21,7 +21,7 @@ from opdkit.version import __version__
 _JUDGES = ("judge", "judge_model", "judge_first")  # options that name who judged
 
 
-def model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) -> str:
+def make_model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) -> str:
     """Return the card of the student after so many epochs and optimizer steps."""
     judge, teacher = (manifest(config.run, stage)["plan"]["config"] for stage in ("judge", "teacher"))
     base = _header_of(config.model)

@@ -38,7 +38,7 @@ def check_reference(config: TrainConfig, chat: Chat) -> JSON:
     return {"reference": identity}
 
 
-def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, accelerator: Accelerator) -> list[Turn]:
+def add_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, accelerator: Accelerator) -> list[Turn]:
     """Return the turns with their log-probs under `--reference`; as they are without one.
 
     Each process reads its share of the sessions, and a common prefix once. Raises ConfigError for a turn that is longer

@@ -53,7 +53,7 @@ def objective_at(objective: Objective, config: TrainConfig, step: int, steps: in
 
 def position_at(config: TrainConfig, step: int, steps: int) -> Position:
     """Return the position of a step (from 1) of a cycle of `steps`: a linear rise, then constant or half a cosine."""
-    peak = first_rate(config) if config.learning_rate is None else config.learning_rate
+    peak = choose_first_rate(config) if config.learning_rate is None else config.learning_rate
     if step <= config.warmup_steps:
         relative_rate = step / config.warmup_steps
     elif config.schedule == "constant":
@@ -64,6 +64,6 @@ def position_at(config: TrainConfig, step: int, steps: int) -> Position:
     return Position(step, peak * relative_rate, relative_rate)
 
 
-def first_rate(config: TrainConfig) -> float:
+def choose_first_rate(config: TrainConfig) -> float:
     """Return the learning rate at which the search for one begins."""
     return LORA_LEARNING_RATE if config.lora_rank else FULL_LEARNING_RATE

@@ -38,23 +38,22 @@ from opdkit.train.best_state import (
     has_two_broken,
 )
 from opdkit.train.data_summary import check_signal, count_written, print_composition
-from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
-from opdkit.train.metrics import metrics_line, metrics_row, report_movement, trace_rows
-from opdkit.train.model_card import model_card
+from opdkit.train.launch import check_launch, check_same_step, leave, open_part_writer, open_stage, start_accelerator
+from opdkit.train.metrics import format_metrics, make_metrics_row, report_movement, trace_rows
+from opdkit.train.model_card import make_model_card
 from opdkit.train.policy import Policy
-from opdkit.train.reference import check_reference, with_reference
-from opdkit.train.room import has_room_for_base
+from opdkit.train.reference import add_reference, check_reference
 from opdkit.train.schedule import make_objectives, objective_at, position_at
 from opdkit.train.sharding import shard
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
-from opdkit.train.student import compute_dtype, load_student, make_optimizer
+from opdkit.train.student import choose_compute_dtype, load_student, make_optimizer
 from opdkit.train.targets import Prompts, check_student, load_prompts
 from opdkit.train.training import Training
-from opdkit.train.training_set import TrainingSet, batch_sessions, load_training_set
+from opdkit.train.training_set import TrainingSet, list_batch_sessions, load_training_set
 from opdkit.train.trust_region import make_trust_region
-from opdkit.train.validation import Validation, steps_to_check
-from opdkit.train.validation_models import open_validation
-from opdkit.train.validation_turns import choose_hints, tokens_to_train
+from opdkit.train.validation import Validation, choose_validation_steps
+from opdkit.train.validation_models import has_room_for_base, open_validation
+from opdkit.train.validation_turns import choose_hints, estimate_tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
@@ -72,7 +71,7 @@ def run(config: TrainConfig) -> Summary:
     models |= check_reference(config, chat)
 
     data, prompts = load_training_set(config, objectives, chat)
-    turns, sessions = data.turns, batch_sessions(data.turns, config)
+    turns, sessions = data.turns, list_batch_sessions(data.turns, config)
     # Validation of prompts with a hint shows whether much is left to learn.
     is_measured = any(turn.teacher_logprobs is not None for turn in data.validation)
     cycles = [
@@ -98,14 +97,14 @@ def run(config: TrainConfig) -> Summary:
             checkpoints.clear(checkpoints_dir(config.run))  # a training that is killed at its very end leaves one
         leave(accelerator)
         return stage.summary()
-    with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
+    with stopping.stop_after_step(), open_part_writer(stage, accelerator) as out:
         prompts = prompts or load_prompts(config.run, turns, chat)
         training = start_training(config, data, prompts, cycles, chat, accelerator)
-        for number, done in steps_left(training):
+        for number, done in iterate_steps(training):
             metrics = take_step(training, number, done / len(turns))
             if config.keep_epochs and done % len(turns) == 0:
                 epoch = done // len(turns)
-                epoch_dir = checkpoints.epoch_dir(stage.folder, epoch)
+                epoch_dir = stage.folder / "epochs" / f"{epoch:03d}"
                 save_with_card(training, data, chat, epoch_dir, epoch=epoch, step=number, continues=True)
             if training.validation and number in training.validation_steps:
                 validate(training, training.validation, number)
@@ -135,12 +134,12 @@ def start_training(
 ) -> Training:
     """Load student, optimizer and validation, from the newest checkpoint if there is one."""
     folder = checkpoints_dir(config.run)
-    turns = with_reference(data.turns, prompts, config, accelerator)  # before the student takes its memory
+    turns = add_reference(data.turns, prompts, config, accelerator)  # before the student takes its memory
     student = load_student(config, on_cpu=config.sharding == "fsdp")
     trust = make_trust_region(config, student)
     model: Any = Policy(student)  # tries a few sequences, so it comes before sharding
     if config.sharding == "fsdp":
-        shard(model, resolve_device(config.device), compute_dtype(config))
+        shard(model, resolve_device(config.device), choose_compute_dtype(config))
     optimizer = make_optimizer(student, config)
     state = checkpoints.read_newest(folder)
     rows: list[JSON] = state["rows"] if state else []
@@ -152,9 +151,9 @@ def start_training(
                                      hints=choose_hints([*data.turns, *data.validation]),
                                      rows=state["validations"] if state else (),
                                      sharded=None if config.sharding == "none" else model)  # fmt: skip
-        tokens, first = tokens_to_train(turns, data.epochs), 0
+        tokens, first = estimate_tokens_to_train(turns, data.epochs), 0
         for cycle in cycles:
-            validation_steps |= {first + n for n in steps_to_check(len(cycle), tokens, validation.cost)}
+            validation_steps |= {first + n for n in choose_validation_steps(len(cycle), tokens, validation.cost)}
             first += len(cycle)
         if not validation.rows:
             track(accelerator, validation.measure(student, 0), "validation_")
@@ -176,7 +175,7 @@ def start_training(
     return training
 
 
-def steps_left(training: Training) -> Iterator[tuple[int, int]]:
+def iterate_steps(training: Training) -> Iterator[tuple[int, int]]:
     """Yield the number of each step that is left, from 1, and the turns of all steps up to its end.
 
     A validation during one of them may end the training, or add a cycle of steps.
@@ -196,7 +195,7 @@ def save_with_card(
 ) -> None:
     """Save the student, whose weights are those after `step`, in `folder`, with its model card."""
     config, main = training.config, training.accelerator.is_main_process
-    card = model_card(config, data, epoch, step)
+    card = make_model_card(config, data, epoch, step)
     checkpoints.save_student(training.student, chat, config, folder, card, main=main, continues=continues)
 
 
@@ -245,11 +244,11 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     place, length = number - training.cycle_start, len(steps) - training.cycle_start  # in the cycle
     objective = objective_at(training.objectives[step.phase], config, place, length)
     metrics = optimizer_step(training, batch, objective, position_at(config, place, length))
-    row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
+    row = {"step": number, "epoch": epoch} | make_metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
     track(training.accelerator, row)
     if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
-        say(metrics_line(row, len(steps)))
+        say(format_metrics(row, len(steps)))
     return metrics
 
 

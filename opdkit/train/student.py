@@ -21,7 +21,7 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
     the forward computes in bfloat16. Dropout and noise are off, as they were when the old policy was scored.
     """
     device = "cpu" if on_cpu else config.device
-    dtype = str(compute_dtype(config)).removeprefix("torch.") if config.lora_rank else "float32"
+    dtype = str(choose_compute_dtype(config)).removeprefix("torch.") if config.lora_rank else "float32"
     model: Any = load_model(config.model, device=device, dtype=dtype, load_in_4bit=config.load_in_4bit,
                             compiled=config.compile)  # fmt: skip
     if getattr(model, "is_quantized", False) and not config.load_in_4bit:
@@ -69,14 +69,14 @@ def freeze_unread(model: Any) -> None:
             parameter.requires_grad_(False)
 
 
-def compute_dtype(config: TrainConfig) -> torch.dtype:
+def choose_compute_dtype(config: TrainConfig) -> torch.dtype:
     """Return the precision of the forward: bfloat16 where `--dtype` says so (auto: on a GPU), else float32."""
     return resolve_dtype(config.dtype, resolve_device(config.device))
 
 
 def autocast(config: TrainConfig) -> torch.autocast:
-    """Return the context in which the forward computes in `compute_dtype`."""
-    half = compute_dtype(config) == torch.bfloat16
+    """Return the context in which the forward computes in `choose_compute_dtype`."""
+    half = choose_compute_dtype(config) == torch.bfloat16
     return torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half)
 
 

@@ -13,8 +13,8 @@ from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, is_held_out, logged_session_id
-from opdkit.train.batches import steps_per_epoch, tokens_of
-from opdkit.train.objective.advantages import group_normalised, overlong
+from opdkit.train.batches import count_steps, tokens_of
+from opdkit.train.objective.advantages import normalise_in_groups, penalise_overlong
 from opdkit.train.objective.terms import SAMPLED, SUPPORTED, TERMS, Objective, terms_of, trained_positions
 from opdkit.train.targets import Prompts, Turn, load_prompts, load_turns
 from opdkit.train.validation_turns import choose_turns
@@ -60,10 +60,10 @@ def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat
 
 def choose_epochs(turns: Sequence[Turn], config: TrainConfig) -> int:
     """Return the passes over `turns`: as many as `--epochs` says, else enough of them."""
-    return config.epochs or epochs_over(steps_per_epoch(batch_sessions(turns, config), len(turns), config.batch_turns))
+    return config.epochs or epochs_over(count_steps(list_batch_sessions(turns, config), len(turns), config.batch_turns))
 
 
-def batch_sessions(turns: Sequence[Turn], config: TrainConfig) -> list[str] | None:
+def list_batch_sessions(turns: Sequence[Turn], config: TrainConfig) -> list[str] | None:
     """Return the session of each turn where steps take whole sessions; None where they take single turns."""
     return [turn.branch_root for turn in turns] if config.batch_by == "session" else None
 
@@ -142,14 +142,14 @@ def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[s
     `prompts` (turn_id -> token ids) are only read with --group-normalise.
     """
     shape = (config.overlong_max, config.overlong_cache, config.overlong_shape)
-    penalties = {turn.turn_id: overlong(int(turn.sampled.sum()), *shape) for turn in turns
+    penalties = {turn.turn_id: penalise_overlong(int(turn.sampled.sum()), *shape) for turn in turns
                  if turn.reward is not None and config.overlong_max}  # fmt: skip
     rewards = {turn.turn_id: turn.reward + penalties.get(turn.turn_id, 0.0) for turn in turns
                if turn.reward is not None}  # fmt: skip
     if config.group_normalise != "off":
         groups = [prompts[turn_id].tobytes() for turn_id in rewards]
         keep_lone, divide = config.group_normalise == "repeated", config.group_scale == "std"
-        values = group_normalised(list(rewards.values()), groups, keep_lone=keep_lone, divide=divide)
+        values = normalise_in_groups(list(rewards.values()), groups, keep_lone=keep_lone, divide=divide)
         rewards = dict(zip(rewards, values, strict=True))
     # A written reply has the turn id of the logged reply, but not its reward.
     return [turn if turn.reward is None else
@@ -162,11 +162,10 @@ def build_training_set(
 ) -> TrainingSet:
     """Assign turns to phases and measure their advantages. Drop turns whose tokens are all filtered out.
 
-    A turn belongs to the last phase that can use it, and to the first where only the anchor can. Advantages over a
-    support are measured on the logged token, which shows as well where teacher and student differ.
+    A turn belongs to the last phase that can use it, and to the first where only the anchor can.
     """
     kept, phases, strengths, measured = list[Turn](), list[int](), list[float](), list[Advantages]()
-    tokens = skipped = 0
+    tokens = 0
     members: list[list[Turn]] = [[] for _ in objectives]
     for turn in turns:
         usable = {"reward"} if turn.reward is not None else set()
@@ -175,36 +174,42 @@ def build_training_set(
         phase = max((p for p, objective in enumerate(objectives) if usable & set(objective.weights)), default=0)
         members[phase].append(turn)
     for phase, objective in enumerate(objectives):
-        teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
-        weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
-        on_logged_token = replace(objective, weights={n: w for n, w in weights.items() if w}, kl_coef=0.0,
-                                  aggregation="token-mean")  # fmt: skip
-        for start in range(0, len(members[phase]), _CHUNK):
-            chunk = members[phase][start : start + _CHUNK]
-            counts, means, advantages = _measure(chunk, on_logged_token)
-            measured.append(advantages)
-            trained = [i for i, count in enumerate(counts) if count]
-            kept += [chunk[i] for i in trained]
-            phases += [phase] * len(trained)
-            strengths += [means[i] for i in trained]
-            tokens, skipped = tokens + sum(counts), skipped + len(chunk) - len(trained)
+        counts, means, advantages = _measure(members[phase], objective)
+        trained = [i for i, count in enumerate(counts) if count]
+        kept += [members[phase][i] for i in trained]
+        phases += [phase] * len(trained)
+        strengths += [means[i] for i in trained]
+        measured += advantages
+        tokens += sum(counts)
     gathered = {name: np.concatenate(parts) for name in SAMPLED if (parts := [m[name] for m in measured if name in m])}
-    reasons = Counter(dropped) + Counter({"every token skipped": skipped})
+    reasons = Counter(dropped) + Counter({"every token skipped": len(turns) - len(kept)})
     return TrainingSet(kept, phases, strengths, gathered, tokens, scored, reasons)
 
 
-def _measure(turns: Sequence[Turn], objective: Objective) -> tuple[list[int], list[float], Advantages]:
-    """Return the trained tokens and the mean absolute advantage of each turn, and the advantages of tokens."""
-    tokens, advantages = tokens_of(turns), Advantages()
-    terms = terms_of(objective, tokens)
-    trained_N = trained_positions(terms)
-    total_N = np.zeros(len(trained_N), np.float64)
-    for term in terms:
-        if term.advantages is None:  # the anchor
-            continue
-        advantages[term.name] = term.advantages[term.mask_N].numpy()
-        total_N += (term.scale_N * term.advantages).numpy()
-    turn_N, where_N = tokens.turn_N.numpy(), trained_N.numpy()
-    counts = np.bincount(turn_N[where_N], minlength=len(turns))
-    sums = np.bincount(turn_N, weights=np.abs(total_N) * where_N, minlength=len(turns))
-    return counts.tolist(), (sums / np.maximum(counts, 1)).tolist(), advantages
+def _measure(turns: Sequence[Turn], objective: Objective) -> tuple[list[int], list[float], list[Advantages]]:
+    """Return the trained tokens and the mean absolute advantage of each turn, and the advantages of tokens, in chunks.
+
+    Advantages over a support are measured on the logged token, which shows as well where teacher and student differ.
+    """
+    teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
+    weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
+    on_logged_token = replace(objective, weights={n: w for n, w in weights.items() if w}, kl_coef=0.0,
+                              aggregation="token-mean")  # fmt: skip
+    counts, means, chunks = list[int](), list[float](), list[Advantages]()
+    for start in range(0, len(turns), _CHUNK):
+        chunk, advantages = turns[start : start + _CHUNK], Advantages()
+        tokens = tokens_of(chunk)
+        terms = terms_of(on_logged_token, tokens)
+        trained_N = trained_positions(terms)
+        total_N = np.zeros(len(trained_N), np.float64)
+        for term in terms:
+            if term.advantages is not None:  # the anchor has none
+                advantages[term.name] = term.advantages[term.mask_N].numpy()
+                total_N += (term.scale_N * term.advantages).numpy()
+        turn_N, where_N = tokens.turn_N.numpy(), trained_N.numpy()
+        counts_T = np.bincount(turn_N[where_N], minlength=len(chunk))
+        sums_T = np.bincount(turn_N, weights=np.abs(total_N) * where_N, minlength=len(chunk))
+        counts += counts_T.tolist()
+        means += (sums_T / np.maximum(counts_T, 1)).tolist()
+        chunks.append(advantages)
+    return counts, means, chunks

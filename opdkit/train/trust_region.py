@@ -16,7 +16,7 @@ from torch import nn
 
 from opdkit.config.train import TrainConfig
 from opdkit.store.stable_hash import stable_hash
-from opdkit.train.schedule import Position, first_rate
+from opdkit.train.schedule import Position, choose_first_rate
 from opdkit.train.targets import Turn
 
 PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it hold about so many
@@ -99,10 +99,10 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
     squares, sizes = zip(*((float(m.detach().float().square().sum()), m.numel()) for m in matrices), strict=True)
     max_rate = MAX_RATE_TO_WEIGHTS * math.sqrt(sum(squares) / sum(sizes))
     if config.learning_rate is None:
-        max_factor, start = max_rate / first_rate(config), 1.0
+        max_factor, start = max_rate / choose_first_rate(config), 1.0
     else:
         rate = max(config.learning_rate, 1e-30)
-        max_factor, start = min(max_rate / rate, 1.0), first_rate(config) / rate
+        max_factor, start = min(max_rate / rate, 1.0), choose_first_rate(config) / rate
     return TrustRegion(config.step_limit, min(start, max_factor), max_factor)
 
 

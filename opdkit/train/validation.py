@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +54,14 @@ class ValidationPrompt:
     compared_ids: list[int]  # with the hint, for the teacher; without one the prompt itself, for the untrained student
     other_hint_ids: list[list[int]]  # with hints of other turns, which it was to learn, too; [] for a hinted prompt
     hinted: bool
+
+
+class ComparedReply(NamedTuple):
+    """Reply of the student, and what it is compared with: another model, after another prompt."""
+
+    reply: Sample
+    model: Any
+    prompt_ids: list[int]
 
 
 @dataclass
@@ -137,49 +145,43 @@ class Validation:
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]
         tokens = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
-        kls, read = self._compare([(self.teacher if p.hinted else self.base, p.compared_ids, r) for p, r in answered])
+        kls, read = self._compare([ComparedReply(reply, self.teacher if p.hinted else self.base, p.compared_ids)
+                                   for p, reply in answered])  # fmt: skip
         for hints in (slice(FIRST_HINTS), slice(FIRST_HINTS, None)):
             changed = [i for i, (prompt, _) in enumerate(answered) if not prompt.hinted and kls[i] > CHANGED]
             again = [(i, ids) for i in changed for ids in answered[i][0].other_hint_ids[hints]]
-            kls_again, more = self._compare([(self.teacher, ids, answered[i][1]) for i, ids in again])
+            kls_again, more = self._compare([ComparedReply(answered[i][1], self.teacher, ids) for i, ids in again])
             read += more
             for (i, _), kl in zip(again, kls_again, strict=True):
                 kls[i] = min(kls[i], kl)
-        results = {prompt: {
-            "turn_id": prompt.turn_id,
-            "hinted": prompt.hinted,
-            "kl": min(kl, _cap(reply)),
-            "lost": kl > LOST * _cap(reply),
-            "ended": reply.finish_reason == "stop",
-            "looped": ends_in_loop(np.array(reply.ids, np.int32)),
-            "broke_call": has_broken_call(self.chat.text(reply.ids)),
-        } for (prompt, reply), kl in zip(answered, kls, strict=True)}  # fmt: skip
         unmeasured = {"kl": CAP, "lost": True, "ended": False, "looped": False, "broke_call": False}
-        results |= {p: {"turn_id": p.turn_id, "hinted": p.hinted} | unmeasured for p in prompts if p not in results}
-        return results, tokens + read
+        results: dict[ValidationPrompt, JSON] = {}
+        for (prompt, reply), kl in zip(answered, kls, strict=True):
+            cap = max(CAP, CAP_PER_TOKEN * len(reply.ids))
+            results[prompt] = {"kl": min(kl, cap), "lost": kl > LOST * cap, "ended": reply.finish_reason == "stop",
+                               "looped": ends_in_loop(np.array(reply.ids, np.int32)),
+                               "broke_call": has_broken_call(self.chat.text(reply.ids))}  # fmt: skip
+        results |= {prompt: unmeasured for prompt in prompts if prompt not in results}
+        named = {p: {"turn_id": p.turn_id, "hinted": p.hinted} | result for p, result in results.items()}
+        return named, tokens + read
 
-    def _compare(self, replies: Sequence[tuple[Any, list[int], Sample]]) -> tuple[list[float], int]:
-        """Return KL(student || another model, after another prompt) of replies, and the tokens that were read.
+    def _compare(self, replies: Sequence[ComparedReply]) -> tuple[list[float], int]:
+        """Return KL(student || other model) of each reply (nats), and the tokens that were read for all of them.
 
-        `replies`: (model, prompt, reply). The KL is over the student's TOP most likely tokens at each position and the
-        rest (nats per reply). One that is not finite is infinite, and so is one that does not fit into memory.
+        The KL is over the student's TOP most likely tokens at each position and the rest. One that is not finite is
+        infinite, and so is that of a reply that does not fit into memory.
         """
         kls, tokens = [math.inf] * len(replies), 0
-        for model in {id(model): model for model, _, _ in replies}.values():
-            own = [i for i, (other, _, _) in enumerate(replies) if other is model]
-            queries = [LogprobQuery((PromptResponse(prompt, reply.ids),), torch.tensor(reply.top_ids))
-                       for _, prompt, reply in (replies[i] for i in own)]  # fmt: skip
+        for model in {id(each.model): each.model for each in replies}.values():
+            own = [i for i, each in enumerate(replies) if each.model is model]
+            queries = [LogprobQuery((PromptResponse(prompt_ids, reply.ids),), torch.tensor(reply.top_ids))
+                       for reply, _, prompt_ids in (replies[i] for i in own)]  # fmt: skip
             answers, read = logprobs_in_trees(model, queries, self.config.micro_batch_tokens, "validation")
             for k, answer in answers.items():
-                kl = float(divergence(torch.tensor(replies[own[k]][2].top), answer.at, 1.0).sum())
+                kl = float(divergence(torch.tensor(replies[own[k]].reply.top), answer.at, 1.0).sum())
                 kls[own[k]] = kl if math.isfinite(kl) else math.inf
             tokens += read
         return kls, tokens
-
-
-def _cap(reply: Sample) -> float:
-    """Return the most nats that a reply counts."""
-    return max(CAP, CAP_PER_TOKEN * len(reply.ids))
 
 
 def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
@@ -199,7 +201,7 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
             "looped": mean("looped"), "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
 
 
-def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:
+def choose_validation_steps(steps: int, tokens: int, cost: int) -> set[int]:
     """Return the steps after which to validate, the last one among them: as many as `tokens` of training pay for.
 
     `cost` are the tokens of one measurement.

@@ -1,10 +1,11 @@
-"""Models and prompts of the on-policy validation: what reads the replies, and after which prompts."""
+"""Models and prompts of the on-policy validation: what reads the replies, after which prompts, and whether it fits."""
 
 import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel
@@ -16,16 +17,15 @@ from opdkit.config.teacher_models import parse_teachers
 from opdkit.config.train import TrainConfig
 from opdkit.console import say
 from opdkit.errors import OpdkitError
-from opdkit.model.load import context_length, load_model, load_skeleton, load_template
+from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, resolve_dtype
 from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import reply_room
 from opdkit.store.plans import checkpoints_dir, manifest, recorded_hint_text
 from opdkit.store.template_args import template_args_of
 from opdkit.train.policy import Policy
-from opdkit.train.room import has_room
 from opdkit.train.targets import Turn, prompt_messages, with_sessions
 from opdkit.train.validation import Validation, ValidationPrompt
-from opdkit.train.validation_turns import FEWEST, validation_cost
+from opdkit.train.validation_turns import FEWEST, estimate_validation_cost
 
 ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
 LONGEST = 512  # tokens of a sampled reply, at most
@@ -72,7 +72,7 @@ def open_validation(
                 prompts.append(ValidationPrompt(turn.turn_id, prompt_ids, readings[0], readings[1:], hinted))
     longest_reply = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST)
     prompts, max_new_tokens = fit_prompts(prompts, context, longest_reply)
-    cost, folder = sum(map(validation_cost, turns)), checkpoints_dir(config.run)
+    cost, folder = sum(map(estimate_validation_cost, turns)), checkpoints_dir(config.run)
     return Validation(prompts, cost, max_new_tokens, chat, config, accelerator, base, teacher, folder, sharded, [*rows])
 
 
@@ -121,3 +121,26 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
             return teacher, found
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
     return base, chat
+
+
+def has_room_for_base(config: TrainConfig, accelerator: Accelerator) -> bool:
+    """Return True where every process has room for the whole student before training. All processes must call it."""
+    skeleton = load_skeleton(config.model)
+    return all(gather_object([has_room(skeleton, skeleton.num_parameters(), config, accelerator.num_processes)]))
+
+
+def has_room(base: PreTrainedModel, size: int, config: TrainConfig, processes: int = 1) -> bool:
+    """Return True where the device, if it is a GPU, has room for a model of `size` parameters beside the training.
+
+    The training still needs gradients and AdamW's state, 12 bytes per trained parameter, which `processes` share; or
+    with adapters about as much as the weights of `base`, for activations.
+    """
+    place = resolve_device(config.device)
+    if place.type != "cuda":
+        return True
+    torch.cuda.empty_cache()  # what torch keeps for itself counts as taken
+    parameters, bytes_each = base.num_parameters(), resolve_dtype(config.dtype, place).itemsize
+    if config.load_in_4bit:
+        bytes_each = sum(weights.numel() * weights.element_size() for weights in base.parameters()) / parameters
+    training = parameters * bytes_each if config.lora_rank else 12 * parameters / processes
+    return bool(torch.cuda.mem_get_info(place)[0] > size * bytes_each + training)

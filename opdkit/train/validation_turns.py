@@ -37,7 +37,7 @@ class Pool:
     @property
     def mean_cost(self) -> float:
         """Mean tokens per turn, of those that come first."""
-        costs = [validation_cost(turn) for turn in self.turns[: self.oversampled]]
+        costs = [estimate_validation_cost(turn) for turn in self.turns[: self.oversampled]]
         return sum(costs) / len(costs)
 
 
@@ -55,13 +55,13 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
     session_hints = Counter(conversation_id(turn.session_id) for turn in logged if turn.teacher_logprobs is not None)
     pools = make_pools(turns, logged, max_prompts)
-    tokens = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5)
+    tokens = COST * estimate_tokens_to_train(turns, epochs) / (CHECKS + 0.5)
     chosen: list[Turn] = []
     for n, pool in enumerate(pools):  # as many of both kinds; the second takes what the first leaves
         share = pool.mean_cost / sum(each.mean_cost for each in pools[n:])
         taken = take_turns(pool, share * tokens, chosen, session_turns, session_hints)
         if len(taken) >= FEWEST:
-            tokens -= sum(map(validation_cost, taken))
+            tokens -= sum(map(estimate_validation_cost, taken))
             chosen = taken + chosen
         elif pool.hinted:
             return []
@@ -120,7 +120,7 @@ def take_turns(
         kept_out = {conversation_id(each.session_id) for each in (*chosen, *more)}
         leaves_turns = sum(session_turns[name] for name in kept_out) <= pool.max_session_turns
         leaves_hints = sum(session_hints[name] for name in kept_out) <= MOST_KEPT_OUT * session_hints.total()
-        is_paid = len(more) <= FEWEST or sum(map(validation_cost, more)) <= tokens
+        is_paid = len(more) <= FEWEST or sum(map(estimate_validation_cost, more)) <= tokens
         if leaves_turns and leaves_hints and is_paid:
             taken = more
         if len(taken) == pool.max_turns:
@@ -143,12 +143,12 @@ def vary(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]
     yield from items[count:]
 
 
-def validation_cost(turn: Turn) -> int:
+def estimate_validation_cost(turn: Turn) -> int:
     """Return the tokens of a reply to the prompt of a turn: it is read and written, and read by another model."""
     return 2 * len(turn)
 
 
-def tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
+def estimate_tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
     """Estimate the tokens that a training reads: turns of a session share almost all of their beginnings."""
     longest: dict[str, int] = {}
     for turn in turns:

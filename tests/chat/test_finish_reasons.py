@@ -27,7 +27,7 @@ from opdkit.judge.votes import Answer
 from opdkit.store.counters import Counters
 from opdkit.store.reading import read_all
 from opdkit.teacher.examples import reply_of
-from opdkit.train.data_summary import degenerate_replies
+from opdkit.train.data_summary import find_degenerate_replies
 
 # How else a reply ends. Content filters, aborts and errors end a reply early, but not at a token limit.
 NOT_CUT_OFF = (
@@ -152,7 +152,7 @@ def test_train_warns_of_exactly_the_truncated_replies(logged: Logged) -> None:
     whole: dict[str, Any] = {"response_ids": ids, "sampled": ids >= 0, "written": None, "reward": 0}
     for reason, cut_off in VALUES.items():
         turn = SimpleNamespace(turn_id=logged.turns[reason].turn_id, **whole)
-        warnings = degenerate_replies(SimpleNamespace(turns=[turn]), logged.run)  # type: ignore[arg-type]
+        warnings = find_degenerate_replies(SimpleNamespace(turns=[turn]), logged.run)  # type: ignore[arg-type]
         assert len(warnings) == cut_off
 
 

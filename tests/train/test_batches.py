@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from toy_turns import toy_turn
 
-from opdkit.train.batches import Step, draw_steps, requested_ids, steps_per_epoch, tokens_of
+from opdkit.train.batches import Step, count_steps, draw_steps, requested_ids, tokens_of
 from opdkit.train.targets import Support
 
 
@@ -32,9 +32,9 @@ def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own() -> None:
 
 def test_the_steps_of_an_epoch_are_counted_in_whole_sessions() -> None:
     """A session of 100 turns is one step, however small a batch is."""
-    assert steps_per_epoch(None, 200, 16) == 13
-    assert steps_per_epoch(["a"] * 100 + ["b"] * 100, 200, 16) == 2
-    assert steps_per_epoch([f"{n // 2}" for n in range(200)], 200, 16) == len(
+    assert count_steps(None, 200, 16) == 13
+    assert count_steps(["a"] * 100 + ["b"] * 100, 200, 16) == 2
+    assert count_steps([f"{n // 2}" for n in range(200)], 200, 16) == len(
         draw_steps([0] * 200, [0.0] * 200, [f"{n // 2}" for n in range(200)], 16, range(1), 0)
     )
 

@@ -22,7 +22,13 @@ from opdkit.store.reading import read_all
 from opdkit.store.tables import VERDICTS
 from opdkit.store.turn_ids import is_held_out
 from opdkit.train import stage as train
-from opdkit.train.data_summary import check_signal, degenerate_replies, ends_in_loop, largest_shares, thin_signal
+from opdkit.train.data_summary import (
+    check_signal,
+    ends_in_loop,
+    find_degenerate_replies,
+    find_largest_shares,
+    find_weak_signal,
+)
 from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import load_turns
 from opdkit.train.training_set import FOR_VALIDATION
@@ -32,23 +38,24 @@ from opdkit.train.training_set import FOR_VALIDATION
 
 def test_enough_signal_says_nothing() -> None:
     data = set_of(*(toy_turn(f"{n}", teacher=(-0.5, -2), reward=(-1) ** n) for n in range(4)))
-    assert thin_signal(data, {"reward", "teacher"}, 4) == []
+    assert find_weak_signal(data, {"reward", "teacher"}, 4) == []
 
 
 def test_thin_signal_is_said_in_words_with_counts() -> None:
     few = set_of(*(toy_turn(f"{n}", teacher=(-0.5, -2)) for n in range(3)))
-    assert "3 replies have a hint" in thin_signal(few, {"teacher"}, 16)[0]
+    assert "3 replies have a hint" in find_weak_signal(few, {"teacher"}, 16)[0]
     equal = set_of(*(toy_turn(f"{n}", reward=-1) for n in range(5)), weights={"reward": 1.0})
-    assert "all 5 rewards are -1" in thin_signal(equal, {"reward"}, 16)[0]
-    assert thin_signal(set_of(toy_turn("one", reward=1)), {"reward"}, 1) == []
-    (alone,) = thin_signal(set_of(*(toy_turn(f"{n}", reward=(-1) ** n) for n in range(20))), {"reward", "teacher"}, 16)
+    assert "all 5 rewards are -1" in find_weak_signal(equal, {"reward"}, 16)[0]
+    assert find_weak_signal(set_of(toy_turn("one", reward=1)), {"reward"}, 1) == []
+    mixed = set_of(*(toy_turn(f"{n}", reward=(-1) ** n) for n in range(20)))
+    (alone,) = find_weak_signal(mixed, {"reward", "teacher"}, 16)
     assert "no reply has a hint" in alone
     assert "--batch-turns" not in alone
     nothing = set_of(*(toy_turn(f"{n}", teacher=(-1.001, -2.004)) for n in range(20)), weights={"teacher": 1.0})
-    (warning,) = thin_signal(nothing, {"teacher"}, 16)
+    (warning,) = find_weak_signal(nothing, {"teacher"}, 16)
     assert "40 teacher advantages" in warning
     cancelled = [replace(toy_turn(f"{n}", reward=r), shaped_reward=0.0) for n, r in enumerate((1, -1))]
-    assert "all 4 reward advantages" in thin_signal(set_of(*cancelled), {"reward"}, 1)[0]
+    assert "all 4 reward advantages" in find_weak_signal(set_of(*cancelled), {"reward"}, 1)[0]
 
 
 def test_a_log_with_few_hints_is_told_that_no_validation_guards_its_model(run, plain_model_dir, capsys) -> None:
@@ -130,10 +137,10 @@ def test_degenerate_replies_are_counted(tmp_path, plain_model_dir) -> None:
     said = [Said("red " * 60, 1), Said("blue", 1), Said("old", -1), Said("new", -1)]
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [s]) for n, s in enumerate(said)],
                     turns={"t2:1": {"finish_reason": "length"}})  # fmt: skip
-    found = degenerate_replies(set_of(*load_turns(run)), run)
+    found = find_degenerate_replies(set_of(*load_turns(run)), run)
     assert any("1 of 4 replies end in a loop, 1 of them with reward +1" in text for text in found)
     assert any("1 of 4 replies were cut off, 0 of them with reward +1" in text for text in found)
-    assert degenerate_replies(set_of(*load_turns(run)[1:2]), run) == []
+    assert find_degenerate_replies(set_of(*load_turns(run)[1:2]), run) == []
 
 
 # -- --dry-run ------------------------------------------------------------------------------------------------------
@@ -173,13 +180,13 @@ def test_a_dry_run_without_rewards_counts_what_the_anchor_holds(run, plain_model
 def test_the_largest_session_and_source_are_shown_with_their_share() -> None:
     """Replies that the teacher wrote count, and are named: the report's columns say the same of each session."""
     turns = [toy_turn(name, reward=1) for name in ("chat:1:1", "chat:1:3", "chat:1:5", "chat:2:1", "b:1:1")]
-    shares = largest_shares(set_of(*turns))
+    shares = find_largest_shares(set_of(*turns))
     assert shares == {
         "session": "chat:1: 3 logged replies, 0 written replies, 60.0%",
         "source": "chat: 4 logged replies, 0 written replies, 80.0%",
     }
     turns[1:3] = [replace(turn, written=0) for turn in turns[1:3]]
-    assert largest_shares(set_of(*turns)) == {
+    assert find_largest_shares(set_of(*turns)) == {
         "session": "chat:1: 1 logged reply, 2 written replies, 60.0%",
         "source": "chat: 2 logged replies, 2 written replies, 80.0%",
     }

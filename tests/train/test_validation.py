@@ -27,7 +27,7 @@ from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
-from opdkit.train import checkpoints, room, training_set
+from opdkit.train import checkpoints, training_set
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
 from opdkit.train import validation_models as models
@@ -35,7 +35,7 @@ from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import load_turns
 from opdkit.train.training_set import load_training_set
-from opdkit.train.validation import CAP, CAP_PER_TOKEN, LOST, Validation, ValidationPrompt, steps_to_check
+from opdkit.train.validation import CAP, CAP_PER_TOKEN, LOST, Validation, ValidationPrompt, choose_validation_steps
 from opdkit.train.validation_models import fit_prompts, open_validation
 from opdkit.train.validation_turns import (
     COST,
@@ -44,7 +44,7 @@ from opdkit.train.validation_turns import (
     MOST_SHARE,
     choose_hints,
     choose_turns,
-    tokens_to_train,
+    estimate_tokens_to_train,
 )
 
 VALIDATED = ALONE | {"validate": 8, "objective": "distill", "batch_turns": 8, "learning_rate": 3e-3}
@@ -193,10 +193,10 @@ def test_a_teacher_leaves_room_for_the_training(run, plain_model_dir, monkeypatc
     model, config = load_model(str(plain_model_dir), device="cpu", dtype="float32"), train_config(run, plain_model_dir)
     size, config = model.num_parameters(), replace(config, dtype="float32")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(room, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(models, "resolve_device", lambda _: torch.device("cuda"))
     for free, has_room in ((copies * 4 * size, False), (copies * 4 * size + 1, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 1e12))
-        assert room.has_room(model, size, replace(config, **options)) is has_room
+        assert models.has_room(model, size, replace(config, **options)) is has_room
 
 
 def test_replies_that_do_not_fit_into_memory_make_no_student_better(validation, student, monkeypatch) -> None:
@@ -412,10 +412,10 @@ def test_one_session_alone_trains_without_a_validation(tmp_path, plain_model_dir
 
 def test_it_costs_a_share_of_the_training() -> None:
     for steps, tokens, cost in ((50, 100_000, 1000), (500, 10_000_000, 20_000), (50, 100_000, 2000)):
-        checked = steps_to_check(steps, tokens, cost)
+        checked = choose_validation_steps(steps, tokens, cost)
         assert max(checked) == steps
         assert (len(checked) + 1) * cost <= COST * tokens + cost
-    assert steps_to_check(1, 100, 1000) == {1}
+    assert choose_validation_steps(1, 100, 1000) == {1}
 
 
 def test_longer_trainings_pay_for_more_prompts(run) -> None:
@@ -423,7 +423,7 @@ def test_longer_trainings_pay_for_more_prompts(run) -> None:
     few, many = (choose_turns(turns, 100, epochs) for epochs in (1, 100))
     assert len(few) < len(many) <= MOST_SHARE * len(turns) + 1
     assert {t.turn_id for t in few} <= {t.turn_id for t in many}
-    assert tokens_to_train(turns, 4) == 4 * tokens_to_train(turns, 1)
+    assert estimate_tokens_to_train(turns, 4) == 4 * estimate_tokens_to_train(turns, 1)
 
 
 # -- the model that is written --------------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ def test_the_best_state_is_written_and_not_the_last(run, plain_model_dir, monkey
         return row
 
     monkeypatch.setattr(validating.Validation, "measure", ranked)
-    monkeypatch.setattr(train, "steps_to_check", lambda *_: {2, 4, 6, 8})
+    monkeypatch.setattr(train, "choose_validation_steps", lambda *_: {2, 4, 6, 8})
     train.run(train_config(run, plain_model_dir, **VALIDATED))
     model = load_model(str(run / "train/model"), device="cpu", dtype="float32")
     kept = dict(model.named_parameters())
@@ -478,7 +478,7 @@ def scored_as(monkeypatch):
             return self.rows[-1]
 
         monkeypatch.setattr(Validation, "measure", measure)
-        monkeypatch.setattr(train, "steps_to_check", lambda *_: scores.keys() - {0})
+        monkeypatch.setattr(train, "choose_validation_steps", lambda *_: scores.keys() - {0})
         return weights
 
     return give
@@ -563,7 +563,7 @@ def test_a_training_in_vain_leaves_only_what_it_can_resume_from(
 def cycle(run, plain_model_dir, monkeypatch) -> int:
     """Set the distances so that the first cycle of the schedule is unfinished. Return its steps."""
     monkeypatch.setattr(training_set, "choose_epochs", lambda *_: 1)
-    monkeypatch.setattr(train, "steps_to_check", lambda steps, *_: {2, 4, steps})
+    monkeypatch.setattr(train, "choose_validation_steps", lambda steps, *_: {2, 4, steps})
     config, chat = train_config(run, plain_model_dir, **UNFINISHED), load_template(str(plain_model_dir), {})
     steps = math.ceil(len(load_training_set(config, make_objectives(config), chat)[0].turns) / 30)
 

@@ -17,8 +17,8 @@ from opdkit.train.validation_turns import (
     MOST_UNCRITICISED,
     choose_hints,
     choose_turns,
-    tokens_to_train,
-    validation_cost,
+    estimate_tokens_to_train,
+    estimate_validation_cost,
     vary,
 )
 
@@ -81,11 +81,11 @@ def test_prompts_are_as_many_as_the_training_pays_for(epochs: int) -> None:
     chosen = choose_turns([*hinted, *calm], 32, epochs)
     kinds = [sum(turn.teacher_logprobs is not None for turn in chosen)]
     kinds.append(len(chosen) - kinds[0])
-    paid = COST * tokens_to_train([*hinted, *calm], epochs) / (CHECKS + 0.5)
+    paid = COST * estimate_tokens_to_train([*hinted, *calm], epochs) / (CHECKS + 0.5)
     assert min(kinds) >= FEWEST
     assert kinds[0] in range(kinds[1], kinds[1] + 4)
     bounds = {1: (FEWEST, FEWEST), 50: (int(MOST_SHARE * 100),) * 2}  # fewest, and most
-    spent = sum(map(validation_cost, chosen))
+    spent = sum(map(estimate_validation_cost, chosen))
     assert tuple(kinds) == bounds[epochs] if epochs in bounds else 0.7 * paid < spent <= paid
 
 

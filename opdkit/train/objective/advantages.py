@@ -16,7 +16,7 @@ ODDS = 4.0  # a user praises a reply with the logged token so many times as ofte
 PRAISE = 9.0  # times the probability of a praised token: what its weight in the anchor grows by
 
 
-def overlong(length: int, longest: int, cache: int, shape: str = "linear") -> float:
+def penalise_overlong(length: int, longest: int, cache: int, shape: str = "linear") -> float:
     """Return the penalty for a reply of `length` tokens: 0 up to `longest - cache`, then falling to -1 at `longest`.
 
     With x the share of the last `cache` tokens that the reply uses, it is -x where `shape` is linear (soft overlong
@@ -28,7 +28,7 @@ def overlong(length: int, longest: int, cache: int, shape: str = "linear") -> fl
     return -(used**2) if shape == "quadratic" else -used
 
 
-def group_normalised(
+def normalise_in_groups(
     rewards: Sequence[float], groups: Sequence[Hashable], *, keep_lone: bool, divide: bool = True
 ) -> list[float]:
     """Return (r - mean) / std for each reward, over its group, with the unbiased std (GRPO; Shao et al. 2024).

@@ -23,7 +23,6 @@ from opdkit.judge.stage import run as judge
 from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
-from opdkit.train.checkpoints import epoch_dir
 from opdkit.train.stage import run as train
 
 DATA = sample_data()
@@ -95,7 +94,7 @@ def final_model(run: Path) -> Path:
 
 def epoch_model(run: Path, epoch: int) -> Path:
     """Return the model after an epoch; it is kept with the option `keep_epochs`."""
-    return epoch_dir(run / "train", epoch) / "model"
+    return run / "train" / "epochs" / f"{epoch:03d}" / "model"
 
 
 # -- what a model does ----------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
         patch.multiple(
             stage, check_better=lambda *_: None,
             **dict.fromkeys(("has_stalled", "has_two_broken"), lambda *_: False),
-            steps_to_check=lambda steps, *_: {max(1, round(steps * mark)) for mark in MARKS},
+            choose_validation_steps=lambda steps, *_: {max(1, round(steps * mark)) for mark in MARKS},
         ),
     ):  # fmt: skip
         options = ALONE | {"validate": TrainConfig.validate, "epochs": EPOCHS}

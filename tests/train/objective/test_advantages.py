@@ -10,8 +10,8 @@ from positions import NAN, logits, mask, t
 
 from opdkit.train.objective.advantages import (
     behavior_weights,
-    group_normalised,
-    overlong,
+    normalise_in_groups,
+    penalise_overlong,
     support_advantages,
     teacher_advantages,
 )
@@ -62,13 +62,16 @@ def test_support_of_the_whole_vocabulary_is_the_expected_advantage() -> None:
 
 
 def test_group_normalisation_worked_by_hand() -> None:
-    normalised = group_normalised([1, -1, 1, 0], ["p"] * 4, keep_lone=True)
+    normalised = normalise_in_groups([1, -1, 1, 0], ["p"] * 4, keep_lone=True)
     assert normalised == pytest.approx([0.7833, -1.3056, 0.7833, -0.2611], abs=5e-5)
 
 
 def test_group_means_without_the_standard_deviation() -> None:
     """Dr. GRPO: [1, -1, 1, 0] less 0.25. A group that nearly agrees does not weigh more than one that does not."""
-    centred = lambda rewards, lone=True: group_normalised(rewards, ["p"] * len(rewards), keep_lone=lone, divide=False)  # noqa: E731
+
+    def centred(rewards, *, lone=True):
+        return normalise_in_groups(rewards, ["p"] * len(rewards), keep_lone=lone, divide=False)
+
     assert centred([1, -1, 1, 0]) == [0.75, -1.25, 0.75, -0.25]
     assert centred([1, 0.9]) == pytest.approx([0.05, -0.05])
     assert centred([0.1, 0.1, 0.1]) == [0, 0, 0]  # their mean is not exactly 0.1
@@ -77,14 +80,14 @@ def test_group_means_without_the_standard_deviation() -> None:
 
 
 def test_groups_do_not_mix_and_keep_their_places() -> None:
-    mixed = group_normalised([1, 5, -1, 5, -1, 3], ["a", "b", "a", "b", "c", "d"], keep_lone=True)
+    mixed = normalise_in_groups([1, 5, -1, 5, -1, 3], ["a", "b", "a", "b", "c", "d"], keep_lone=True)
     assert mixed == pytest.approx([1 / math.sqrt(2), 0, -1 / math.sqrt(2), 0, -1, 3])
-    assert group_normalised([-1], ["c"], keep_lone=False) == [0.0]
+    assert normalise_in_groups([-1], ["c"], keep_lone=False) == [0.0]
 
 
 @given(rows=REWARDS)
 def test_a_normalised_group_has_mean_0_and_std_1_or_is_all_0(rows: list[tuple[float, int]]) -> None:
-    normalised = group_normalised([r for r, _ in rows], [g for _, g in rows], keep_lone=False)
+    normalised = normalise_in_groups([r for r, _ in rows], [g for _, g in rows], keep_lone=False)
     for group in {g for _, g in rows}:
         values = t(*[n for n, (_, g) in zip(normalised, rows, strict=True) if g == group])
         assert values.mean().item() == pytest.approx(0, abs=1e-12)
@@ -95,16 +98,16 @@ def test_a_normalised_group_has_mean_0_and_std_1_or_is_all_0(rows: list[tuple[fl
     (1, 0), (800, 0), (850, -0.25), (950, -0.75), (1000, -1), (1001, -1), (1100, -1),
 ])  # fmt: skip
 def test_overlong_table(length: int, expected: float) -> None:
-    assert overlong(length, 1000, 200) == expected
-    assert overlong(length, 0, 200) == 0
+    assert penalise_overlong(length, 1000, 200) == expected
+    assert penalise_overlong(length, 0, 200) == 0
 
 
 @pytest.mark.parametrize(("length", "expected"), [
     (1, 0), (800, 0), (850, -0.0625), (900, -0.25), (950, -0.5625), (1000, -1), (1001, -1), (1100, -1),
 ])  # fmt: skip
 def test_quadratic_overlong_table(length: int, expected: float) -> None:
-    assert overlong(length, 1000, 200, "quadratic") == expected
-    assert overlong(length, 0, 200, "quadratic") == 0
+    assert penalise_overlong(length, 1000, 200, "quadratic") == expected
+    assert penalise_overlong(length, 0, 200, "quadratic") == 0
 
 
 # -- the policy that wrote the log ----------------------------------------------------------------------------------
