@@ -26,7 +26,7 @@ from opdkit.model.memory import is_out_of_memory
 from opdkit.model.output_layer import OutputLayer, decoder_of
 from opdkit.model.rounding import find_difference
 from opdkit.model.scoring import PromptResponse, read_chains, score, token_logprobs
-from opdkit.model.tree import PACK_TOKENS, Pass, Plan, plan_passes
+from opdkit.model.tree import PACK_TOKENS, Pass, Plan, cut_ranges, plan_passes
 from opdkit.model.windows import PACKED, additive_mask, find_prefix_problem, made_up_tokens, windows_of, within
 
 # Rows of a mask in one block.
@@ -72,18 +72,9 @@ class Block:
             rows_b1 = self.positions[self.start - self.stop :, None]
             unseen = max(0, self.first - window + 1)  # keys before all windows; those of a prefix come first
             unseen = min(unseen, sum(map(len, self.keys[:-1])))
-            keys, positions = _cut(self.keys, unseen, len(self.positions)), self.positions[unseen:]
+            keys, positions = cut_ranges(self.keys, unseen, len(self.positions)), self.positions[unseen:]
             mask_bk = self.mask[0, 0, :, unseen:] & within(window, rows_b1, positions)
             yield Block(self.start, self.stop, keys, mask_bk[None, None], positions, self.first)
-
-
-def _cut(ranges: Sequence[range], start: int, stop: int) -> tuple[range, ...]:
-    """Return the numbers [start, stop) of these ranges, counted through all of them."""
-    kept, first = list[range](), 0
-    for one in ranges:
-        kept.append(one[max(0, start - first) : max(0, stop - first)])
-        first += len(one)
-    return tuple(one for one in kept if one)
 
 
 @dataclass(frozen=True)
@@ -114,7 +105,7 @@ class Pack:
         for tree in trees:
             before: tuple[range, ...] = ()  # rows of what a cache would hold
             for one in tree:
-                before = _cut(before, 0, one.prefix)
+                before = cut_ranges(before, 0, one.prefix)
                 blocks += _blocks(one, first, before, device)
                 before = (*before, range(first, first + len(one)))
                 first += len(one)

@@ -68,11 +68,16 @@ class Plan(Generic[PassT]):
 
     def nodes(self, sequence: int, start: int, stop: int) -> list[int]:
         """Return the nodes of the tokens [start, stop) of a sequence."""
-        nodes, position = list[int](), 0
-        for part in self.paths[sequence]:
-            nodes += part[max(0, start - position) : max(0, stop - position)]
-            position += len(part)
-        return nodes
+        return [node for part in cut_ranges(self.paths[sequence], start, stop) for node in part]
+
+
+def cut_ranges(ranges: Sequence[range], start: int, stop: int) -> tuple[range, ...]:
+    """Return the numbers [start, stop) of these ranges, counted through all of them."""
+    kept, first = list[range](), 0
+    for one in ranges:
+        kept.append(one[max(0, start - first) : max(0, stop - first)])
+        first += len(one)
+    return tuple(one for one in kept if one)
 
 
 def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan[Pass]:

@@ -143,16 +143,16 @@ def logprobs_in_trees(
     Where a tree does not fit into memory, each half of the queries is read by itself, and a query that does not fit
     alone has no result. `work` names what is done, in the warning.
     """
-    budget, found, tokens = budget_of(model, work), dict[int, Logprobs](), 0
+    budget, results, tokens = budget_of(model, work), dict[int, Logprobs](), 0
     for attempt in budget.halves([len(query.sequences[0]) for query in queries]):
         own = [queries[i] for i in attempt.items]
         with attempt:
             limit = min(batch_tokens, budget.max_tokens)
             trees = read_trees([(model, [query.sequences[0] for query in own])], limit)
             answers = logprobs_of(Mixture((model,)), own, batch_tokens=limit, reader=trees)
-            found |= zip(attempt.items, answers, strict=True)
+            results |= zip(attempt.items, answers, strict=True)
             tokens += trees.tokens
-    return found, tokens
+    return results, tokens
 
 
 def check_tree_reading(model: PreTrainedModel) -> bool:

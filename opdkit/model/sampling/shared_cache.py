@@ -89,7 +89,6 @@ class _GroupCache:
     group: PromptGroup
     cache: DynamicCache
     slots: dict[int, list[range]]  # prompt -> the slots of its tokens
-    lengths: dict[int, int]  # prompt -> tokens
     logits: dict[int, Tensor]  # prompt -> [V] float32 after its last token
 
 
@@ -124,7 +123,7 @@ def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) ->
             **{cache_name: cache},
         )
         logits |= zip(suffixes, output.logits[0].float(), strict=True)
-    return _GroupCache(group, cache, slots, {i: len(prompts[i]) for i in group.prompts}, logits)
+    return _GroupCache(group, cache, slots, logits)
 
 
 @dataclass
@@ -199,14 +198,16 @@ class _Rows:
             layer.keys[b, :, :tokens], layer.values[b, :, :tokens] = source.keys[0], source.values[0]
         row, self.mask_BnS[b, :-1] = self.rows[b], self.lowest
         row.free, row.used = list(range(tokens, self.slots)), tokens
-        queries = [_Query(samplings[i][k], n, prompt.lengths[i]) for n, (i, k) in enumerate(shared.samples)]
-        for query, (i, _) in zip(queries, shared.samples, strict=True):
-            position = 0
-            for slots in prompt.slots[i]:
-                self.mask_BnS[b, query.number, slots.start : slots.stop] = 0
-                self.positions_BS[b, slots.start : slots.stop] = position + torch.arange(len(slots), device=self.device)
-                position += len(slots)
-        row.queries = [query for query in queries if query.sampling.finish_reason is None]
+        row.queries = []
+        for number, (i, k) in enumerate(shared.samples):
+            if samplings[i][k].finish_reason is None:
+                position = 0
+                for slots in prompt.slots[i]:
+                    positions = position + torch.arange(len(slots), device=self.device)
+                    self.mask_BnS[b, number, slots.start : slots.stop] = 0
+                    self.positions_BS[b, slots.start : slots.stop] = positions
+                    position += len(slots)
+                row.queries.append(_Query(samplings[i][k], number, position))
 
     def drop_vacant(self) -> None:
         """Remove the rows whose samples have all ended."""
