@@ -19,7 +19,7 @@ from opdkit.config.slurm import SlurmConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand, scratch_folder
-from opdkit.extract.stage import choose_format
+from opdkit.extract.stage import choose_format, make_redactor, redact_sources
 from opdkit.model.folder import check_stages
 from opdkit.store.plans import check_options, check_upstream, differences, has_stage, manifest, stage_dir
 from opdkit.store.reading import part_count, part_path
@@ -55,16 +55,17 @@ def run(config: SlurmConfig) -> Launch:
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} is not there; name log files, folders of them, or hf:NAME")
-    choose_format(cast(ExtractConfig, stages["extract"]))  # it checks the options
+    extract = cast(ExtractConfig, stages["extract"])
+    choose_format(extract)  # it checks the options
     check_stages(stages.values())
     check_plans(stages)
-    check_logs(config)
+    check_logs(extract)
     check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])
     if config.submit and shutil.which("sbatch") is None:
         raise OpdkitError("--submit: sbatch is not here; run this on a node of the cluster that may submit jobs")
     missing = {name: shards for name in ORDER if (shards := missing_shards(stages[name].run, name, config.shards))}
     folder = config.run / "slurm"
-    write(config, stages, missing, folder)
+    write_scripts(config, stages, missing, folder)
     submitted = None
     if config.submit and missing:
         done = subprocess.run(["bash", folder / "submit.sh"], capture_output=True, text=True, check=False)
@@ -85,13 +86,14 @@ def check_plans(stages: Mapping[str, StageConfig]) -> None:
         check_options(stage, name, known_inputs(stage.run, name))
 
 
-def check_logs(config: SlurmConfig) -> None:
+def check_logs(config: ExtractConfig) -> None:
     """Raise ConfigError if extract was begun with other logs, by names and sizes: the tasks compare digests."""
     if not has_stage(config.run, "extract") or any(log.startswith("hf:") for log in config.logs):
         return
     pinned = manifest(config.run, "extract")["plan"]["inputs"]
     with scratch_folder() as scratch:
-        now = {log.name: log.path.stat().st_size for log in expand(config.logs, scratch)}
+        inputs = redact_sources(expand(config.logs, scratch), make_redactor(config))
+        now = {log.name: log.path.stat().st_size for log in inputs}
     if changes := differences({name: log.get("bytes") for name, log in pinned.items()}, now, "bytes of the log"):
         lines = "\n".join(f"  {line}" for line in changes)
         raise ConfigError(f"{stage_dir(config.run, 'extract')} was begun with other logs:\n{lines}\n"
@@ -114,7 +116,7 @@ def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
     return sorted({k % shards for k in undone})
 
 
-def write(
+def write_scripts(
     config: SlurmConfig, stages: Mapping[str, StageConfig], missing: Mapping[str, list[int]], folder: Path
 ) -> None:
     """Write the scripts; remove those of stages that are done."""

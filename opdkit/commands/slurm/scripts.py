@@ -23,7 +23,7 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
     at = words.index("--") if "--" in words else len(words)
     shard = ["--shard", f'"$SLURM_ARRAY_TASK_ID"/{slurm.shards}']
     command = " ".join([*map(shlex.quote, words[:at]), *shard, *map(shlex.quote, words[at:])])
-    grace = grace_of(slurm.notice)
+    grace = max(slurm.notice - 30, slurm.notice // 2)  # seconds for the part under way; the rest is for dropping it
     return "\n".join([
         *_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a",
                [f"--array={ranges(shards)}{limit}"], place),
@@ -152,11 +152,6 @@ def _waiting(condition: str, job: str, most: int) -> list[str]:
         'exit "$status"',
         "",
     ]
-
-
-def grace_of(notice: int) -> int:
-    """Return the seconds that a part under way has to finish; the rest of the notice is for dropping it."""
-    return max(notice - 30, notice // 2)
 
 
 def gpus_of(slurm: SlurmConfig) -> int:

@@ -132,6 +132,16 @@ def test_a_training_of_before_the_decisions_in_force_is_refused(tmp_path: Path) 
     assert slurm.run(config(run, **given, set=("train.name=b",))).tasks == {"teacher": 1, "train": 1}
 
 
+def test_logs_whose_names_are_redacted_are_the_same_logs(tmp_path: Path) -> None:
+    """The plan of extract has their names as the ids of its sessions have them: redacted."""
+    log, run = tmp_path / "anna@example.com.jsonl", tmp_path / "r"
+    messages = [{"role": role, "content": f"{n}"} for n, role in enumerate(("user", "assistant", "user"))]
+    log.write_text(json.dumps({"messages": messages}) + "\n")
+    opdkit.run_stage("extract", ExtractConfig(run=run, logs=(str(log),), redact=True, shard="0/1"))
+    launch = slurm.run(config(run, logs=(str(log),), set=("extract.redact=true",)))
+    assert launch.tasks == {"judge": 1, "teacher": 1, "train": 1}
+
+
 def test_logs_that_have_grown_and_stages_that_are_outdated_are_refused(tmp_path: Path) -> None:
     """As `opdkit run` would refuse them, only in the queue."""
     log = tmp_path / "log.jsonl"

@@ -10,7 +10,6 @@ import pytest
 from opdkit.commands.slurm.scripts import (
     array_script,
     gpus_of,
-    grace_of,
     ranges,
     submit_script,
     train_script,
@@ -170,7 +169,8 @@ def test_options_from_the_file_that_the_stages_read(tmp_path: Path) -> None:
 
 def test_small_numbers() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
-    assert [grace_of(n) for n in (10, 60, 120, 600)] == [5, 30, 90, 570]
+    for notice, grace in ((10, 5), (60, 30), (120, 90), (600, 570)):
+        assert f"{{ sleep {grace}; kill " in judge_script(notice=notice)
     wanted = {(): 1, ("8",): 8, ("judge=2",): 1, ("2", "train=a100:4"): 4, ("a100",): 1}
     assert {gpus: gpus_of(slurm(gpus=gpus)) for gpus in wanted} == wanted
     assert replace(slurm(), time=("1", "judge=2")).of_stage("time", "judge") == ["1", "2"]
