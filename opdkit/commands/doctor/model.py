@@ -28,7 +28,7 @@ _GIVEN = {"messages", "tools", "add_generation_prompt", "documents", "raise_exce
           "namespace", "continue_final_message", "tools_in_user_message", "custom_tools"}  # fmt: skip
 
 
-def examine(name: str, device: str, dtype: str, lora_rank: int, *, load_in_4bit: bool = False) -> Iterator[Finding]:
+def examine(name: str, device: str, dtype: str, lora_rank: int, load_in_4bit: bool = False) -> Iterator[Finding]:
     """Yield findings about the model `name`, without loading its weights."""
     try:
         check_model_folder(name)

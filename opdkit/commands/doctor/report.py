@@ -48,9 +48,7 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
     if config.run:
         yield from machine.room(config.run)
     if config.model:
-        yield from model.examine(
-            config.model, config.device, config.dtype, config.lora_rank, load_in_4bit=config.load_in_4bit
-        )
+        yield from model.examine(config.model, config.device, config.dtype, config.lora_rank, config.load_in_4bit)
     if config.judge_url and config.judge_model:
         yield from server.examine(config.judge_url, config.judge_model, config.api_key_env, config.timeout)
     yield from examine_logs(config.logs)
