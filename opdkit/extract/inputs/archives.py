@@ -1,5 +1,6 @@
 """Zip archives, as the exports of chat front ends come: their members are read as files in a folder would be."""
 
+import errno
 import re
 import zipfile
 import zlib
@@ -10,19 +11,12 @@ from opdkit.chat.conversation import Unreadable
 
 DAMAGED = "damaged archive"
 _OUTSIDE, _BOMB, _LOCKED, _NESTED = "path leaves the archive", "zip bomb", "encrypted", "archive in an archive"
-_MAGIC = b"PK\x03\x04", b"PK\x05\x06"  # of an archive, of an empty one
 # JSON unpacks to about 10 times its size, deflate to 1,032 times at most.
 _LARGEST_RATIO, _SMALL = 100, 10_000_000
 _BLOCK = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of the others, zipfile unpacks a block of any size at once
 _DRIVE = re.compile(r"[A-Za-z]:")
-
-
-def is_zip(path: Path) -> bool:
-    """Return True for a zip archive, by its first bytes."""
-    with path.open("rb") as handle:
-        return handle.read(4) in _MAGIC
 
 
 def unpack(archive: Path, suffixes: tuple[str, ...], folder: Path) -> Iterator[tuple[str, Path, Unreadable | None]]:
@@ -54,7 +48,9 @@ def unpack(archive: Path, suffixes: tuple[str, ...], folder: Path) -> Iterator[t
                             budget -= len(block)
                             if budget < 0:
                                 problem = Unreadable(_BOMB, f"more than {_LARGEST_RATIO} times the archive")
-                except _DAMAGE as error:
+                except (*_DAMAGE, OSError) as error:
+                    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a full disk; not a wrong place
+                        raise
                     problem = Unreadable(DAMAGED, str(error))
             if problem is not None:
                 path.write_bytes(b"")

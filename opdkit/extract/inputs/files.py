@@ -27,7 +27,7 @@ from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.extract.formats.json_lines import NOT_AN_OBJECT, parse
 from opdkit.extract.formats.reader import Line
-from opdkit.extract.inputs.archives import is_zip, unpack
+from opdkit.extract.inputs.archives import unpack
 from opdkit.extract.inputs.documents import MESSAGES, OBJECTS, DocumentReader
 from opdkit.store.atomic import find_left_overs, host_name, owned_name, remove_entries
 
@@ -35,7 +35,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
 # Behind such a name, what logrotate and Python's logging add to a log that is full: .1, .2.gz, -20261124, .2026-11-24
 _ROTATED = re.compile(r"[.-](\d[\d_-]*)(\.gz|\.zst)?$")
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet", b"PK\x03\x04": "zip",
+          b"PK\x05\x06": "zip"}  # fmt: skip
 _BUFFER = 1 << 20
 _SCRATCH = "opdkit-extract-"
 _OF_MESSAGE = frozenset(("role", "content", "parts", "name", "ts", "timestamp", "createdAt"))
@@ -94,7 +95,7 @@ def unpack_members(source: str, path: Path, given: bool, folder: Path, names: di
 
     Their names are added to `names`, and differ from those in it.
     """
-    for member, copy, problem in unpack(path, SUFFIXES, folder) if is_zip(path) else [("", path, None)]:
+    for member, copy, problem in unpack(path, SUFFIXES, folder) if packing(path) == "zip" else [("", path, None)]:
         text = f"{source}/{member}" if member else source
         text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table may not
         yield Input(add_name(_stem(text), names), text, copy, given and not member, problem)
@@ -210,7 +211,7 @@ def _copy_dataset(log: str, path: Path) -> Path:
 
 
 def packing(path: Path) -> str | None:
-    """Return "gzip", "zstd", "parquet" or None, by the first bytes of the file and not by its name.
+    """Return "gzip", "zstd", "parquet", "zip" or None, by the first bytes of the file and not by its name.
 
     An archive that was cut off before those bytes are complete is known by its name.
     """

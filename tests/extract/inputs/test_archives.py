@@ -110,6 +110,20 @@ def test_a_damaged_member_is_set_aside_and_the_others_are_read(method: int, tmp_
     assert [s["session_id"] for s in found["sessions"]] == ["b:1"]
 
 
+def test_members_at_places_before_the_archive_are_set_aside(tmp_path: Path) -> None:
+    """zipfile asks the system to go there, which answers with an error of its own."""
+    archive = pack(tmp_path / "in" / "logs.zip", {"a.jsonl": LINE})
+    jsonl(tmp_path / "in" / "b.jsonl", chat("u", "a", "v"))
+    data = bytearray(archive.read_bytes())
+    end = data.rindex(b"PK\x05\x06")
+    data[end + 16 : end + 20] = b"\xf0\xff\xff\xff"  # where the central directory begins
+    archive.write_bytes(data)
+    run(tmp_path / "run", archive.parent)
+    found = tables(tmp_path / "run")
+    assert aside(found) == {"a.jsonl": "damaged archive"}
+    assert [s["session_id"] for s in found["sessions"]] == ["b:1"]
+
+
 def test_members_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     archive = pack(tmp_path / "logs.zip", {"a.jsonl": LINE, "locked.jsonl": LINE, "odd.jsonl": LINE, "in.zip": b"PK"})
     data = bytearray(archive.read_bytes())
