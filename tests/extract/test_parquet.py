@@ -16,7 +16,8 @@ import pytest
 from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.extract.inputs.parquet import read_rows, row_chunks
+from opdkit.extract.inputs.archives import DAMAGED
+from opdkit.extract.inputs.parquet import DAMAGED_ROWS, read_rows, row_chunks
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 
@@ -152,6 +153,34 @@ def test_rows_that_cannot_be_read_are_set_aside_one_by_one(tmp_path):
     assert [(r["line"], r["reason"]) for r in read_all(tmp_path / "run", "rejected")] == [
         (2, "not UTF-8"), (3, "line too long")]  # fmt: skip
     assert [s["line"] for s in read_all(tmp_path / "run", "sessions")] == [1, 4]
+
+
+def test_rows_with_a_time_that_python_does_not_have_are_set_aside(tmp_path):
+    """As seconds that were stored as milliseconds may be. The other rows are read."""
+    times = pa.array([0, 2**52, 10**12], pa.timestamp("ms"))
+    table = pa.table({"messages": pa.array([chat("u", "a", "v")["messages"]] * 3), "at": times})
+    pq.write_table(table, tmp_path / "log.parquet")
+    run(tmp_path / "run", tmp_path / "log.parquet")
+    assert [(r["line"], r["reason"]) for r in read_all(tmp_path / "run", "rejected")] == [(2, DAMAGED_ROWS)]
+    assert [s["line"] for s in read_all(tmp_path / "run", "sessions")] == [1, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "openai"}])
+def test_a_damaged_name_of_a_column_is_damage(tmp_path, log, options):
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(log.read_bytes().replace(b"language", b"langu\xffge"))
+    with pytest.raises(OpdkitError, match=DAMAGED):
+        run(tmp_path / "run", broken, **options)
+
+
+def test_files_in_the_working_directory_are_found(tmp_path, log, monkeypatch):
+    """Whose paths have no folder in them."""
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "run", ".")
+    assert len(list(read_all(tmp_path / "run", "sessions"))) == 40
+    monkeypatch.chdir(tmp_path / "run" / "extract" / "sessions")
+    with pytest.raises(ConfigError, match="holds no"):  # tables of a run are no logs
+        run(tmp_path / "another", ".")
 
 
 def test_a_damaged_file_is_set_aside_and_an_error_where_it_is_named(tmp_path, log):

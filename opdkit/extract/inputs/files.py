@@ -164,6 +164,7 @@ def _oldest_first(path: Path) -> tuple[Path, bool, int]:
 
 def _is_of_a_run(path: Path) -> bool:
     """Return True for what opdkit wrote: a table, or any file of a stage, an export or a hidden folder of a run."""
+    path = path.absolute()  # with all of its parents, also those of the working directory
     if path.suffix == ".parquet" and _is_manifest(path.parents[1] / "manifest.json"):
         return True
     runs = (folder for folder in path.parents if _is_manifest(folder / "extract" / "manifest.json"))
@@ -264,7 +265,7 @@ def until_damage() -> Iterator[list[Exception]]:
     except Exception as error:
         import pyarrow as pa  # slow to import: a night without news does not need it
 
-        is_broken = isinstance(error, (pa.ArrowException, EOFError, zlib.error))
+        is_broken = isinstance(error, (pa.ArrowException, EOFError, zlib.error, UnicodeDecodeError))
         if not is_broken and not (isinstance(error, OSError) and error.errno is None):
             raise
         damage.append(error)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from opdkit.chat.conversation import Unreadable
+from opdkit.extract.formats.json_lines import NOT_UTF_8
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.files import SHOWN
 
@@ -23,7 +24,8 @@ DAMAGED_ROWS = "damaged rows"
 
 def row_chunks(path: Path, part_bytes: int) -> tuple[int, list[tuple[int, int]]]:
     """Return (rows, [(first row, bytes) of pieces of about `part_bytes`]), by the file's own index alone."""
-    metadata = pq.read_metadata(path)
+    with pq.ParquetFile(path) as file:  # it also checks the names of the columns, unlike `read_metadata`
+        metadata = file.metadata
     chunks: list[tuple[int, int]] = []
     first = 0
     for number in range(metadata.num_row_groups):
@@ -67,9 +69,10 @@ def _lines_of(batch: pa.RecordBatch, source: str, first: int, limit: int) -> Ite
     """Yield rows as lines of JSON, those that cannot be read with their problem. The first is number `first`."""
     try:
         rows = batch.to_pylist()
-    except UnicodeDecodeError as error:
+    except (ValueError, OverflowError) as error:  # damaged text, or a time that Python does not have
         if batch.num_rows == 1:
-            yield Line(source, first, b"", Unreadable("not UTF-8", str(error)[:500]))
+            reason = NOT_UTF_8 if isinstance(error, UnicodeDecodeError) else DAMAGED_ROWS
+            yield Line(source, first, b"", Unreadable(reason, str(error)[:500]))
             return
         for index in range(batch.num_rows):
             yield from _lines_of(batch.slice(index, 1), source, first + index, limit)
