@@ -17,9 +17,9 @@ from opdkit.extract.formats.items import is_call
 from opdkit.extract.formats.otel import adk_messages, event_message, openai_messages, read_span_tools
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
+from opdkit.extract.mapping import value_at
 
-_KINDS = frozenset(("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
-                    "GUARDRAIL"))  # fmt: skip
+_KINDS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
 _OF_TRACE = ("name", "scores", "metadata", "environment", "version")  # fields of a trace that hold for its observations
 _KEPT = ("trace", "id", "name", "userId", "user_id", "metadata", "environment", "tags", "release", "version", "scores",
          "modelParameters", "model_parameters", "usage", "usageDetails", "usage_details")  # fmt: skip
@@ -29,14 +29,21 @@ _EVALUATOR = "EVAL"  # source of a score that a model gave
 
 def recognises(record: JSON) -> bool:
     """Return whether the record is an observation, a trace with fields of Langfuse alone, or a page of one of both."""
-    pieces, page = record.get("observations"), record.get("data")
-    if isinstance(page, list) and page and "meta" in record:
-        return all(isinstance(row, dict) and recognises(row) for row in page[:5])
-    if isinstance(pieces, list):
-        own = any(isinstance(piece, dict) and piece.get("type") in tuple(_KINDS) for piece in pieces[:5])
-        return "id" in record and ("sessionId" in record or "projectId" in record or own)
-    kind = record.get("type")
-    return isinstance(kind, str) and kind in _KINDS and bool(first_text(record.get("traceId"), record.get("trace_id")))
+    for row in _split_page(record)[:5]:
+        pieces, kind = value_at(row, ("observations",)), value_at(row, ("type",))
+        if isinstance(pieces, list):
+            own = any(isinstance(piece, dict) and piece.get("type") in _KINDS for piece in pieces[:5])
+            if "id" not in row or not (own or "sessionId" in row or "projectId" in row):
+                return False
+        elif kind not in _KINDS or first_text(row.get("traceId"), row.get("trace_id")) is None:
+            return False
+    return True
+
+
+def _split_page(record: JSON) -> list[Any]:
+    """Return the rows of a page; a list of any other record."""
+    page = record.get("data")
+    return page if isinstance(page, list) and page and "meta" in record else [record]
 
 
 def unfold(record: JSON) -> list[JSON]:
@@ -45,23 +52,22 @@ def unfold(record: JSON) -> list[JSON]:
     Each model call carries the other fields of its trace; the first one alone where the line would more than double.
     The last one carries the scores of its trace, and of observations that called no model, as `rated`.
     """
-    page = record.get("data")
-    if isinstance(page, list) and page and "meta" in record and all(isinstance(row, dict) for row in page):
-        return [piece for row in page for piece in unfold(row)]
-    observations = record.get("observations")
-    if not isinstance(observations, list) or not any(isinstance(piece, dict) for piece in observations):
-        return [record]  # of a trace alone, the observations may be ids
-    shared = {key: record[key] for key in ("sessionId", "userId", "tags", "release") if record.get(key)}
-    trace = {key: record[key] for key in _OF_TRACE if record.get(key)}
-    pieces = [shared | piece for piece in observations if isinstance(piece, dict)]
-    calls = [n for n, piece in enumerate(pieces) if piece.get("type", "GENERATION") == "GENERATION"]
-    for n, scores in _scores_of_calls(record.get("scores"), {n: pieces[n] for n in calls}).items():
-        pieces[n] = pieces[n] | {"rated": scores}
-    if trace and len(calls) * len(dump(trace)) > len(dump(record)):
-        calls = calls[:1]
-    for n in calls if trace else ():
-        pieces[n] = pieces[n] | {"trace": trace}
-    return pieces
+    rows, unfolded = _split_page(record), list[JSON]()
+    for row in rows if all(isinstance(row, dict) for row in rows) else [record]:
+        # Of a trace alone, the observations may be ids.
+        observations = [piece for piece in as_list(row.get("observations")) if isinstance(piece, dict)]
+        shared = {key: row[key] for key in ("sessionId", "userId", "tags", "release") if row.get(key)}
+        trace = {key: row[key] for key in _OF_TRACE if row.get(key)}
+        pieces = [shared | piece for piece in observations]
+        calls = [n for n, piece in enumerate(pieces) if piece.get("type", "GENERATION") == "GENERATION"]
+        for n, scores in _scores_of_calls(row.get("scores"), {n: pieces[n] for n in calls}).items():
+            pieces[n] = pieces[n] | {"rated": scores}
+        if calls and trace and len(calls) * len(dump(trace)) > len(dump(row)):
+            calls = calls[:1]
+        for n in calls if trace else ():
+            pieces[n] = pieces[n] | {"trace": trace}
+        unfolded += pieces or [row]
+    return unfolded
 
 
 def _scores_of_calls(scores: Any, calls: dict[int, JSON]) -> dict[int, list[JSON]]:
@@ -70,12 +76,12 @@ def _scores_of_calls(scores: Any, calls: dict[int, JSON]) -> dict[int, list[JSON
         return {}
     last = max(calls, key=lambda n: first_text(calls[n].get("startTime"), calls[n].get("start_time")) or "")
     named = {name: n for n, call in calls.items() if (name := first_text(call.get("id"))) is not None}
-    found: dict[int, list[JSON]] = {}
+    scores_of: dict[int, list[JSON]] = {}
     for score in as_list(scores):
         if isinstance(score, dict):
             name = first_text(score.get("observationId"), score.get("observation_id"))
-            found.setdefault(named.get(name or "", last), []).append(score)
-    return found
+            scores_of.setdefault(named.get(name or "", last), []).append(score)
+    return scores_of
 
 
 def _read_scores(record: JSON) -> Iterator[JSON]:

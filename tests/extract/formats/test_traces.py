@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 from small_logs import jsonl, run, tables
 
-from opdkit.chat.conversation import JSON, Conversation
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
 from opdkit.chat.openai_messages import tool_definitions
 from opdkit.config.conditions import find_rejection, parse_filters
 from opdkit.extract.formats import READERS, chains
 from opdkit.extract.formats.chains import NO_CALL
 from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.json_lines import find_id
 from opdkit.extract.formats.otel import NOT_OF_CALL
 from opdkit.extract.formats.reader import LeftOut, Line, Rejected
 from opdkit.extract.formats.spans import nest_attributes, otlp_value
+from opdkit.extract.inputs.index import unfold_line
 
 U, A, V = ({"role": r, "content": c} for r, c in (("user", "u"), ("assistant", "a"), ("user", "no")))
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": 1}'}}
@@ -647,6 +649,16 @@ def test_hostile_attributes_cost_no_more_than_they_weigh():
     assert (tree["b"], tree["l"]) == (1, {"999999999999": 1, "0": 2})
     assert "a" not in tree
     assert nest_attributes({"attributes": {"0": {"x": 1}, "1": 2}}) == {"0": {"x": 1}, "1": 2}
+
+
+def test_pages_in_pages_are_no_langfuse():
+    """A page holds observations or traces. However deep it is, a line costs itself and no more."""
+    line = Line("log", 1, b'{"meta": 1, "data": [' * 500 + b'{"id": "t", "observations": []}' + b"]}" * 500)
+    with pytest.raises(Unreadable, match="unknown format"):
+        detect([line])
+    reader = READERS["langfuse"]
+    assert find_id(reader, line) is None
+    assert len(unfold_line(line, reader.unfold)) == 1
 
 
 @pytest.mark.parametrize(("record", "name"), [
