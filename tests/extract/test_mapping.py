@@ -67,6 +67,14 @@ def test_the_metadata_can_be_named(tmp_path):
     assert told.metadata == {"timestamp": "2026-01-01T00:00:00+00:00", "meta.shop": "s", "stars": 5}
 
 
+def test_an_object_without_a_role_is_the_message_that_its_place_says(tmp_path):
+    """Also where the roles of other messages lie in an object."""
+    fields = 'prompt = "q"\nreply = "a"\nrole = "author.role"\ncontent = "text"'
+    row = {"q": [{"author": {"role": "user"}, "text": "hi"}], "a": {"author": {"name": "bot"}, "text": "hello"}}
+    (told,) = read(tmp_path, fields, row)
+    assert said(told) == [("user", "hi"), ("assistant", "hello")]
+
+
 PAIRS = 'prompt = "question"\nreply = "answer"\nnext = "feedback.text"\nsystem = "instructions"\nfinish_reason = "why"'
 
 

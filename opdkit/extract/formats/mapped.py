@@ -43,8 +43,8 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
     """
     if isinstance(items, str):
         return [{"role": role, "content": items}]
-    if isinstance(items, dict):
-        items = [items if value_at(items, fields.role) is not None else items | {str(fields.role[0]): role}]
+    is_single = isinstance(items, dict)
+    items = [items] if is_single else items
     if not isinstance(items, list):
         raise Unreadable("content of unknown shape", f"a {type(items).__name__} where a {role} message should be")
     check_message_count(items)
@@ -53,6 +53,7 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
         if not isinstance(item, dict):
             raise Unreadable("message is not an object", f"message {position} is a {type(item).__name__}")
         logged = value_at(item, fields.role)
+        logged = role if logged is None and is_single else logged
         if logged is None:
             raise Unreadable("message without a role", f"message {position}: nothing at {_path_text(fields.role)}")
         known = dict(fields.roles).get(str(logged)) or (_KNOWN_ROLES.get(logged) if isinstance(logged, str) else None)
