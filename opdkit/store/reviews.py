@@ -101,7 +101,7 @@ class ReviewLog:
     def __init__(self, run: Path) -> None:
         """Read the decisions. Raises OpdkitError for a damaged file."""
         self._path = reviews_dir(run) / FILE
-        self._end = 0  # bytes of the file that are read
+        self._inode, self._end = 0, 0  # of the file that is read, and how many bytes are
         self._reviews = _read_old_files(self._path.parent)
         self._last = {review.turn_id: review for review in self._reviews}
         self.all_reviews()
@@ -164,14 +164,16 @@ class ReviewLog:
     def _find_newer(self, decided: Sequence[Review], seen: int) -> list[Review]:
         """Return the last decisions on these turns, the newest first, that came after `seen` and say something else."""
         pairs = ((review, self._last[review.turn_id]) for review in decided if review.turn_id in self._last)
-        found = [last for new, last in pairs if last.ordinal > seen
+        newer = [last for new, last in pairs if last.ordinal > seen
                  and (last.action, last.decided, last.note) != (new.action, new.decided, new.note)]  # fmt: skip
-        return sorted(found, key=lambda review: -review.ordinal)
+        return sorted(newer, key=lambda review: -review.ordinal)
 
     def _read(self, file: FileIO) -> bytes:
         """Read what was added. Return the end of the file if it is not a whole decision: it does not count."""
-        if os.fstat(file.fileno()).st_size < self._end:
-            raise OpdkitError(f"{self._path} became shorter since it was read: start the command again")
+        status = os.fstat(file.fileno())
+        if self._end and (status.st_size < self._end or status.st_ino != self._inode):
+            raise OpdkitError(f"{self._path} was replaced since it was read: start the command again")
+        self._inode = status.st_ino
         file.seek(self._end)
         data, done, place, rows = file.read(), 0, 0, list[Review]()
         for line in data.split(b"\n")[:-1]:

@@ -220,6 +220,19 @@ def test_a_decision_for_a_file_that_was_replaced_is_refused(run, monkeypatch):
     assert path.read_bytes() == before
 
 
+def test_a_file_that_was_replaced_since_it_was_read_is_refused(run):
+    """As `opdkit forget` does. A line of the new file may begin where the old one ended."""
+    names = ["s0:1", "s1:1", "s2:1"]
+    reviews.append(run, [set_reward(name, 1) for name in names[:2]])
+    log = ReviewLog(run)
+    reviews.drop_reviews(run, {"s0"})
+    reviews.append(run, [set_reward(name, 0) for name in names])
+    for look in (log.in_force, lambda: log.append([set_reward("s1:1", 1)])):
+        with pytest.raises(OpdkitError, match="was replaced"):
+            look()
+    assert {name: review.reward for name, review in reviews_in_force(run).items()} == dict.fromkeys(names, 0)
+
+
 @pytest.mark.parametrize("lost", [1, 150, 290])
 def test_killed_while_writing_a_decision_is_there_whole_or_not_at_all(run, capsys, lost):
     """The reviewer is told "done" only afterwards. Two turns decided in one count together or not at all."""
