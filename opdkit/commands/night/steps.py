@@ -253,7 +253,7 @@ def decide(
 ) -> tuple[bool, JSON]:
     """Compare two models. Return whether the second one is better, and no worse anywhere, and what to write down.
 
-    `learned`: ids of the conversations whose complaints show whether it is better. `chance`: see `has_gained`.
+    `learned`: ids of the conversations that show whether it is better. `chance`: see `has_gained`.
     """
     run = evaluation.run
     tests = run / TESTS
@@ -261,25 +261,29 @@ def decide(
         run_step("eval", replace(evaluation, from_log=False, prompts=str(tests)))
     decision = gate(GateConfig(run=run, max_loss=config.max_loss, allow=config.allow))
     own = {prompt.id for prompt in read_prompts(Path(config.prompts))} if config.prompts else set()
-    corrected = [prompt for prompt in read_prompts(tests) if prompt.corrected]
-    new = [prompt for prompt in corrected if prompt.id in own or (prompt.session or "") in learned]
+    tested = [prompt for prompt in read_prompts(tests) if prompt.corrected is not None]
+    # Of the new prompts all count. Those with a complaint are the ones that the present model got wrong, in part by
+    # chance: on these alone, any other model would seem to be better.
+    new = [prompt for prompt in tested if prompt.id in own or (prompt.session or "") in learned]
+    corrected = [prompt for prompt in tested if prompt.corrected]
     replies = read_arrow(run, "replies", 0)
-    new_U4, all_U4 = (sum_known(replies, [prompt.id for prompt in prompts]) for prompts in (new, corrected))
-    # What users complained about before, the parent has learned: it only adds noise to enough new complaints.
+    new_U4, all_U4, corrected_U4 = (sum_known(replies, [prompt.id for prompt in prompts])
+                                    for prompts in (new, tested, corrected))  # fmt: skip
+    # What users said of earlier replies, the parent has learned: it only adds noise to enough new prompts.
     is_enough = len(new_U4) >= FEWEST
     has_learned = has_gained(new_U4 if is_enough else all_U4, chance)
     # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out.
-    is_better = decision.ship and has_learned and bool(all_U4[:, 1].sum() > all_U4[:, 0].sum())
+    is_better = decision.ship and has_learned and bool(corrected_U4[:, 1].sum() > corrected_U4[:, 0].sum())
     write_report(ReportConfig(run=run))
     sentence = decision.sentence
     if decision.ship:
-        gain = ("More replies are right" if is_better else "What it learned of new complaints, it lost of older ones"
+        gain = ("More replies are right" if is_better else "What it gained, it lost where users corrected the model"
                 if has_learned else "No gain beyond chance")  # fmt: skip
         shares = [f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
                   for row in deciding_shares(read_part(run, "scores", 0))]  # fmt: skip
         if is_enough and len(new_U4) < len(all_U4):
             before, after, _, weight = new_U4.sum(0)
-            shares.insert(0, f"on new complaints, {after / weight:.0%} ({before / weight:.0%} before)")
+            shares.insert(0, f"on new prompts, {after / weight:.0%} ({before / weight:.0%} before)")
         sentence = f"{gain}: {'; '.join(shares)}."
     answer = printable(f"Night {night.number}: {PROMOTED if is_better else KEPT}. {sentence}")
     write_text(run / "gate.md", f"{answer}\n\nThe gate: {decision.markdown()}\n")

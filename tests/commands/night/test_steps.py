@@ -1,6 +1,7 @@
 """opdkit/commands/night/steps.py: what a night's tests are, when it trains, and what its evaluation decides."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -123,18 +124,19 @@ WRONG, RIGHT, GAIN, LOSS, UNKNOWN = (False, False), (True, True), (False, True),
 
 
 def decided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple],
+    praised: Sequence[tuple] = ((True, True),),
 ) -> tuple[bool, JSON]:  # fmt: skip
-    """What a night decides by replies to new complaints, to old ones, and to own prompts, each of another session."""
+    """What a night decides by replies to new complaints, old ones, own prompts, and new praise."""
     row = {"messages": [{"role": "user", "content": "hi"}], "check": {"match": ["x"]}, "corrected": True}
     rows = [row | {"id": f"{kind}-{n}", "session": f"{kind}:{n}"} for kind, sides in
             (("new", new), ("old", old), ("own", own)) for n in range(len(sides))]  # fmt: skip
-    rows.append(row | {"id": "calm", "session": "new:1", "corrected": False})
+    calm = [row | {"id": f"calm-{n}", "session": f"new:{10 + n}", "corrected": False} for n in range(len(praised))]
     night = Home(tmp_path / "home").night(7)
-    jsonl(night.folder / "tests.jsonl", *rows)
-    jsonl(tmp_path / "own.jsonl", *rows[len(new) + len(old) : -1], rows[-1])
-    names = (one["id"] for one in rows[:-1])
-    replies = replies_of(dict(zip(names, [*new, *old, *own], strict=True)) | {"calm": RIGHT})
+    jsonl(night.folder / "tests.jsonl", *rows, *calm)
+    jsonl(tmp_path / "own.jsonl", *rows[len(new) + len(old) :], *calm[:1])
+    names = (one["id"] for one in (*rows, *calm))
+    replies = replies_of(dict(zip(names, [*new, *old, *own, *praised], strict=True)))
     stubs = {"gate": lambda _: Decision(True, "Ship: well.", [], [], [], 0), "read_arrow": lambda *_: replies,
              "read_part": lambda *_: [], "run_step": lambda *_: None, "write_report": lambda *_: None}  # fmt: skip
     for name, stub in stubs.items():
@@ -144,19 +146,27 @@ def decided(
 
 
 @pytest.mark.parametrize(("new", "old", "own", "is_better", "words"), [
-    ([GAIN] * 6, [WRONG] * 40, [], True, "on new complaints, 100% (0% before)"),
-    ([WRONG] * 6, [GAIN] * 30, [], False, "No gain beyond chance: on new complaints, 0% (0% before)"),
-    ([WRONG] * 5, [GAIN] * 30, [], True, "More replies are right"),
-    ([GAIN] * 5, [WRONG], [GAIN], True, "on new complaints, 100% (0% before)"),
-    ([GAIN] * 6, [LOSS] * 6, [], False, "it lost of older ones: on new complaints, 100% (0% before)"),
+    ([GAIN] * 6, [WRONG] * 40, [], True, "on new prompts, 100% (14% before)"),
+    ([WRONG] * 6, [GAIN] * 30, [], False, "No gain beyond chance: on new prompts, 14% (14% before)"),
+    ([WRONG] * 4, [GAIN] * 30, [], True, "More replies are right"),
+    ([GAIN] * 5, [WRONG], [GAIN], True, "on new prompts, 100% (14% before)"),
+    ([GAIN] * 6, [LOSS] * 6, [], False, "it lost where users corrected the model: on new prompts, 100% (14% before)"),
     ([UNKNOWN] * 6, [GAIN] * 30, [], True, "More replies are right"),
-    ([UNKNOWN] * 9, [GAIN] * 5, [], False, "No gain beyond chance"),
+    ([UNKNOWN] * 9, [GAIN] * 4, [], False, "No gain beyond chance"),
 ])  # fmt: skip
-def test_new_complaints_and_own_prompts_with_a_verdict_show_whether_a_model_is_better(
+def test_new_prompts_and_own_ones_with_a_verdict_show_whether_a_model_is_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple],
     is_better: bool, words: str,
 ) -> None:  # fmt: skip
-    """Where there are enough; else all complaints do. Whatever is learned must not cost as much of what was before."""
+    """Where there are enough; else all prompts do. Whatever is gained must not cost as much of what users corrected."""
     found, record = decided(tmp_path, monkeypatch, new, old, own)
     assert found is is_better
     assert words in record["sentence"]
+
+
+def test_complaints_alone_do_not_show_that_a_model_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are what the present model got wrong: one that fails as often elsewhere is no better."""
+    found, record = decided(tmp_path / "other", monkeypatch, [GAIN] * 6, [RIGHT], [], [LOSS] * 6)
+    assert not found
+    assert "No gain beyond chance: on new prompts, 50% (50% before)" in record["sentence"]
+    assert decided(tmp_path / "better", monkeypatch, [GAIN] * 6, [], [], [RIGHT] * 6)[0]
