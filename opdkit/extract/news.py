@@ -16,7 +16,7 @@ import shutil
 import sqlite3
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -90,7 +90,11 @@ def collect_news(
             night.find_records_of_ids()
             news = News()
             if night.pieces:
-                changes.executemany("INSERT INTO log VALUES (?, ?, ?)", night.list_logs())
+                inputs = {known.name: known for known in night.inputs.values()}
+                for name, known_format in night.formats.items():
+                    known = inputs[name.partition(BY_LINE)[0]]
+                    log = f"{name}.jsonl", known_format, night.files.get(known.path, known.name) + known.member
+                    changes.execute("INSERT INTO log VALUES (?, ?, ?)", log)
                 news = News(night.number, night.inputs_with_news, night.records)
                 row = news.night, uuid.uuid4().hex, orjson.dumps(asdict(news)).decode()
                 changes.execute("INSERT INTO night VALUES (?, ?, ?)", row)
@@ -157,13 +161,6 @@ class _Night:
     def look_again(self, file: bytes) -> None:
         """Let the next nights look at a file, even if it does not change."""
         self.changes.execute("DELETE FROM file WHERE path = ?", (file,))
-
-    def list_logs(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the file, the format and the source of each log of the night, as rows of the table `log`."""
-        inputs = {known.name: known for known in self.inputs.values()}
-        for name, log_format in self.formats.items():
-            known = inputs[name.partition(BY_LINE)[0]]
-            yield f"{name}.jsonl", log_format, self.files.get(known.path, known.name) + known.member
 
     def read_files(self, files: LogFiles) -> list[Source]:
         """Note what is new in the inputs of the changed files. Return these inputs."""

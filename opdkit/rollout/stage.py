@@ -43,7 +43,13 @@ def run(config: RolloutConfig) -> Summary:
     template_args = template_args_of(config.from_run, "teacher", config.template_arg, binding=False)
     config = replace(config, template_arg=template_args)
     parts, reviews = part_count(config.from_run, "judge"), reviews_in_force(config.from_run)
-    check_has_hints(config, parts, reviews)
+    hinted = (verdict for part in range(parts) for _, verdict in hinted_turns(config, part, reviews))
+    if all(verdict["hint"] is None for verdict in hinted):
+        within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
+        larger = " or a larger --limit" if config.limit else ""
+        raise OpdkitError(f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in "
+                          f"the closing line of `opdkit judge {quote(config.from_run)}`, or of the teacher stage with "
+                          f"--check-hints, why, and try a stronger --judge{larger}")  # fmt: skip
     if config.overwrite:  # old votes are removed only for a judge that is there
         try_criterion_judge(config)
     replies, verdicts = open_stages(config, parts, reviews)
@@ -69,17 +75,6 @@ def run(config: RolloutConfig) -> Summary:
             "--judge-model gives rewards")  # fmt: skip
     warn(*warnings(config, summary.counters))
     return summary
-
-
-def check_has_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
-    """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint that is not dropped."""
-    verdicts = (verdict for part in range(parts) for _, verdict in hinted_turns(config, part, reviews))
-    if all(verdict["hint"] is None for verdict in verdicts):
-        within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
-        larger = " or a larger --limit" if config.limit else ""
-        raise OpdkitError(f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in "
-                          f"the closing line of `opdkit judge {quote(config.from_run)}`, or of the teacher stage with "
-                          f"--check-hints, why, and try a stronger --judge{larger}")  # fmt: skip
 
 
 def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[Stage, Stage]:

@@ -45,7 +45,10 @@ def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat
     terms = {name for objective in objectives for name in objective.weights}
     supports = "any" if config.anchor_weight or config.step_limit else "none"
     scored = load_turns(config.run, config.limit, supports if terms.isdisjoint(SUPPORTED) else "needed")
-    left, filtered = filter_turns(scored, config)
+    filters = parse_session_filters(config.filter)
+    rejected = {session.session_id: reason for session in (read_logged_fields(config.run) if filters else ())
+                if (reason := find_rejection(filters, session, session.format)) is not None}  # fmt: skip
+    left, filtered = drop_turns(scored, lambda turn: rejected.get(turn.session_id))
     turns, dropped = select_turns(left, terms, config.holdout, anchored=config.anchor_weight > 0)
     turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed, terms)
     inside = [turn for turn in left if not is_held_out(turn.session_id, config.holdout)]
@@ -66,15 +69,6 @@ def choose_epochs(turns: Sequence[Turn], config: TrainConfig) -> int:
 def list_batch_sessions(turns: Sequence[Turn], config: TrainConfig) -> list[str] | None:
     """Return the session of each turn where steps take whole sessions; None where they take single turns."""
     return [turn.branch_root for turn in turns] if config.batch_by == "session" else None
-
-
-def filter_turns(turns: Sequence[Turn], config: TrainConfig) -> tuple[list[Turn], Counter[str]]:
-    """Return the turns of the sessions that pass `--filter`, and the number of the others by reason."""
-    filters = parse_session_filters(config.filter)
-    sessions = read_logged_fields(config.run) if filters else ()
-    rejected = {session.session_id: reason for session in sessions
-                if (reason := find_rejection(filters, session, session.format)) is not None}  # fmt: skip
-    return drop_turns(turns, lambda turn: rejected.get(turn.session_id))
 
 
 def drop_turns(turns: Sequence[Turn], find_reason: Callable[[Turn], str | None]) -> tuple[list[Turn], Counter[str]]:
