@@ -82,7 +82,7 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
         survey = make_survey(inputs, log_format, size, line_limit, config.limit, scratch, sharing, formats)
         say_formats(survey.inputs)
         if survey.parts == 0 and not any(surveyed.problem for surveyed in survey.inputs):
-            raise OpdkitError(f"nothing to read: no line but blank ones in {', '.join(config.logs)}")
+            raise OpdkitError(f"nothing to read: no record in {', '.join(config.logs)}")
         pinned = {
             surveyed.input.name: {"position": surveyed.number, "source": surveyed.input.source,
                                   "bytes": surveyed.stat[0], "xxh3_128": surveyed.digest, "format": surveyed.format}
@@ -257,7 +257,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     if is_nothing_read:
         texts = [problem_text(entry.source, problem) for entry, problem in problems]
         names = ", ".join(entry.source for entry in inputs)
-        raise OpdkitError("\n".join(texts) or f"nothing to read: no line but blank ones in {names}")
+        raise OpdkitError("\n".join(texts) or f"nothing to read: no record in {names}")
     if total.total(UNREAD) and not total.rows_out:
         check_results(total)
     return Summary("extract --dry-run", total, 0, 1, where=None)

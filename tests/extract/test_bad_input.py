@@ -93,7 +93,7 @@ def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
 
 @pytest.mark.parametrize(("data", "message"), [
     (b"", "nothing to read"),
-    (b"\n \n", "no JSON lines"),
+    (b"\n \n", "nothing to read"),
     (b"[\n{},\n{}\n]\n", "unknown format"),
     (b"[1, 2]\n", "no JSON lines"),
     (b"[]\n", "nothing to read"),

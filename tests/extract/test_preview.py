@@ -115,7 +115,7 @@ LOGS = {
     "unknown": (b'{"level": "info"}\n', r"unknown format.*--map says where.*docs/logs\.md"),
     "votes": (b'{"votes": [], "session_id": "s"}\n', "judge votes"),
     "empty": (b"", "nothing to read"),
-    "blank": (b"\n", "no JSON lines"),
+    "blank": (b"\n", "nothing to read"),
     "no messages": (b'{"messages": 1}\n', "1 of 1 log session could not be read"),
     "cut": (gzip.compress(b'{"level": "info"}\n')[:14], "damaged archive"),
     "cut late": (gzip.compress(b'{"level": "info"}\n')[:-4], "unknown format"),

@@ -74,7 +74,7 @@ def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
             except OSError as error:
                 yield Finding("logs", PROBLEM, f"{log.source} cannot be read: {error}", remedy)
                 continue
-            problem = surveyed.problem or (None if surveyed.format else Unreadable(NO_LINES, "the file is empty"))
+            problem = surveyed.problem or (None if surveyed.format else Unreadable(NO_LINES, "no record in it"))
             if problem is None:
                 yield Finding("logs", OK, f"{log.source}: {surveyed.format}")
                 continue

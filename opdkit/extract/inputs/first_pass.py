@@ -266,26 +266,19 @@ def read_lines(surveyed: SurveyedInput, line_limit: int, stop: int = sys.maxsize
 
 
 def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: int) -> None:
-    """Set the format of an input; the problem where none is found. An empty input has neither."""
+    """Set the format of an input; the problem where none is found. One without a line but blank ones has neither."""
     if surveyed.problem is not None:
         return
-    if surveyed.by_row:
-        from opdkit.extract.inputs.parquet import row_chunks
-
-        with _noting_damage(surveyed):
-            if row_chunks(surveyed.path, END)[0] == 0:
-                return
-    else:
+    if not surveyed.by_row:
         surveyed.documents = find_documents(surveyed.path, line_limit)
-        with _noting_damage(surveyed), open_plain(surveyed.path, surveyed.documents) as handle:
-            if not handle.peek(1):
-                return
+    numbered = (line for _, line in _lines_until_damage(surveyed, line_limit))
+    if (first := next(numbered, None)) is None:
+        return
     if log_format != AUTO:
         surveyed.format = log_format.name if isinstance(log_format, Reader) else log_format
         return
     try:
-        numbered = (line for _, line in _lines_until_damage(surveyed, line_limit))
-        surveyed.format = detect(numbered, "record" if surveyed.documents else "line")
+        surveyed.format = detect(chain([first], numbered), "record" if surveyed.documents else "line")
     except Unreadable as error:
         if surveyed.problem is not None and error.reason == NO_LINES:
             return  # it breaks off before its first record
