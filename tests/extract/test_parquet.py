@@ -214,6 +214,8 @@ def test_tables_of_a_run_in_a_folder_of_logs_are_no_logs(tmp_path, log):
     jsonl(tmp_path / "logs" / "a.jsonl", chat("u", "a", "v"))
     run(tmp_path / "run", tmp_path / "logs")
     assert [s["session_id"] for s in read_all(tmp_path / "run", "sessions")] == ["a:1"]
+    with pytest.raises(ConfigError, match="those of a run"):
+        run(tmp_path / "other", tmp_path / "logs/runs")
 
 
 def test_reading_starts_at_any_row_and_goes_on(log):

@@ -128,12 +128,11 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
         next(path.iterdir(), None)  # raises where it cannot be read; of a folder within, that is a warning
         walk = os.walk(path, onerror=lambda why: warn(f"{why.filename} cannot be read, left out: {why.strerror}"))
         suffixes, found = (*SUFFIXES, ".zip"), (Path(folder, name) for folder, _, names in walk for name in names)
-        names = (p for p in found if (_unrotated(p) if rotated else p).name.endswith(suffixes))
-        files = sorted(
-            (p for p in names if p.is_file() and not _is_of_a_run(p)), key=_oldest_first if rotated else None
-        )
+        named = [p for p in found if (_unrotated(p) if rotated else p).name.endswith(suffixes) and p.is_file()]
+        files = sorted((p for p in named if not _is_of_a_run(p)), key=_oldest_first if rotated else None)
         if not files and not rotated:
-            raise ConfigError(f"the folder {log} holds no {', '.join(suffixes)} files")
+            own = " but those of a run, which are no logs" if named else ""
+            raise ConfigError(f"the folder {log} holds no {', '.join(suffixes)} files{own}")
         yield from ((str(file), file) for file in files)
     elif path.exists() and not path.is_file():  # a pipe: it can be read once, too
         copy = scratch / f"{number}-{path.name}"
