@@ -4,10 +4,10 @@ Prompts are counted with the judge's tokenizer. That of a server's model may be 
 hub; else four bytes of UTF-8 count as a token. `--measure N` asks about N turns: see `Measured`.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from opdkit.chat.openai_messages import Message
@@ -15,6 +15,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import Answers, Ask, Question
+from opdkit.model.folder import find_file
 from opdkit.store.dry_run import describe_costs
 
 Prompt = list[int] | bytes  # token ids, or UTF-8 where no tokenizer is known
@@ -102,16 +103,10 @@ def find_encoder(model: str, template_args: JSON) -> Callable[[list[Message]], l
 
     That is in a folder, or in the cache of the hub. Nothing is downloaded.
     """
-    from huggingface_hub import try_to_load_from_cache  # imported here: they take seconds
-
-    from opdkit.chat.template import Chat
+    from opdkit.chat.template import Chat  # imported here: they take seconds
     from opdkit.model.load import load_tokenizer
 
-    try:
-        file = model if Path(model).is_dir() else try_to_load_from_cache(model, "tokenizer.json")
-        if not isinstance(file, str):
-            return None
-        folder = file if Path(file).is_dir() else str(Path(file).parent)
-        return Chat(load_tokenizer(folder), template_args).question_ids
-    except (ValueError, OpdkitError):  # not a name on the hub; no folder of a chat model
-        return None
+    with contextlib.suppress(ValueError, OpdkitError):  # no folder of a chat model
+        if file := find_file(model, "tokenizer.json"):
+            return Chat(load_tokenizer(str(file.parent)), template_args).question_ids
+    return None

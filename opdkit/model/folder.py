@@ -1,5 +1,6 @@
 """Checks and names of model folders. Nothing heavy is imported."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Collection, Mapping
@@ -14,17 +15,37 @@ _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.js
 MERGE = "merge it into its model first (peft: merge_and_unload, then save_pretrained with the tokenizer)"
 
 
-def check_model_folder(name: str) -> None:
-    """Raise OpdkitError, saying what the path holds and what to pass instead, unless it is a model folder.
+def check_is_here(name: str, *, asks_hub: bool = True) -> None:
+    """Raise OpdkitError for a file, for a path where nothing is, and for a name that the hub lacks.
 
-    A name on the hub passes; it is checked when it is downloaded.
+    The hub is asked once, unless a model of that name was downloaded: without network, its library asks for a minute.
     """
     path = Path(name)
     if path.is_file():
         kind = "GGUF file (llama.cpp's format)" if path.suffix.lower() == ".gguf" else "file"
         raise OpdkitError(f"{name} is a {kind}; {_FORMAT}")
     check_model_path(name)
-    if not path.is_dir():
+    if path.is_dir() or not asks_hub or find_file(name, "config.json"):
+        return
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url  # imported here: a folder needs no hub
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"))
+    except Exception as error:  # of the client for HTTP, too
+        if isinstance(error, HfHubHTTPError) and not isinstance(error, RepositoryNotFoundError):
+            return  # there is a tokenizer alone, or the server is busy: loading says so, or waits
+        why = " ".join(str(error).split("\n\n")[-1].split())  # the paragraph before it has the number of the request
+        raise OpdkitError(f"{name} is neither a folder here, nor can it be fetched from the hub: {why}") from error
+
+
+def check_model_folder(name: str, *, asks_hub: bool = True) -> None:
+    """Raise OpdkitError, saying what the path holds and what to pass instead, unless it is a model folder.
+
+    A name on the hub passes where `check_is_here` lets it through. Without `asks_hub`, every name does.
+    """
+    check_is_here(name, asks_hub=asks_hub)
+    if not (path := Path(name)).is_dir():
         return
     if not (path / "config.json").is_file():
         raise OpdkitError(f"{name} is not a model folder: {_describe(path)}")
@@ -37,13 +58,25 @@ def check_model_folder(name: str) -> None:
         raise OpdkitError(f"{name} holds no weights as *.safetensors{_pickle_advice(path)}")
 
 
-def check_stages(stages: Collection[StageConfig]) -> None:
-    """Raise OpdkitError for a path among the models of these stages that holds no model, and what the stages raise.
+def find_file(model: str, name: str) -> Path | None:
+    """Return a file of a model, in its folder or in the hub's cache; None where it is in neither."""
+    if Path(model).is_dir():
+        return path if (path := Path(model) / name).is_file() else None
+    from huggingface_hub import try_to_load_from_cache  # imported here: a folder needs no hub
 
-    A command that runs several stages calls it before the first of them.
+    with contextlib.suppress(ValueError):  # neither a path nor a name on the hub
+        cached = try_to_load_from_cache(model, name)
+        return Path(cached) if isinstance(cached, str) else None
+    return None
+
+
+def check_stages(stages: Collection[StageConfig], *, asks_hub: bool = True) -> None:
+    """Raise OpdkitError for one among the models of these stages that is not there, and what the stages raise.
+
+    A command that runs several stages calls it before the first of them. Without `asks_hub`, names on the hub pass.
     """
-    for model in (model for stage in stages for model in models_of(stage)):
-        check_model_folder(model)
+    for model in dict.fromkeys(model for stage in stages for model in models_of(stage)):
+        check_model_folder(model, asks_hub=asks_hub)
     for stage in stages:
         stage.check_inputs()
 

@@ -32,9 +32,8 @@ from opdkit.config.fields import parse_pairs
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.compiled import compile_small_operations
-from opdkit.model.folder import MERGE, check_model_folder, read_config
+from opdkit.model.folder import MERGE, check_is_here, check_model_folder, read_config
 from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
-from opdkit.store.plans import check_model_path
 
 transformers_logging.disable_progress_bar()  # while weights load; opdkit shows its own progress
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel for CPUs whenever it is imported
@@ -47,9 +46,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     keeps text from logs apart from control tokens.
     """
     path, any_of = Path(name), ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-    if path.is_file():
-        raise OpdkitError(f"{name} is a file; a model is a folder in Hugging Face format")
-    check_model_path(name)
+    check_is_here(name)
     if path.is_dir() and not any((path / file).is_file() for file in any_of):
         raise OpdkitError(f"{name} holds no tokenizer: it has no {' or '.join(any_of)}; copy them from the base model")
     if (path / "config.json").is_file():
@@ -57,8 +54,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the library raises anything, from OSError to errors of the Rust parser
-        hub = "" if path.is_dir() else ", which is no folder here, was looked for on the hub, and"
-        raise OpdkitError(f"the tokenizer of {name}{hub} cannot be loaded: {_first_line(error)}") from error
+        raise OpdkitError(f"the tokenizer of {name} cannot be loaded: {_first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ConfigError(f"the tokenizer of {name} is not a fast one; save it once with a tokenizer.json beside it")
     return tokenizer

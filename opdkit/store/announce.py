@@ -1,6 +1,7 @@
 """Say which models a command loads. Nothing here imports pyarrow: commands without tables start without it."""
 
 from opdkit.config.fields import CommandConfig
+from opdkit.config.teacher_models import parse_teachers
 from opdkit.console import say
 
 
@@ -10,7 +11,7 @@ def models_of(config: CommandConfig) -> list[str]:
     judge = options.get("judge_model") if options.get("judge") == "local" else None
     first = options.get("judge_first") if not options.get("judge_first_url") else None
     single = [first, judge, *(options.get(name) for name in ("model", "trained", "reference"))]
-    return [str(model) for model in (*single, *options.get("teacher", ())) if model]
+    return [str(model) for model in (*single, *parse_teachers(options.get("teacher", ())).values()) if model]
 
 
 def announce_models(name: str, config: CommandConfig) -> None:

@@ -3,15 +3,17 @@
 Models are named as the options named them. Paths of run and logs, addresses, texts and conditions are left out.
 """
 
+import contextlib
 import json
 from pathlib import Path
 
-from huggingface_hub import metadata_load, try_to_load_from_cache
+from huggingface_hub import metadata_load
 
 from opdkit.config.command_line import command_line
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted
+from opdkit.model.folder import find_file
 from opdkit.store.atomic import write_text
 from opdkit.store.plans import manifest
 from opdkit.train.data_summary import describe_signal
@@ -24,7 +26,9 @@ _JUDGES = ("judge", "judge_model", "judge_first")  # options that name who judge
 def make_model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) -> str:
     """Return the card of the student after so many epochs and optimizer steps."""
     judge, teacher = (manifest(config.run, stage)["plan"]["config"] for stage in ("judge", "teacher"))
-    base = _header_of(config.model)
+    base: JSON = {}
+    with contextlib.suppress(Exception):  # it has no card, or its author wrote something else than a header of YAML
+        base = metadata_load(str(find_file(config.model, "README.md"))) or {}
     hub_name = base.get("base_model") if Path(config.model).is_dir() else config.model
     # The second key is opdkit's own: a later round whose base is this model finds the licence there.
     licence = " ".join(str(base.get("license") or base.get("base_model_license") or "").split())
@@ -52,12 +56,3 @@ def add_scores(folder: Path, scores: str) -> None:
     _, next_heading, behind = rest.partition("\n## ")
     if heading:
         write_text(path, before + heading + scores + next_heading + behind)
-
-
-def _header_of(model: str) -> JSON:
-    """Return the header of a model's own card, in its folder or in the hub's cache; {} where none can be read."""
-    try:
-        path = Path(model) / "README.md" if Path(model).is_dir() else try_to_load_from_cache(model, "README.md")
-        return metadata_load(str(path)) or {}
-    except Exception:  # there is none, or its author wrote something else than a header of YAML
-        return {}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from runs import snapshot
+from sample_world import MODEL
 from small_logs import chat, jsonl
 from typer.testing import CliRunner
 
@@ -67,7 +68,7 @@ def test_the_judge_of_a_run_is_named_by_flag_set_or_table(where: str, tmp_path: 
 
 def test_the_error_of_a_stage_has_them(tmp_path) -> None:
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v", model="m1"))
-    options = ["--model", "hub/name", "--judge", "rules", "--set", "extract.filter=model=m2"]
+    options = ["--model", str(MODEL), "--judge", "rules", "--set", "extract.filter=model=m2"]
     command = ["run", str(tmp_path / "run"), str(log), *options]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1
@@ -78,7 +79,7 @@ def test_the_error_of_a_stage_has_them(tmp_path) -> None:
 @pytest.mark.parametrize("judge", ["rules", "endpoint"])
 def test_a_run_judged_by_rules_is_warned_of_before_it_begins(judge: str, tmp_path: Path) -> None:
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v", model="m1"))
-    options = ["--model", "hub/name", "--judge", judge, "--set", "extract.filter=model=m2"]
+    options = ["--model", str(MODEL), "--judge", judge, "--set", "extract.filter=model=m2"]
     options += ["--judge-model", "m", "--judge-url", "http://127.0.0.1:9/v1"] if judge == "endpoint" else []
     said = CliRunner().invoke(app, ["run", str(tmp_path / "run"), str(log), *options]).stderr
     assert ("warning: " in said and "--judge rules" in said) == (judge == "rules")
@@ -98,6 +99,9 @@ def test_a_model_that_is_missing_or_mistyped_stops_the_first_stage(
     assert done.exit_code == 2
     for tried in (f"{tmp_path}/models/qwem", "in models: qwen"):
         assert tried in done.stderr
+    teacher = ["--set", "teacher.teacher=big=models/qwem"]
+    done = CliRunner().invoke(app, [*command, "--model", str(MODEL), *teacher])
+    assert (done.exit_code, f"{tmp_path}/models/qwem" in done.stderr) == (2, True)
     assert not (tmp_path / "run").exists()
 
 

@@ -1,12 +1,23 @@
 """Paths that are no model, through the command line: what is there, and what to do, before anything is pinned."""
 
+import contextlib
 import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
+from http_server import unused_address
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from judged_runs import three_parts, write_run
 from runs import talk, write_extract
 from typer.testing import CliRunner
@@ -127,4 +138,41 @@ def test_a_tokenizer_that_changed_between_stages_is_named(tmp_path, tiny_model_d
 
 def test_a_model_and_a_name_on_the_hub_are_let_through(tiny_model_dir) -> None:
     check_model_folder(str(tiny_model_dir))
-    check_model_folder("org/name")
+    check_model_folder("org/name", asks_hub=False)
+
+
+def test_a_name_is_looked_for_once_where_there_is_no_network(tmp_path, tiny_model_dir, monkeypatch) -> None:
+    pauses: list[float] = []
+    address = unused_address().removesuffix("v1") + "{repo_id}/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    run, prompts = write_run(tmp_path / "run", three_parts()), tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Hi", "check": {"match": ["x"]}}')
+    for command in (
+        ["teacher", str(run)],
+        ["eval", str(run), "--trained", str(tiny_model_dir), "--prompts", str(prompts)],
+    ):
+        code, said = opdkit(*command, "--model", "tini/model")
+        assert (code, "tini/model is neither a folder" in said, pauses) == (1, True, [])
+        assert not (run / command[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (RepositoryNotFoundError, "none of that name"),
+        (GatedRepoError, "must have access"),
+        (RemoteEntryNotFoundError, ""),  # a tokenizer alone
+        (HfHubHTTPError, ""),  # the server is busy
+        (OfflineModeIsEnabled, "offline"),
+        (ValueError, "no name"),
+    ],
+)
+def test_a_name_that_the_hub_lacks_is_told_from_a_busy_hub(answer, words, monkeypatch) -> None:
+    def fail(_url: str) -> None:
+        response = SimpleNamespace(headers={}, request=None)
+        raise answer(words, **{"response": response} if issubclass(answer, HfHubHTTPError) else {})
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fail)
+    with pytest.raises(OpdkitError, match=words) if words else contextlib.nullcontext():
+        check_model_folder("org/name")

@@ -57,7 +57,7 @@ def run(config: SlurmConfig) -> Launch:
             raise ConfigError(f"{log} is not there; name log files, folders of them, or hf:NAME")
     extract = cast(ExtractConfig, stages["extract"])
     choose_format(extract)  # it checks the options
-    check_stages(stages.values())
+    check_stages(stages.values(), asks_hub=False)  # this machine may have no network
     check_plans(stages)
     check_logs(extract)
     check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
+from opdkit.model.folder import find_file
 from opdkit.store.plans import file_identity, manifest
 
 if TYPE_CHECKING:
@@ -102,21 +103,10 @@ def open_texts(identity: JSON) -> TokenTexts:
 
     Raises OpdkitError if it is not on this machine, or has changed since the ids were written.
     """
-    from huggingface_hub import try_to_load_from_cache  # imported here: a run without targets needs none
-    from huggingface_hub.errors import HFValidationError
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer  # imported here: a run without targets needs none
 
-    name = identity["name"]
-    if Path(name).is_dir():
-        path: Path | None = Path(name) / _FILE
-    else:
-        try:
-            cached = try_to_load_from_cache(name, _FILE)
-        except HFValidationError:  # a path that is not a name on the hub either
-            cached = None
-        path = Path(cached) if isinstance(cached, str) else None
-    if path is None or not path.is_file():
-        raise OpdkitError(f"{name} has no {_FILE} on this machine, so tokens are shown as ids")
+    if (path := find_file(identity["name"], _FILE)) is None:
+        raise OpdkitError(f"{identity['name']} has no {_FILE} on this machine, so tokens are shown as ids")
     then = identity.get("files", {}).get(_FILE)
     if then is not None and then != file_identity(path):
         raise OpdkitError(f"{path} has changed since the teacher stage read it, so tokens are shown as ids")

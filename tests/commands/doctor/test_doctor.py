@@ -9,6 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import huggingface_hub
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -170,8 +171,15 @@ def test_a_template_that_wants_to_be_told_about_thinking_is_noted(tmp_path):
     assert "enable_thinking=false" in found[0].remedy
 
 
-def test_a_name_on_the_hub_is_no_problem_and_nothing_is_downloaded():
+def test_a_name_on_the_hub_is_no_problem_and_nothing_is_downloaded(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda _: None)
     assert states(list(model.examine("someone/some-model", "cpu", "auto", 0))) == {NOTE}
+
+
+def test_a_name_that_the_hub_lacks_is_a_problem(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    (finding,) = model.examine("someone/some-model", "cpu", "auto", 0)
+    assert (finding.state, "someone/some-model" in finding.what) == (PROBLEM, True)
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
