@@ -56,8 +56,9 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
     others = [names.get(word, Path(word)) for word in config.others] or list(names.values())
     chosen = name_runs([config.run, *others] if takes_part else others)
     if len(chosen) < 2:
-        raise ConfigError(f"there is nothing to compare with: name two trainings of {home} (it has: "
-                          f"{', '.join(names) or 'none'}; {train}), or another run directory")  # fmt: skip
+        trainings = ["one without a name"] * has_stage(home, "train") + list(names)
+        raise ConfigError(f"there is nothing to compare with: {home} has {', '.join(trainings) or 'no training'}; "
+                          f"{train}. Or name another run directory")  # fmt: skip
     return chosen
 
 

@@ -113,6 +113,10 @@ def test_wrong_names_are_refused(made, tmp_path) -> None:
         compare(CompareConfig(run=tmp_path / "nowhere", others=("a",)))
     with pytest.raises(ConfigError, match=f"opdkit train {tmp_path}/run --name"):
         compare(CompareConfig(run=tmp_path / "run" / "a.training"))
+    (tmp_path / "alone/train").mkdir(parents=True)
+    (tmp_path / "alone/train/manifest.json").touch()
+    with pytest.raises(ConfigError, match="alone has one without a name"):
+        compare(CompareConfig(run=tmp_path / "alone"))
 
 
 def test_what_is_not_evaluated_says_what_to_run_or_is_evaluated_alike(run, tmp_path, capsys) -> None:
