@@ -30,8 +30,12 @@ def stage_dir(run: Path, stage: str) -> Path:
 
 
 def no_run_error(directory: Path) -> OpdkitError:
-    """Return the error for a directory in which no stage was started."""
-    return OpdkitError(f"{directory} holds no run: start one with `opdkit extract {quote(directory)} LOGS...`")
+    """Return the error for a directory in which no stage was started: it may hold nights, or runs."""
+    runs = " or ".join(str(path.parents[1]) for path in sorted(directory.glob("*/extract/manifest.json"))[:3])
+    advice = f"is it {runs}?" if runs else f"start one with `opdkit extract {quote(directory)} LOGS...`"
+    if any(directory.glob("nights/[0-9]*/")):
+        advice = f"each of its nights is one, and `opdkit models {quote(directory)}` lists them"
+    return OpdkitError(f"{directory} holds no run: {advice}")
 
 
 def has_stage(run: Path, stage: str) -> bool:

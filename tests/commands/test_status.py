@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -162,6 +163,22 @@ def test_a_wrong_command_is_no_failure_of_the_run(run: Path, monkeypatch: pytest
     fail(run, "0/1", ConfigError("another plan"))
     (record,) = failures.read_failures(run)
     assert (record["job"], record["error"]) == ("17", "another plan")
+
+
+def test_a_folder_of_nights_or_of_runs_is_told_from_an_empty_one(tmp_path: Path, capsys) -> None:
+    for folder, words in (
+        ("nights/0001", f"opdkit models {tmp_path}/home"),
+        ("monday", f"{tmp_path}/home/monday"),
+        (".", f"opdkit extract {tmp_path}/home"),
+    ):
+        home = tmp_path / "home"
+        if folder != ".":
+            write_extract(home / folder, {"s": talk("do it", "done", "thanks")})
+            status.run(StatusConfig(run=home / folder))
+        with pytest.raises(OpdkitError) as caught:
+            status.run(StatusConfig(run=home))
+        assert words in str(caught.value)
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def test_a_run_that_is_not_there_stays_so(tmp_path: Path) -> None:
