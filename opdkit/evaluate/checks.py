@@ -1,6 +1,6 @@
 """Held-out prompts, and the checks that a reply to each must pass.
 
-A file of prompts has one JSON object per line:
+A file of prompts has one JSON object per line, or is a JSON array of such objects:
 
     {"id": "r1", "domain": "dates", "prompt": "When is it?", "check": {"match": ["\\\\d{4}-\\\\d{2}-\\\\d{2}"]}}
     {"id": "r2", "domain": "tone", "messages": [...], "tools": [...], "check": {"judge": "It does not apologise."}}
@@ -15,6 +15,7 @@ with the same `session` (a text) count as one where chance is estimated: they ar
 a row are ignored; a warning names one that looks like a misspelt field.
 """
 
+import json
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -159,7 +160,14 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
     Raises ConfigError, with file and line, at the first bad row.
     """
     prompts, misspelt = dict[str, HeldOutPrompt](), dict[str, str]()
-    for number, line in enumerate(read_text(path, "--prompts").split("\n"), start=1):  # splitlines() would break JSON
+    text, unit = read_text(path, "--prompts"), "line"
+    lines = text.split("\n")  # splitlines() would break JSON
+    if text.lstrip().startswith("["):
+        try:
+            unit, lines = "record", [json.dumps(row) for row in json.loads(text)]
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"--prompts {path} begins like a JSON array, but is not one: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -169,12 +177,12 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
                 raise ValueError(f"the id {prompt.id!r} appears twice")
         except (ValueError, Unreadable) as error:
             detail = ": ".join(filter(None, error.args)) if isinstance(error, Unreadable) else str(error)
-            raise ConfigError(f"--prompts {path}, line {number}: {detail}") from error
+            raise ConfigError(f"--prompts {path}, {unit} {number}: {detail}") from error
         prompts[prompt.id] = prompt
         missing = [name for name in _OPTIONAL if name not in row]
         for name in row.keys() - _OPTIONAL:
             if near := get_close_matches(name.casefold(), missing, 1, 0.8):
-                misspelt.setdefault(name, f"--prompts {path}, line {number}: the field {name!r} is not read; did you "
+                misspelt.setdefault(name, f"--prompts {path}, {unit} {number}: the field {name!r} is not read; did you "
                                           f"mean {near[0]!r}?")  # fmt: skip
     for text in sorted(misspelt.values()):
         _warn_once(text)

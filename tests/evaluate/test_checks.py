@@ -41,6 +41,17 @@ def test_a_line_separator_inside_a_text_is_no_new_line(tmp_path) -> None:
     assert prompt.messages[0]["content"] == "one\u2028two"
 
 
+def test_an_array_is_read_as_lines_are(tmp_path) -> None:
+    """Indented or in one line; an error names the record."""
+    rows = [GOOD, GOOD | {"id": "b"}]
+    lines = read_prompts(prompts_file(tmp_path, *rows))
+    for indent in (None, 1):
+        assert read_prompts(prompts_file(tmp_path, json.dumps(rows, indent=indent))) == lines
+    for text, words in (('[{"prompt": ""}]', "record 1"), (json.dumps(rows)[:-2], "JSON array"), ("[]", "no prompts")):
+        with pytest.raises(ConfigError, match=words):
+            read_prompts(prompts_file(tmp_path, text))
+
+
 def test_id_and_domain_may_be_left_out(tmp_path) -> None:
     """The README's row: a prompt and a check."""
     bare = {key: GOOD[key] for key in GOOD if key not in ("id", "domain")}
