@@ -27,7 +27,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.endpoint import Endpoint
+from opdkit.judge.endpoint import NO_SYSTEM, Endpoint
 from opdkit.judge.kept_answers import KeptAnswers, answers_file
 from opdkit.judge.votes import NO_ANSWER, Answer, Question, VoteRequest
 from opdkit.model.server.traffic import FailedAttemptError
@@ -209,7 +209,9 @@ class Batch(Endpoint):
                  "request: the first one counts")  # fmt: skip
         fate = "count as failed votes (--retries 0)" if self.config.retries == 0 else "have to be asked again"
         for kind, number in self.failures.most_common(_SHOWN):
-            warn(f"{counted(number, 'request')} failed, which {fate}, such as: {examples[kind][0]}")
+            advice = ". Its template takes no system message: --judge endpoint sends none, where --judge batch does"
+            warn(f"{counted(number, 'request')} failed, which {fate}, such as: {examples[kind][0]}"
+                 f"{advice if NO_SYSTEM.search(examples[kind][0]) else ''}")  # fmt: skip
         if number := counts["unreadable"]:
             warn(f"{counted(number, 'line')} cannot be read, and are left out: {', '.join(examples['unreadable'])}")
         if number := counts["unasked"]:

@@ -52,7 +52,7 @@ _FILTER = re.compile(r"content.{0,30}(?:filter|policy|policies|risk)|prompt was 
 _NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # how the "param" of an error about a prompt begins
 OTHER_LIMIT = "max_completion_tokens"  # as OpenAI's reasoning models call max_tokens
 # Of a template without system messages (Gemma 2's, Mistral's first), and of Google's server.
-_NO_SYSTEM = re.compile(r"system.{0,10}role|role.{0,40}system|must alternate|(system|developer) instruction", re.I)
+NO_SYSTEM = re.compile(r"system.{0,10}role|role.{0,40}system|must alternate|(system|developer) instruction", re.I)
 NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
 _MOST_REFUSED = 50  # requests in a row, after which it is the server that refuses, and not a filter of prompts
 _FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
@@ -163,7 +163,7 @@ class Endpoint(Server):
                 may_be_parameter = error.status_code in REFUSALS and not _TOO_LONG.search(text)
                 if may_be_parameter and OTHER_LIMIT in text and OTHER_LIMIT not in body:
                     self.limit_name = OTHER_LIMIT
-                elif may_be_parameter and _NO_SYSTEM.search(text) and len(body["messages"]) > 1:
+                elif may_be_parameter and NO_SYSTEM.search(text) and len(body["messages"]) > 1:
                     self.takes_system = False
                 elif may_be_parameter and refused in asked:
                     del asked[refused]

@@ -329,6 +329,14 @@ def test_what_failed_is_asked_again_or_counts_as_failed(kind: str, extracted: Pa
     assert all(vote["decision"] for vote in rest)
 
 
+def test_a_template_that_takes_no_system_message_is_named(extracted: Path, tmp_path: Path, capsys) -> None:
+    judge(extracted, tmp_path / "out.jsonl")
+    refusal = {"message": "System role not supported"}
+    file = write(tmp_path / "in.jsonl", [vllm_error(line, refusal) for line in read(tmp_path / "out.jsonl")])
+    judge(extracted, tmp_path / "next.jsonl", file)
+    assert "--judge endpoint" in capsys.readouterr().err
+
+
 def test_the_judge_is_known_by_the_name_that_most_answers_bear(extracted: Path, tmp_path: Path, capsys) -> None:
     judge(extracted, tmp_path / "out.jsonl")
     lines = read(tmp_path / "out.jsonl")
