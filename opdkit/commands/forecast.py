@@ -40,7 +40,7 @@ from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.judge.stage import MODEL_JUDGES, SERVED
 from opdkit.judge.votes import USAGE, Ask
 from opdkit.model.tree import count_nodes
-from opdkit.store.counters import Counters
+from opdkit.store.counters import Counters, list_reasons
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, summary_of
@@ -198,7 +198,8 @@ def measure_costs(
     alone, both = (measure_scoring(replace(teacher, teacher_samples=n), scorer, drawn) for n in (0, teacher.samples))
     read, more_read = (counters.total("tokens read") for counters in (alone, both))
     if not read:
-        raise OpdkitError(f"none of {counted(len(drawn), 'turn')} with a hint can be scored: {alone.list_reasons()}")
+        reasons = list_reasons(alone.dropped)
+        raise OpdkitError(f"none of {counted(len(drawn), 'turn')} with a hint can be scored: {reasons}")
     # Per hinted turn: tokens read for its logged reply and for those of the teacher; seconds to sample and score these.
     logged, written, sampling = (n / len(drawn) for n in (read, more_read - read, both.seconds - alone.seconds))
     turns, hinted, speed = len(log.turns) * log.scale, len(log.hinted) * log.scale, read / alone.seconds

@@ -37,7 +37,7 @@ from opdkit.extract.unit_rows import SKIPPED, UNREAD, RowOptions, write_unit
 from opdkit.extract.workers import Workers
 from opdkit.store import stopping
 from opdkit.store.atomic import remove_entries
-from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
+from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary, list_reasons
 from opdkit.store.digests import file_digest
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import stage_dir
@@ -56,9 +56,9 @@ _NAMED = 20  # inputs whose format is printed one by one
 def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     """Extract the parts of this shard that are not done yet.
 
-    `known` is the file of turns that earlier nights have extracted, as `news.collect_news` writes it beside the logs:
-    they are not trainable again. It also says the formats of these logs, and where they came from.
-    Then a log without one trainable turn is not an error.
+    `known` is the file that `news.collect_news` writes beside the logs of a night: the turns that earlier nights have
+    extracted, which are not trainable again, the formats of these logs, and where they came from. With it, a log
+    without a trainable turn is not an error.
 
     Raises ConfigError for a wrong --map file or --redact-pattern and for inputs that are missing or of no known format,
     before anything is written. Raises OpdkitError, after the parts are written, when most of the log could not be read
@@ -97,7 +97,7 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
             stack.callback(gc.set_threshold, *gc.get_threshold())
             gc.set_threshold(_RARELY, *gc.get_threshold()[1:])
             for part in progress(todo, "extract", len(todo), "parts"):
-                write_part(stage, units, part, known)
+                write_part(stage, units, known, part)
         else:
             job = scratch / "job.pickle"
             job.write_bytes(pickle.dumps((stage, survey, known)))
@@ -118,7 +118,7 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     return summary
 
 
-def write_part(stage: Stage, units: Units, part: int, known: Path | None) -> None:
+def write_part(stage: Stage, units: Units, known: Path | None, part: int) -> None:
     """Compute and commit one part. The turns in `known` are not trainable."""
     config = stage.config
     assert isinstance(config, ExtractConfig)
@@ -212,8 +212,7 @@ def load_job(path: Path) -> tuple[Stage, Units, Path | None]:
 
 def write_part_in_worker(job: Path, part: int) -> None:
     """Compute and commit one part of a job."""
-    stage, units, known = load_job(job)
-    write_part(stage, units, part, known)
+    write_part(*load_job(job), part)
 
 
 def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
@@ -246,8 +245,8 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     problems = [(entry, surveyed.problem) for entry, surveyed in zip(inputs, survey.inputs, strict=True)
                 if surveyed.problem is not None]  # fmt: skip
     is_nothing_read = all(surveyed.format is None for surveyed in survey.inputs)
-    # As `make_survey` ends an extraction: for a named input, with damage if there is nothing else to read, and with
-    # what its first lines show.
+    # An extraction ends with these errors about inputs that the user named: damage if there is nothing else to read,
+    # and first lines that no reader knows. `make_survey` finds no error in the copies, which nobody named.
     fatal = [
         problem_text(entry.source, problem) for entry, problem in problems if entry.given
         and (is_nothing_read if problem.reason == DAMAGED else entry.problem is None and problem.reason != VOTES)
@@ -265,15 +264,14 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
 
 def check_results(counters: Counters) -> None:
     """Raise OpdkitError when most of the log was lost, NothingLearnedError when none of it can be trained on."""
-    reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
-    unread = counters.total(UNREAD)
+    unread, reasons = counters.total(UNREAD), list_reasons(counters.dropped)
     if 2 * unread > counters.rows_in:
         raise OpdkitError(f"{unread:,} of {counted(counters.rows_in, 'log session')} could not be read: {reasons}. The "
                           "rejected table shows line and text of each; is --format right?")  # fmt: skip
     if counters.total(TRAINABLE_COUNT):
         return
     skipped = counters.labels(SKIPPED)
-    why = ", ".join(f"{reason} ({n:,})" for reason, n in skipped.most_common(3)) or reasons or "no turns at all"
+    why = list_reasons(skipped) or reasons or "no turns at all"
     if NO_NEXT in skipped:
         warn(f"no turn has a reaction to learn from: {why}. Where the log itself says how good replies were, `opdkit "
              "judge --good ... --bad ...` rewards them by that")  # fmt: skip

@@ -63,10 +63,6 @@ class Counters:
         for name, numbers in other.counts.items():
             self.counts.setdefault(name, Counter()).update(numbers)
 
-    def list_reasons(self) -> str:
-        """Return the three commonest reasons for dropped rows, as text."""
-        return ", ".join(f"{reason} ({n:,})" for reason, n in self.dropped.most_common(3))
-
     def to_json(self) -> str:
         """Return the JSON that footers hold; `from_json` reads it."""
         return json.dumps({
@@ -81,6 +77,11 @@ class Counters:
         raw = json.loads(text)
         counts = {name: Counter(numbers) for name, numbers in raw.get("counts", {}).items()}
         return cls(raw["rows_in"], raw["rows_out"], Counter(raw["dropped"]), raw["seconds"], counts)
+
+
+def list_reasons(counts: Counter[str]) -> str:
+    """Return the three commonest reasons with their counts, as text; "" without any."""
+    return ", ".join(f"{reason} ({n:,})" for reason, n in counts.most_common(3))
 
 
 def mostly_dropped(stage: str, counters: Counters) -> list[str]:
@@ -167,7 +168,7 @@ def check_rows_left(summary: Summary, what: str) -> None:
     """Raise NothingLearnedError with `what` and the reasons if a stage is done and none of its rows is left."""
     counters = summary.counters
     if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
-        raise NothingLearnedError(f"nothing can be trained on: {what}. Reasons: {counters.list_reasons()}.")
+        raise NothingLearnedError(f"nothing can be trained on: {what}. Reasons: {list_reasons(counters.dropped)}.")
 
 
 def read_inputs(part: Path | Mapping[bytes, bytes]) -> dict[str, Any]:
