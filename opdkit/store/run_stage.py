@@ -24,11 +24,10 @@ _NEXT = {
 
 def next_step(run: Path) -> str:
     """Return the command that continues a run whose training is not evaluated: the first stage that is not done."""
-    for stage in _NEXT:
-        if not is_complete(run, stage):
-            break
-    if has_stage(run, stage) and not is_complete(run, stage):
-        return f"Next: run `opdkit {command_of(run, stage)} {quote(run)} ...` again as before: it does what is left."
+    undone = next((stage for stage in _NEXT if not is_complete(run, stage)), None)
+    if undone is not None and has_stage(run, undone):
+        return f"Next: run `opdkit {command_of(run, undone)} {quote(run)} ...` again as before: it does what is left."
+    stage = undone or "eval"
     text = _NEXT[stage]
     if stage == "train":
         text = text.replace("PATH", quote(manifest(run, "teacher")["configuration"]["model"]))
