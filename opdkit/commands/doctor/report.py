@@ -18,7 +18,7 @@ from opdkit.extract.inputs.files import expand, scratch_folder
 from opdkit.extract.inputs.first_pass import AUTO, begin_survey, find_format
 
 _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
-_LINE = 64 << 20  # bytes of the longest line that is looked at, as `extract --max-line-mb` has it
+_LINE = 64_000_000  # bytes of the longest line that is looked at, as `extract --max-line-mb` has it
 
 
 def run(config: DoctorConfig) -> bool:

@@ -69,7 +69,7 @@ def unfold(record: JSON) -> list[JSON]:
     last = {_trace_id(spans[n]): n for n in sorted(calls, key=lambda n: str(_start(spans[n])))}
     for n, span in enumerate(spans):
         target = last.get(_trace_id(span))
-        if n not in calls and target is not None and span.get("annotations"):
+        if span.get("annotations") and target is not None and n not in calls:
             both = [note for index in (target, n) for note in as_list(parse_text(spans[index].get("annotations")))]
             spans[target], spans[n] = spans[target] | {"annotations": both}, span | {"annotations": None}
     return spans
