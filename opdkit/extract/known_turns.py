@@ -31,9 +31,9 @@ def id_in_log(session_id: str) -> str:
 def skip_known(
     session: JSON, rows: Sequence[TurnRow], known: sqlite3.Connection, seen: Counter[bytes]
 ) -> list[TurnRow]:
-    """Return rows of tables.TURNS for a session, those that are in `known` not trainable.
+    """Return the rows of tables.TURNS of a session, those that are in `known` as not trainable.
 
-    `seen` counts the trainable turns of its unit: of equal ones as many are known as there were.
+    `seen` counts the trainable turns of the unit, by digest. Where `known` holds n equal turns, the first n are known.
     """
     scope = session["format"], id_in_log(session["session_id"])
     # Ledgers of earlier versions hold the last bytes alone.
@@ -59,7 +59,7 @@ def record_turns(ledger: Path, run: Path) -> None:
     from opdkit.store.reading import part_count
 
     columns = {"sessions": ["session_id", "format", "messages"], "turns": None}
-    found: Counter[tuple[str, str, bytes]] = Counter()
+    counts: Counter[tuple[str, str, bytes]] = Counter()
     replies = set[tuple[str, str, bytes]]()
     for part in range(part_count(run, "extract")):
         for turns in joined_sessions(run, part, columns, reviews={}):
@@ -69,16 +69,16 @@ def record_turns(ledger: Path, run: Path) -> None:
             for turn, digest in zip(turns, turn_digests(turns), strict=True):
                 replies.add((*scope, digest[:_REPLY]))
                 if turn.turn["skip_reason"] in (None, READ_BEFORE):
-                    found[*scope, digest] += 1
+                    counts[*scope, digest] += 1
     of_session = "FROM turn WHERE format = ? AND id = ?"
     upsert = "INSERT INTO turn VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = max(count, excluded.count)"
     with open_ledger(ledger) as connection:
         connection.execute("BEGIN IMMEDIATE")
         for scope in {(log_format, name) for log_format, name, _ in replies}:
             for (digest,) in connection.execute(f"SELECT digest {of_session}", scope).fetchall():
-                if (*scope, digest[:_REPLY]) in replies and (*scope, digest) not in found:
+                if (*scope, digest[:_REPLY]) in replies and (*scope, digest) not in counts:
                     connection.execute(f"DELETE {of_session} AND digest = ?", (*scope, digest))
-        connection.executemany(upsert, [(*key, n) for key, n in found.items()])
+        connection.executemany(upsert, [(*key, n) for key, n in counts.items()])
         connection.execute("COMMIT")
 
 

@@ -37,8 +37,8 @@ def load_names(model: str) -> Callable[[str, Counter[str]], str]:
     def replace_names(text: str, counts: Counter[str]) -> str:
         pieces = []
         for piece in re.findall(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{1,{CHUNK}}}", text):
-            found = analyzer.analyze(piece, language, entities=["PERSON"])
-            for name in sorted(found, key=lambda span: -span.start):
+            names = analyzer.analyze(piece, language, entities=["PERSON"])
+            for name in sorted(names, key=lambda name: -name.start):  # from the end: places before it stay
                 if not set("[]") & set(piece[name.start : name.end]):  # a placeholder is not a name
                     piece = f"{piece[: name.start]}[name]{piece[name.end :]}"
                     counts["name"] += 1

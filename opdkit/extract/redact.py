@@ -123,12 +123,12 @@ class Redactor:
 
     def _see_through(self, written: str, plain: str, counts: Counter[str]) -> str:
         """Return `plain` redacted if it holds a key, or an address that was percent-encoded; else `written`."""
-        found: Counter[str] = Counter()
+        matches: Counter[str] = Counter()
         if plain != written:
-            plain = self._apply(self._keys, plain, find_runs, found)
-            plain = self._apply(self._words, plain, str, found) if "@" in plain else plain
-        counts.update(found)
-        return plain if found else written
+            plain = self._apply(self._keys, plain, find_runs, matches)
+            plain = self._apply(self._words, plain, str, matches) if "@" in plain else plain
+        counts.update(matches)
+        return plain if matches else written
 
     def value(self, value: Any) -> Any:
         """Return a JSON value with all its texts, keys too, redacted; of an object's fields also by their names.

@@ -30,7 +30,7 @@ class OutputLayer:
 
 
 def decoder_of(model: Any) -> Any:
-    """Return the layers below the output layer; None, or a model with all layers, where they are not one module.
+    """Return the module of all layers below the output layer; None, or the whole model, where there is none.
 
     `get_decoder` misses those of Llama 4, whose base model has another name than its class says.
     """

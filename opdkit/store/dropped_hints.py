@@ -19,10 +19,10 @@ def has_hint_checks(run: Path) -> bool:
 
 def by_turn(rows: Iterable[JSON]) -> dict[str, list[JSON]]:
     """Return turn_id -> its rows, in their order."""
-    found: defaultdict[str, list[JSON]] = defaultdict(list)
+    rows_of: defaultdict[str, list[JSON]] = defaultdict(list)
     for row in rows:
-        found[row["turn_id"]].append(row)
-    return found
+        rows_of[row["turn_id"]].append(row)
+    return rows_of
 
 
 def without_dropped(verdict: JSON, checks: Sequence[JSON]) -> JSON:

@@ -127,8 +127,8 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
     elif path.is_dir():
         next(path.iterdir(), None)  # raises where it cannot be read; of a folder within, that is a warning
         walk = os.walk(path, onerror=lambda why: warn(f"{why.filename} cannot be read, left out: {why.strerror}"))
-        suffixes, found = (*SUFFIXES, ".zip"), (Path(folder, name) for folder, _, names in walk for name in names)
-        named = [p for p in found if (_unrotated(p) if rotated else p).name.endswith(suffixes) and p.is_file()]
+        suffixes, paths = (*SUFFIXES, ".zip"), (Path(folder, name) for folder, _, names in walk for name in names)
+        named = [p for p in paths if (_unrotated(p) if rotated else p).name.endswith(suffixes) and p.is_file()]
         files = sorted((p for p in named if not _is_of_a_run(p)), key=_oldest_first if rotated else None)
         if not files and not rotated:
             own = " but those of a run, which are no logs" if named else ""

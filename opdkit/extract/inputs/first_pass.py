@@ -151,9 +151,9 @@ def make_survey(
 ) -> Survey:
     """Read every input once. Raises ConfigError for one that was named and that no reader, or more than one, knows.
 
-    `log_format` is a reader's name, "auto", or the reader that `--map` made. `formats` are those of the files with JSON
-    lines whose format is known, by file name: they are detected for all others. With `shared`, inputs with one
-    conversation per line that another shard has read are not read again.
+    `log_format` is a reader's name, "auto", or the reader that `--map` made. `formats` maps the names of files with
+    JSON lines to the formats that are known of them; those of all other files are detected. With `shared`, inputs with
+    one conversation per line that another shard has read are not read again.
     """
     mapped = log_format if isinstance(log_format, Reader) else None
     options = f"{mapped.name} by {mapped.grouping}" if mapped else log_format, part_bytes, line_limit
@@ -288,7 +288,7 @@ def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: i
 
 
 def _cut_into_chunks(surveyed: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
-    """Find where an input whose lines are units can be cut. None of its chunks holds blank lines only."""
+    """Find where an input whose lines are units can be cut. One with nothing but blank lines has no chunks."""
     if surveyed.by_row:
         from opdkit.extract.inputs.parquet import row_chunks
 

@@ -91,11 +91,11 @@ def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFi
     for log in logs:
         if log == "-" or log.startswith("hf:") or Path(log).is_fifo():
             raise ConfigError(f"{log}: only files and folders are followed as they grow")
-    found = list(find_files(logs, folder, rotated=True))
+    listed = list(find_files(logs, folder, rotated=True))
     with open_ledger(ledger) as connection:
         before = dict(connection.execute("SELECT path, state FROM file"))
     files = LogFiles({}, {}, {file: literal_eval(state)[0] for file, state in before.items()}, [])
-    for name, path, given in found:
+    for name, path, given in listed:
         with leaving_to_next_night(name, given):
             file, state = os.fsencode(path.resolve()), repr(file_state(path))
             files.names[file], files.states[file] = name.encode("utf-8", "replace").decode(), state

@@ -66,7 +66,8 @@ def find_served(
     """Return the model on the first server of `--sample-url` that has its weights, as greedy continuations show.
 
     The server's model of the same name is compared, else those that it lists, else the one that it takes for no name.
-    Raises OtherWeightsError, with the difference, or what the server says, to a name that it lists before others.
+    Raises OtherWeightsError, with the difference; where no weights could be compared, the error of the server, that of
+    a name which it lists first.
     """
     path, errors = Path(model.name_or_path), list[OpdkitError]()
     own = [*([str(path.absolute())] if path.exists() else []), model.name_or_path]
