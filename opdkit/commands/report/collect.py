@@ -1,6 +1,5 @@
 """Everything that the report says of a run: a pass over its turns, and one over the log-probs of its targets."""
 
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +8,7 @@ from opdkit.commands.compare import compare_runs
 from opdkit.commands.demo import OWN_LOGS
 from opdkit.commands.report import stages, tallies
 from opdkit.commands.report.curves import read_evaluation, read_training
-from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts
+from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, TurnCounts, Verdicts
 from opdkit.commands.turns.hint_groups import Topics
 from opdkit.commands.turns.line import TurnLine, turn_line
 from opdkit.commands.turns.of_run import read_turns
@@ -51,25 +50,18 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     finished = {stage: summary_of(run, stage) for stage in stages.SHOWN if has_stage(run, stage)}
     has_scores = is_evaluated(run) and not find_upstream_change(run, "eval")
     verdicts = Verdicts(Topics(run) if has_scores else None, voted=reviewing)
-    advantages, lengths, shares, seen = Advantages(), RewardsByLength(), Shares(), Counter[str]()
+    advantages, lengths, shares, seen = Advantages(), RewardsByLength(), Shares(), TurnCounts()
     strongest, drawn = Largest[TurnLine](rows // 2), Largest[TurnLine](rows)
     for number, turn in enumerate(read_turns(run)):
-        for tally in (verdicts, advantages, lengths, shares):
+        for tally in (verdicts, advantages, lengths, shares, seen):
             tally.add(turn)
         line = turn_line(number, turn, turn.verdict)  # the verdict of the votes; the list shows the review beside it
         if line.strength is not None:
             strongest.add(line, line.strength)
         drawn.add(line, (line.hint_status is not None, stable_hash("report", line.turn_id)))
-        seen["turns"] += 1
-        seen["trainable"] += turn.turn["trainable"]
-        seen["reviewed"] += turn.review is not None
-        seen["waiting"] += turn.turn["trainable"] and turn.verdict is None
-        if (verdict := turn.decided) is not None:
-            seen["reward"] += verdict["reward"] is not None
-            seen["hint"] += verdict["hint"] is not None
     if not seen["turns"]:
         raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` shows its progress")
-    totals = shares.result()
+    totals, judged = shares.result(), finished.get("judge")
     checked, checks = tallies.read_hint_checks(run, finished)
     concluded, comparison = read_conclusion(run), describe_comparison(run)
     steps = [concluded.next] if concluded else [] if comparison else [next_step(run)]
@@ -84,10 +76,8 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "stages": stages.list_progress(run, finished),
         "notices": [*stages.list_notices(run, finished), *find_dominant(totals)],
         "funnel": stages.build_funnel(run, finished, seen, totals["total"].get("tokens", 0)),
-        "votes": verdicts.votes() if "judge" in finished else None,
-        "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints"), 100 if reviewing else 20)
-        if "judge" in finished
-        else None,
+        "votes": verdicts.votes() if judged else None,
+        "hints": verdicts.hints(judged.counters.labels("rejected hints"), 100 if reviewing else 20) if judged else None,
         "hint_checks": checked,
         "moved": tallies.count_moved_tokens(run, finished),
         "advantages": advantages.result() if "teacher" in finished else None,

@@ -44,6 +44,18 @@ class Largest(Generic[T]):
         return [item for _, _, item in sorted(self._heap, reverse=True)]
 
 
+class TurnCounts(Counter[str]):
+    """Numbers of turns by how far they came."""
+
+    def add(self, turn: RunTurn) -> None:
+        """Count a turn, and what its decided verdict holds."""
+        is_trainable, decided = turn.turn["trainable"], turn.decided
+        self.update(turns=1, trainable=int(is_trainable), reviewed=int(turn.review is not None),
+                    waiting=int(is_trainable and turn.verdict is None))  # fmt: skip
+        if decided is not None:
+            self.update(reward=int(decided["reward"] is not None), hint=int(decided["hint"] is not None))
+
+
 class Verdicts:
     """Votes, the rewards that they agreed on, and hints: their lengths, the commonest, and why turns have none."""
 
