@@ -57,11 +57,11 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
     last that has not forgotten. With `any_gain`, a state whose gain may be chance counts as nearer, too.
     """
     before = rows[0]
-    hinted, able = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
+    hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
     if hinted:
-        able = [row for row in able if not costs_more(row, before)
-                and (is_nearer(row, before) or (any_gain and row["hint_kl"] < before["hint_kl"]))]  # fmt: skip
-    return min(reversed(able), key=lambda row: row["score"] if hinted else 0.0, default=before)
+        eligible = [row for row in eligible if not costs_more(row, before)
+                    and (is_nearer(row, before) or (any_gain and row["hint_kl"] < before["hint_kl"]))]  # fmt: skip
+    return min(reversed(eligible), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 
 def is_broken(row: JSON, before: JSON) -> bool:
@@ -111,7 +111,7 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     turn_ids = list(dict.fromkeys(broke["turn_ids"]))  # a turn can have replies of the teacher in the same step
     turns = ", ".join(turn_ids[:_NAMED]) + (", ..." if len(turn_ids) > _NAMED else "")
     raise NothingLearnedError(
-        f"training {_why_not_better(rows)}, so no model is written. Distances of its own replies to prompts kept "
+        f"training {_explain_failure(rows)}, so no model is written. Distances of its own replies to prompts kept "
         f"out of training, per reply: before training, {describe_state(rows[0])}; after step {worst['step']}, "
         f"{describe_state(worst)}. Step {broke['step']} moved the replies most, at "
         f"turns {turns}. Look at their hints and rewards, try another --objective or a stronger --judge; --validate 0 "
@@ -119,12 +119,12 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     )
 
 
-def _why_not_better(rows: Sequence[JSON]) -> str:
+def _explain_failure(rows: Sequence[JSON]) -> str:
     """Return what is wrong with all states after the first row, as the end of a sentence about the training."""
-    able = [row for row in rows[1:] if not has_forgotten(row)]
-    if not able:
+    eligible = [row for row in rows[1:] if not has_forgotten(row)]
+    if not eligible:
         return "lost replies that nobody complained about"
-    if not any(is_nearer(row, rows[0]) for row in able):
+    if not any(is_nearer(row, rows[0]) for row in eligible):
         return "brought the model no nearer to the hints than chance would"
     return "moved the model further away from the student before training than towards the hints"
 

@@ -160,10 +160,10 @@ def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> No
 def find_largest_shares(data: TrainingSet) -> dict[str, str]:
     """Return the session and the source (the prefix of its id) with the most replies, and their share, as text."""
     shares = dict[str, str]()
-    names = [(logged_session_id(turn.session_id), turn.written is not None) for turn in data.turns]
-    for kind, rows in {"session": names, "source": [(name.partition(":")[0], own) for name, own in names]}.items():
-        ((name, n),) = Counter(name for name, _ in rows).most_common(1)
-        written = rows.count((name, True))
+    sessions = [logged_session_id(turn.session_id) for turn in data.turns]
+    for kind, names in {"session": sessions, "source": [name.partition(":")[0] for name in sessions]}.items():
+        ((name, n),) = Counter(names).most_common(1)
+        written = sum(turn.written is not None for turn, own in zip(data.turns, names, strict=True) if own == name)
         replies = f"{counted(n - written, 'logged reply')}, {counted(written, 'written reply')}"
-        shares[kind] = f"{name}: {replies}, {n / len(rows):.1%}"
+        shares[kind] = f"{name}: {replies}, {n / len(names):.1%}"
     return shares

@@ -158,8 +158,7 @@ def build_training_set(
 
     A turn belongs to the last phase that can use it, and to the first where only the anchor can.
     """
-    kept, phases, strengths, measured = list[Turn](), list[int](), list[float](), list[Advantages]()
-    tokens = 0
+    kept, phases, strengths, measured, tokens = list[Turn](), list[int](), list[float](), list[Advantages](), 0
     members: list[list[Turn]] = [[] for _ in objectives]
     for turn in turns:
         usable = {"reward"} if turn.reward is not None else set()

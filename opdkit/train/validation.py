@@ -101,8 +101,7 @@ class Validation:
         accelerator = self.accelerator
         hinted = [prompt for prompt in self.prompts if prompt.hinted]
         prompts = hinted if hinted and not step else self.prompts
-        adapted: Any = student
-        model = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
+        model = getattr(student, "get_base_model", lambda: student)()  # without peft's wrapper
         student.eval()
         try:
             with autocast(self.config):
@@ -123,10 +122,10 @@ class Validation:
     def _answer_twice(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
         """Return the results and tokens of `_answer`. A reply can be lost by chance: where one is, a second decides."""
         results, tokens = self._answer(student, prompts, 0)
-        lost = [p for p in prompts if not p.hinted and results.get(p, {}).get("lost")]
+        lost = [prompt for prompt in prompts if not prompt.hinted and results[prompt]["lost"]]
         again, more = self._answer(student, lost, 1)
         for prompt in lost:
-            results[prompt]["lost"] = again.get(prompt, {}).get("lost", True)
+            results[prompt]["lost"] = again[prompt]["lost"]
         return list(results.values()), tokens + more
 
     def _answer(

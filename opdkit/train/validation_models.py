@@ -105,10 +105,10 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
     paths = set(parse_teachers(scored["teacher"]).values())
     if paths <= {config.model}:
         return base, chat
-    found, teacher, fits = None, None, False
+    teacher, teacher_chat, fits = None, None, False
     with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
         (path,) = paths
-        found = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
+        teacher_chat = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
         skeleton = load_skeleton(path)
         size, base_size = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
@@ -117,8 +117,8 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
     if all(gather_object([fits])):
         with contextlib.suppress(OpdkitError):  # not enough memory
             teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-        if all(gather_object([teacher is not None])) and teacher and found:
-            return teacher, found
+        if all(gather_object([teacher is not None])) and teacher and teacher_chat:
+            return teacher, teacher_chat
     say(f"validation reads hints with the student before training, not with {', '.join(sorted(paths))}")
     return base, chat
 
