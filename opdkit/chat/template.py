@@ -40,7 +40,7 @@ _ANSWERED = [*_CALLED, {"role": "tool", "content": "opdkit", "name": "probe", "t
 
 
 @dataclass(frozen=True)
-class Reply:
+class ReplyTokens:
     """Tokens of one reply, and which of them the policy really sampled (the others are not trained)."""
 
     ids: list[int]
@@ -115,7 +115,7 @@ class Chat:
         tools: str | None = None,
         finish_reason: str | None = None,
         token_ids: list[int] | None = None,
-    ) -> Reply:
+    ) -> ReplyTokens:
         """Return the tokens of the assistant message at `index`, exactly as they follow `prompt_ids(messages[:index])`.
 
         The logged `token_ids` where there are any; else what the template renders after the prompt, up to and with
@@ -126,7 +126,7 @@ class Chat:
         the reply.
         """
         if token_ids is not None:
-            return Reply(list(token_ids), [True] * len(token_ids))
+            return ReplyTokens(list(token_ids), [True] * len(token_ids))
         message = messages[index]
         prompt = self._render(messages[:index], tools, generation_prompt=True)
         whole = self._render(messages[: index + 1], tools, generation_prompt=False)
@@ -145,7 +145,7 @@ class Chat:
             masked = "" if is_closed else empty_thinking[0]
         sampled = self._sampled(rendered[len(masked) :], message, is_incomplete(finish_reason))
         masked_ids, sampled_ids = map(self._encoder.continuation_ids, (masked, sampled))
-        return Reply(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
+        return ReplyTokens(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
 
     def reply_ids(self, text: str) -> list[int]:
         """Return the token ids of a reply as a model wrote it, control tokens included. Raises ChatError."""

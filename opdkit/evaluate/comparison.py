@@ -23,7 +23,7 @@ from opdkit.console import counted, plain_table, printable, stdout
 from opdkit.evaluate.checks import ALL, HeldOutPrompt
 from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
 from opdkit.evaluate.replies import Reply
-from opdkit.evaluate.scores import MODELS, RARE, UNSEEN, print_scores, reply_scores
+from opdkit.evaluate.scores import MODELS, RARE, UNSEEN, make_reply_scores, print_scores
 from opdkit.store.plans import manifest
 from opdkit.store.reading import is_written, read_part
 from opdkit.train.best_state import find_best
@@ -80,7 +80,7 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
             for row in read_part(run, "replies", 0) if row["model"] == "after" and not row["probe"]
         ]) for name, run in runs.items()
     ]  # fmt: skip
-    pairs = {(a.name, b.name): paired_scores(a, b, seed) for a, b in combinations(sides, 2)}
+    pairs = {(a.name, b.name): score_pair(a, b, seed) for a, b in combinations(sides, 2)}
     first, *others = runs
     trainings = [describe_training(side) for side in sides]
     known = [own for training in trainings if (own := training["options"])]
@@ -91,14 +91,14 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
     return Comparison(conclude_pairs(list(runs), pairs), scores, trainings, find_replies(sides))
 
 
-def paired_scores(first: Side, other: Side, seed: int) -> list[JSON]:
+def score_pair(first: Side, other: Side, seed: int) -> list[JSON]:
     """Return rows as those of `scores`, with one training as before and the other as after.
 
     Without the length of replies, whose tokens are not stored, and what never happens.
     """
     sides = zip(MODELS, (first, other), strict=True)
     replies = [replace(reply, model=model) for model, side in sides for reply in side.replies]
-    scores = reply_scores(replies, seed)
+    scores = make_reply_scores(replies, seed)
     happens = {row["metric"] for row in scores if row["before"] or row["after"]}
     return [row for row in scores if row["metric"] in happens or row["metric"] not in (*RARE, *UNSEEN)]
 

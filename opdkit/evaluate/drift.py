@@ -25,7 +25,7 @@ def choose_by_hash(items: Iterable[T], key: Callable[[T], str], most: int) -> li
     return sorted(items, key=lambda item: stable_hash(key(item)))[:most]
 
 
-def reply_shifts(
+def measure_shifts(
     before: Any, after: Any, sequences: Sequence[PromptResponse], masks: Sequence[Tensor], batch_tokens: int
 ) -> list[Shift]:
     """Return for each reply the log-prob of its sampled tokens under both models."""
@@ -49,7 +49,7 @@ def read_passages(run: Path, file: str | None) -> list[str]:
     return choose_by_hash(passages, str, MAX_PASSAGES)
 
 
-def passage_sequences(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str]) -> list[PromptResponse]:
+def encode_passages(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str]) -> list[PromptResponse]:
     """Return passages as token ids, cut to 512. The first token has no probability: it is the prompt of the others.
 
     Control tokens in a passage are read as plain text.

@@ -16,7 +16,7 @@ from opdkit.store.atomic import write_text
 from opdkit.store.plans import has_stage, manifest, model_identity
 
 
-def held_out_share(run: Path) -> float:
+def read_held_out_share(run: Path) -> float:
     """Return the share of the sessions that `opdkit train --holdout` kept out of training."""
     return float(manifest(run, "train")["plan"]["config"]["holdout"]) if has_stage(run, "train") else 0.0
 
@@ -28,7 +28,7 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
     else, unless `--overwrite`; OpdkitError for models that cannot be loaded.
     """
     path, rows = config.run / "from-log.jsonl", list[JSON]()
-    share = held_out_share(config.run) if share is None else share
+    share = read_held_out_share(config.run) if share is None else share
     if share:
         chat, longest = load_chat(config, names)
         reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]

@@ -100,33 +100,43 @@ def decide(
     shares |= {domain: sum_units(passed[known & (domain_N == domain)]) for domain in names}
     faults = {name: sums for name, rows in measures.items()
               if len(sums := sum_units(rows)) >= FEWEST and sums[:, :2].any()}  # fmt: skip
-    stored = by_name(scores)
-    metric = next((metric for metric in PASSED if (metric, ALL) in stored), "")
+    rows = by_name(scores)
+    metric = next((metric for metric in PASSED if (metric, ALL) in rows), "")
+    uncorrected = next((row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED)), None)
     # Each domain can be too small to show a loss that several have. Where one domain is all of it, it is compared once.
-    pooled = [row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED)]
-    if any(row["domain"] != UNCORRECTED and row | {"domain": UNCORRECTED} in pooled for row in scores):
-        pooled = []
-    compared = [len(sums) >= FEWEST for sums in shares.values()] + [row["chance"] is not None for row in pooled]
-    comparisons = sum(compared) + len(faults)
+    if uncorrected in [row | {"domain": UNCORRECTED} for row in scores if row["domain"] != UNCORRECTED]:
+        uncorrected = None
+    is_compared = uncorrected is not None and uncorrected["chance"] is not None
+    comparisons = sum(len(sums) >= FEWEST for sums in shares.values()) + is_compared + len(faults)
     level = FALSE_STOPS / max(1, comparisons)
     limit = NormalDist().inv_cdf(1 - level)
-    domains = [{"domain": domain} | compare_shares(sums, limit)
-               | {side: stored.get((metric, domain), {}).get(side) for side in ("low", "high")}
-               for domain, sums in shares.items()]  # fmt: skip
-    for row in pooled:
-        worse = None if row["chance"] is None else has_moved(row, 2 * level) and row["difference"] < 0
-        domains.insert(1, row | {"prompts": row["count"], "noise": None, "finds": None, "worse": worse})
-    # Where users corrected the model, other replies are what training is for.
-    where = UNCORRECTED if ("kl_replies", UNCORRECTED) in stored else ALL
-    checks = list[JSON]()
-    if any((row["metric"], row["domain"]) == ("kl_replies", where) for row in scores):
-        drift = stored.get(("kl_replies", where), {}).get("after")  # None: it is nowhere finite
-        checks.append({"check": "drift", "before": None, "after": drift, "worse": drift is None or drift > MUCH_DRIFT})
-    if length := stored.get(("reply_tokens", where)):
-        changed = has_unusual_length(length) and has_moved(length)
-        checks.append({"check": "length", "before": length["before"], "after": length["after"], "worse": changed})
+    domains: list[JSON] = []
+    for domain, sums in shares.items():
+        stored = rows.get((metric, domain), {})
+        domains.append({"domain": domain, **compare_shares(sums, limit),
+                        "low": stored.get("low"), "high": stored.get("high")})  # fmt: skip
+    if uncorrected is not None:
+        worse = has_moved(uncorrected, 2 * level) and uncorrected["difference"] < 0 if is_compared else None
+        domains.insert(1, uncorrected | {"prompts": uncorrected["count"], "noise": None, "finds": None, "worse": worse})
+    checks = compare_drift_and_length(scores)
     checks += [{"check": name} | compare_shares(sums, limit, better=-1) for name, sums in faults.items()]
     return conclude_gate(domains, checks, comparisons, max_loss, allowed)
+
+
+def compare_drift_and_length(scores: Sequence[JSON]) -> list[JSON]:
+    """Return the checks of drift and length, as far as they were measured: where nobody complained, else everywhere.
+
+    Where users corrected the model, other replies are what training is for.
+    """
+    rows, checks = by_name(scores), list[JSON]()
+    where = UNCORRECTED if ("kl_replies", UNCORRECTED) in rows else ALL
+    if any((row["metric"], row["domain"]) == ("kl_replies", where) for row in scores):
+        drift = rows.get(("kl_replies", where), {}).get("after")  # None: it is nowhere finite
+        checks.append({"check": "drift", "before": None, "after": drift, "worse": drift is None or drift > MUCH_DRIFT})
+    if length := rows.get(("reply_tokens", where)):
+        changed = has_unusual_length(length) and has_moved(length)
+        checks.append({"check": "length", "before": length["before"], "after": length["after"], "worse": changed})
+    return checks
 
 
 def conclude_gate(
@@ -148,14 +158,14 @@ def conclude_gate(
             reasons.append(f"{CHECKS[row['check']]}: {after}{before}")
     if reasons:
         return Decision(False, f"Do not ship: {'; '.join(reasons)}.", reasons, domains, checks, comparisons)
-    able = [row for row in own if has_room_to_fall(row, row["finds"] or 1)] or own
-    blind = max(able, key=lambda row: row["finds"] or 2)
+    can_fall = [row for row in own if has_room_to_fall(row, row["finds"] or 1)] or own
+    least_known = max(can_fall, key=lambda row: row["finds"] or 2)
     failed = ", ".join(CHECKS[row["check"]] for row in checks if row["worse"])
     others = f"failed, but allowed: {failed}" if failed else "no other check failed"
-    prompts = counted(blind["prompts"], "prompt")
-    found = (f"{prompts} with a verdict, too few to find any loss" if blind["finds"] is None else
-             f"its {prompts} would show a loss of {blind['finds']:.3f} or more")  # fmt: skip
-    sentence = f"Ship: no domain was found to be worse; {others}. Least is known of {blind['domain']}: {found}."
+    prompts = counted(least_known["prompts"], "prompt")
+    found = (f"{prompts} with a verdict, too few to find any loss" if least_known["finds"] is None else
+             f"its {prompts} would show a loss of {least_known['finds']:.3f} or more")  # fmt: skip
+    sentence = f"Ship: no domain was found to be worse; {others}. Least is known of {least_known['domain']}: {found}."
     return Decision(True, sentence, reasons, domains, checks, comparisons)
 
 
@@ -164,7 +174,7 @@ def has_room_to_fall(row: JSON, loss: float) -> bool:
     return row["worse"] is None or row["before"] >= loss
 
 
-def measured_replies(replies: pa.Table) -> pa.Table:
+def select_measured(replies: pa.Table) -> pa.Table:
     """Return the sampled replies of a table, or the greedy ones where there are no others, without those to probes.
 
     Probes are made of prompts that the model before got right, which was partly luck.
@@ -177,10 +187,10 @@ def measured_replies(replies: pa.Table) -> pa.Table:
 def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
     """Return the domain of each prompt, and its shares of right and of faulty replies; NaN without a verdict.
 
-    They are of `measured_replies`. The shares of a fault leave out prompts without a value, such as those without tools
+    They are of `select_measured`. The shares of a fault leave out prompts without a value, such as those without tools
     for `no_call`. A right reply without a call has no fault.
     """
-    measured = measured_replies(replies)
+    measured = select_measured(replies)
     texts = measured["reply"].combine_chunks().dictionary_encode()
     shown = [faults_of(text) for text in texts.dictionary.to_pylist()]
     not_right = pc.invert(pc.fill_null(measured["passed"], False))

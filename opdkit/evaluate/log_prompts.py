@@ -213,7 +213,9 @@ def make_prompts(
             row["domain"] = AFTER_CORRECTION
         else:
             if reaction.kind == PRAISE and group is None:
-                group = _commonest_complaint(reacted.count_labels(reaction.request))
+                labels = reacted.count_labels(reaction.request)
+                praised = labels.pop(PRAISED_REPLIES, 0)
+                group = labels.most_common(1)[0][0] if labels and labels.total() >= praised else None
             calm = ACCEPTED_REPLIES if reaction.kind == NEUTRAL else PRAISED_REPLIES
             row |= {"domain": group or calm, "corrected": group is not None}
         key = row["domain"], group, _hash_prompt(reaction.turn)
@@ -265,12 +267,6 @@ def _is_contested(reaction: Reaction, opinions: Opinions, complaints: _Complaint
     counts = Counter(complaints.group_of.get(opinion, opinion) for opinion in given.elements())
     own = complaints.label(reaction)
     return any(number >= counts[own] for opinion, number in counts.items() if opinion != own)
-
-
-def _commonest_complaint(labels: Counter[str]) -> str | None:
-    """Return the group of the commonest complaint about some requests; None where more of them were praised."""
-    complaints = Counter({group: number for group, number in labels.items() if group != PRAISED_REPLIES})
-    return complaints.most_common(1)[0][0] if complaints and complaints.total() >= labels[PRAISED_REPLIES] else None
 
 
 def _name_domains(rows: Sequence[JSON]) -> None:

@@ -42,7 +42,7 @@ class Reply:
                 "called": self.called, "hint_echo": self.hint_echo}  # fmt: skip
 
 
-def right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
+def find_right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
     """Return the prompts whose right reply in words is known without a judge, and that reply.
 
     It is the praised reply of the log, or the greedy one that passes patterns or a function.
@@ -56,7 +56,7 @@ def right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
     return found
 
 
-def sampled_replies(replies: Sequence[Reply]) -> list[Reply]:
+def choose_measured(replies: Sequence[Reply]) -> list[Reply]:
     """Return the sampled replies, or the greedy ones where there are no others."""
     return [reply for reply in replies if reply.sample] or list(replies)
 

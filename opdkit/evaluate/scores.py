@@ -16,7 +16,7 @@ from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise, interval
 from opdkit.evaluate.checks import ALL, POOLED, PROBES, HeldOutPrompt
 from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
-from opdkit.evaluate.replies import Reply, sampled_replies
+from opdkit.evaluate.replies import Reply, choose_measured
 from opdkit.store.reading import part_count, read_part
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ UNSEEN = ("question", "confirmation", *PROBES)  # not printed where they never h
 STREAKS = ("hint_streak", "log_streak")  # one line each
 
 
-def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
+def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
     """Return the scores of replies alone, for each domain of `HeldOutPrompt.domains`; of probes, for all of them."""
     rows = []
     for domain, in_domain in _by_domain([(r.prompt, r) for r in replies if r.prompt.probe is None]).items():
         sampled, greedy = [r for r in in_domain if r.sample], [r for r in in_domain if not r.sample]
-        measured = sampled_replies(in_domain)
+        measured = choose_measured(in_domain)
         for metric, scored, value in (
             ("passed_sampled", sampled, lambda r: r.passed),
             ("passed_greedy", greedy, lambda r: r.passed),
@@ -87,7 +87,7 @@ def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
     return rows
 
 
-def reply_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: int) -> list[JSON]:
+def make_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: int) -> list[JSON]:
     """Return KL(before || after) on replies of the model before, per token (nats), by domain.
 
     `shifts` are those of the replies, in their order. The replies to one prompt, or to those of one session, are
@@ -104,7 +104,7 @@ def reply_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: i
     return [_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _by_domain(sums)]
 
 
-def shift_score(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
+def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
     """Return the log-prob per token before and after (nats), or for `kl_neutral` KL(before || after) per token."""
     sums = [(n, s.tokens, *((0.0, s.kl) if metric == "kl_neutral" else (s.before, s.after)))
             for n, s in enumerate(shifts)]  # fmt: skip
@@ -193,7 +193,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
     stdout.print(table)
     for metric in never:
         sides = ([r["sample"] > 0 for r in replies if r["model"] == model and not r["probe"]] for model in MODELS)
-        before, after = (sum(sampled) or len(sampled) for sampled in sides)  # as `sampled_replies` has them
+        before, after = (sum(sampled) or len(sampled) for sampled in sides)  # as `choose_measured` has them
         stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}", soft_wrap=True)
     for row in (row for row in scores if row["metric"] in STREAKS):
         _, old, new, *_ = _cells(row)
@@ -206,7 +206,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
                      soft_wrap=True)  # fmt: skip
 
 
-def scores_markdown(scores: Sequence[JSON]) -> str:
+def format_scores(scores: Sequence[JSON]) -> str:
     """Return the scores of all prompts as a table of Markdown, for the model's card."""
     (head, *rows) = score_rows([row for row in scores if row["domain"] == ALL])
     table = markdown_table([[row[0], *row[2:]] for row in (head, *rows)])

@@ -21,14 +21,14 @@ from opdkit.console import counted, is_main_process, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.conclusion import conclude, print_conclusion
-from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, passage_sequences, read_passages, reply_shifts
-from opdkit.evaluate.from_log import held_out_share, write_log_prompts
+from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, encode_passages, measure_shifts, read_passages
+from opdkit.evaluate.from_log import read_held_out_share, write_log_prompts
 from opdkit.evaluate.generation import generate, prompt_ids
 from opdkit.evaluate.models import load_models, model_names
 from opdkit.evaluate.probes import make_probes
-from opdkit.evaluate.replies import Reply, check_replies, mark_echoes, right_replies, sampled_replies
-from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
-from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
+from opdkit.evaluate.replies import Reply, check_replies, choose_measured, find_right_replies, mark_echoes
+from opdkit.evaluate.scores import MODELS, format_scores, make_kl_scores, make_reply_scores, print_scores, score_shifts
+from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, read_logged_sessions, score_streaks
 from opdkit.judge.criterion import recorded_judge_options, try_criterion_judge
 from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import pin_model
@@ -90,7 +90,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
             print_conclusion(conclusion, and_next=False)  # it comes last
             print_scores(scores, read_part(run_dir, "replies", 0))
         if not config.trained:
-            add_scores(Path(names["after"]), scores_markdown(scores))
+            add_scores(Path(names["after"]), format_scores(scores))
         summary.next = conclusion.next
     return summary
 
@@ -108,37 +108,37 @@ def compare_models(
     replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts, config)]
     before = [r for r in replies if r.model == "before"]
     texts = read_wording(config.wording)
-    probes = make_probes(right_replies(before), len(before), texts["probe"])
+    probes = make_probes(find_right_replies(before), len(before), texts["probe"])
     one_each = replace(config, samples=min(1, config.samples))
-    probed = further_replies("probes", probes, models, chat, one_each, greedy=not config.samples)
-    own = sampled_replies(before)
+    probed = generate_further("probes", probes, models, chat, one_each, greedy=not config.samples)
+    own = choose_measured(before)
     say(f"drift on {counted(len(own), 'reply')} of the model before")
     sequences = [sequence for r in own if (sequence := r.sequence)]
     shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
-    drift = reply_kl_scores(own, shifts, config.seed) + drift_scores(models, chat, passages, config)
+    drift = make_kl_scores(own, shifts, config.seed) + score_drift(models, chat, passages, config)
     sessions: list[LoggedSession] = []
     if has_stage(config.run, "judge"):  # the models answer the sessions that were held out of training, if any were
-        share = held_out_share(config.run)
-        sessions = list(logged_sessions(config.run, config.max_prompts, share, texts["criterion"]))
+        share = read_held_out_share(config.run)
+        sessions = list(read_logged_sessions(config.run, config.max_prompts, share, texts["criterion"]))
     hinted = [session.prompt for session in sessions if session.prompt and config.judge_model]
     # The judge is asked once per id of a prompt and reply. The file may hold an edited prompt under the id of a turn.
     known = {prompt.id: (prompt.messages, prompt.check) for prompt, _ in prompts}
     hinted = [p if known.get(p.id) in (None, (p.messages, p.check)) else replace(p, id=f"{p.id}:log") for p in hinted]
     greedy = replace(config, samples=0)
-    to_log = further_replies("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
+    to_log = generate_further("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
     models.clear()
     count = len(replies) + len(probed)
     checked = check_replies([*replies, *probed, *to_log], config)
-    streaks = streak_scores(sessions, checked[count:])
+    streaks = score_streaks(sessions, checked[count:])
     replies = mark_echoes(checked[:count], hints, recorded_hint_text(config.run))
     kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(own, shifts, strict=True)}
     out.rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
-    out.rows("scores", reply_scores(replies, config.seed) + drift + streaks)
+    out.rows("scores", make_reply_scores(replies, config.seed) + drift + streaks)
     out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
     out.counters.count("replies", len(replies))
 
 
-def further_replies(
+def generate_further(
     name: str,
     prompts: Sequence[HeldOutPrompt],
     models: dict[str, Any],
@@ -163,22 +163,22 @@ def further_replies(
     return [r for label in MODELS if asked for r in generate(label, models[label], chat, asked, config, greedy)]
 
 
-def drift_scores(models: dict[str, Any], chat: Chat, passages: Sequence[str], config: EvalConfig) -> list[JSON]:
+def score_drift(models: dict[str, Any], chat: Chat, passages: Sequence[str], config: EvalConfig) -> list[JSON]:
     """Return the scores of drift on logged replies and on neutral text."""
-    scores = judged_reply_scores(models, config) if has_stage(config.run, "teacher") else []
-    sequences = passage_sequences(chat.tokenizer, passages)
+    scores = score_judged_replies(models, config) if has_stage(config.run, "teacher") else []
+    sequences = encode_passages(chat.tokenizer, passages)
     if sequences:
         say(f"drift on {counted(len(sequences), 'passage')} of neutral text")
         shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
-        scores += [shift_score(metric, shifts, config.seed) for metric in ("logprob_neutral", "kl_neutral")]
+        scores += [score_shifts(metric, shifts, config.seed) for metric in ("logprob_neutral", "kl_neutral")]
     return scores
 
 
-def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
+def score_judged_replies(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
     """Return the scores of log-probs of logged replies that were judged good (+1) and bad (-1)."""
     turns = [t for t in load_turns(config.run, config.max_prompts) if t.reward and t.sampled.any()]
     which = "; none were held out of training (`opdkit train --holdout`)"
-    if share := held_out_share(config.run):
+    if share := read_held_out_share(config.run):
         turns, which = [t for t in turns if is_held_out(t.session_id, share)], " in sessions held out of training"
     say(f"log-probs of {counted(len(turns), 'judged reply')}{which}")
     # Prompts with the template arguments of the teacher stage; the sampled replies may have others.
@@ -190,8 +190,8 @@ def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON
             prompts = load_prompts(config.run, chosen, chat)
             sequences = [sequence_of(t, prompts) for t in chosen]
             masks = [torch.from_numpy(t.sampled) for t in chosen]
-            shifts = reply_shifts(models["before"], models["after"], sequences, masks, config.batch_tokens)
-            scores.append(shift_score(metric, shifts, config.seed))
+            shifts = measure_shifts(models["before"], models["after"], sequences, masks, config.batch_tokens)
+            scores.append(score_shifts(metric, shifts, config.seed))
     return scores
 
 

@@ -36,7 +36,7 @@ def sessions_before_streak(right: Sequence[bool]) -> int:
     return next((s for s in starts if all(right[s : s + IN_A_ROW])), len(right))
 
 
-def logged_sessions(run: Path, limit: int | None, holdout: float, texts: Texts) -> Iterator[LoggedSession]:
+def read_logged_sessions(run: Path, limit: int | None, holdout: float, texts: Texts) -> Iterator[LoggedSession]:
     """Yield the judged sessions of a run, in the order of the log. With `holdout`, only held-out ones have a prompt.
 
     `texts` hold the words of the criterion.
@@ -58,7 +58,7 @@ def logged_sessions(run: Path, limit: int | None, holdout: float, texts: Texts) 
         yield from sessions.values()
 
 
-def streak_scores(sessions: Sequence[LoggedSession], replies: Sequence[Reply]) -> list[JSON]:
+def score_streaks(sessions: Sequence[LoggedSession], replies: Sequence[Reply]) -> list[JSON]:
     """Return the rows of `scores`: of the log, and of the models' greedy replies to its hinted turns.
 
     A reply without a verdict is not right.

@@ -79,7 +79,7 @@ def write_replies(
             counters.drop(f"hint {verdict['hint_status']}")
             continue
         try:
-            ids = student_prompt_ids(student, turn, config.max_new_tokens)
+            ids = encode_prompt(student, turn, config.max_new_tokens)
         except ChatError as error:
             counters.drop(error.reason)
             continue
@@ -97,14 +97,14 @@ def write_replies(
             counters.count("replies")
             counters.count("sampled tokens", len(reply.ids))
             counters.count(CUT_OFF_COUNT, int(is_cut_off(reply.finish_reason)))
-            session = rollout_session_row(student, turn, g, reply)
+            session = make_session_row(student, turn, g, reply)
             out.rows("sessions", [session])
-            out.rows("turns", [turn_row(session, reply)])
+            out.rows("turns", [make_turn_row(session, reply)])
         if all(problems):
             counters.drop(str(problems[0]))
 
 
-def student_prompt_ids(student: Student, turn: JoinedTurn, max_new_tokens: int) -> list[int]:
+def encode_prompt(student: Student, turn: JoinedTurn, max_new_tokens: int) -> list[int]:
     """Return the prompt as the student reads it.
 
     Raises ChatError for a prompt that cannot be rendered or leaves no room for a reply.
@@ -117,7 +117,7 @@ def student_prompt_ids(student: Student, turn: JoinedTurn, max_new_tokens: int) 
     return ids
 
 
-def rollout_session_row(student: Student, turn: JoinedTurn, number: int, reply: Sample) -> JSON:
+def make_session_row(student: Student, turn: JoinedTurn, number: int, reply: Sample) -> JSON:
     """Return the row of tables.SESSIONS: prompt and reply, with all that the log says about the conversation.
 
     The metadata stay as they are, since `--teacher-route` reads them; the id says which turn is answered.
@@ -131,7 +131,7 @@ def rollout_session_row(student: Student, turn: JoinedTurn, number: int, reply: 
     }
 
 
-def turn_row(session: JSON, reply: Sample) -> JSON:
+def make_turn_row(session: JSON, reply: Sample) -> JSON:
     """Return the row of tables.TURNS for the last message of a session."""
     index = len(session["messages"]) - 1
     return {

@@ -19,10 +19,10 @@ from opdkit.store.reading import is_written, read_part
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import EDIT
 from opdkit.teacher import hint_checks
-from opdkit.teacher.examples import JudgedSession, judged_sessions
+from opdkit.teacher.examples import JudgedSession, read_judged_sessions
 from opdkit.teacher.models import Scorer, load_scorer
 from opdkit.teacher.part import score_part
-from opdkit.teacher.review_changes import with_decided_rewards
+from opdkit.teacher.review_changes import update_rewards
 from opdkit.teacher.warnings import warnings
 
 
@@ -44,15 +44,15 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
     drawn, hinted = list[JudgedSession](), 0  # sessions with one hinted turn each; turns that the teacher answers
     scorer = cache(partial(load_scorer, config))  # without weights
     for part in stage.todo():
-        sessions = list(judged_sessions(config.run, part, config.limit))
+        sessions = list(read_judged_sessions(config.run, part, config.limit))
         if config.check_hints and is_written(config.run, "hint_checks", part) and not config.overwrite:
             checks = read_part(config.run, "hint_checks", part)
-            sessions = hint_checks.sessions_without_dropped(sessions, checks)
+            sessions = hint_checks.leave_out_dropped(sessions, checks)
         elif config.check_hints:
-            of_part = hint_checks.count_tests(config, hint_checks.turns_to_check(config, scorer(), sessions))
+            of_part = hint_checks.count_tests(config, hint_checks.find_turn_hints(config, scorer(), sessions))
             tests = hint_checks.TestWork(*map(add, tests, of_part))
         decided = inputs_of_part(part).get("reviews", {})
-        rewarded = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
+        rewarded = update_rewards(config.run, part, sessions, decided, config.teacher_hint)
         if rewarded is None or config.overwrite:
             results = score_part(config, scorer(), sessions, decided, counters)
             rows = [row for result in results.values() for row in result.rows]

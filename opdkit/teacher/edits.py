@@ -13,14 +13,14 @@ import torch
 
 from opdkit.store.counters import Counters
 from opdkit.store.tables import EDIT
-from opdkit.teacher.examples import Example, written_example
+from opdkit.teacher.examples import Example, make_written_example
 from opdkit.teacher.models import Scorer
 from opdkit.teacher.scores import Scores, SupportLogprobs
 
 ODDS = 20.0  # a token that is wanted stands in an edit so many times as often as one that is not
 
 
-def edited_example(scorer: Scorer, logged: Example, counters: Counters) -> Example | None:
+def make_edited_example(scorer: Scorer, logged: Example, counters: Counters) -> Example | None:
     """Return the edit of a logged reply as an example to score; None where there is none, or it cannot be trained on.
 
     One that is the logged reply, that the student cannot read, or that does not fit behind the prompts is counted.
@@ -39,7 +39,7 @@ def edited_example(scorer: Scorer, logged: Example, counters: Counters) -> Examp
         counters.count("not written", label=problem)
         return None
     counters.count("edited by people")
-    return written_example(logged, 0, logged.edited, None, EDIT)
+    return make_written_example(logged, 0, logged.edited, None, EDIT)
 
 
 def apply_edit(scores: Scores, example: Example) -> Scores:

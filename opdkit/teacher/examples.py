@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_thinking
-from opdkit.chat.template import Chat, ChatError, FittedPrompt, Message, Reply, fit, without_first
+from opdkit.chat.template import Chat, ChatError, FittedPrompt, Message, ReplyTokens, fit, without_first
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
 from opdkit.judge.votes import EDITED
@@ -40,7 +40,7 @@ class JudgedSession(NamedTuple):
     turns: list[JudgedTurn]
 
 
-def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
+def read_judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
     """Yield the sessions of a part, within the first `limit` of the run, with the verdicts of the votes."""
     for turns in joined_sessions(run, part, limit=limit, reviews={}):
         judged = [JudgedTurn(turn.turn, turn.verdict) for turn in turns if turn.verdict is not None]
@@ -58,12 +58,12 @@ class Example:
 
     verdict: Row
     prompt: FittedPrompt
-    reply: Reply
+    reply: ReplyTokens
     behavior_logprobs: list[float] | None
     hints: list[str]
     readings: ReplyReadings
     written: int | None = None
-    edited: Reply | None = None
+    edited: ReplyTokens | None = None
 
 
 class TaughtSession(NamedTuple):
@@ -88,7 +88,7 @@ def make_example(
         raise ChatError("no response tokens")
     budget = scorer.max_tokens - len(reply.ids)
     hints, hinted = list[str](), list[Rendering]()
-    candidates = candidate_hints(verdict, config.teacher_hint)
+    candidates = choose_candidates(verdict, config.teacher_hint)
     for hint in candidates:
         messages = with_hint(before, hint, config.hint_placement, scorer.hint_text)
         renderings = [(chat, messages) for chat in teacher.chats]
@@ -111,12 +111,12 @@ def make_example(
     models = len(teacher.chats)
     by_hint = tuple(tuple(rest[i : i + models]) for i in range(len(unhinted), len(rest), models))
     readings = ReplyReadings(student, by_hint, tuple(rest[: len(unhinted)]) or None)
-    edited = edited_reply(scorer.student.chat, session, turn) if verdict["hint_status"] == EDITED else None
+    edited = encode_edit(scorer.student.chat, session, turn) if verdict["hint_status"] == EDITED else None
     return Example(verdict, prompts[0], reply, behavior, hints, readings, edited=edited)
 
 
-def written_example(
-    logged: Example, chosen: int, reply: Reply, behavior_logprobs: list[float] | None, written: int
+def make_written_example(
+    logged: Example, chosen: int, reply: ReplyTokens, behavior_logprobs: list[float] | None, written: int
 ) -> Example:
     """Return another reply after the prompts of a logged one, with hint `chosen`, as an example to score."""
     prompts = [reading.prompt_ids for reading in (logged.readings.student, *logged.readings.hinted[chosen])]
@@ -132,7 +132,7 @@ def written_example(
     )
 
 
-def candidate_hints(verdict: Row, select: str) -> list[str]:
+def choose_candidates(verdict: Row, select: str) -> list[str]:
     """Return the hints to score, shortest first: one, or up to three where `select` is "overlap"; [] without a hint.
 
     `select` (--teacher-hint) applies only to hints that the judge's votes carried (no hint is chosen without a quorum
@@ -161,7 +161,7 @@ def fit_together(renderings: list[Rendering], tools: str | None, budget: float, 
     return prompts
 
 
-def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[Reply, list[float] | None]:
+def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[ReplyTokens, list[float] | None]:
     """Return the reply's tokens and their logged log-probs under the behaviour policy, or None without usable ones.
 
     The tokens are the logged ones if they are this tokenizer's. Otherwise the text is encoded again, and the logged
@@ -180,7 +180,7 @@ def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[R
     return reply, None if reason else logprobs
 
 
-def edited_reply(chat: Chat, session: Row, turn: Row) -> Reply | None:
+def encode_edit(chat: Chat, session: Row, turn: Row) -> ReplyTokens | None:
     """Return the reply as a person edited it; None where the model thought before it, or the template cannot write it.
 
     What the model thought was about the reply that it wrote, so the edit does not follow from it. Of a rollout, None,

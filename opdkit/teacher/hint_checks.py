@@ -23,7 +23,7 @@ from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample
 from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
 from opdkit.store.reviews import REVIEWED
-from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, candidate_hints, fit_together
+from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, choose_candidates, fit_together
 from opdkit.teacher.models import Scorer
 
 HELPS, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
@@ -84,12 +84,12 @@ def open_judge(config: TeacherConfig, scorer: Scorer, folder: Path | None = None
     return open_criterion_judge(config, folder, votes=1, model=model)
 
 
-def turns_to_check(config: TeacherConfig, scorer: Scorer, sessions: Sequence[JudgedSession]) -> Iterator[TurnHints]:
+def find_turn_hints(config: TeacherConfig, scorer: Scorer, sessions: Sequence[JudgedSession]) -> Iterator[TurnHints]:
     """Yield the turns whose hints the judge's votes gave."""
     student, room = scorer.student, scorer.max_tokens - config.max_new_tokens
     for session, turns in sessions:
         for turn, verdict in turns:
-            hints = candidate_hints(verdict, config.teacher_hint)
+            hints = choose_candidates(verdict, config.teacher_hint)
             if not hints or verdict["hint_status"] in (REVIEWED, *WANTED_REPLIES):
                 continue
             before = session["messages"][: turn["message_index"]]
@@ -116,7 +116,7 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
     Reply k to a turn comes from the random stream (seed, turn, k), with each hint and without.
     """
     student, texts = scorer.student, read_wording(config.wording)["criterion"]
-    turns = list(turns_to_check(config, scorer, sessions))
+    turns = list(find_turn_hints(config, scorer, sessions))
     numbers, seed = range(config.check_hints), config.seed
     requests = [Request(ids, [random_stream(seed, "check", turn.turn_id, k) for k in numbers])
                 for turn in turns for ids in turn.prompts]  # fmt: skip
@@ -155,7 +155,7 @@ def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
     return text if text or reply.finish_reason == "stop" else None
 
 
-def sessions_without_dropped(sessions: Sequence[JudgedSession], rows: Iterable[Row]) -> list[JudgedSession]:
+def leave_out_dropped(sessions: Sequence[JudgedSession], rows: Iterable[Row]) -> list[JudgedSession]:
     """Return the sessions without the hints that the rows of `hint_checks` drop."""
     checks = by_turn(rows)
     return [

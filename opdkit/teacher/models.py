@@ -68,7 +68,7 @@ class Scorer:
         return self.teachers[name]
 
 
-def model_inputs(config: TeacherConfig) -> JSON:
+def pin_models(config: TeacherConfig) -> JSON:
     """Return the models and any custom wording, as inputs of the plan.
 
     Raises OpdkitError for a path that is not a model.

@@ -20,12 +20,12 @@ from opdkit.model.tree_reading import estimate_tokens
 from opdkit.store.counters import Counters
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.turn_ids import first_branch
-from opdkit.teacher.edits import apply_edit, edited_example
+from opdkit.teacher.edits import apply_edit, make_edited_example
 from opdkit.teacher.examples import Example, JudgedSession, Row, TaughtSession, make_example
 from opdkit.teacher.models import Scorer
-from opdkit.teacher.review_changes import decided_verdict, turns_to_rescore
+from opdkit.teacher.review_changes import apply_decisions, find_turns_to_rescore
 from opdkit.teacher.samples import HintedTurn, sample_replies
-from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, score_session, sequences_by_model
+from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, list_sequences, score_session
 from opdkit.teacher.warnings import UNROUTED
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
@@ -59,7 +59,7 @@ def score_part(
                 counters.count(OTHER_MODEL, label=session["model"][:LONGEST_NAME])
     results: Results = {}
     # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
-    decided_turns = turns_to_rescore(sessions, decided, config.teacher_hint)
+    decided_turns = find_turns_to_rescore(sessions, decided, config.teacher_hint)
     longest_of_part = 0  # tokens of a logged reply with a hint: decisions give other turns no more room
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {judged.turn["turn_id"]: TurnResult() for one in scored_together for judged in one.turns}
@@ -84,13 +84,13 @@ def score_part(
     return results
 
 
-def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON) -> pa.Table:
+def make_targets_table(results: Results, sessions: list[JudgedSession], decided: JSON) -> pa.Table:
     """Return the targets of a part: logged replies in the order of their turns, then written replies.
 
     The rewards are those that people left in force (`decided`).
     """
     rows = [row for result in results.values() for row in result.rows]
-    verdicts = {judged.turn["turn_id"]: decided_verdict(judged.verdict, decided)
+    verdicts = {judged.turn["turn_id"]: apply_decisions(judged.verdict, decided)
                 for one in sessions for judged in one.turns}  # fmt: skip
     for row in rows:
         if row["written"] is None:  # nobody has reacted to a written reply
@@ -122,7 +122,7 @@ def _make_examples(
             except ChatError as error:
                 counters.drop(error.reason)
             else:
-                examples += filter(None, (example, edited_example(scorer, example, counters)))
+                examples += filter(None, (example, make_edited_example(scorer, example, counters)))
         if teacher is not None:
             yield TaughtSession(teacher, examples)
 
@@ -198,7 +198,7 @@ def count_reads(
     """Count what `score_replies` would read (`--dry-run`: models have no weights). Add rows without log-probs."""
     student = scorer.student.model
     for teacher, examples in batch_sessions(sessions, budget_of(student, "scoring sessions"), config.batch_tokens):
-        by_model, _ = sequences_by_model(student, teacher.mixture, [example.readings for example in examples])
+        by_model, _ = list_sequences(student, teacher.mixture, [example.readings for example in examples])
         read, saved = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
         counters.count("tokens read", read)
         counters.count("tokens saved", saved)

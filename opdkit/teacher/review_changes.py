@@ -15,10 +15,10 @@ from opdkit.config.fields import JSON
 from opdkit.store.counters import read_inputs
 from opdkit.store.reading import part_path, read_arrow
 from opdkit.store.reviews import apply_review, decision
-from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, candidate_hints
+from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, choose_candidates
 
 
-def decided_verdict(verdict: Row, decided: JSON) -> Row:
+def apply_decisions(verdict: Row, decided: JSON) -> Row:
     """Return a verdict after applying the decisions of people (turn_id -> decision)."""
     return apply_review(verdict, decision(verdict["turn_id"], decided.get(verdict["turn_id"], {})))
 
@@ -27,24 +27,22 @@ def _scores_differ(before: Row, after: Row, select: str) -> bool:
     """Return whether two verdicts lead to different rows of log-probs: other hints to score, or no row at all."""
     if any(verdict["hint"] is None and verdict["reward"] is None for verdict in (before, after)):
         return before != after
-    return candidate_hints(before, select) != candidate_hints(after, select)
+    return choose_candidates(before, select) != choose_candidates(after, select)
 
 
-def turns_to_rescore(sessions: list[JudgedSession], decided: JSON, select: str) -> Iterator[JudgedSession]:
+def find_turns_to_rescore(sessions: list[JudgedSession], decided: JSON, select: str) -> Iterator[JudgedSession]:
     """Yield each turn whose log-probs a decision changes, as a session with only this turn and its decided verdict.
 
     `sessions` have the verdicts of the votes; `select` is --teacher-hint.
     """
     for session, turns in sessions:
         for turn, verdict in turns:
-            after = decided_verdict(verdict, decided)
+            after = apply_decisions(verdict, decided)
             if _scores_differ(verdict, after, select):
                 yield JudgedSession(session, [JudgedTurn(turn, after)])
 
 
-def with_decided_rewards(
-    run: Path, part: int, sessions: list[JudgedSession], decided: JSON, select: str
-) -> pa.Table | None:
+def update_rewards(run: Path, part: int, sessions: list[JudgedSession], decided: JSON, select: str) -> pa.Table | None:
     """Return the existing targets of a part with the decided rewards; None without targets or if log-probs change."""
     path = part_path(run, "targets", part)
     if not path.exists():
@@ -52,7 +50,7 @@ def with_decided_rewards(
     decided_before = read_inputs(path).get("reviews", {})
     rewards: dict[str, int | None] = {}
     for verdict in (judged.verdict for session in sessions for judged in session.turns):
-        before, after = (decided_verdict(verdict, decisions) for decisions in (decided_before, decided))
+        before, after = (apply_decisions(verdict, decisions) for decisions in (decided_before, decided))
         if _scores_differ(before, after, select):
             return None
         rewards[verdict["turn_id"]] = after["reward"]

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from opdkit.chat.template import Reply
+from opdkit.chat.template import ReplyTokens
 from opdkit.config.teacher import TeacherConfig
 from opdkit.model.random_streams import random_stream
 from opdkit.model.sampling import Request, Sample, reply_room
 from opdkit.model.sampling.samples import find_sample_problem
 from opdkit.store.counters import Counters
 from opdkit.store.turn_ids import session_of
-from opdkit.teacher.examples import Example, TaughtSession, written_example
+from opdkit.teacher.examples import Example, TaughtSession, make_written_example
 from opdkit.teacher.models import Scorer, Teacher
 
 
@@ -82,4 +82,4 @@ def _examples_of_samples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sam
             turn.counters.count("not written", label=problem)
             continue
         turn.counters.count("written by the teacher")
-        yield written_example(turn.example, turn.chosen, Reply(ids, mask), reply.logprobs, number)
+        yield make_written_example(turn.example, turn.chosen, ReplyTokens(ids, mask), reply.logprobs, number)

@@ -104,7 +104,7 @@ def score_session(
     """
     # Readings of the teacher that equal the student's: the same weights, the same tokens.
     same = [[teacher.models == (student,) and readings == (r.student,) for readings in r.hinted] for r in replies]
-    by_model, pending = sequences_by_model(student, teacher, replies)
+    by_model, pending = list_sequences(student, teacher, replies)
     trees = read_trees(by_model, batch_tokens, whole=whole)
     logprobs = partial(logprobs_of, batch_tokens=batch_tokens, reader=trees)
 
@@ -132,7 +132,7 @@ def score_session(
     return [_combine(options, *columns) for columns in zip(old, hinted, unhinted, same, strict=True)]
 
 
-def sequences_by_model(
+def list_sequences(
     student: PreTrainedModel, teacher: Mixture, replies: Sequence[ReplyReadings]
 ) -> tuple[list[tuple[PreTrainedModel, list[PromptResponse]]], list[tuple[PromptResponse, ...] | None]]:
     """Return the sequences that each model reads: the student its prompts, the teacher's those with and without hints.

@@ -25,11 +25,11 @@ from opdkit.store.tables import HINT_CHECKS, TARGETS
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher import hint_checks
 from opdkit.teacher.costs import report_work
-from opdkit.teacher.examples import Row, judged_sessions
-from opdkit.teacher.models import Scorer, load_scorer, model_inputs
-from opdkit.teacher.part import score_part, targets_table
+from opdkit.teacher.examples import Row, read_judged_sessions
+from opdkit.teacher.models import Scorer, load_scorer, pin_models
+from opdkit.teacher.part import make_targets_table, score_part
 from opdkit.teacher.process_group import ProcessGroup, join
-from opdkit.teacher.review_changes import with_decided_rewards
+from opdkit.teacher.review_changes import update_rewards
 from opdkit.teacher.warnings import warnings
 
 _DECIDED = "decided by people"  # counter
@@ -57,7 +57,7 @@ def run(config: TeacherConfig) -> Summary:
         group.stop_if_asked()
         # The processes of a group stop together, above: one that stopped here would leave the others waiting.
         with kept_answers(stage, part) as kept, stage.writing(part, may_stop=group.size == 1) as out:
-            sessions = list(judged_sessions(config.run, part, config.limit))
+            sessions = list(read_judged_sessions(config.run, part, config.limit))
             decided = inputs_of_part(part).get("reviews", {})
             checks: list[Row] = []
             if config.check_hints:
@@ -68,14 +68,14 @@ def run(config: TeacherConfig) -> Summary:
                     ask = partial(ask, kept=kept) if config.judge_url else ask
                     checks = hint_checks.check_hints(config, scorer(), ask, sessions)
                 out.rows("hint_checks", checks)
-                sessions = hint_checks.sessions_without_dropped(sessions, checks)
-            table = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
+                sessions = hint_checks.leave_out_dropped(sessions, checks)
+            table = update_rewards(config.run, part, sessions, decided, config.teacher_hint)
             if table is None:
                 tested += checks
                 for row in checks:
                     out.counters.count(HINTS_CHECKED, label=row["status"])
                 results = score_part(config, scorer(), sessions, decided, out.counters)
-                table = targets_table(results, sessions, decided)
+                table = make_targets_table(results, sessions, decided)
             else:
                 out.counters.merge(read_counters(part_path(config.run, "targets", part)))
             turn_ids = {judged.turn["turn_id"] for session in sessions for judged in session.turns}
@@ -105,7 +105,7 @@ def open_stage(
             "teacher",
             [TARGETS, HINT_CHECKS] if config.check_hints else [TARGETS],
             parts=part_count(config.run, "judge"),
-            inputs=model_inputs(config),
+            inputs=pin_models(config),
             upstream=["extract", "judge"],
             part_inputs=inputs_of_part,
             drawn=bool(config.judge_url or config.sample_url),  # a server may answer otherwise the next time

@@ -36,8 +36,8 @@ from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
 from opdkit.evaluate.gate import decide
 from opdkit.evaluate.generation import generate, prompt_ids
 from opdkit.evaluate.probes import make_probes
-from opdkit.evaluate.replies import Reply, check_replies, right_replies
-from opdkit.evaluate.scores import reply_scores
+from opdkit.evaluate.replies import Reply, check_replies, find_right_replies
+from opdkit.evaluate.scores import make_reply_scores
 from opdkit.extract.stage import run as extract
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, score
@@ -229,7 +229,7 @@ class Measurement:
         self.right = [PromptResponse(ids, self._reply_ids(row["right"]))
                       for (_, ids), row in zip(self.prompts, rows, strict=True)]  # fmt: skip
         first = generate("before", model, self.chat, self.prompts, self.config)
-        self.probes = self._with_ids(make_probes(right_replies(first), len(first), DEFAULTS["probe"]))
+        self.probes = self._with_ids(make_probes(find_right_replies(first), len(first), DEFAULTS["probe"]))
         self.before = self._ask("before", model, first)
         self.accuracy = self._accuracy(model)
 
@@ -252,7 +252,7 @@ class Measurement:
         model = load_model(str(folder), device="cpu", dtype="float32")
         after = self._ask("after", model, generate("after", model, self.chat, self.prompts, self.config))
         replies = [*self.before, *after]
-        decision = decide(to_arrow(REPLIES, [r.row() | {"kl": None} for r in replies]), reply_scores(replies, 0))
+        decision = decide(to_arrow(REPLIES, [r.row() | {"kl": None} for r in replies]), make_reply_scores(replies, 0))
         failed = [row["check"] for row in decision.checks if row["worse"]]
         worse = ["worse"] if any(row["worse"] for row in decision.domains) else []
         return Alarm(epoch, (*failed, *worse), self._accuracy(model))

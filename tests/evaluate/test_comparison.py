@@ -16,7 +16,7 @@ from opdkit.evaluate.comparison import (
     conclude_pairs,
     find_replies,
     mark_changes,
-    paired_scores,
+    score_pair,
     training_rows,
 )
 from opdkit.evaluate.replies import Reply
@@ -43,7 +43,7 @@ def sentence(shares: dict[str, tuple[float, float]], count: int = 40, others: in
     sides = [side(name, {prompt: [None, n < (count * right if is_corrected else others * kept)]
                          for prompt, is_corrected, n in prompts}, corrected)
              for name, (right, kept) in shares.items()]  # fmt: skip
-    return conclude_pairs(list(shares), {(a.name, b.name): paired_scores(a, b, 0) for a, b in combinations(sides, 2)})
+    return conclude_pairs(list(shares), {(a.name, b.name): score_pair(a, b, 0) for a, b in combinations(sides, 2)})
 
 
 @pytest.mark.parametrize(("shares", "begin"), [
@@ -83,7 +83,7 @@ def test_a_pair_may_lack_a_share(names: str, others: str) -> None:
     sides = [side(name, {f"{kind}{n}": [None, None if (name, kind) == ("c", "u") else n < right]
                          for kind in "cu" for n in range(20)}, {f"{kind}{n}": kind == "c" for kind in "cu"
                          for n in range(20)}) for name in names for right in [18 if name == "b" else 2]]  # fmt: skip
-    pairs = {(a.name, b.name): paired_scores(a, b, 0) for a, b in combinations(sides, 2)}
+    pairs = {(a.name, b.name): score_pair(a, b, 0) for a, b in combinations(sides, 2)}
     assert conclude_pairs(list(names), pairs) == (
         f"b is better than {' and '.join(others)}: where users corrected the model, b is right in 90% of its replies, "
         f"{', '.join(f'{name} in 10%' for name in others)}; where nobody complained, b in 90%, a in 10%."
@@ -93,14 +93,14 @@ def test_a_pair_may_lack_a_share(names: str, others: str) -> None:
 def test_too_few_prompts_and_no_check_are_said() -> None:
     assert sentence({"a": (0.2, 0.8), "b": (0.8, 0.8)}, count=5, others=5).startswith("Not known")
     unknown = [side(name, {f"p{n}": [None] for n in range(9)}) for name in "ab"]
-    told = conclude_pairs(["a", "b"], {("a", "b"): paired_scores(*unknown, 0)})
+    told = conclude_pairs(["a", "b"], {("a", "b"): score_pair(*unknown, 0)})
     assert told.startswith("Not known: the judge")
 
 
 @given(st.lists(st.tuples(*[st.lists(st.booleans(), min_size=2, max_size=2)] * 2), min_size=6, max_size=12))
 def test_the_interval_is_that_of_the_differences_prompt_by_prompt(replies: list) -> None:
     sides = [side(name, {f"p{n}": [None, *pair[k]] for n, pair in enumerate(replies)}) for k, name in enumerate("ab")]
-    found = {(row["metric"], row["domain"]): row for row in paired_scores(*sides, seed=3)}["passed_sampled", "all"]
+    found = {(row["metric"], row["domain"]): row for row in score_pair(*sides, seed=3)}["passed_sampled", "all"]
     differences = [(sum(b) - sum(a)) / 2 for a, b in replies]
     assert found["difference"] == pytest.approx(sum(differences) / len(differences))
     assert (found["low"], found["high"]) == pytest.approx(interval(differences, seed=3) or (None, None))
@@ -108,9 +108,9 @@ def test_the_interval_is_that_of_the_differences_prompt_by_prompt(replies: list)
 
 def test_a_length_that_is_not_stored_is_not_invented_and_what_never_happens_is_left_out() -> None:
     one, cut = (side(name, {f"p{n}": [True, False] for n in range(6)}) for name in "ab")
-    assert {row["metric"] for row in paired_scores(one, one, 0)} == {"passed_sampled", "passed_greedy"}
+    assert {row["metric"] for row in score_pair(one, one, 0)} == {"passed_sampled", "passed_greedy"}
     cut.replies[1] = replace(cut.replies[1], finish_reason="length")
-    found = {(row["metric"], row["domain"]): row for row in paired_scores(one, cut, 0)}["cut_off", "all"]
+    found = {(row["metric"], row["domain"]): row for row in score_pair(one, cut, 0)}["cut_off", "all"]
     assert (found["before"], found["after"]) == (0, 1 / 6)
 
 

@@ -26,7 +26,7 @@ from opdkit.evaluate.conclusion import (
     read_conclusion,
 )
 from opdkit.evaluate.replies import Reply
-from opdkit.evaluate.scores import Scores, reply_scores
+from opdkit.evaluate.scores import Scores, make_reply_scores
 from opdkit.model.scoring import PromptResponse
 
 RUN = Path("runs/mine")
@@ -81,7 +81,7 @@ def test_a_fall_that_may_be_chance_is_named_beside_the_better_model() -> None:
 def test_a_share_of_too_few_prompts_is_not_the_same(count: int) -> None:
     """All replies to so few prompts became right. Each of two shares needs seven prompts, so that 5% hold for both."""
     prompts = [prompt(f"{n}", n < count, (0, n < count)) for n in range(count + 20)]
-    found = conclude(reply_scores([reply for both in prompts for reply in both], 0), RUN)
+    found = conclude(make_reply_scores([reply for both in prompts for reply in both], 0), RUN)
     assert found.sentence == (
         "Not known: too few prompts to tell what changed where users corrected the model; where users corrected the "
         "model, 100% of its replies are right (0% before); where nobody complained, 0% (0% before)."
@@ -94,7 +94,7 @@ def test_a_share_of_too_few_prompts_is_not_the_same(count: int) -> None:
 def test_at_least_six_prompts_change_where_one_share_rose_or_fell(rose: int, fell: int, word: str) -> None:
     """The interval of the bootstrap excludes 0 for three of twelve prompts, too."""
     prompts = [prompt(f"{n}", None, (fell > n - rose >= 0, n < rose)) for n in range(12)]
-    found = conclude(reply_scores([reply for both in prompts for reply in both], 0), RUN)
+    found = conclude(make_reply_scores([reply for both in prompts for reply in both], 0), RUN)
     assert found.word == word
     assert (found.numbers[0]["low"] is None) is (rose == 12), "all changes are equal"
 
@@ -110,7 +110,7 @@ def test_too_few_sessions_are_not_the_same_however_many_prompts_they_have() -> N
     """Twelve prompts of six sessions: all became right, and yet six cannot tell where two shares are compared."""
     rose = [prompt(f"{n}", True, (False, True), f"log:{n // 2}") for n in range(12)]
     kept = [prompt(f"k{n}", False, (True, True)) for n in range(30)]
-    found = conclude(reply_scores([reply for both in rose + kept for reply in both], 0), RUN)
+    found = conclude(make_reply_scores([reply for both in rose + kept for reply in both], 0), RUN)
     assert found.word == UNKNOWN
     assert "too few prompts to tell what changed where users corrected the model" in found.sentence
 
@@ -118,7 +118,7 @@ def test_too_few_sessions_are_not_the_same_however_many_prompts_they_have() -> N
 def test_the_prompts_of_a_session_rise_together() -> None:
     for width, word in ((1, BETTER), (2, BETTER), (3, SAME), (8, UNKNOWN)):
         prompts = [prompt(f"{n}", None, (n >= 12, True), f"log:{n // width}") for n in range(40)]
-        found = conclude(reply_scores([reply for both in prompts for reply in both], 0), RUN)
+        found = conclude(make_reply_scores([reply for both in prompts for reply in both], 0), RUN)
         assert (found.word, found.numbers[0]["count"]) == (word, 40)
 
 

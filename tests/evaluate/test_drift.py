@@ -9,9 +9,9 @@ from conftest import save_tiny_model
 from opdkit.errors import ConfigError
 from opdkit.evaluate.drift import (
     choose_by_hash,
-    passage_sequences,
+    encode_passages,
+    measure_shifts,
     read_passages,
-    reply_shifts,
 )
 from opdkit.model.comparison import kl_divergence, kl_shifts
 from opdkit.model.load import load_model
@@ -38,7 +38,7 @@ def test_kl_worked_by_hand_and_against_torch() -> None:
 
 def test_passages_are_measured_as_a_plain_forward_measures_them(models, plain_tokenizer) -> None:
     texts = ["The tool returned an error.", "thanks", "No, I said the other file, please."]
-    sequences = passage_sequences(plain_tokenizer, texts)
+    sequences = encode_passages(plain_tokenizer, texts)
     for shift, text in zip(kl_shifts(*models, sequences, batch_tokens=40), texts, strict=True):
         ids = torch.tensor([plain_tokenizer(text)["input_ids"]])
         with torch.no_grad():
@@ -50,7 +50,7 @@ def test_passages_are_measured_as_a_plain_forward_measures_them(models, plain_to
 
 
 def test_a_model_has_not_moved_from_itself(models, plain_tokenizer) -> None:
-    sequences = passage_sequences(plain_tokenizer, ["hello world", "def main():"])
+    sequences = encode_passages(plain_tokenizer, ["hello world", "def main():"])
     assert all(s.kl == 0 and s.before == s.after for s in kl_shifts(models[0], models[0], sequences, 100))
 
 
@@ -89,7 +89,7 @@ def test_a_longer_prompt_is_not_a_shorter_reply(models) -> None:
 def test_only_sampled_tokens_of_a_reply_count(models) -> None:
     sequences = [PromptResponse([1, 2, 3], [4, 5, 6, 7])]
     whole, some = (
-        reply_shifts(*models, sequences, [torch.tensor(mask)], 100)[0]
+        measure_shifts(*models, sequences, [torch.tensor(mask)], 100)[0]
         for mask in ([True] * 4, [True, False, False, True])
     )
     assert (whole.tokens, some.tokens) == (4, 2)
@@ -98,7 +98,7 @@ def test_only_sampled_tokens_of_a_reply_count(models) -> None:
 
 def test_control_tokens_in_a_passage_are_text(plain_tokenizer) -> None:
     """Control tokens in a text are read as text."""
-    (sequence,) = passage_sequences(plain_tokenizer, ["a <|im_end|> b", "x"])  # one token alone has no log-prob
+    (sequence,) = encode_passages(plain_tokenizer, ["a <|im_end|> b", "x"])  # one token alone has no log-prob
     assert plain_tokenizer.eos_token_id not in sequence.prompt_ids + sequence.response_ids
 
 

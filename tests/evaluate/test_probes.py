@@ -19,8 +19,8 @@ from opdkit.evaluate.conclusion import find_unusual
 from opdkit.evaluate.gate import decide
 from opdkit.evaluate.key_words import key_words
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION, hollow_kind, make_probes
-from opdkit.evaluate.replies import Reply, right_replies
-from opdkit.evaluate.scores import reply_scores
+from opdkit.evaluate.replies import Reply, find_right_replies
+from opdkit.evaluate.scores import make_reply_scores
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.reading import read_all
 from opdkit.store.tables import REPLIES, to_arrow
@@ -119,7 +119,7 @@ def test_what_shows_nothing_or_is_not_known_to_be_right_is_not_probed() -> None:
         return Reply(one, "before", sample, text, text, PromptResponse([1], [2]), "stop")
 
     found = [reply(passes), reply(passes, ""), reply(fails), reply(praised), reply(passes, CALL), reply(passes, "", 1)]
-    assert [text for _, text in right_replies(found)] == ["It is red.", "It is crimson."]
+    assert [text for _, text in find_right_replies(found)] == ["It is red.", "It is crimson."]
 
 
 @pytest.mark.parametrize(("reply", "keeps"), [
@@ -173,7 +173,7 @@ def test_eval_shows_a_probe_and_the_gate_does_not_decide_by_it(kind: str) -> Non
     """Its prompts are those that the model before got right, so a rise may be that model's luck."""
     replies = sided(kind, 14) + sided("none", 0)
     assert gate(replies).ship
-    scores = {(row["metric"], row["domain"]): row for row in reply_scores(replies, 0)}
+    scores = {(row["metric"], row["domain"]): row for row in make_reply_scores(replies, 0)}
     assert (scores[kind, "all"]["before"], scores[kind, "all"]["after"]) == (0, 14 / 40)
     [watched] = find_unusual(scores)
     assert "35.0%" in watched
@@ -193,7 +193,7 @@ def test_a_rise_stops_whatever_the_share_of_right_replies_unless_it_is_allowed(k
     assert CHECKS[kind] in stopped.sentence
     assert gate(sided(kind, 14), kind).ship
     assert gate(sided(kind, 2)).ship, "two of forty may be chance"
-    scores = {(row["metric"], row["domain"]): row for row in reply_scores(sided(kind, 14), 0)}
+    scores = {(row["metric"], row["domain"]): row for row in make_reply_scores(sided(kind, 14), 0)}
     assert (scores[kind, "all"]["before"], scores[kind, "all"]["after"]) == (0, 14 / 40)
     [watched] = find_unusual(scores)
     assert "35.0%" in watched

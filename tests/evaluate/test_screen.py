@@ -95,6 +95,6 @@ def test_a_streak_is_one_line_with_both_sides_and_never_in_words(monkeypatch) ->
     lines = shown(monkeypatch, [*rows(POOLED), logged, hinted])
     assert "sessions until 3 in a row are right, in the log: never, of 1,234 sessions" in lines
     assert "sessions until 3 in a row follow the hint: 0, before never, of 64 sessions" in lines
-    card = score_table.scores_markdown([logged, hinted])
+    card = score_table.format_scores([logged, hinted])
     assert "| sessions until 3 in a row follow the hint | never | 0 | -64 | - | 64 |" in card
     assert "| never | - | - | - | 1,234 |" in card

@@ -129,7 +129,7 @@ def test_the_first_sessions_and_decisions_of_people_count(scored, models, tmp_pa
 def test_an_edited_prompt_of_the_log_keeps_its_question(scored, models, tmp_path) -> None:
     """Its id is that of the hinted turn, whose own reply is judged by the hint."""
     run, prompts = Path(shutil.copytree(scored, tmp_path / "run")), tmp_path / "prompts.jsonl"
-    (asked,) = [s.prompt for s in streak.logged_sessions(run, 1, 0.0, DEFAULTS["criterion"])]
+    (asked,) = [s.prompt for s in streak.read_logged_sessions(run, 1, 0.0, DEFAULTS["criterion"])]
     said = asked.messages[-1]["content"]
     prompts.write_text(json.dumps({"id": asked.id, "prompt": said, "check": {"judge": "Rude."}}))
     is_rude = lambda body, _: completion(rf"\boxed{{{1 if 'Rude.' in str(body) else -1}}}")  # noqa: E731
@@ -150,8 +150,8 @@ def test_without_a_judge_the_log_alone_is_measured(scored, models, tmp_path) -> 
 
 
 def test_sessions_that_trained_are_not_asked(scored, tmp_path) -> None:
-    every = list(streak.logged_sessions(scored, None, 0.0, DEFAULTS["criterion"]))
-    held_out = list(streak.logged_sessions(scored, None, 0.5, DEFAULTS["criterion"]))
+    every = list(streak.read_logged_sessions(scored, None, 0.0, DEFAULTS["criterion"]))
+    held_out = list(streak.read_logged_sessions(scored, None, 0.5, DEFAULTS["criterion"]))
     assert [s.right for s in every] == [s.right for s in held_out] == [n in (1, 2, 5, 6, 7) for n in range(9)]
     assert [s.prompt is not None for s in every] == [n != 3 for n in range(9)]
     asked = {s.prompt.id for s in held_out if s.prompt}

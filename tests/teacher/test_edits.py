@@ -12,7 +12,7 @@ from judged_runs import message, one_part, plain, prompts_of, session, targets, 
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat.conversation import NO_DECISION
-from opdkit.chat.template import Chat, FittedPrompt, Reply
+from opdkit.chat.template import Chat, FittedPrompt, ReplyTokens
 from opdkit.commands.check.stage import examine
 from opdkit.config.rollout import RolloutConfig
 from opdkit.model.load import load_tokenizer
@@ -50,10 +50,10 @@ def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
             torch.tensor([[7, 8]] * len(ids)), torch.zeros(len(ids), 2), torch.tensor([[0.5, 0.25]] * len(ids)).log()
         )
         scores = Scores(torch.zeros(len(ids)), torch.full((len(ids),), 0.5).log(), None, 0, None, support)
-        reply = Reply(ids, [True] * len(ids))
+        reply = ReplyTokens(ids, [True] * len(ids))
         readings = ReplyReadings(PromptResponse([1], ids))
         example = Example(
-            {}, FittedPrompt([1], 0), reply, None, ["x"], readings, written, Reply(edited, [True] * len(edited))
+            {}, FittedPrompt([1], 0), reply, None, ["x"], readings, written, ReplyTokens(edited, [True] * len(edited))
         )
         return apply_edit(scores, example)
 
