@@ -147,10 +147,13 @@ class Stage:
     def _commit(self, table: Table, part: int, arrow: pa.Table, counters: Counters) -> None:
         """Write one file, record its digest, and move it into place once both are on the disk."""
         primary = table is self.tables[0]
+        beside = self.folder.iterdir() if primary and self.parts == 1 else ()  # there may be a trained model
+        models = sorted(p for p in beside if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
+        files = {p.name: model_identity(str(p))["files"] for p in models if any(p.glob("*.safetensors"))}
         arrow = arrow.replace_schema_metadata({
             VERSION_KEY: str(table.version), PLAN_KEY: self.plan,
             COUNTERS_KEY: counters.to_json(), PART_KEY: f"{table.name}/{part}",
-            FILES_KEY: json.dumps(self._model_files() if primary and self.parts == 1 else {}),
+            FILES_KEY: json.dumps(files),
             **({INPUTS_KEY: json.dumps(self.part_inputs(part))} if self.part_inputs and primary else {}),
         })  # fmt: skip
         final = part_path(self.config.run, table.name, part)
@@ -174,11 +177,6 @@ class Stage:
                 raise
             if replaced is not None:
                 forget_digest(self.folder, table.name, part, replaced)
-
-    def _model_files(self) -> JSON:
-        """Return folder -> file -> size and digest for the models that the stage keeps beside its tables."""
-        folders = (p for p in self.folder.iterdir() if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
-        return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
 
     def summary(self) -> Summary:
         """Sum the counters of all finished parts, whichever process wrote them."""
