@@ -99,10 +99,7 @@ def describe_work(
 
 
 def find_encoder(model: str, template_args: JSON) -> Callable[[list[Message]], list[int]] | None:
-    """Return the function from messages to token ids of a server's model, where its tokenizer is here.
-
-    That is in a folder, or in the cache of the hub. Nothing is downloaded.
-    """
+    """Return the function from messages to token ids of a model whose tokenizer a folder or the hub's cache holds."""
     from opdkit.chat.template import Chat  # imported here: they take seconds
     from opdkit.model.load import load_tokenizer
 

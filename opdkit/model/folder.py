@@ -75,10 +75,13 @@ def check_stages(stages: Collection[StageConfig], *, asks_hub: bool = True) -> N
 
     A command that runs several stages calls it before the first of them. Without `asks_hub`, names on the hub pass.
     """
-    for model in dict.fromkeys(model for stage in stages for model in models_of(stage)):
-        check_model_folder(model, asks_hub=asks_hub)
+    models = dict.fromkeys(model for stage in stages for model in models_of(stage))
+    for model in models:
+        check_model_folder(model, asks_hub=False)
     for stage in stages:
         stage.check_inputs()
+    for model in models if asks_hub else ():  # last: it takes longer
+        check_is_here(model)
 
 
 def pin_model(name: str) -> JSON:
