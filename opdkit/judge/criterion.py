@@ -40,11 +40,6 @@ class FreshReply:
     praised: str | None = None  # a reply to the same request that a user praised or accepted
 
 
-def question_id(prompt_id: str, reply: str) -> str:
-    """Return the name of a question to the judge: equal replies, of whichever model, get the same verdict."""
-    return f"{prompt_id}:{hashlib.sha256(reply.encode()).hexdigest()[:16]}"
-
-
 def criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) -> list[JSON]:
     """Return the chat that asks a judge whether a reply meets its criterion; it may mention hint or good reply."""
     messages = [*reply.messages, message("assistant", reply.seen)]
@@ -62,7 +57,7 @@ def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list
 
     Equal replies to one prompt are one question. A reply that shows its reader nothing is not asked about: it gets -1.
     """
-    names = [question_id(reply.prompt_id, reply.seen) for reply in replies]
+    names = [f"{r.prompt_id}:{hashlib.sha256(r.seen.encode()).hexdigest()[:16]}" for r in replies]
     questions = {name: Question(name, "criterion", criterion_messages(reply, texts))
                  for name, reply in zip(names, replies, strict=True) if reply.seen}  # fmt: skip
     judged: dict[str, tuple[list[RewardVote], Reward]] = {}
@@ -102,14 +97,14 @@ def open_criterion_judge(
     """Return the judge that `--judge-model` names: a local model, or with `--judge-url` one on a server.
 
     The judge of the run is asked as it was for the run: with the same arguments of its template, length and
-    temperature. `folder`: of the stage that the votes are for, where they are given by more than one process. `model`:
-    the local model, if it is loaded already.
+    temperature, at any address; its key is sent to the recorded one alone. `folder`: of the stage that the votes are
+    for, where they are given by more than one process. `model`: the local model, if it is loaded already.
     """
     options, recorded = {name: getattr(config, name) for name in _SHARED}, _recorded_options(config.run)
-    if "judge" in recorded and all(recorded[name] == options[name] for name in ("judge_model", "judge_url")):
+    if "judge" in recorded and recorded["judge_model"] == options["judge_model"]:
         options |= {name: recorded[name] for name in _AS_RECORDED if name in recorded}
         options["template_arg"] = tuple(recorded.get("template_arg", ()))
-        if config.api_key_env == JudgeConfig.api_key_env:
+        if config.api_key_env == JudgeConfig.api_key_env and recorded["judge_url"] == config.judge_url:
             options["api_key_env"] = recorded.get("api_key_env", JudgeConfig.api_key_env)
     elif config.judge_model == config.model and not config.judge_url:  # the student judges itself
         options["template_arg"] = config.template_arg

@@ -1,8 +1,12 @@
 """A reply judged on its own: what of it is looked at, what the judge is shown, and under which name."""
 
+from collections.abc import Sequence
+
 from runs import message
 
-from opdkit.judge.criterion import FreshReply, criterion_messages, question_id
+from opdkit.config.wording import DEFAULTS
+from opdkit.judge.criterion import FreshReply, criterion_messages, judge_replies
+from opdkit.judge.votes import Answer, Question
 
 ASKED = [message("user", "When?")]
 
@@ -19,5 +23,16 @@ def test_the_judge_is_shown_request_reply_and_criterion_and_cannot_be_steered() 
     assert "What came next" not in text
 
 
-def test_equal_replies_are_one_question() -> None:
-    assert question_id("a", "x") == question_id("a", "x") != question_id("a", "y")
+def test_equal_replies_to_a_prompt_are_one_question() -> None:
+    asked: list[str] = []
+
+    def ask(questions: Sequence[Question]) -> list[list[Answer]]:
+        asked.extend(question.turn_id for question in questions)
+        return [[Answer("\\boxed{1}")] for _ in questions]
+
+    replies = [
+        FreshReply(prompt, ASKED, seen, "c") for prompt, seen in (("a", "x"), ("a", "x"), ("a", "y"), ("b", "x"))
+    ]
+    judged = judge_replies(ask, replies, DEFAULTS["criterion"])
+    assert (len(judged), len(asked), len(set(asked))) == (4, 3, 3)
+    assert judged[0] is judged[1]

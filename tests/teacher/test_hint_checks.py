@@ -311,11 +311,12 @@ def test_overwrite_deletes_nothing_where_a_local_judge_cannot_be_loaded(run, con
 def test_the_judge_of_the_run_is_asked_as_it_was(run, config, monkeypatch):
     """Arguments of its template, length and temperature; a student that judges itself renders as it does elsewhere."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("JUDGE_KEY", "k")
     path = run / "judge/manifest.json"
     document, how = json.loads(path.read_text()), {"temperature": 0.25, "max_new_tokens": 77}
     with serving(lambda body, number: completion(YES)) as server:
         judge = JudgeConfig(run=run, judge="endpoint", judge_model="any", judge_url=server.url,
-                            template_arg=("enable_thinking=false",), **how)  # fmt: skip
+                            template_arg=("enable_thinking=false",), api_key_env="JUDGE_KEY", **how)  # fmt: skip
         document["configuration"] = json.loads(json.dumps(judge.effective()))
         path.write_text(json.dumps(document))
         teacher.run(config(run, **OPTIONS))
@@ -326,6 +327,10 @@ def test_the_judge_of_the_run_is_asked_as_it_was(run, config, monkeypatch):
     monkeypatch.setattr("opdkit.judge.local.LocalJudge.__init__", lambda self, judge, model: opened.append(judge))
     hint_checks.open_criterion_judge(own)
     assert (opened[0].template_arg, opened[0].max_new_tokens) == (("enable_thinking=false",), 512)
+    monkeypatch.setattr("opdkit.judge.endpoint.Endpoint.__init__", lambda self, judge, folder: opened.append(judge))
+    hint_checks.open_criterion_judge(config(run, check_hints=1, judge_model="any", judge_url="http://moved:1/v1"))
+    assert (opened[1].template_arg, opened[1].max_new_tokens) == (("enable_thinking=false",), 77)
+    assert opened[1].api_key_env == "OPENAI_API_KEY", "the key of one server is not sent to another"
 
 
 def test_a_server_judges_in_the_words_of_the_plan(run, config, tmp_path, monkeypatch):
