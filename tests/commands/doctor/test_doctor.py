@@ -256,7 +256,7 @@ def test_logs_that_are_not_there_or_not_known_are_problems(tmp_path):
     (tmp_path / "b.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     assert problem(list(examine_logs([str(tmp_path / "b.jsonl.gz")]))).topic == "logs"
     (tmp_path / "c.jsonl").touch()
-    assert "empty" in problem(list(examine_logs([str(tmp_path / "c.jsonl")]))).what
+    assert "no JSON lines" in problem(list(examine_logs([str(tmp_path / "c.jsonl")]))).what
 
 
 def test_every_packing_that_extract_reads_is_looked_into(tmp_path):
