@@ -47,7 +47,8 @@ def test_its_commands_run(tmp_path: Path, warm_path: str) -> None:
     (tmp_path / "held-out.jsonl").write_text(prompt + "\n", encoding="utf-8")
     script = "set -euo pipefail\n" + "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL))
     with transformers_serve(MODEL, tmp_path / "server.log") as url:
-        names = {"http://localhost:8000/v1": url, "Qwen/Qwen3-32B": str(MODEL), "Qwen/Qwen3-4B": str(MODEL)}
+        models = ("Qwen/Qwen3-32B", "Qwen/Qwen3-4B", "models/Qwen3-4B")
+        names = {"http://localhost:8000/v1": url} | dict.fromkeys(models, str(MODEL))
         names["--measure 4 --price"] = "--measure 1 --price"
         names["--template-arg enable_thinking=false"] = ""  # the sample model's template takes no arguments
         for old, new in names.items():

@@ -103,7 +103,7 @@ def test_processes_that_share_the_weights_validate_as_one_does(tmp_path, plain_m
     one = write_run(tmp_path / "one", plain_model_dir, toys)
     two = Path(shutil.copytree(one, tmp_path / "two"))
     options = OPTIONS | {"validate": 8, "epochs": 3, "batch_turns": 8, "learning_rate": 1e-4, "checkpoint_every": 2,
-                         "objective": "binary"}  # fmt: skip
+                         "epsilon": 0.1, "objective": "binary"}  # fmt: skip
     train.run(train_config(one, plain_model_dir, **options))
     finish(ranks(*[words(two, plain_model_dir, **options, sharding="fsdp")] * 2, logs=tmp_path / "said"))
     expected, found = (list(read_all(run, "validations")) for run in (one, two))
