@@ -12,6 +12,7 @@ from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
 ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log teaches more in more passes; beyond these it hardly does
+NIGHTLY_SHARE = 0.8  # of the way to the trained weights, in a night: trainings without end forget more than one
 MOST_CYCLES = 3  # of the schedule: where much is left to learn, training continues for as many epochs again
 
 
@@ -139,6 +140,13 @@ class TrainConfig(NamedTraining, ModelOptions):
         "state that is worse than before training is not written; 0 is off",
         unit="prompts",
         low=0,
+    )
+    interpolate: float | None = HOW.expert(
+        None,
+        "share of the way from the weights before training to the trained ones; of the model that is written; below 1 "
+        f"it forgets less, and learns a little less; default: 1, and {NIGHTLY_SHARE:g} in a night",
+        low=0.1,
+        high=1.0,
     )
     schedule: str = HOW.expert(
         "cosine", "learning rate after the warm-up; cosine: half a cosine down to 0", choices=("cosine", "constant")

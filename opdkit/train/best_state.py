@@ -84,18 +84,23 @@ def has_stalled(rows: Sequence[JSON], cycle_start: int) -> bool:
     return len(later) >= PATIENCE
 
 
-def needs_another_cycle(rows: Sequence[JSON], end: int) -> bool:
-    """Return True where a cycle of the schedule ended, after step `end`, with much to learn, and was not in vain.
+def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:
+    """Return True where a cycle of the schedule ended with much to learn, and was not in vain.
 
-    Its best state is far from the hints, or from the student before training: hints for some requests changed replies
-    to others. Its last state has not forgotten, and is nearer to the hints than before training, or near the best
-    state. An earlier state with a better score does not count against it: few replies decide a score.
+    It had the steps after `start` up to `end`. Its best state is far from the hints, or from the student before
+    training: hints for some requests changed replies to others. Its last state has not forgotten, and is nearer to the
+    hints than before training, or near the best state. An earlier state with a better score does not count against it:
+    few replies decide a score. But a cycle after the first must have found a clearly better state than those before it:
+    what two cycles do not learn is most likely out of reach.
     """
     done = [row for row in rows if row["step"] <= end]
     last, best = done[-1], find_best(done, any_gain=True)
+    earlier = find_best([row for row in done if row["step"] <= start], any_gain=True)
     is_far = best["score"] > LITTLE_LEFT * (rows[0]["hint_kl"] or math.inf)
     is_near = last["score"] <= (1 + CLEAR_CHANGE) * best["score"]
-    return bool(last["step"] == end and is_far and not has_forgotten(last) and (is_near or is_nearer(last, rows[0])))
+    is_in_vain = start > 0 and best["score"] > (1 - CLEAR_CHANGE) * earlier["score"]
+    is_sound = not has_forgotten(last) and (is_near or is_nearer(last, rows[0]))
+    return bool(last["step"] == end and is_far and is_sound and not is_in_vain)
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:

@@ -98,10 +98,11 @@ def _gather_weights(model: nn.Module, *, keep: bool) -> JSON:
 
 
 @torch.no_grad()
-def _load_weights(model: nn.Module, weights: JSON) -> None:
-    """Copy weights, by name, into the parameters that are trained."""
+def _load_weights(model: nn.Module, weights: JSON, share: float = 1.0) -> None:
+    """Move the parameters that are trained towards weights, by name: by a `share` of the way, 1 for all of it."""
     for name, parameter in trained_parameters(model).items():
-        parameter.copy_(copy_like(weights[name], parameter))
+        target = copy_like(weights[name], parameter)
+        parameter.copy_(target if share == 1 else torch.lerp(parameter, target.to(parameter.device), share))
 
 
 def clear(folder: Path) -> None:
@@ -136,10 +137,12 @@ def _remove(folder: Path, kind: str, *keep: Path) -> None:
 
 
 def save_student(
-    student: nn.Module, chat: Chat, config: TrainConfig, folder: Path, card: str, *, main: bool, continues: bool = False
-) -> None:
+    student: nn.Module, chat: Chat, config: TrainConfig, folder: Path, card: str, *, main: bool,
+    share: float = 1.0, continues: bool = False,
+) -> None:  # fmt: skip
     """Write `folder`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
 
+    Its weights are a `share` of the way from those before training to the student's (Wortsman et al. 2022).
     `card` is its README.md. All processes must call it; `main` writes. With LoRA the adapters are merged into the
     weights, and also written to `folder`/adapter. Weights that were quantized or rounded for training are loaded again
     for that, as they were before. The student is converted in place and cannot be trained further, unless its training
@@ -149,17 +152,20 @@ def save_student(
     dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32
     computed = choose_compute_dtype(config)
     is_rounded = config.load_in_4bit or (config.lora_rank > 0 and torch.promote_types(computed, dtype) != computed)
-    if config.sharding == "fsdp":
+    if config.sharding == "fsdp" or (share < 1 and not config.lora_rank):
         # Through the CPU: a student is sharded where it is too large for one device.
         weights = _gather_weights(student, keep=main)
         if main:
             model = load_student(config, on_cpu=True)
-            _load_weights(model, weights)
+            _load_weights(model, weights, 1.0 if config.lora_rank else share)
     elif continues and main and not is_rounded:
         model = copy.deepcopy(student)
     if not main:
         return
     if config.lora_rank:
+        for name, parameter in trained_parameters(model).items():
+            if "lora_B" in name:  # what is added to the weights is the product B A, and B begins at 0
+                parameter.data.mul_(share)
         for described in model.peft_config.values():
             for name in ("target_modules", "exclude_modules"):  # sets: their order differs from process to process
                 setattr(described, name, sorted(getattr(described, name) or ()) or None)

@@ -191,12 +191,15 @@ def iterate_steps(training: Training) -> Iterator[tuple[int, int]]:
 
 
 def save_with_card(
-    training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int, continues: bool = False
+    training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int, **how: Any
 ) -> None:
-    """Save the student, whose weights are those after `step`, in `folder`, with its model card."""
+    """Save the student, whose weights are those after `step`, in `folder`, with its model card.
+
+    `how`: see `checkpoints.save_student`.
+    """
     config, main = training.config, training.accelerator.is_main_process
     card = make_model_card(config, data, epoch, step)
-    checkpoints.save_student(training.student, chat, config, folder, card, main=main, continues=continues)
+    checkpoints.save_student(training.student, chat, config, folder, card, main=main, **how)
 
 
 def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path, out: PartWriter) -> int:
@@ -230,7 +233,10 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
     if len(rows) < len(training.steps):
         out.counters.count("steps left out", len(training.steps) - len(rows))
     out.counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
-    save_with_card(training, data, chat, folder, epoch=math.ceil(rows[kept - 1]["epoch"]), step=kept)
+    share = 1.0 if (given := training.config.interpolate) is None else given
+    if share < 1:
+        say(f"the weights that are written are {share:.0%} of the way from those before training (--interpolate)")
+    save_with_card(training, data, chat, folder, epoch=math.ceil(rows[kept - 1]["epoch"]), step=kept, share=share)
     return kept
 
 

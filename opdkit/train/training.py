@@ -47,6 +47,7 @@ class Training:
         """Set `steps` to those of the cycles that have begun by the validations so far, and `cycle_start` to match."""
         self.cycle_start, self.steps = 0, list(self.cycles[0])
         for cycle in self.cycles[1:]:
-            if self.validation is None or not needs_another_cycle(self.validation.rows, len(self.steps)):
+            start, end = self.cycle_start, len(self.steps)
+            if self.validation is None or not needs_another_cycle(self.validation.rows, start, end):
                 return
-            self.cycle_start, self.steps = len(self.steps), [*self.steps, *cycle]
+            self.cycle_start, self.steps = end, [*self.steps, *cycle]

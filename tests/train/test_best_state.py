@@ -93,7 +93,7 @@ def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_v
     """Much: the score is more than a tenth of that before training."""
 
     def cycle(*distances: float | None) -> bool:
-        return needs_another_cycle([_row(step, d, 0.0) for step, d in enumerate(distances)], len(distances) - 1)
+        return needs_another_cycle([_row(step, d, 0.0) for step, d in enumerate(distances)], 0, len(distances) - 1)
 
     assert cycle(3.0, 2.0, 1.5)
     assert cycle(3.0, 1.5, 2.0), "still nearer than before training: few replies decide which state was best"
@@ -105,11 +105,14 @@ def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_v
     assert cycle(3.0, 1.5, 1.5), "the same distance can be left by other turns of the next cycle"
     assert not cycle(3.0, 2.0, 4.6), "broken"
     assert not cycle(None, None, None)
-    assert needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.2, 0.11)], 4), "kept replies count, too"
-    assert not needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.2, 0.09)], 4)
-    assert not needs_another_cycle([_row(0, None, 0.0), _row(4, None, 2.0)], 4), "without hints, nothing says so"
+    assert needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.2, 0.11)], 0, 4), "kept replies count, too"
+    assert not needs_another_cycle([_row(0, 3.0, 0.0), _row(4, 0.2, 0.09)], 0, 4)
+    assert not needs_another_cycle([_row(0, None, 0.0), _row(4, None, 2.0)], 0, 4), "without hints, nothing says so"
     rows = [_row(0, 3.0, 0.0), _row(4, 2.0, 0.0), _row(8, 1.6, 0.0)]
-    assert [needs_another_cycle(rows, end) for end in (4, 8, 9)] == [True, True, False], "it ended early"
+    assert [needs_another_cycle(rows, start, end) for start, end in ((0, 4), (4, 8), (4, 9))] == [True, True, False]
+    in_vain = [*rows[:2], _row(8, 1.9, 0.0)]
+    assert not needs_another_cycle(in_vain, 4, 8), "the second cycle brought no more than chance"
+    assert needs_another_cycle(in_vain, 0, 8), "but much was left after the first"
 
 
 def test_two_broken_states_are_no_place_to_go_on_from() -> None:
