@@ -204,11 +204,14 @@ def ask_after_a_step(process: Forked, log: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "close"), [
-    ({"lora_rank": 2, "keep_epochs": True}, 1e-5), ({"gradient_checkpointing": True}, 1e-5),
+    ({"lora_rank": 2, "keep_epochs": True}, 1e-5), ({"gradient_checkpointing": True, "interpolate": 0.5}, 1e-5),
     ({"dtype": "bfloat16"}, 0.05),
 ], ids=["adapters", "recomputed", "bfloat16"])  # fmt: skip
 def test_tied_weights_trained_in_other_ways(tmp_path, options, close) -> None:
-    """Frozen weights are cut as well; layers are gathered again to be recomputed; what is summed stays float32."""
+    """Frozen weights are cut as well; layers are gathered again to be recomputed; what is summed stays float32.
+
+    What is written between the weights before training and the trained ones is the same, too.
+    """
     run = write_run(tmp_path / "one", MODEL, toy_sessions(4))
     shares = Path(shutil.copytree(run, tmp_path / "shares"))
     options |= {"epochs": 1, "learning_rate": 1e-4}

@@ -25,6 +25,7 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.config.night import ForgetConfig, ModelsConfig, NightConfig
 from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import NIGHTLY_SHARE
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import AFTER_CORRECTION
 from opdkit.evaluate.log_prompts import COMPLAINT, PRAISE
@@ -167,11 +168,14 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
     assert not Home(config.home).nights()
 
 
-def test_set_reaches_the_evaluation_too(tmp_path: Path) -> None:
+def test_set_reaches_training_and_evaluation(tmp_path: Path) -> None:
     grow(tmp_path, 6)
     home = Home(tmp_path / "home")
     stages = configurations(home, home.night(1), options(tmp_path, set=("eval.samples=3", "train.seed=7")))
     assert (stages["eval"].samples, stages["train"].seed) == (3, 7)  # type: ignore[attr-defined]
+    assert stages["train"].interpolate == NIGHTLY_SHARE, "models of many nights would forget what nobody tests"
+    stages = configurations(home, home.night(1), options(tmp_path, set=("train.interpolate=1",)))
+    assert stages["train"].interpolate == 1
     with pytest.raises(ConfigError, match="trained"):
         configurations(home, home.night(1), options(tmp_path, set=("eval.trained=x",)))
 
