@@ -1,13 +1,17 @@
 """Turns whose prompts the student is validated on, and hints that may explain its replies: pure functions."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
+
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id
+from opdkit.train.objective.losses import divergence
 from opdkit.train.targets import Turn
 
 T = TypeVar("T")
@@ -88,11 +92,31 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
         with_hints = {conversation_id(turn.session_id) for turn in hinted}
         session_turns = sum(conversation_id(turn.session_id) in with_hints for turn in logged)
         unhinted_session_turns -= min(max_hinted * session_turns / max(1, len(hinted)), hinted_session_turns / 2)
-    # The first correction of a session says most. Later prompts contain it: a student may follow it without a hint.
+    # The first correction of a session says most. Later prompts contain it: a student may follow it without a hint. Of
+    # the first ones, the half whose hint moves the reply most is taken: a hint that is followed already shows nothing.
     unhinted, hinted = draw_turns(unhinted, first_of_all=False), draw_turns(hinted, first_of_all=True)
+    half = min(len(hinted), OVERSAMPLE * FEWEST) // 2
+    moved = sorted(range(2 * half), key=lambda i: measure_hint(hinted[i]))[half:]
+    pieces = {i: frozenset(hinted[i].response_ids.tolist()) for i in moved}
+    # The reply that is most like the others leads: what most hints ask for has a prompt, whatever comes next.
+    typical = max(sorted(moved), key=lambda i: sum(alike(pieces[i], each) for each in pieces.values()), default=None)
+    hinted = [hinted[i] for i in sorted(range(len(hinted)), key=lambda i: (i != typical, i not in moved))]
     pools = (Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
-             Pool(hinted, True, max_hinted, hinted_session_turns, oversampled=OVERSAMPLE * FEWEST))  # fmt: skip
+             Pool(hinted, True, max_hinted, hinted_session_turns, oversampled=half))  # fmt: skip
     return [pool for pool in pools if pool.max_turns >= FEWEST]
+
+
+def measure_hint(turn: Turn) -> float:
+    """Return how far the hint of a turn moves its logged reply: KL(student || teacher) over the support (nats).
+
+    Without a support, it is the difference of the log-probs of the logged tokens.
+    """
+    assert turn.teacher_logprobs is not None
+    if turn.support is None or turn.support.teacher is None:
+        return float((turn.old_logprobs - turn.teacher_logprobs)[turn.sampled].sum())
+    pair = (turn.support.old, turn.support.teacher)
+    old, teacher = (torch.from_numpy(logprobs[turn.sampled].astype(np.float32)) for logprobs in pair)
+    return float(divergence(old, teacher, 1.0).sum())
 
 
 def draw_turns(turns: Iterable[Turn], *, first_of_all: bool) -> list[Turn]:
@@ -129,18 +153,20 @@ def take_turns(
 
 
 def vary(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]) -> Iterator[T]:
-    """Yield the items in another order: of the first `count`, the one that is least like those before is next.
-
-    Items are alike by the share of their pieces that they have in common (Jaccard).
-    """
+    """Yield the items in another order: of the first `count`, the one that is least like those before is next."""
     left = [(item, frozenset(pieces_of(item))) for item in items[:count]]
-    alike = [0.0] * len(left)
+    nearest = [0.0] * len(left)  # how alike it is to the item before it that is most like it
     while left:
-        chosen = min(range(len(left)), key=alike.__getitem__)
-        (item, pieces), _ = left.pop(chosen), alike.pop(chosen)
+        chosen = min(range(len(left)), key=nearest.__getitem__)
+        (item, pieces), _ = left.pop(chosen), nearest.pop(chosen)
         yield item
-        alike = [max(old, len(own & pieces) / len(own | pieces)) for old, (_, own) in zip(alike, left, strict=True)]
+        nearest = [max(old, alike(own, pieces)) for old, (_, own) in zip(nearest, left, strict=True)]
     yield from items[count:]
+
+
+def alike(pieces: Set[Any], others: Set[Any]) -> float:
+    """Return the share of the pieces of two items that they have in common (Jaccard)."""
+    return len(pieces & others) / len(pieces | others)
 
 
 def estimate_validation_cost(turn: Turn) -> int:
