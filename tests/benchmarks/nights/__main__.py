@@ -38,13 +38,15 @@ def simulate(work: Path, nights: int, seed: int, judge: str, options: Sequence[s
         if night not in QUIET:
             world = replace(WORLD, sessions=SESSIONS, groups=(Group(wishes),))
             write_day(simulation.log, world, simulation.promoted(), night, seed)
-        start = time.monotonic()
+        start, last = time.monotonic(), simulation.rows()[-1] if night > 1 else {}
         kills = run_night(simulation, night, seed, more)
         row = {
             "night": night, "kills": kills, "promoted": simulation.home.promoted_night(),
             "seconds": time.monotonic() - start,
-            "right": measure(simulation.promoted(), wishes, work / "prompts.jsonl", seed),
         }  # fmt: skip
+        is_known = last.get("promoted") == row["promoted"] and wishes_of(night - 1) == wishes
+        row["right"] = (last["right"] if is_known
+                        else measure(simulation.promoted(), wishes, work / "prompts.jsonl", seed))  # fmt: skip
         if night not in QUIET:
             made = simulation.home.nights()[-1]
             row |= {"decision": made.record["decision"], "turned": made.record.get("turned", []),
