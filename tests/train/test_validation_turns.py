@@ -1,12 +1,13 @@
 """Choice of the turns and hints of a validation: kinds, sessions, shares, variety."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from toy_turns import toy_turn
 
-from opdkit.train.targets import Turn
+from opdkit.train.targets import Support, Turn
 from opdkit.train.validation_turns import (
     CHECKS,
     COST,
@@ -19,6 +20,7 @@ from opdkit.train.validation_turns import (
     choose_turns,
     estimate_tokens_to_train,
     estimate_validation_cost,
+    measure_hint,
     vary,
 )
 
@@ -58,10 +60,38 @@ def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -
 def test_prompts_with_a_hint_show_several_kinds_of_replies() -> None:
     """Of 60 replies that were complained about, 52 are of one kind: three prompts have one of each of the three."""
     kinds = [[1, 2, 3]] * 52 + [[4, 5, 6]] * 4 + [[7, 8, 9]] * 4
-    hinted = [replace(toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0, -2.0)),
+    hinted = [replace(toy_turn(f"log:{n}:1", reward=-1, old=(-1.0, -2.0, -2.0), teacher=(-1.0, -3.0, -2.0)),
                       response_ids=np.array(kinds[n * 7 % 60], np.int32)) for n in range(60)]  # fmt: skip
     chosen = choose_turns(hinted, FEWEST, 100)
     assert sorted(turn.response_ids.tolist() for turn in chosen) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def test_prompts_with_a_hint_are_those_where_something_is_to_learn() -> None:
+    """Of 60 hints the student follows 30 already: the teacher gives their replies the student's log-probs."""
+    hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -2.0 - n % 2)) for n in range(60)]
+    chosen = choose_turns(hinted, 6, 100)
+    assert len(chosen) == 6
+    assert all(measure_hint(turn) == 1.0 for turn in chosen)
+
+
+def test_what_most_hints_ask_for_has_a_prompt() -> None:
+    """However unlike the other replies are: of 40, 16 are of one kind, and 24 have nothing in common."""
+    replies = [[1, 2, 3] if n % 5 < 2 else [10 * n + 1, 10 * n + 2, 10 * n + 3] for n in range(40)]
+    for log in range(8):  # which sessions are drawn first
+        hinted = [replace(toy_turn(f"{log}:{n}:1", reward=-1, old=(-1.0,) * 3, teacher=(-2.0,) * 3),
+                          response_ids=np.array(reply, np.int32)) for n, reply in enumerate(replies)]  # fmt: skip
+        assert [1, 2, 3] in [turn.response_ids.tolist() for turn in choose_turns(hinted, FEWEST, 100)]
+
+
+def test_how_far_a_hint_moves_a_reply() -> None:
+    """Worked example: KL((0.9, 0.1) || (0.1, 0.9)) = 0.8 ln 9; of the logged token alone, ln 0.9 - ln 0.1 = ln 9."""
+    old, teacher = (np.log([[first, 1 - first - 1e-6]]).astype(np.float16) for first in (0.9, 0.1))
+    turn = toy_turn(old=(math.log(0.9),), teacher=(math.log(0.1),))
+    support = Support(np.array([[0, 1]], np.int32), old, teacher)
+    assert measure_hint(replace(turn, support=support)) == pytest.approx(0.8 * math.log(9), rel=5e-3)  # float16
+    assert measure_hint(turn) == pytest.approx(math.log(9))
+    skipped = toy_turn(old=(-1.0, -1.0), teacher=(-3.0, -9.0), sampled=(True, False))
+    assert measure_hint(skipped) == pytest.approx(2.0), "tokens that were not sampled do not count"
 
 
 def test_prompts_with_a_hint_are_the_first_corrections_of_their_sessions() -> None:
