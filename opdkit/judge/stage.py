@@ -136,10 +136,11 @@ def run(config: JudgeConfig) -> Summary:
     if first_config:
         usage |= {who: {name: summary.counters.labels(name)[who] for name in (DECIDED, GIVEN, *USAGE)}
                   for who in (FIRST, SECOND)}  # fmt: skip
-    if usage:
-        record_usage(config.run, "judge", usage)
-    if summary.parts_done == summary.parts and (failure := describe_failure(config.run, summary.counters)):
-        raise OpdkitError(f"{failure}; judge again with --overwrite")
+    if summary.parts_done == summary.parts:  # of shards that end at once, the last ones write the same sums
+        if usage:
+            record_usage(config.run, "judge", usage)
+        if failure := describe_failure(config.run, summary.counters):
+            raise OpdkitError(f"{failure}; judge again with --overwrite")
     warn(*warnings(config, summary.counters))
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     if config.judge == "batch":

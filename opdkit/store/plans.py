@@ -179,7 +179,7 @@ def write_or_check_manifest(config: StageConfig, plan: JSON) -> str:
 
 
 def record_usage(run: Path, stage: str, usage: JSON) -> None:
-    """Write into the manifest of a stage the tokens of all parts that are done, as their footers sum them."""
+    """Write into the manifest of a stage that is done the tokens that its parts took, as their footers sum them."""
     document = manifest(run, stage)
     if document.get("usage") != usage:
         path = stage_dir(run, stage) / "manifest.json"

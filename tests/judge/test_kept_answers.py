@@ -138,6 +138,15 @@ def test_the_tokens_that_the_server_counts_are_summed_whoever_asked(extracted: P
     assert "24,000 prompt tokens" in summary.details()
 
 
+def test_of_several_shards_the_last_one_records_the_tokens(tmp_path: Path) -> None:
+    """One that sums the parts before the others end, and writes after them, would leave too small a sum."""
+    path = write_extract(tmp_path / "run", SESSIONS, per_part=6)
+    assert 0 < len(judge_rest(path, shard="0/2")) < VOTES
+    assert "usage" not in manifest(path, "judge")
+    judge_rest(path, shard="1/2")
+    assert manifest(path, "judge")["usage"]["prompt tokens"] == 100 * VOTES
+
+
 def test_the_dry_run_leaves_out_what_was_answered(extracted: Path, capsys) -> None:
     kept, before = interrupt(extracted, 100), snapshot(extracted)
     run(config(extracted, unused_address(), dry_run=True))
