@@ -223,12 +223,14 @@ def _part_text(part: Any) -> str:
     if not isinstance(part, dict):
         raise Unreadable("content of unknown shape", f"a content part is a {type(part).__name__}")
     kind = part.get("type")
-    key = "refusal" if kind == "refusal" else "text"
-    if (kind is None or kind in (*_TEXT_PARTS, "refusal")) and key in part:
-        text = part[key].get("value", part[key]) if isinstance(part[key], dict) else part[key]  # OpenAI's Assistants
+    if kind is None or kind in (*_TEXT_PARTS, "refusal"):
+        # Servers that write no empty fields write a type alone.
+        without = None if kind and len(part) == 1 else part
+        text = part.get("refusal" if kind == "refusal" else "text", without)
+        text = text.get("value", text) if isinstance(text, dict) else text  # OpenAI's Assistants
         if text is None or isinstance(text, str):
             return text or ""
-        raise Unreadable("content of unknown shape", f"the text of a content part is a {type(text).__name__}")
+        raise Unreadable("content of unknown shape", "the text of a content part is missing, or is not text")
     if not isinstance(kind, str) or not _WORD.fullmatch(kind):
         raise Unreadable("content of unknown shape", f"a content part has type {str(kind)[:100]!r}")
     source = part.get("source")  # Anthropic: names the type of the base64 data, which is left out

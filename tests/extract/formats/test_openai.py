@@ -130,6 +130,14 @@ def test_the_text_of_a_part_may_be_an_object_or_null():
     assert isinstance(read({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}), Rejected)
 
 
+def test_a_part_of_text_without_a_text_is_empty_or_sets_the_line_aside():
+    """Servers in Go leave out empty fields. Before, such a part became "[text]", and the reply was trained on."""
+    for kind in ("text", "output_text", "refusal"):
+        assert message({"role": "assistant", "content": [{"type": kind}]})["content"] == ""
+    session = read({"messages": [USER, {"role": "assistant", "content": [{"type": "text", "content": "b"}]}]})
+    assert (type(session), session.reason) == (Rejected, "content of unknown shape")
+
+
 def test_calls_and_results_of_the_ai_sdk_have_parts_of_their_own():
     call = {"type": "tool-call", "toolCallId": "1", "toolName": "f", "input": {"q": 1}}
     output = {"type": "json", "value": {"error": "city missing"}}
