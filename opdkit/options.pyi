@@ -63,7 +63,7 @@ class JudgeOptions(TypedDict, total=False):
     wording: Text | None
     """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     judge: Literal["rules", "reaction", "local", "endpoint", "batch"] | Judge | None
-    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, through files of requests and answers; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint"""
+    """who judges, a model on a server (endpoint) or in this process (local), or English patterns to try opdkit out, not to train on (rules); endpoint: an OpenAI-compatible server, the larger its model the better; batch: such a model, through files of requests and answers; reaction: nobody, each reaction itself is the hint"""
     judge_model: Text | None
     """the judge: a path, or its name on the server; needed by --judge local, endpoint and batch"""
     judge_url: Text | None
@@ -456,7 +456,7 @@ class RunOptions(TypedDict, total=False):
     model: Text | None
     """the student: a model folder or a name on the hub"""
     judge: Literal["rules", "reaction", "local", "endpoint", "batch"] | Judge | None
-    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, through files of requests and answers; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
+    """who judges, a model on a server (endpoint) or in this process (local), or English patterns to try opdkit out, not to train on (rules); endpoint: an OpenAI-compatible server, the larger its model the better; batch: such a model, through files of requests and answers; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
     judge_model: Text | None
     """the judge: a path, or its name on the server; default with --judge local: the student"""
     judge_url: Text | None
@@ -493,7 +493,7 @@ class SlurmOptions(TypedDict, total=False):
     model: Text | None
     """the student: a model folder or a name on the hub"""
     judge: Literal["rules", "reaction", "local", "endpoint", "batch"] | Judge | None
-    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, through files of requests and answers; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
+    """who judges, a model on a server (endpoint) or in this process (local), or English patterns to try opdkit out, not to train on (rules); endpoint: an OpenAI-compatible server, the larger its model the better; batch: such a model, through files of requests and answers; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
     judge_model: Text | None
     """the judge: a path, or its name on the server; default with --judge local: the student"""
     judge_url: Text | None

@@ -130,7 +130,7 @@ class CommandConfig:
             value = getattr(self, field.name)
             if value in (None, ()):
                 if field.required:
-                    raise ConfigError(f"{field.flag} is missing: {field.text}")
+                    raise ConfigError(f"{field.flag} is missing: {field.help}")
                 continue
             if field.choices and value not in field.choices and not isinstance(value, PythonFunction):
                 raise ConfigError(f"{field.flag} is {value!r}; {did_you_mean(str(value), field.choices)}")

@@ -67,10 +67,9 @@ def parse_price(text: str, flag: str = "--price") -> tuple[float, float]:
 SHARED: dict[str, tuple[Any, str, JSON]] = {
     "judge": (
         None,
-        "who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, "
-        "through files of requests and answers; local: a model in this process, where there is no server; rules: "
-        "English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the "
-        "hint",
+        "who judges, a model on a server (endpoint) or in this process (local), or English patterns to try opdkit out, "
+        "not to train on (rules); endpoint: an OpenAI-compatible server, the larger its model the better; batch: such "
+        "a model, through files of requests and answers; reaction: nobody, each reaction itself is the hint",
         {"choices": JUDGES, "function": "Judge"},
     ),
     "limit": (None, "only the first N sessions, for a cheap trial", {"unit": "sessions", "low": 1}),

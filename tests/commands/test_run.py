@@ -47,13 +47,14 @@ def test_flags_of_run_itself_have_none(message: str) -> None:
 
 @pytest.mark.parametrize("command", [["judge", "RUN"], ["run", "RUN", "LOGS"], ["slurm", "RUN", "LOGS"]])
 def test_nobody_judges_by_default(command: list[str], tmp_path: Path) -> None:
-    """The error names the three judges and what each is for; nothing is begun."""
+    """The error names the three judges and what each is for, in one sentence; nothing is begun."""
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
     places = {"RUN": str(tmp_path / "run"), "LOGS": str(log)}
     done = CliRunner().invoke(app, [places.get(word, word) for word in command])
     assert done.exit_code == 2
-    for words in ("--judge is missing", "endpoint: ", "local: ", "rules: ", "not to train on"):
+    for words in ("--judge is missing", "(endpoint)", "(local)", "not to train on (rules)"):
         assert words in done.stderr
+    assert ";" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 
