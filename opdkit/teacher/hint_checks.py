@@ -118,24 +118,28 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
     student, texts = scorer.student, read_wording(config.wording)["criterion"]
     turns = list(find_turn_hints(config, scorer, sessions))
     numbers, seed = range(config.check_hints), config.seed
-    requests = [Request(ids, [random_stream(seed, "check", turn.turn_id, k) for k in numbers])
-                for turn in turns for ids in turn.prompts]  # fmt: skip
-    sampled = iter(scorer.sampler.sample(student.model, student.chat, requests, temperature=1.0,
-                                         max_new_tokens=config.max_new_tokens,
-                                         batch_tokens=config.batch_tokens))  # fmt: skip
-    asked, tested = list[FreshReply](), list[tuple[TurnHints, str, list[Text], list[Text]]]()
+    requests = {(turn.turn_id, n): Request(ids, [random_stream(seed, "check", turn.turn_id, k) for k in numbers])
+                for turn in turns for n, ids in enumerate(turn.prompts)}  # fmt: skip
+    sampled = scorer.sampler.sample(student.model, student.chat, list(requests.values()), temperature=1.0,
+                                    max_new_tokens=config.max_new_tokens,
+                                    batch_tokens=config.batch_tokens)  # fmt: skip
+    samples = dict(zip(requests, sampled, strict=True))
+    asked, tested = dict[tuple[str, Text], FreshReply](), list[tuple[TurnHints, str, list[Text], list[Text]]]()
     for turn in turns:
-        replies = [[_visible_text(scorer, ids, reply) for reply in next(sampled)] for ids in turn.prompts]
+        replies = [[_visible_text(scorer, ids, reply) for reply in samples[turn.turn_id, n]]
+                   for n, ids in enumerate(turn.prompts)]  # fmt: skip
         unhinted, *by_hint = replies or [[]] * (1 + len(turn.hints))
         for hint, hinted in zip(turn.hints, by_hint, strict=True):
             tested.append((turn, hint, hinted, unhinted))
-            numbered = [*enumerate(hinted), *enumerate(unhinted)]
-            asked += [FreshReply(f"{turn.turn_id}:{hint}:{k}", turn.before, text, texts["helps"], hint)
-                      for k, text in numbered if text is not None]  # fmt: skip
-    verdicts = iter(judge_replies(ask, asked, texts))
+            for k, text in (*enumerate(hinted), *enumerate(unhinted)):
+                if text is not None:
+                    name = f"{turn.turn_id}:{hint}:{k}"
+                    asked[name, text] = FreshReply(name, turn.before, text, texts["helps"], hint)
+    verdicts = dict(zip(asked, judge_replies(ask, list(asked.values()), texts), strict=True))
     rows = []
     for turn, hint, *columns in tested:
-        judged = [[None if text is None else next(verdicts)[1].is_met for text in column] for column in columns]
+        judged = [[None if text is None else verdicts[f"{turn.turn_id}:{hint}:{k}", text][1].is_met
+                   for k, text in enumerate(column)] for column in columns]  # fmt: skip
         pairs = list(zip(*judged, strict=True))
         both = [pair for pair in pairs if None not in pair]
         shares: list[float | None] = [sum(map(bool, side)) / len(both) for side in zip(*both, strict=True)]
