@@ -147,8 +147,9 @@ class CommandConfig:
 
     def check_inputs(self) -> None:
         """Raise ConfigError for a path, package or environment that does not fit. Called before the command begins."""
-        if any(field.flag == "RUN" for field in fields_of(type(self))):
-            check_not_file("RUN", vars(self)["run"])
+        for field in fields_of(type(self)):
+            if field.flag in ("RUN", "HOME"):
+                check_not_file(field.flag, vars(self)[field.name])
 
     def effective(self) -> JSON:
         """Return every field but the run directory itself, as JSON values."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
-from opdkit.config.fields import HOW, WHAT, WHERE, CommandConfig, argument, check_not_file, option, parse_pairs
+from opdkit.config.fields import HOW, WHAT, WHERE, CommandConfig, argument, option, parse_pairs
 from opdkit.config.gate import CHECKS, check_names
 from opdkit.config.shared import REPEAT, shared_option
 from opdkit.errors import ConfigError
@@ -15,10 +15,6 @@ class HomeConfig(CommandConfig):
     """Options of every command about a series of nights."""
 
     home: Path = argument(..., "the folder of all nights, their models and what was read of the logs")
-
-    def check_inputs(self) -> None:
-        """Raise ConfigError when HOME is a file."""
-        check_not_file("HOME", self.home)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,6 @@ from opdkit.judge.votes import Answers, Ask, Question
 from opdkit.model.folder import find_file
 from opdkit.store.dry_run import describe_costs
 
-Prompt = list[int] | bytes  # token ids, or UTF-8 where no tokenizer is known
-
 # Keys of `count_work`, which counts all votes: votes; those that were given before; questions that cannot be asked;
 # prompt tokens read vote by vote, and with a prefix cache; the most tokens that the votes can have. The dry run adds
 # how many votes it takes at least.

@@ -31,7 +31,7 @@ from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM, Prompt, find_encoder
+from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM, find_encoder
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import NO_ANSWER, REMEDY, TOO_LONG, Answer, Question, Usage, VoteRequest, confidence_of
@@ -130,7 +130,8 @@ class Endpoint(Server):
         """Function from messages to the token ids that the server's model reads, where its tokenizer is at hand."""
         return find_encoder(self.model, self.extra_body.get("chat_template_kwargs", {}))
 
-    def _prompt(self, question: Question) -> Prompt:
+    def _prompt(self, question: Question) -> list[int] | bytes:
+        """Return the token ids of a question; its UTF-8 where no tokenizer is at hand."""
         if self.encode:
             return self.encode(self._body(question)["messages"])
         return "".join(m["content"] for m in question.messages).encode()

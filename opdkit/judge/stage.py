@@ -22,7 +22,6 @@ from opdkit.judge import hints, rules
 from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, votes_on
 from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
 from opdkit.judge.decisions import hint_of_decision, resolve, reward_of_decision
-from opdkit.judge.failures import count_votes, describe_failure
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
@@ -42,7 +41,7 @@ from opdkit.judge.votes import (
     confidences_of,
     reward_of,
 )
-from opdkit.judge.warnings import NO_REWARD, warnings
+from opdkit.judge.warnings import NO_REWARD, count_votes, describe_failure, find_warnings
 from opdkit.model.folder import pin_model
 from opdkit.store.counters import Counters, Summary, check_rows_left
 from opdkit.store.dry_run import print_dry_run
@@ -141,7 +140,7 @@ def run(config: JudgeConfig) -> Summary:
             record_usage(config.run, "judge", usage)
         if failure := describe_failure(config.run, summary.counters):
             raise OpdkitError(f"{failure}; judge again with --overwrite")
-    warn(*warnings(config, summary.counters))
+    warn(*find_warnings(config, summary.counters))
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     if config.judge == "batch":
         summary.next, summary.is_waiting = judge.next, judge.is_waiting

@@ -1,11 +1,16 @@
-"""Warnings about the verdicts of a stage as a whole, from its counters. Pure."""
+"""Counts of votes, and what looks wrong with the verdicts of a stage as a whole."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from opdkit.config.command_line import quote
 from opdkit.config.judge import WARNINGS, JudgeConfig
 from opdkit.console import counted, verb
 from opdkit.judge.cascade import FIRST, GIVEN, UNREAD
 from opdkit.judge.parse import CUT_OFF, EMPTY, OPEN_THINKING
-from opdkit.judge.votes import TOO_LONG
+from opdkit.judge.votes import TOO_LONG, HintVote, Reward, RewardVote
 from opdkit.store.counters import Counters, mostly_dropped
+from opdkit.store.reading import read_all
 
 NO_REWARD, UNBUILT = "the function gave no reward", "the prompt cannot be built"
 # Servers with a parser for thinking return it apart: what is left of an answer that does not come to its end is empty.
@@ -23,19 +28,45 @@ _FLAGGED = {
 }
 
 
-def remedy_for(kind: str) -> str:
+def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], reward: Reward) -> None:
+    """Count the votes on a turn, those that failed by their kind, and the reward by its value, "-1", "0" or "+1"."""
+    counters.count("votes", len(votes))
+    for vote in votes:
+        if vote.error:
+            counters.count("failed votes", label=vote.error.partition(":")[0])  # what follows is about the one vote
+    if reward.reward is None:
+        counters.count("no reward")
+    else:
+        counters.count("rewards", label=f"{reward.reward:+d}" if reward.reward else "0")
+
+
+def find_remedy(kind: str) -> str:
     """Return what to do about votes that failed in this way, most or all of them."""
     return _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")
 
 
-def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
+def describe_failure(run: Path, counters: Counters) -> str:
+    """Return that all votes of a run failed, and why the first one did; "" where that is not so, or the log rewards."""
+    votes = counters.total("votes")
+    if not 0 < votes == counters.total("failed votes") or counters.total("rewards"):
+        return ""
+    votes_of = ([*row["hint_votes"], *row["reward_votes"]] for row in read_all(run, "verdicts"))
+    reason = next((vote["error"] for row in votes_of for vote in row), None)
+    if reason is None:  # `opdkit forget` removed all of them
+        return ""
+    remedy = "" if ":" in reason else f" {find_remedy(reason)}"  # details are clearer than any advice
+    return (f"all {counted(votes, 'vote')} failed, the first one with: {reason}.{remedy} `opdkit show {quote(run)} "
+            "--status failed --whole` shows the answers")  # fmt: skip
+
+
+def find_warnings(config: JudgeConfig, counters: Counters) -> list[str]:
     """Return what looks wrong with a stage's verdicts as a whole."""
     if not counters.rows_out:
         return []
     messages = mostly_dropped("judge", counters) + ([WARNINGS["reaction"]] if config.judge == "reaction" else [])
     votes, failed = counters.total("votes"), counters.total("failed votes")
     kind = next((kind for kind, _ in counters.labels("failed votes").most_common(1)), "")
-    remedy = remedy_for(kind)
+    remedy = find_remedy(kind)
     if 2 * failed > votes:
         share = "all" if failed == votes else f"{failed:,} of"
         messages.append(f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {remedy}")
@@ -52,7 +83,7 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
     if unweighed := counters.total("questions not weighed"):
         messages.append(f"--weigh-votes: {counted(unweighed, 'question')} had a vote without a confidence; there each "
                         "vote counted as one")  # fmt: skip
-    messages += equal_rewards(counters)
+    messages += find_equal_rewards(counters)
     unread, sessions = (counters.total(f"{things} not in English") for things in ("turns", "sessions"))
     if 20 * unread > counters.rows_out:
         messages.append(f"the rules know English alone: {counted(unread, 'reaction')} in "
@@ -70,7 +101,7 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
     return messages
 
 
-def equal_rewards(counters: Counters) -> list[str]:
+def find_equal_rewards(counters: Counters) -> list[str]:
     """Return a warning when 10 rewards or more have one value; of fewer, that means nothing."""
     rewards = counters.labels("rewards")
     if len(rewards) != 1 or rewards.total() < 10:

@@ -10,8 +10,8 @@ from opdkit.chat.template import Chat
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.wording import read_wording
 from opdkit.judge.criterion import EMPTY, FreshReply, judge_replies
-from opdkit.judge.failures import count_votes
 from opdkit.judge.votes import NOT_JUDGED, Ask, Reward, RewardVote, Votes
+from opdkit.judge.warnings import count_votes
 from opdkit.rollout.replies import hinted_turns
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.reading import read_part

@@ -17,7 +17,7 @@ from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.criterion import open_criterion_judge, try_criterion_judge
-from opdkit.judge.warnings import equal_rewards
+from opdkit.judge.warnings import find_equal_rewards
 from opdkit.model.folder import pin_model
 from opdkit.model.load import load_template
 from opdkit.rollout.replies import CUT_OFF_COUNT, NO_ROOM, hinted_turns, load_answering_model, write_replies
@@ -73,7 +73,7 @@ def run(config: RolloutConfig) -> Summary:
     if config.judge_model is None:
         say(f"the replies are not judged: in {config.run} only objectives that learn from hints can train; "
             "--judge-model gives rewards")  # fmt: skip
-    warn(*warnings(config, summary.counters))
+    warn(*find_warnings(config, summary.counters))
     return summary
 
 
@@ -109,7 +109,7 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     )  # fmt: skip
 
 
-def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
+def find_warnings(config: RolloutConfig, counters: Counters) -> list[str]:
     """Return messages about what looks wrong with the replies as a whole."""
     messages = mostly_dropped("rollout", counters)
     if prompts := counters.dropped[NO_ROOM]:
@@ -127,4 +127,4 @@ def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
             f"{failed:,} of {counted(votes, 'vote')} failed, {counted(unrewarded, 'reply')} "
             f"{verb(unrewarded, 'has', 'have')} no reward: is --judge-model a chat model that follows instructions?"
         )
-    return messages + equal_rewards(counters)
+    return messages + find_equal_rewards(counters)

@@ -23,7 +23,7 @@ from opdkit.teacher.examples import JudgedSession, read_judged_sessions
 from opdkit.teacher.models import Scorer, load_scorer
 from opdkit.teacher.part import score_part
 from opdkit.teacher.review_changes import update_rewards
-from opdkit.teacher.warnings import warnings
+from opdkit.teacher.warnings import find_warnings
 
 
 class Rates(NamedTuple):
@@ -63,7 +63,7 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
             drawn = nsmallest(config.measure, drawn, key=lambda one: (  # edits take the place of samples
                 one.turns[0].verdict["hint_status"] == EDITED,
                 stable_hash(config.seed, one.turns[0].turn["turn_id"])))  # fmt: skip
-    warn(*warnings(config, counters))
+    warn(*find_warnings(config, counters))
     work = {
         "replies to score": counters.rows_out,
         "  with a hint": counters.total("with a hint"),

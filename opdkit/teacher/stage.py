@@ -30,7 +30,7 @@ from opdkit.teacher.models import Scorer, load_scorer, pin_models
 from opdkit.teacher.part import make_targets_table, score_part
 from opdkit.teacher.process_group import ProcessGroup, join
 from opdkit.teacher.review_changes import update_rewards
-from opdkit.teacher.warnings import warnings
+from opdkit.teacher.warnings import find_warnings
 
 _DECIDED = "decided by people"  # counter
 
@@ -84,7 +84,7 @@ def run(config: TeacherConfig) -> Summary:
             out.table("targets", table)
     group.leave()
     summary = stage.summary()
-    warn(*warnings(config, summary.counters))
+    warn(*find_warnings(config, summary.counters))
     for message in hint_checks.describe_dropped(tested):
         say(message)
     check_rows_left(summary, f"none of {counted(summary.counters.rows_in, 'judged reply')} became a target")

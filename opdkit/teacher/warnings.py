@@ -9,7 +9,7 @@ from opdkit.teacher import hint_checks
 UNROUTED = "sessions without a teacher"  # counter
 
 
-def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
+def find_warnings(config: TeacherConfig, counters: Counters) -> list[str]:
     """Return messages about what looks wrong with the targets as a whole."""
     messages = mostly_dropped("teacher", counters)
     if counters.rows_in and counters.total(UNROUTED) and not counters.rows_out:

@@ -208,13 +208,13 @@ def counters(**counts: int | dict[str, int]) -> Counters:
       (("tool_error", "failed"), ("truncation", "cut off"), ("duplicate_call", "repeat"), ("loop", "loop"))],
 ])  # fmt: skip
 def test_what_looks_wrong_is_named(tmp_path: Path, counts: dict, names: list[str]) -> None:
-    (warning,) = judge.warnings(config(tmp_path), counters(**counts))
+    (warning,) = judge.find_warnings(config(tmp_path), counters(**counts))
     assert all(name in warning for name in names)
 
 
 def test_what_looks_right_is_not(tmp_path: Path) -> None:
-    assert judge.warnings(config(tmp_path), counters()) == []
-    assert judge.warnings(config(tmp_path), counters(rewards={"+1": 9})) == []
+    assert judge.find_warnings(config(tmp_path), counters()) == []
+    assert judge.find_warnings(config(tmp_path), counters(rewards={"+1": 9})) == []
 
 
 def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_hint_that_cannot_be_judged_stays_and_is_counted(tmp_path, run, config
     summary = teacher.run(config(run, **OPTIONS))
     assert targets(run) == targets(other)
     assert [(row["status"], row["judged"], row["with_hint"]) for row in checks(run)] == [(NOT_JUDGED, 0, None)] * 6
-    assert any("--judge-model" in text for text in teacher.warnings(config(run, **OPTIONS), summary.counters))
+    assert any("--judge-model" in text for text in teacher.find_warnings(config(run, **OPTIONS), summary.counters))
 
 
 def test_a_prompt_without_room_for_a_reply_is_not_tested(run, config, judge):
@@ -193,7 +193,7 @@ def test_replies_that_end_before_they_say_anything_tell_nothing_of_a_hint(run, c
     assert {row["status"] for row in checks(run)} == {REPLIES_CUT_OFF}
     assert not questions
     assert sum(row["hint"] is not None for row in targets(run)) == 6
-    warnings = teacher.warnings(config(run, **OPTIONS), summary.counters)
+    warnings = teacher.find_warnings(config(run, **OPTIONS), summary.counters)
     assert sum("raise --max-new-tokens" in text for text in warnings) == 1
 
 

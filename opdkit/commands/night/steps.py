@@ -41,7 +41,7 @@ from opdkit.evaluate.gate import Sums, measure_shares, sum_units
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS
 from opdkit.judge.criterion import recorded_judge_options
-from opdkit.judge.failures import describe_failure
+from opdkit.judge.warnings import describe_failure
 from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
 from opdkit.store.counters import Summary
 from opdkit.store.reading import is_complete, read_all, read_arrow, read_part, summary_of
