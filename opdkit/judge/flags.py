@@ -80,17 +80,13 @@ def reports_failure(result: str) -> bool:
 
 def _has_failure_fields(result: JSON) -> bool:
     fields = {key.lower().replace("_", ""): value for key, value in result.items()}
-    if any(fields.get(key) for key in ("error", "errors", "exception", "iserror")):
-        return True
-    if any(fields.get(key) is False for key in ("success", "ok", "succeeded")):
-        return True
-    codes = [fields.get(key) for key in ("exitcode", "returncode", "exitstatus")]
-    if any(isinstance(code, int) and code != 0 for code in codes):
-        return True
-    status = fields.get("status", fields.get("statuscode"))
-    if isinstance(status, str):
-        return status.lower() in ("error", "failed", "failure")
-    return isinstance(status, int) and not isinstance(status, bool) and 400 <= status < 600
+    return (
+        any(fields.get(key) for key in ("error", "errors", "exception", "iserror"))
+        or any(fields.get(key) is False for key in ("success", "ok", "succeeded"))
+        or any(type(fields.get(key)) is int and fields[key] for key in ("exitcode", "returncode", "exitstatus"))
+        or any(type(fields.get(key)) is int and 400 <= fields[key] < 600 for key in ("status", "statuscode"))
+        or any(str(fields.get(key)).lower() in ("error", "failed", "failure") for key in ("status", "statuscode"))
+    )
 
 
 def repeats_call(messages: Sequence[Message], index: int) -> bool:

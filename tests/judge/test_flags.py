@@ -42,6 +42,8 @@ FAILED = [
     '{"error": "not found"}',
     '{"status": "error", "message": "x"}',
     '{"status_code": 500}',
+    '{"status": null, "statusCode": 500}',
+    '{"status": "done", "status_code": 404}',
     '{"success": false}',
     '{"isError": true, "content": []}',
     '{"stdout": "", "exit_code": 1}',
