@@ -74,9 +74,7 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     kl_coef: float = LOSS.expert(0.0, "weight of the KL to the reference; 0 is off", low=0.0)
     anchor_weight: float = LOSS.expert(
-        0.1,
-        "weight of the divergence from the untrained student; where nobody complained; 0 is off",
-        low=0.0,
+        0.1, "weight of the divergence from the untrained student; where nobody complained; 0 is off", low=0.0
     )
     reference: str | None = LOSS.expert(
         None, "frozen model of that KL; with the student's tokenizer; default: the untrained student", needs="kl_coef"

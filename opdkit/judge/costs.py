@@ -4,18 +4,13 @@ Prompts are counted with the judge's tokenizer. That of a server's model may be 
 hub; else four bytes of UTF-8 count as a token. `--measure N` asks about N turns: see `Measured`.
 """
 
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from opdkit.chat.openai_messages import Message
-from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
-from opdkit.errors import OpdkitError
 from opdkit.judge.votes import Answers, Ask, Question
-from opdkit.model.folder import find_file
 from opdkit.store.dry_run import describe_costs
 
 # Keys of `count_work`, which counts all votes: votes; those that were given before; questions that cannot be asked;
@@ -94,14 +89,3 @@ def describe_work(
     seconds = answered * measured.seconds if measured else None
     lines |= describe_costs(read, written, config.price, seconds, is_bound=completion is None)
     return {name: value for name, value in lines.items() if value or not name.startswith("  ")}
-
-
-def find_encoder(model: str, template_args: JSON) -> Callable[[list[Message]], list[int]] | None:
-    """Return the function from messages to token ids of a model whose tokenizer a folder or the hub's cache holds."""
-    from opdkit.chat.template import Chat  # imported here: they take seconds
-    from opdkit.model.load import load_tokenizer
-
-    with contextlib.suppress(ValueError, OpdkitError):  # no folder of a chat model
-        if file := find_file(model, "tokenizer.json"):
-            return Chat(load_tokenizer(str(file.parent)), template_args).question_ids
-    return None

@@ -10,6 +10,7 @@ reason (another 4xx) ends the stage at once, and so does a server that answers n
 answer that did not come. A prompt that a filter refuses is a failed vote.
 """
 
+import contextlib
 import difflib
 import json
 import re
@@ -31,10 +32,11 @@ from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM, find_encoder
+from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import NO_ANSWER, REMEDY, TOO_LONG, Answer, Question, Usage, VoteRequest, confidence_of
+from opdkit.model.folder import find_file
 from opdkit.model.server.client import MALFORMED, RefusedError, Server
 from opdkit.model.server.traffic import FailedAttemptError
 from opdkit.model.tree import count_nodes
@@ -127,8 +129,15 @@ class Endpoint(Server):
 
     @cached_property
     def encode(self) -> Callable[[list[Message]], list[int]] | None:
-        """Function from messages to the token ids that the server's model reads, where its tokenizer is at hand."""
-        return find_encoder(self.model, self.extra_body.get("chat_template_kwargs", {}))
+        """Function from messages to token ids, with the tokenizer in the model's folder or the hub's cache, if any."""
+        from opdkit.chat.template import Chat  # imported here: they take seconds
+        from opdkit.model.load import load_tokenizer
+
+        with contextlib.suppress(ValueError, OpdkitError):  # no folder of a chat model
+            if file := find_file(self.model, "tokenizer.json"):
+                template_args = self.extra_body.get("chat_template_kwargs", {})
+                return Chat(load_tokenizer(str(file.parent)), template_args).question_ids
+        return None
 
     def _prompt(self, question: Question) -> list[int] | bytes:
         """Return the token ids of a question; its UTF-8 where no tokenizer is at hand."""

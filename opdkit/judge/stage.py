@@ -97,11 +97,9 @@ def run(config: JudgeConfig) -> Summary:
     for name, one in (("model", config), ("first model", first_config)):
         if one and one.judge == "local" and one.judge_model:
             inputs[name] = pin_model(one.judge_model)
-    judge: Any = None
-    first: Any = None
-    if config.overwrite and not config.dry_run:  # old votes are removed only for judges that are there
-        judge = try_judge(config, MODEL_JUDGES)
-        first = try_judge(first_config, FIRST_JUDGES) if first_config else None
+    removes_votes = config.overwrite and not config.dry_run  # only for judges that are there
+    judge: Any = try_judge(config, MODEL_JUDGES) if removes_votes else None
+    first: Any = try_judge(first_config, FIRST_JUDGES) if first_config and removes_votes else None
     # They may answer otherwise the next time, whatever the seed.
     may_change = config.judge in SERVED or bool(config.judge_first_url) or isinstance(config.judge, PythonFunction)
     stage = Stage.open(config, "judge", [VERDICTS, ESCALATED] if first_config else [VERDICTS], inputs=inputs,
