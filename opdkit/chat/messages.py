@@ -112,8 +112,7 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
             messages.append(_read_reply(item, content))
         elif content.__class__ is str or content is None:
             call_id = _answered_call(item) if role == "tool" else None
-            messages.append({"role": role, "content": content, "reasoning": None, "name": first_text(item.get("name")),
-                             "tool_call_id": call_id, "tool_calls": []})  # fmt: skip
+            messages.append(message(role, content, name=first_text(item.get("name")), tool_call_id=call_id))
         else:
             messages.extend(_read_blocks(item, role, content))
     return messages, notes
@@ -140,10 +139,6 @@ def _answered_call(item: JSON) -> str | None:
 def _read_reply(item: JSON, content: Any) -> JSON:
     """Return an assistant message: reasoning and calls apart from its text, wherever they were logged."""
     calls = read_calls(item["tool_calls"]) if item.get("tool_calls") else []
-    plain = "content" in item and (content.__class__ is str or content is None)
-    if plain and len(item) - ("tool_calls" in item) == 2:  # role and content, and mostly there is no more
-        return {"role": "assistant", "content": content, "reasoning": None, "name": None, "tool_call_id": None,
-                "tool_calls": calls}  # fmt: skip
     reasoning = first_text(item.get("reasoning_content"), item.get("reasoning"), item.get("thinking"))
     provider = item.get("additional_kwargs")  # where LangChain keeps what its provider answered
     if not calls and isinstance(provider, dict) and provider.get("tool_calls"):
