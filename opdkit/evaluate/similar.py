@@ -4,7 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from opdkit.judge.words import FILLER, specific_words, words
+from opdkit.judge.words import FILLER, specific_words, split_words
 from opdkit.store.joined_turns import JoinedTurn
 
 Words = frozenset[str]  # of a text
@@ -27,7 +27,7 @@ def request_words(turn: JoinedTurn) -> list[str]:
 
 def fold_words(text: str | None) -> list[str]:
     """Return the words of a text; all numbers are the same word."""
-    return [re.sub(r"\d+", "0", word) for word in words(text or "")]
+    return [re.sub(r"\d+", "0", word) for word in split_words(text or "")]
 
 
 def is_similar(one: Words, other: Words) -> bool:

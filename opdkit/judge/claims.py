@@ -7,7 +7,7 @@ A hint makes claims: a word, and whether it is wanted. "Use Python, not Java" cl
 import re
 from collections.abc import Iterable
 
-from opdkit.judge.words import FILLER, LEAD, NEGATION, OPPOSITES, specific_words, terms, without_judgements
+from opdkit.judge.words import FILLER, LEAD, NEGATION, OPPOSITES, specific_words, split_terms, without_judgements
 
 Claims = frozenset[tuple[str, bool]]
 
@@ -23,10 +23,10 @@ def claims_of(hint: str) -> Claims:
     claims = set[tuple[str, bool]]()
     for clause in _CLAUSE.split(LEAD.sub("", hint.replace("’", "'"))):
         for place, piece in enumerate(NEGATION.split(clause)):
-            for word in specific_words(terms(without_judgements(piece))) - FILLER:
+            for word in specific_words(split_terms(without_judgements(piece))) - FILLER:
                 about, wanted = OPPOSITES.get(word, (word, True))
                 claims.add((about.removesuffix("s") if len(about) > 3 else about, wanted == (place == 0)))
-    return frozenset(claims or {(word, True) for word in terms(hint) or [hint]})
+    return frozenset(claims or {(word, True) for word in split_terms(hint) or [hint]})
 
 
 def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]:

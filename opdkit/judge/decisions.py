@@ -31,7 +31,7 @@ def hint_of_decision(decision: JSON, choice: Choice, texts: Texts) -> Choice:
     return Choice([hint], hint, status, choice.rejected)
 
 
-def resolve(reward: Reward, choice: Choice, rule: str) -> tuple[Reward, Choice]:
+def resolve_conflict(reward: Reward, choice: Choice, rule: str) -> tuple[Reward, Choice]:
     """Return reward and hint of a reply that a person rated +1 although a hint wants another one, by --conflicts."""
     if rule == "hint":
         return Reward(-1, CONFLICT, None), choice

@@ -52,7 +52,7 @@ _FAILED_TAIL = re.compile(
 )
 
 
-def flags(reply: ReplyInContext, finish_reason: str | None) -> list[str]:
+def find_flags(reply: ReplyInContext, finish_reason: str | None) -> list[str]:
     """Return those of tool_error, truncation, duplicate_call and loop that a turn shows."""
     signs = {
         "tool_error": any(m["role"] == "tool" and reports_failure(m["content"] or "") for m in reply.next_state),

@@ -16,7 +16,7 @@ from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.judge.reply_in_context import ReplyInContext, reply_in_context
 from opdkit.judge.votes import CONFLICT, KEPT_REPLY, NOT_JUDGED, Reward, weight_of
-from opdkit.judge.words import specific_words, terms, without_judgements, word_weight, words
+from opdkit.judge.words import specific_words, split_terms, split_words, without_judgements, word_weight
 
 LEAK_WORDS = 8.0  # a run of this weight, shared with the next state, is a quotation
 _SCORE_WORDS = 25  # where a hint of even density scores highest: one or two sentences
@@ -53,7 +53,7 @@ class Choice:
     rejected: Counter[str] = field(default_factory=Counter)
 
 
-def choose(
+def choose_hint(
     votes: Sequence[tuple[int | None, str | None]],
     next_state: str,
     *,
@@ -73,11 +73,11 @@ def choose(
     accepted = []
     for decision, text in votes:
         if decision == 1 and text is not None:
-            if reason := rejection(text, next_state, min_chars=min_chars, max_chars=max_chars):
+            if reason := find_fault(text, next_state, min_chars=min_chars, max_chars=max_chars):
                 rejected[reason] += 1
             else:
                 accepted.append(text)
-    hints = distinct(accepted)
+    hints = drop_duplicates(accepted)
     decisions = [decision for decision, _ in votes]
     if 2 * sum(decision is not None for decision in decisions) < len(votes):
         return Choice(hints, None, "no_quorum", rejected)
@@ -85,16 +85,16 @@ def choose(
         return Choice(hints, None, "outvoted" if hints else "none", rejected)
     if not hints:
         return Choice([], None, rejected.most_common(1)[0][0] if rejected else "none", rejected)
-    hint = consensus(hints, accepted) if select == "consensus" else select_hint(hints, select)
+    hint = choose_by_consensus(hints, accepted) if select == "consensus" else select_hint(hints, select)
     return Choice(hints, hint, "ok", rejected)
 
 
-def rejection(hint: str, next_state: str, *, min_chars: int, max_chars: int) -> str | None:
+def find_fault(hint: str, next_state: str, *, min_chars: int, max_chars: int) -> str | None:
     """Return why a candidate is not good enough: empty_judgement, too_short, too_long, leak; None for a good one.
 
     What counts is that a word says something, in any script: two characters can be a whole instruction in Chinese.
     """
-    if not specific_words(words(without_judgements(hint))):
+    if not specific_words(split_words(without_judgements(hint))):
         return "empty_judgement"
     if len(hint.strip()) < min_chars:
         return "too_short"
@@ -108,7 +108,7 @@ def is_leak(hint: str, next_state: str) -> bool:
 
     Two Han or Kana characters count as one word, and so do four characters of Thai.
     """
-    ours, theirs = words(hint), _line_up(next_state)
+    ours, theirs = split_words(hint), _line_up(next_state)
     sums = [0.0, *accumulate(map(word_weight, ours))]
     spans = ((start, bisect_left(sums, before + LEAK_WORDS)) for start, before in enumerate(sums))
     return any(end < len(sums) and f" {' '.join(ours[start:end])} " in theirs for start, end in spans)
@@ -117,7 +117,7 @@ def is_leak(hint: str, next_state: str) -> bool:
 @lru_cache(1)
 def _line_up(next_state: str) -> str:
     """Return the words of a next state with a space around each. Cached: it may be long, and has many candidates."""
-    return f" {' '.join(words(next_state))} "
+    return f" {' '.join(split_words(next_state))} "
 
 
 def unquotable_text(judge: str, reply: ReplyInContext) -> str:
@@ -128,7 +128,7 @@ def unquotable_text(judge: str, reply: ReplyInContext) -> str:
     return "" if judge == "rules" else "\n".join(message["content"] or "" for message in reply.next_state)
 
 
-def raw_reaction(reply: ReplyInContext) -> tuple[Reward, Choice]:
+def take_reaction(reply: ReplyInContext) -> tuple[Reward, Choice]:
     """Return no reward, and as the hint what users and tools said after a reply, whole, whatever it says.
 
     This is the hint of SDPO on user interactions (arXiv 2603.12273). It passes no filter: neither its length nor its
@@ -139,23 +139,23 @@ def raw_reaction(reply: ReplyInContext) -> tuple[Reward, Choice]:
     return NOT_JUDGED, Choice([hint], hint, "ok") if hint else Choice([], None, "none")
 
 
-def distinct(hints: Sequence[str]) -> list[str]:
+def drop_duplicates(hints: Sequence[str]) -> list[str]:
     """Return the hints shortest first, no two with the same terms: of such, the commonest, then the shortest."""
     wordings = Counter(hint.strip() for hint in hints)
     kept: dict[tuple[str, ...], str] = {}
     for hint in sorted(wordings, key=lambda h: (-wordings[h], len(h), h)):
-        kept.setdefault(tuple(terms(hint)), hint)
+        kept.setdefault(tuple(split_terms(hint)), hint)
     return sorted(kept.values(), key=lambda h: (len(h), h))
 
 
-def consensus(hints: Sequence[str], votes: Sequence[str]) -> str:
+def choose_by_consensus(hints: Sequence[str], votes: Sequence[str]) -> str:
     """Return the one of `hints` that is most like all votes.
 
     Likeness is the sum of the Jaccard similarities of the sets of terms (minimum Bayes risk selection; Kumar & Byrne
     2004, there with BLEU). A vote that stands alone with its hint loses, however long it is; equal votes count as often
     as they were given. Ties go to the first of `hints`.
     """
-    own, others = ([frozenset(terms(text)) for text in texts] for texts in (hints, votes))
+    own, others = ([frozenset(split_terms(text)) for text in texts] for texts in (hints, votes))
     likeness = [math.fsum(len(a & b) / len(a | b) for b in others) for a in own]
     return hints[likeness.index(max(likeness))]
 
@@ -165,16 +165,16 @@ def select_hint(hints: Sequence[str], how: str) -> str:
     by_length = sorted(hints, key=lambda hint: (len(hint), hint))
     if how == "shortest":
         return by_length[0]
-    return max(by_length, key=len if how == "longest" else specificity)
+    return max(by_length, key=len if how == "longest" else score_specificity)
 
 
-def specificity(hint: str) -> float:
+def score_specificity(hint: str) -> float:
     """Return specificity against length: d * exp(-n / 25), with d distinct words that say something, n words in all.
 
     Words that any hint could hold (articles, auxiliaries, "the reply should", "wrong", "better") say nothing. While d
     grows with n the score grows up to 25 words, one or two sentences, and padding costs from the first word on.
     """
-    all_words = words(hint)
+    all_words = split_words(hint)
     return len(specific_words(all_words)) * math.exp(-len(all_words) / _SCORE_WORDS)
 
 
@@ -201,7 +201,7 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
             outcome = CHOSEN
         elif text in dropped:
             outcome = f"left out by --check-hints: {dropped[text]}"
-        elif text not in accepted and (reason := rejection(text, next_state, **limits)):
+        elif text not in accepted and (reason := find_fault(text, next_state, **limits)):
             outcome = _REJECTED[reason]
         elif status == KEPT_REPLY and chosen.startswith(f"{text}\n\n"):
             outcome = _PART

@@ -68,7 +68,7 @@ def answers_file(stage: Stage, part: int, table: str | None = None) -> Path:
 
 
 @contextlib.contextmanager
-def kept_answers(stage: Stage, part: int, table: str | None = None) -> Iterator[KeptAnswers]:
+def keep_answers(stage: Stage, part: int, table: str | None = None) -> Iterator[KeptAnswers]:
     """Yield the kept answers of a part that the block commits. If it ends well, the file is removed."""
     kept = KeptAnswers(answers_file(stage, part, table), stage.plan)
     try:
@@ -79,7 +79,7 @@ def kept_answers(stage: Stage, part: int, table: str | None = None) -> Iterator[
 
 
 def remove_answers_of_done_parts(stage: Stage) -> None:
-    """Remove what a process left that was killed between the commit of a part and the end of `kept_answers`."""
+    """Remove what a process left that was killed between the commit of a part and the end of `keep_answers`."""
     for part, table in product(range(stage.parts), stage.tables):
         if (path := answers_file(stage, part, table.name)).exists() and stage.is_done(part):
             path.unlink(missing_ok=True)

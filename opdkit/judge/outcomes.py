@@ -10,7 +10,7 @@ from opdkit.judge.votes import OUTCOME, Reward
 from opdkit.store.logged_fields import LoggedFields
 
 
-def session_outcomes(
+def find_outcomes(
     session: JSON, indices: Iterable[int], conditions: Mapping[int, Sequence[Filter]]
 ) -> dict[int, Reward]:
     """Return message index -> reward of those turns of a row of `sessions` for which the log says one.

@@ -32,7 +32,7 @@ class Judgement:
     why: str
 
 
-def votes(reply: ReplyInContext) -> Votes:
+def vote(reply: ReplyInContext) -> Votes:
     """Return the one vote on each question about a reply. `raw` names the rule."""
     judgement = judge(reply)
     hint_vote = HintVote(1 if judgement.hint else -1, judgement.hint, judgement.why)
@@ -60,17 +60,17 @@ def judge(reply: ReplyInContext) -> Judgement:
 
 def judge_reaction(said: str, request: str, reply: str) -> Judgement:
     """Return what the user's message `said` shows about `reply`, which answered `request`."""
-    own = own_words(said[:_READ_CHARS])
+    own = keep_own_words(said[:_READ_CHARS])
     text = phrases.NO_NEWS.sub("ok", phrases.GOOD_NEWS.sub("good", own))
     answering = asks_for_answer(reply)
     if not text:
         return Judgement(0, None, "nothing in the user's own words")
     if not is_english(own):
         return Judgement(0, None, NOT_ENGLISH)
-    if hint := instruction(text, answering):
-        hint = instruction(own, answering) or hint  # in the user's words, without the "ok" and "good" put in for news
+    if hint := find_instruction(text, answering):
+        hint = find_instruction(own, answering) or hint  # in the user's words, not "ok" and "good" for news
         return Judgement(-1, hint, "a correction that says what was wanted")
-    if complaint := _complaint(text, answering):
+    if complaint := _find_complaint(text, answering):
         rest = phrases.COMPLAINT.sub(" ", phrases.OPENING_COMPLAINT.sub(" ", text)).casefold()
         quoted = " ".join(own.split())
         if len(quoted) > _QUOTED_CHARS:  # end at a word
@@ -79,11 +79,11 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
         hint = f"User correction: {quoted}" if specific_words(re.findall(r"\w+(?:'\w+)*", rest)) else None
         return Judgement(-1, hint, f"a correction ({complaint!r})")
     # Requests of 4 words or more that share 3 words of 4.
-    words, earlier_words = (set(re.findall(r"\w+", s.lower())) for s in (own, own_words(request[:_READ_CHARS])))
+    words, earlier_words = (set(re.findall(r"\w+", s.lower())) for s in (own, keep_own_words(request[:_READ_CHARS])))
     shared, all_words = len(words & earlier_words), len(words | earlier_words)
     if min(len(words), len(earlier_words)) >= 4 and 4 * shared >= 3 * all_words:
         return Judgement(-1, None, "the same request again")
-    if praise := _praise(text, answering):
+    if praise := _find_praise(text, answering):
         return Judgement(1, None, f"praise ({praise!r})")
     return Judgement(0, None, "no pattern matches")
 
@@ -98,7 +98,7 @@ def asks_for_answer(reply: str) -> bool:
     return any(phrases.ASKS.search(s) for s in sentences[-2:] if not phrases.CLOSING_FORMULA.search(s))
 
 
-def own_words(text: str) -> str:
+def keep_own_words(text: str) -> str:
     """Return a message without code, quoted lines and text in quotation marks; plain apostrophes, single spaces."""
     text = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").replace("\N{LEFT SINGLE QUOTATION MARK}", "'")
     # A long gap says no more than a short one, and each pattern would try every place in it.
@@ -109,7 +109,7 @@ def own_words(text: str) -> str:
     return re.sub(r"[ \t]+", " ", text).strip()
 
 
-def instruction(text: str, answering: bool) -> str | None:
+def find_instruction(text: str, answering: bool) -> str | None:
     """Return the hint that a correction spells out, None where no pattern matches.
 
     `answering`: the reply asked a question. Then "use the gift card" or "I wanted economy" is its answer and nothing
@@ -146,18 +146,17 @@ def _clean(words: str) -> str:
     return " ".join(words.split()).strip(" ,:-")
 
 
-def _complaint(text: str, answering: bool) -> str | None:
+def _find_complaint(text: str, answering: bool) -> str | None:
     """Return the words that say the reply was not right, None where there are none."""
     if match := phrases.OPENING_COMPLAINT.match(text) or phrases.COMPLAINT.search(text):
         return _clean(match[0])[:40]
     # A bare "no" answers the reply's question or means nothing; "no" and then something objects to what was said.
     no = phrases.NO.match(text)
-    if no and not answering and no["rest"] and not phrases.BARE.fullmatch(no["rest"]) and not _praise(no["rest"], True):
-        return "no"
-    return None
+    rest = no["rest"] if no and not answering else None
+    return "no" if rest and not phrases.BARE.fullmatch(rest) and not _find_praise(rest, True) else None
 
 
-def _praise(text: str, answering: bool) -> str | None:
+def _find_praise(text: str, answering: bool) -> str | None:
     """Return the words of thanks or praise. After a question of the reply they count only where the message begins."""
     match = phrases.PRAISE.search(phrases.NO_PRAISE.sub(" ", text))
     return _clean(match[0]) if match and (not answering or match.start() < 25) else None

@@ -21,10 +21,10 @@ from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
 from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, votes_on
 from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
-from opdkit.judge.decisions import hint_of_decision, resolve, reward_of_decision
-from opdkit.judge.flags import flags
-from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
-from opdkit.judge.outcomes import session_outcomes
+from opdkit.judge.decisions import hint_of_decision, resolve_conflict, reward_of_decision
+from opdkit.judge.flags import find_flags
+from opdkit.judge.kept_answers import KeptAnswers, answers_file, keep_answers, remove_answers_of_done_parts
+from opdkit.judge.outcomes import find_outcomes
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.reply_in_context import ReplyInContext, reply_in_context
 from opdkit.judge.rounds import ask_in_rounds, votes_missing
@@ -117,13 +117,13 @@ def run(config: JudgeConfig) -> Summary:
     if config.judge == "batch":  # the other parts wait for answers
 
         def questions_of(part: int) -> list[Question]:
-            return questions_about(list(turns_to_judge(config, part, Counters())), config, texts)
+            return write_questions(list(read_turns(config, part, Counters())), config, texts)
 
         todo = judge.exchange(stage, todo, questions_of)
     for part in progress(todo, "judge", len(todo), "parts"):
         with (
-            kept_answers(stage, part) as kept,
-            kept_answers(stage, part, ESCALATED.name) as kept_first,
+            keep_answers(stage, part) as kept,
+            keep_answers(stage, part, ESCALATED.name) as kept_first,
             stage.writing(part) as out,
         ):
             ask, ask_first = judge and partial(judge.ask, kept=kept), first and partial(first.ask, kept=kept_first)
@@ -149,9 +149,9 @@ def judge_part(
     config: JudgeConfig, part: int, ask: Ask | None, ask_first: Ask | None, texts: Texts, out: PartWriter
 ) -> None:
     """Write the verdicts on the turns of one part. `ask` is a model's; `ask_first` that of a cascade's first judge."""
-    turns = list(turns_to_judge(config, part, out.counters))
+    turns = list(read_turns(config, part, out.counters))
     if ask:
-        questions = questions_about(turns, config, texts)
+        questions = write_questions(turns, config, texts)
         answers, escalated = ask_judges(questions, config, ask, texts, out.counters, ask_first)
         votes = [votes_on(turn.joined.turn_id, answers, texts) for turn in turns]
         if ask_first:
@@ -163,7 +163,7 @@ def judge_part(
     else:
         votes = [Votes([], [])] * len(turns)  # what came next is the hint
     for turn, votes_on_turn in zip(turns, votes, strict=True):
-        out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, texts, out.counters)])
+        out.rows("verdicts", [make_verdict(config, turn, votes_on_turn, texts, out.counters)])
 
 
 def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
@@ -177,11 +177,11 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
     work, first_work = Counter[str](), Counter[str]()
     drawn: list[list[Question]] = []  # those about each turn that `--measure` draws
     for part in stage.todo():
-        turns = list(turns_to_judge(config, part, counters))
+        turns = list(read_turns(config, part, counters))
         counters.rows_out += len(turns)
         counters.count("outcomes", sum(turn.outcome is not None for turn in turns))
         if judge:
-            asked = questions_about(turns, config, texts)
+            asked = write_questions(turns, config, texts)
             names.update(f"  questions on the {question.name}" for question in asked)
             work.update(judge.count_work(asked, KeptAnswers(answers_file(stage, part), stage.plan)))
             if first_config:  # the second judge may be left no question at all
@@ -234,12 +234,12 @@ def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
                           "--recompute` first, which removes such targets")  # fmt: skip
 
 
-def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterator[TurnToJudge]:
+def read_turns(config: JudgeConfig, part: int, counters: Counters) -> Iterator[TurnToJudge]:
     """Yield the turns of a part to judge, within `--limit`. The others are counted as dropped, by their reason."""
     conditions = {1: parse_filters(config.good, "--good"), -1: parse_filters(config.bad, "--bad")}
     for session_turns in joined_sessions(config.run, part, LOGGED, limit=config.limit, reviews={}):
         indices = [joined.index for joined in session_turns]
-        outcomes = session_outcomes(session_turns[0].session, indices, conditions)
+        outcomes = find_outcomes(session_turns[0].session, indices, conditions)
         for joined in session_turns:
             counters.rows_in += 1
             skip_reason, decision = joined.turn["skip_reason"], joined.turn["decision"]
@@ -252,7 +252,7 @@ def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterat
 
 def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Votes]:
     """Return the votes of the rules. Reactions in other languages than English, which give 0, are counted."""
-    votes = [rules.votes(turn.reply) for turn in turns]
+    votes = [rules.vote(turn.reply) for turn in turns]
     unread = [turn for turn, vote in zip(turns, votes, strict=True) if vote.reward[0].raw == rules.NOT_ENGLISH]
     counters.count("turns not in English", len(unread))
     counters.count("sessions not in English", len({turn.joined.session_id for turn in unread}))
@@ -280,7 +280,7 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     return Votes([HintVote(1 if hint else -1, hint, str(function))], [vote])
 
 
-def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Texts) -> list[Question]:
+def write_questions(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Texts) -> list[Question]:
     """Return the questions to put to a model, in the words of `texts`; those about one turn are neighbours."""
     questions = []
     for turn in turns:
@@ -290,7 +290,7 @@ def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Te
     return questions
 
 
-def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Texts, counters: Counters) -> JSON:
+def make_verdict(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Texts, counters: Counters) -> JSON:
     """Return one row of `verdicts`: what the votes on a turn add up to. All of it is counted.
 
     Votes on a question that is not asked about this turn, such as those of the rules, are left out.
@@ -304,23 +304,23 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
         for question in (name for name, own in weights.items() if own is None):
             counters.count("questions not weighed", label=question)
     if config.judge == "reaction":
-        reward, choice = hints.raw_reaction(turn.reply)
+        reward, choice = hints.take_reaction(turn.reply)
     else:
         reward = reward_of([vote.score for vote in votes.reward], weights["reward"])
         unquotable = hints.unquotable_text(config.judge, turn.reply)
-        choice = hints.choose([(vote.decision, vote.hint) for vote in votes.hint], unquotable,
+        choice = hints.choose_hint([(vote.decision, vote.hint) for vote in votes.hint], unquotable,
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
     reward, choice = turn.outcome or reward, hint_of_decision(turn.decision, choice, texts)
     if turn.decision["rating"] == reward.reward == 1 and choice.hint is not None:  # --bad comes before the rating
         counters.count("conflicts", label=f"rated +1, {choice.status if choice.status in WANTED_REPLIES else 'hinted'}")
-        reward, choice = resolve(reward, choice, config.conflicts)
+        reward, choice = resolve_conflict(reward, choice, config.conflicts)
     count_votes(counters, [*votes.hint, *votes.reward], reward)
     counters.count("outcomes", int(turn.outcome is not None))
     counters.count("hints", int(choice.hint is not None))
     for reason, number in choice.rejected.items():
         counters.count("rejected hints", number, label=reason)
-    for flag in flags(turn.reply, turn.joined.turn["finish_reason"]):
+    for flag in find_flags(turn.reply, turn.joined.turn["finish_reason"]):
         counters.count("flags", label=flag)
         counters.count("flags on turns rewarded +1", int(reward.reward == 1), label=flag)
     hint = {"hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}

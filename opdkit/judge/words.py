@@ -47,12 +47,12 @@ _TERM = regex.compile(
 )
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of a text, case folded, compatibility forms unified, without punctuation."""
     return [w.replace("’", "'") for w in _WORD.findall(unicodedata.normalize("NFKC", text).casefold())]
 
 
-def terms(text: str) -> list[str]:
+def split_terms(text: str) -> list[str]:
     """Return the words of a text with the signs that change what they say, and signs that stand for a word.
 
     >>> terms("Use C++, not C#: x >= -5 costs 3 €.")

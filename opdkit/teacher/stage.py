@@ -15,7 +15,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, say, warn
 from opdkit.judge.criterion import try_criterion_judge
-from opdkit.judge.kept_answers import kept_answers, remove_answers_of_done_parts
+from opdkit.judge.kept_answers import keep_answers, remove_answers_of_done_parts
 from opdkit.store.counters import HINTS_CHECKED, Summary, check_rows_left, read_counters
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import stage_dir
@@ -56,7 +56,7 @@ def run(config: TeacherConfig) -> Summary:
     for part in progress(todo, "teacher", len(todo), "parts"):
         group.stop_if_asked()
         # The processes of a group stop together, above: one that stopped here would leave the others waiting.
-        with kept_answers(stage, part) as kept, stage.writing(part, may_stop=group.size == 1) as out:
+        with keep_answers(stage, part) as kept, stage.writing(part, may_stop=group.size == 1) as out:
             sessions = list(read_judged_sessions(config.run, part, config.limit))
             decided = inputs_of_part(part).get("reviews", {})
             checks: list[Row] = []

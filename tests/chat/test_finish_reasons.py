@@ -20,7 +20,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.judge.flags import flags
+from opdkit.judge.flags import find_flags
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.judge.votes import Answer
@@ -120,7 +120,7 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     assert turn.turn["finish_reason"] == (reason or None)
     assert (turn.turn["trainable"], turn.turn["skip_reason"]) == ((False, "truncated") if cut_off else (True, None))
     # judge: the flag on a turn, and a vote of a judge that ended so
-    shown = flags(reply_in_context(turn.session["messages"], turn.turn), turn.turn["finish_reason"])
+    shown = find_flags(reply_in_context(turn.session["messages"], turn.turn), turn.turn["finish_reason"])
     assert shown == (["truncation"] if cut_off else [])
     vote = parse_reward(Answer(r"\boxed{1}", turn.turn["finish_reason"]))
     assert vote.score == (None if is_incomplete(reason) else 1)

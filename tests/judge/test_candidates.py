@@ -24,7 +24,7 @@ def verdict(texts, *, against: int = 0, failed: int = 0, config=CONFIG) -> dict:
     unquotable = hints.unquotable_text(config["judge"], in_context(SAID))
     pairs = list(zip(decisions, said, strict=True))
     limits = {"min_chars": config["min_hint_chars"], "max_chars": config["max_hint_chars"]}
-    choice = hints.choose(pairs, unquotable, select=config["hint_select"], **limits)
+    choice = hints.choose_hint(pairs, unquotable, select=config["hint_select"], **limits)
     votes = [{"decision": d, "hint": t, "raw": "", "error": None} for d, t in pairs]
     return {"hint_votes": votes, "hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}
 

@@ -30,7 +30,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge
 from opdkit.judge.endpoint import server_confidence
-from opdkit.judge.hints import choose
+from opdkit.judge.hints import choose_hint
 from opdkit.judge.parse import decision_span, parse_hint, parse_reward
 from opdkit.judge.votes import Answer, confidence_of, confidences_of, reward_of
 from opdkit.model.load import load_model, load_tokenizer
@@ -394,7 +394,7 @@ HINT = "Answer in two short sentences."
 )
 def test_hints_are_chosen_by_weight(votes, status: str) -> None:
     pairs = [(decision, HINT if decision == 1 else None) for decision, _ in votes]
-    choice = choose(pairs, "", select="consensus", min_chars=11, max_chars=600, weights=confidences_of(votes))
+    choice = choose_hint(pairs, "", select="consensus", min_chars=11, max_chars=600, weights=confidences_of(votes))
     assert (choice.status, choice.hint) == (status, HINT if status == "ok" else None)
 
 

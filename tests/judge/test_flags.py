@@ -4,7 +4,7 @@ import pytest
 from runs import in_context, message, talk
 from work import passes
 
-from opdkit.judge.flags import flags, loops, repeats_call, reports_failure
+from opdkit.judge.flags import find_flags, loops, repeats_call, reports_failure
 
 FAILED = [
     "Error: payment amount does not add up",
@@ -138,10 +138,10 @@ def test_flags_of_a_turn() -> None:
         message("tool", "[]"),
         message("tool", "Error: no"),
     ]
-    assert flags(in_context(turns, 3, 2), "length") == ["tool_error", "truncation", "duplicate_call", "loop"]
-    assert flags(in_context(turns), "stop") == []
-    assert flags(in_context(talk("hi", "hello", "Error: my screen says no")), None) == []
-    assert flags(in_context(talk("hi", f"<think>{'hm and hm ' * 20}</think>Hello.", "Thanks")), "stop") == []
+    assert find_flags(in_context(turns, 3, 2), "length") == ["tool_error", "truncation", "duplicate_call", "loop"]
+    assert find_flags(in_context(turns), "stop") == []
+    assert find_flags(in_context(talk("hi", "hello", "Error: my screen says no")), None) == []
+    assert find_flags(in_context(talk("hi", f"<think>{'hm and hm ' * 20}</think>Hello.", "Thanks")), "stop") == []
 
 
 @pytest.mark.parametrize("unit", ["a", "ab ", "error ", "x: ", "{", "\n"])

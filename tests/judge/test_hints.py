@@ -14,15 +14,15 @@ from opdkit.errors import ConfigError
 from opdkit.judge import hints
 from opdkit.judge import stage as judge
 from opdkit.judge.hints import (
-    choose,
-    consensus,
-    distinct,
+    choose_by_consensus,
+    choose_hint,
+    drop_duplicates,
+    find_fault,
     is_leak,
-    rejection,
+    score_specificity,
     select_hint,
-    specificity,
 )
-from opdkit.judge.words import words
+from opdkit.judge.words import split_words
 from opdkit.store.reading import read_all
 
 NEXT = "No, please give me the temperature for tomorrow in degrees Celsius, not in Fahrenheit."
@@ -31,7 +31,7 @@ GOOD = "Give the temperature in Celsius."
 
 def chosen(decisions, texts, *, select="longest", min_chars=2, max_chars=600, next_state=NEXT):
     votes = list(zip(decisions, texts, strict=True))
-    return choose(votes, next_state, select=select, min_chars=min_chars, max_chars=max_chars)
+    return choose_hint(votes, next_state, select=select, min_chars=min_chars, max_chars=max_chars)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def chosen(decisions, texts, *, select="longest", min_chars=2, max_chars=600, ne
     ],
 )
 def test_the_filter_says_why(hint: str, reason: str | None) -> None:
-    assert rejection(hint, NEXT, min_chars=2, max_chars=600) == reason
+    assert find_fault(hint, NEXT, min_chars=2, max_chars=600) == reason
 
 
 # Every one of these says what to do.
@@ -79,17 +79,17 @@ EMPTY = [
 
 @pytest.mark.parametrize("hint", ACTIONABLE)
 def test_an_instruction_passes_in_any_script_however_short(hint: str) -> None:
-    assert rejection(hint, NEXT, min_chars=2, max_chars=600) is None
+    assert find_fault(hint, NEXT, min_chars=2, max_chars=600) is None
 
 
 @pytest.mark.parametrize("hint", EMPTY)
 def test_a_judgement_carries_nothing_in_any_script(hint: str) -> None:
-    assert rejection(hint, NEXT, min_chars=2, max_chars=600) == "empty_judgement"
+    assert find_fault(hint, NEXT, min_chars=2, max_chars=600) == "empty_judgement"
 
 
 def test_the_shortest_hint_is_an_option(tmp_path: Path) -> None:
-    assert rejection("Use Kelvin", NEXT, min_chars=10, max_chars=600) is None
-    assert rejection("Use Kelvin", NEXT, min_chars=11, max_chars=600) == "too_short"
+    assert find_fault("Use Kelvin", NEXT, min_chars=10, max_chars=600) is None
+    assert find_fault("Use Kelvin", NEXT, min_chars=11, max_chars=600) == "too_short"
     run = write_extract(tmp_path / "run", {"s": talk("How warm is it?", "68 F", "Use Kelvin")})
     for least, hint in ((10, "Use Kelvin."), (12, None)):
         options = {"judge": "rules", "min_hint_chars": least, "overwrite": True, "shard": "0/1"}
@@ -103,7 +103,7 @@ def test_a_hint_that_quotes_the_next_state_leaks() -> None:
     """A run of 8 words is a quotation, 7 are not; case and punctuation hide nothing."""
     seven = "please give me the temperature for tomorrow"
     eight = seven + " in"
-    assert len(words(seven)) == 7
+    assert len(split_words(seven)) == 7
     assert not is_leak(f"Reply to {seven}!", NEXT)
     assert is_leak(f"Reply to {eight}!", NEXT)
     assert is_leak(f"Reply to {eight.upper().replace(' ', ', ')}!", NEXT)
@@ -115,7 +115,7 @@ def test_a_hint_that_quotes_the_next_state_leaks() -> None:
 def test_a_next_state_is_split_into_words_once(monkeypatch) -> None:
     """It may be the result of a tool of megabytes, and there are as many candidates as votes."""
     said, split = f"{NEXT} Thank you.", []
-    monkeypatch.setattr(hints, "words", lambda text: split.append(text) or words(text))
+    monkeypatch.setattr(hints, "split_words", lambda text: split.append(text) or split_words(text))
     texts = ["Use Celsius", "Use Kelvin", f"Say {NEXT}", "Answer in degrees Celsius", "Show a table"]
     assert chosen([1] * 5, texts, next_state=said).rejected == {"leak": 1}
     assert split.count(said) == 1
@@ -142,11 +142,13 @@ def test_a_leak_in_a_script_without_spaces() -> None:
 
 
 def test_hints_that_differ_in_a_vowel_sign_are_two() -> None:
-    assert len(distinct(["दिन में उत्तर दो", "दान में उत्तर दो"])) == 2
+    assert len(drop_duplicates(["दिन में उत्तर दो", "दान में उत्तर दो"])) == 2
 
 
 def test_no_two_alike_and_shortest_first() -> None:
-    found = distinct(["Use metric units.", "use  metric, units", "Be brief, please.", "Use metric units always."])
+    found = drop_duplicates(
+        ["Use metric units.", "use  metric, units", "Be brief, please.", "Use metric units always."]
+    )
     assert found == ["Be brief, please.", "Use metric units.", "Use metric units always."]
 
 
@@ -162,13 +164,13 @@ def test_a_sign_that_changes_the_meaning_is_part_of_a_hint(most: str, other: str
 
 
 def test_of_hints_with_the_same_words_the_commonest_is_kept() -> None:
-    assert distinct(["Use metric units!!", "Use metric units!!", "use metric units"]) == ["Use metric units!!"]
+    assert drop_duplicates(["Use metric units!!", "Use metric units!!", "use metric units"]) == ["Use metric units!!"]
 
 
 @given(st.lists(st.text(min_size=1, max_size=30), max_size=8))
 def test_distinct_does_not_depend_on_the_order(hints: list[str]) -> None:
-    assert distinct(hints) == distinct(hints[::-1])
-    assert distinct(distinct(hints)) == distinct(hints)
+    assert drop_duplicates(hints) == drop_duplicates(hints[::-1])
+    assert drop_duplicates(drop_duplicates(hints)) == drop_duplicates(hints)
 
 
 def test_selection() -> None:
@@ -182,13 +184,13 @@ def test_selection() -> None:
 
 
 def test_score_worked_by_hand() -> None:
-    assert specificity("Use Celsius.") == pytest.approx(2 * math.exp(-2 / 25))
-    assert specificity("The answer should be better.") == 0.0
-    assert specificity("Use Celsius Celsius, not Fahrenheit.") == pytest.approx(3 * math.exp(-5 / 25))
+    assert score_specificity("Use Celsius.") == pytest.approx(2 * math.exp(-2 / 25))
+    assert score_specificity("The answer should be better.") == 0.0
+    assert score_specificity("Use Celsius Celsius, not Fahrenheit.") == pytest.approx(3 * math.exp(-5 / 25))
 
 
 def test_score_rises_to_25_words_and_falls() -> None:
-    scores = [specificity(" ".join(f"word{i}" for i in range(n))) for n in range(1, 80)]
+    scores = [score_specificity(" ".join(f"word{i}" for i in range(n))) for n in range(1, 80)]
     assert scores.index(max(scores)) + 1 == 25
 
 
@@ -238,16 +240,16 @@ def test_the_consensus_is_the_hint_that_most_votes_give() -> None:
 def test_the_consensus_counts_equal_votes_and_sums_similarities() -> None:
     """Words {a b}, {a c}, {a c}: sums 1 + 1/3 + 1/3 and 1/3 + 1 + 1."""
     first, second = "alpha beta", "alpha gamma"
-    assert consensus([first, second], [first, second, second]) == second
-    assert consensus([first, second], [first, first, second]) == first
-    assert consensus([first, second], [first, second]) == first
+    assert choose_by_consensus([first, second], [first, second, second]) == second
+    assert choose_by_consensus([first, second], [first, first, second]) == first
+    assert choose_by_consensus([first, second], [first, second]) == first
 
 
 @given(st.lists(st.sampled_from(["use celsius for it", "use fahrenheit for it", "answer in words"]), min_size=1))
 def test_a_majority_of_equal_votes_is_the_consensus(votes: list[str]) -> None:
     most, count = Counter(votes).most_common(1)[0]
     if 2 * count > len(votes):
-        assert consensus(distinct(votes), votes) == most
+        assert choose_by_consensus(drop_duplicates(votes), votes) == most
 
 
 def test_a_verbose_quotation_does_not_win_as_the_longest() -> None:
@@ -266,5 +268,5 @@ def test_whatever_the_votes(votes, next_state: str, select: str) -> None:
     found = chosen(*zip(*votes, strict=True), select=select, next_state=next_state)
     assert (found.hint is not None) == (found.status == "ok")
     assert found.hint is None or found.hint in found.hints
-    assert all(rejection(h, next_state, min_chars=2, max_chars=600) is None for h in found.hints)
-    assert len(found.hints) == len({tuple(words(h)) for h in found.hints})
+    assert all(find_fault(h, next_state, min_chars=2, max_chars=600) is None for h in found.hints)
+    assert len(found.hints) == len({tuple(split_words(h)) for h in found.hints})

@@ -21,7 +21,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.judge.outcomes import session_outcomes
+from opdkit.judge.outcomes import find_outcomes
 from opdkit.judge.votes import Reward
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
@@ -33,7 +33,7 @@ SESSIONS = dict.fromkeys(("solved", "failed", "unknown"), TALK)
 def outcome(good: list[str], bad: list[str], index: int = 1, **metadata: object) -> Reward | None:
     """The reward that such conditions give the turn at `index` of a session with these metadata."""
     conditions = {1: parse_filters(good), -1: parse_filters(bad)}
-    return session_outcomes(session(**metadata), [index], conditions).get(index)
+    return find_outcomes(session(**metadata), [index], conditions).get(index)
 
 
 def session(**metadata: object) -> dict:
@@ -75,9 +75,9 @@ def test_a_turn_is_told_by_the_call_that_wrote_it() -> None:
     calls = [{"line": 1, "message_index": 1, "reward": 1.0}, {"line": 2, "message_index": 3, "reward": 0.0},
              {"line": 3, "message_index": 5}, "no call", {"message_index": "7", "reward": 1}]  # fmt: skip
     conditions = {1: parse_filters(["metadata.reward>0"]), -1: parse_filters(["metadata.reward<=0"])}
-    rewards = session_outcomes(session(records=calls), (1, 3, 5, 7), conditions)
+    rewards = find_outcomes(session(records=calls), (1, 3, 5, 7), conditions)
     assert {index: reward.reward for index, reward in rewards.items()} == {1: 1, 3: -1}
-    rewards = session_outcomes(session(records=calls, reward=-1), (1, 3, 5, 7), conditions)
+    rewards = find_outcomes(session(records=calls, reward=-1), (1, 3, 5, 7), conditions)
     assert {index: reward.reward for index, reward in rewards.items()} == {1: 1, 3: -1, 5: -1, 7: -1}
 
 

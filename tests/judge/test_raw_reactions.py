@@ -10,7 +10,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.judge import stage as judge
-from opdkit.judge.hints import raw_reaction
+from opdkit.judge.hints import take_reaction
 from opdkit.store.plans import judge_kind
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
@@ -64,7 +64,7 @@ def test_every_reaction_is_the_hint_and_nothing_has_a_reward(run: Path, capsys) 
 
 def test_what_stands_between_reply_and_reaction_is_no_reaction() -> None:
     messages = [*talk("hi", "hello"), message("system", "The user is back."), message("user", " Shorter. ")]
-    assert raw_reaction(in_context(messages, 1, 2))[1].hint == "Shorter."
+    assert take_reaction(in_context(messages, 1, 2))[1].hint == "Shorter."
 
 
 def test_outcomes_in_the_log_are_rewards_all_the_same(run: Path) -> None:

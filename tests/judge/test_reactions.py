@@ -20,7 +20,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge_stage
-from opdkit.judge.hints import rejection
+from opdkit.judge.hints import find_fault
 from opdkit.judge.rules import judge, judge_reaction
 from opdkit.store.joined_turns import LOGGED, joined_turns
 from opdkit.store.reading import read_all
@@ -53,7 +53,7 @@ def judge_by_rules(reply: str, said: str) -> tuple[int, str | None]:
     """Return reward and hint of the rules, after the filter of hints."""
     turn = [message("user", "How do I do this?"), message("assistant", reply), message("user", said)]
     found = judge(in_context(turn))
-    accepted = found.hint and rejection(found.hint, "", min_chars=2, max_chars=600) is None
+    accepted = found.hint and find_fault(found.hint, "", min_chars=2, max_chars=600) is None
     return found.reward, found.hint if accepted else None
 
 

@@ -17,7 +17,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.judge.hints import choose
+from opdkit.judge.hints import choose_hint
 from opdkit.judge.votes import confidences_of, count_missing, reward_of
 from opdkit.store.reading import read_all
 from opdkit.store.stable_hash import stable_hash
@@ -42,7 +42,7 @@ def outcome(question: str, votes: list[Vote], weigh: bool) -> object:
         found = reward_of(decisions, weights)
         return found.reward, found.status
     texts = [(d, f"Name {'large ' * n}rivers." if d == 1 else None) for n, d in enumerate(decisions)]
-    choice = choose(texts, "", select="longest", min_chars=2, max_chars=99, weights=weights)
+    choice = choose_hint(texts, "", select="longest", min_chars=2, max_chars=99, weights=weights)
     return choice.hint, choice.status == "no_quorum"
 
 

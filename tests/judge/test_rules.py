@@ -9,7 +9,7 @@ import pytest
 from runs import in_context, message
 from work import passes
 
-from opdkit.judge.rules import NOT_ENGLISH, Judgement, asks_for_answer, judge, own_words, votes
+from opdkit.judge.rules import NOT_ENGLISH, Judgement, asks_for_answer, judge, keep_own_words, vote
 from opdkit.judge.words import is_english
 
 TOLD = "The trip takes three hours by train and costs 40 euros."
@@ -290,19 +290,19 @@ def test_no_next_state_says_nothing() -> None:
 
 
 def test_own_words() -> None:
-    assert own_words('> old\nnew `code` and "quote" ‘q’ it’s') == "new and it's"
-    assert own_words("```py\nx") == ""
+    assert keep_own_words('> old\nnew `code` and "quote" ‘q’ it’s') == "new and it's"
+    assert keep_own_words("```py\nx") == ""
 
 
 def test_votes_say_which_rule_spoke() -> None:
     turn = [message("user", "hi"), message("assistant", TOLD), message("user", "Use Celsius instead")]
-    [hint], [reward] = votes(in_context(turn))
+    [hint], [reward] = vote(in_context(turn))
     assert (hint.decision, hint.hint, hint.error) == (1, "Use Celsius.", None)
     assert (reward.score, reward.error) == (-1, None)
     assert "correction" in hint.raw
     assert hint.raw == reward.raw
     turn[2] = message("user", "thanks")
-    [hint], [reward] = votes(in_context(turn))
+    [hint], [reward] = vote(in_context(turn))
     assert (hint.decision, hint.hint, reward.score) == (-1, None, 1)
 
 
@@ -338,7 +338,7 @@ def test_another_language_is_told_from_english(language: str) -> None:
 
 def test_english_is_told_from_other_languages() -> None:
     for said in (*(said for said, _ in CORRECTIONS), *(said for said, _ in NO_CORRECTIONS), "SELECT * FROM t;", "ok"):
-        assert is_english(own_words(said)), said
+        assert is_english(keep_own_words(said)), said
 
 
 @pytest.mark.parametrize(

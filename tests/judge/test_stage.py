@@ -165,8 +165,8 @@ def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
     run = write_extract(tmp_path / "run", sessions, per_part=1)
     code = (
         "import itertools, sys, time, pathlib; from opdkit.judge import rules, stage;"
-        "from opdkit.config.judge import JudgeConfig; votes, number = rules.votes, itertools.count();"
-        "rules.votes = lambda *a: (next(number) == 8 and time.sleep(3600), votes(*a))[1];"  # until it is killed
+        "from opdkit.config.judge import JudgeConfig; vote, number = rules.vote, itertools.count();"
+        "rules.vote = lambda *a: (next(number) == 8 and time.sleep(3600), vote(*a))[1];"  # until it is killed
         "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), judge='rules', shard='0/1'))"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(run)])
@@ -219,23 +219,23 @@ def test_what_looks_right_is_not(tmp_path: Path) -> None:
 
 def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
     """A failed call that was voted +1 stays +1 in the table, and is counted."""
-    turn = next(judge.turns_to_judge(config(extracted), 1, Counters()))
+    turn = next(judge.read_turns(config(extracted), 1, Counters()))
     counted = Counters()
     votes = [RewardVote(1, "yes")] * 3
-    row = judge.verdict_row(config(extracted), turn, Votes([HintVote(-1, None, "no")] * 3, votes), TEXTS, counted)
+    row = judge.make_verdict(config(extracted), turn, Votes([HintVote(-1, None, "no")] * 3, votes), TEXTS, counted)
     assert (turn.joined.turn_id, row["reward"]) == ("tool:1", 1)
     assert counted.labels("flags") == counted.labels("flags on turns rewarded +1") == {"tool_error": 1}
 
 
 def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
-    turn = next(judge.turns_to_judge(config(extracted), 0, Counters()))
+    turn = next(judge.read_turns(config(extracted), 0, Counters()))
     counted = Counters()
     hints = [
         HintVote(None, None, "", "decision not on offer: '2'"),
         HintVote(1, "Use the bus.", "x"),
         HintVote(1, "bad", "x"),
     ]
-    row = judge.verdict_row(
+    row = judge.make_verdict(
         config(extracted), turn, Votes(hints, [RewardVote(None, "", "no decision")] * 3), TEXTS, counted
     )
     assert (row["reward"], row["reward_status"], row["hint"]) == (None, "failed", "Use the bus.")
@@ -254,9 +254,9 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
     turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
     run = write_extract(tmp_path / "run", {"s": turn})
     asking = config(run, judge="endpoint", judge_model="any", judge_url="http://localhost:1/v1")
-    turn = next(judge.turns_to_judge(asking, 0, Counters()))
+    turn = next(judge.read_turns(asking, 0, Counters()))
     hint = HintVote(1, f"Say {results[0]}.", "x")
-    row = judge.verdict_row(asking, turn, Votes([hint], [RewardVote(0, "x")]), TEXTS, Counters())
+    row = judge.make_verdict(asking, turn, Votes([hint], [RewardVote(0, "x")]), TEXTS, Counters())
     assert (row["hint"], row["hint_status"]) == (None, "leak")
 
 

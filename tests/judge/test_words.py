@@ -2,7 +2,7 @@
 
 import pytest
 
-from opdkit.judge.words import words
+from opdkit.judge.words import split_words
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from opdkit.judge.words import words
     ],
 )
 def test_marks_are_part_of_a_word(text: str, expected: list[str]) -> None:
-    assert words(text) == expected
+    assert split_words(text) == expected

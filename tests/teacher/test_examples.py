@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.hints import specificity
+from opdkit.judge.hints import score_specificity
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.reading import summary_of
 from opdkit.teacher import stage as teacher
@@ -212,7 +212,7 @@ def run_with_candidates(folder: Path, chosen: str | None, hints: list[str] = CAN
     ("judge", CANDIDATES[2]),
     ("longest", max(CANDIDATES, key=len)),
     ("shortest", CANDIDATES[0]),
-    ("score", max(CANDIDATES, key=specificity)),
+    ("score", max(CANDIDATES, key=score_specificity)),
 ])  # fmt: skip
 def test_another_hint_than_the_judges(tmp_path, config, how, expected):
     run = run_with_candidates(tmp_path / "run", CANDIDATES[2])

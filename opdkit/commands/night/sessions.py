@@ -19,7 +19,7 @@ from opdkit.config.night import NightConfig
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
 from opdkit.evaluate.similar import request_words
 from opdkit.extract.known_turns import turn_digests
-from opdkit.judge.words import words
+from opdkit.judge.words import split_words
 from opdkit.store.joined_turns import JoinedTurn, joined_sessions
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, has_stage, manifest
@@ -161,7 +161,7 @@ def opinion_of(turn: JoinedTurn) -> Opinion | None:
     message = turn.session["messages"][turn.index]
     said = " ".join([message["content"] or "", *(call["arguments"] for call in message["tool_calls"])])
     is_decision = bool(turn.turn["decision"]) and not turn.turn["next_count"] and turn.review is None
-    return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request, is_decision)
+    return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(split_words(said)) - request, is_decision)
 
 
 def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig, judge: JudgeConfig) -> None:

@@ -12,7 +12,7 @@ from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import PASSED, by_name
 from opdkit.judge.claims import claims_of, contradicts, group_alike
-from opdkit.judge.words import words
+from opdkit.judge.words import split_words
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import part_count, read_part
 from opdkit.store.reviews import REVIEWED
@@ -53,7 +53,7 @@ class Topics:
         self._number = Counter(row["domain"] for row in replies)
         self.counts = defaultdict[str, Counter[str]](Counter)  # word -> domain -> replies with it
         for row in replies:
-            for word in set(words(row["reply"])):
+            for word in set(split_words(row["reply"])):
                 self.counts[word][row["domain"]] += 1
         scores = by_name(read_part(run, "scores", 0))
         found = ((metric, domain) for metric in reversed(PASSED) for domain in self._number)
@@ -65,7 +65,7 @@ class Topics:
         A word counts for a domain as the share of its replies that have it, times that over the sum of all shares.
         """
         found = Counter[str]()
-        for word in set(words(reply)):
+        for word in set(split_words(reply)):
             shares = {domain: number / self._number[domain] for domain, number in self.counts[word].items()}
             found.update({domain: share**2 / sum(shares.values()) for domain, share in shares.items()})
         (domain, most), (_, second) = [*found.most_common(2), (None, 0.0), (None, 0.0)][:2]
