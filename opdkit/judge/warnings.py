@@ -8,18 +8,20 @@ from opdkit.config.judge import WARNINGS, JudgeConfig
 from opdkit.console import counted, verb
 from opdkit.judge.cascade import FIRST, GIVEN, UNREAD
 from opdkit.judge.parse import CUT_OFF, EMPTY, OPEN_THINKING
-from opdkit.judge.votes import TOO_LONG, HintVote, Reward, RewardVote
+from opdkit.judge.votes import NO_ANSWER, TOO_LONG, HintVote, Reward, RewardVote
 from opdkit.store.counters import Counters, mostly_dropped
 from opdkit.store.reading import read_all
 
 NO_REWARD, UNBUILT = "the function gave no reward", "the prompt cannot be built"
-# Servers with a parser for thinking return it apart: what is left of an answer that does not come to its end is empty.
-_THINKS = ("If the judge thinks first, raise --max-new-tokens, or turn its thinking off, as with --template-arg "
-           "enable_thinking=false.")  # fmt: skip
-_REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars.", EMPTY: _THINKS,
-             OPEN_THINKING: _THINKS,
-             NO_REWARD: "None is for turns that it cannot judge.",
-             UNBUILT: "`opdkit show RUN --status failed --whole` says why."}  # fmt: skip
+_REMEDIES = {
+    CUT_OFF: "Raise --max-new-tokens.",
+    TOO_LONG: "Lower --max-section-chars.",
+    NO_REWARD: "None is for turns that it cannot judge.",
+    # Servers with a parser for thinking return it apart: what is left of an answer without an end is empty.
+    **dict.fromkeys((EMPTY, OPEN_THINKING), "If the judge thinks first, raise --max-new-tokens, or turn its thinking "
+                    "off, as with --template-arg enable_thinking=false."),
+    **dict.fromkeys((UNBUILT, NO_ANSWER), "`opdkit show RUN --status failed --whole` says why."),
+}  # fmt: skip
 _FLAGGED = {
     "tool_error": "after which a tool failed",
     "truncation": "that were cut off",

@@ -201,6 +201,7 @@ def counters(**counts: int | dict[str, int]) -> Counters:
     *[({"failed votes": {kind: 200}}, ["all 200 votes", "--max-new-tokens", "--template-arg enable_thinking=false"])
       for kind in ("empty answer", "the thinking never ends")],
     ({"failed votes": {"the prompt does not fit the judge": 200}}, ["all 200 votes", "--max-section-chars"]),
+    ({"failed votes": {"the judge answers others, not this": 101}}, ["101 of 200 votes", "--status failed"]),
     ({"failed votes": {"no decision": 80}, "no reward": 51}, ["51 of 100 turns", "no reward", "no decision"]),
     ({"hints": 0}, ["no turn", "hint"]),
     ({"rewards": {"+1": 10}}, ["10 rewards", "+1"]),
