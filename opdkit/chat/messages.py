@@ -123,17 +123,13 @@ def has_placeholder(content: Any, own_fields: Sequence[str] = ()) -> bool:
 
     Parts of the types `own_fields` are not in the text of the message.
     """
-    return content.__class__ is list and not all(
-        _is_text(part) or _is_block(part, "refusal", *own_fields) for part in content
-    )
+    return any(not (_is_text(part) or _is_block(part, "refusal", *own_fields)) for part in as_list(content))
 
 
 def _answered_call(item: JSON) -> str | None:
     """Return the id of the call that a tool message answers. SWE-agent logs it as a list of one."""
-    call_id, several = first_text(item.get("tool_call_id")), item.get("tool_call_ids")
-    if call_id is None and isinstance(several, list) and len(several) == 1:
-        return first_text(several[0])
-    return call_id
+    several = as_list(item.get("tool_call_ids"))
+    return first_text(item.get("tool_call_id"), *(several if len(several) == 1 else ()))
 
 
 def _read_reply(item: JSON, content: Any) -> JSON:
