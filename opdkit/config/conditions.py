@@ -60,11 +60,12 @@ def parse_filters(texts: Sequence[str], flag: str = "--filter", fields: Sequence
         if not value:
             raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
         if field == "time" and (parse_time(value) is None or parse_number(value) is not None):  # 2026 is a number here
-            problem = "there is no such day" if _DAY.fullmatch(value) else (
-                "write a time like 2026-01-31 or 2026-01-31T12:00:00Z")  # fmt: skip
+            problem = "there is no such day" if _DAY.fullmatch(value) else "write 2026-01-31 or 2026-01-31T12:00:00Z"
             raise ConfigError(f"{flag} {text!r}: {problem}")
         if root in ("model", "format", "source", "language", SESSION) and op not in ("=", "!="):
             raise ConfigError(f"{flag} {text!r}: {root} is text; compare it with = or !=")
+        if "|" in value and op not in ("=", "!="):
+            raise ConfigError(f"{flag} {text!r}: a value with | holds alternatives; compare them with = or !=")
         filters.append(Filter(text.strip(), field, op, value))
     return filters
 

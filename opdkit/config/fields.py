@@ -264,6 +264,6 @@ def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
             raise ConfigError(f"{flag} {pair!r}: write it as {'STAGE.OPTION' if flag == '--set' else 'NAME'}=VALUE")
         try:
             parsed[key] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # not JSON, or a number or a nesting that Python does not read
             parsed[key] = text
     return parsed

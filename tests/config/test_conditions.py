@@ -72,7 +72,7 @@ def test_a_session_without_a_model_is_not_guessed_about():
     ("model", "FIELD OP VALUE"), ("modell=x", "did you mean 'model'"), ("metadata=x", "no field 'metadata'"),
     ("time>=soon", "2026-01-31"), ("time>=2026", "2026-01-31"), ("time>=20260101", "2026-01-31"),
     ("time>=2026-13-45", "no such day"), ("language>en", "compare it with = or !="),
-    ("model=", "no value"),
+    ("model=", "no value"), ("metadata.stars>=4|5", "compare them with = or !="),
 ])  # fmt: skip
 def test_a_wrong_filter_is_refused_at_once(tmp_path, expression, words):
     with pytest.raises(ConfigError) as caught:

@@ -153,6 +153,8 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
 def test_pairs_are_json_where_they_parse():
     pairs = ["a=1", "b=true", "c=text", 'd="1"', "e=x=y"]
     assert parse_pairs(pairs, "--template-arg") == {"a": 1, "b": True, "c": "text", "d": "1", "e": "x=y"}
+    for text in ("9" * 5000, "[" * 100_000):
+        assert parse_pairs([f"a={text}"], "--set") == {"a": text}
 
 
 # -- shards ----------------------------------------------------------------------------------------------------------
