@@ -5,7 +5,7 @@ nights that judged them. So teacher, training and evaluation need not know of ni
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -35,6 +35,7 @@ _CALM_TESTS = 4  # at least one in so many of these is without a complaint, if t
 
 
 Sessions = dict[str, list[NightSession]]  # id -> the session as each of its nights saw it, the last one first
+ReadNight = Callable[[int], list[NightSession]]  # number of a night -> its sessions: `read_sessions`
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,11 @@ class CurrentSessions:
     new_changes: list[Change]  # those that no earlier night found
 
 
-def read_current_sessions(home: Home, night: Night, holdout: float) -> CurrentSessions:
+def read_current_sessions(home: Home, night: Night, read_night: ReadNight) -> CurrentSessions:
     """Return the sessions that a night may use. What users turned around since is left out."""
     learns = set(night.record["learns"])
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
-    read = drop_withdrawn([session for number in (*earlier, *sorted(learns))
-                           for session in read_sessions(home.night(number), holdout)])  # fmt: skip
+    read = drop_withdrawn(chain.from_iterable(map(read_night, (*earlier, *sorted(learns)))))
     # What users turned around: the last night that looked for changes knows the older ones.
     records = (home.night(n).record for n in sorted(night.record["earlier"], reverse=True) if n < night.number)
     known = [Change.from_json(row) for row in next((old["changes"] for old in records if "changes" in old), ())]
@@ -140,9 +140,9 @@ def read_sessions(night: Night, holdout: float) -> list[NightSession]:
     return sessions
 
 
-def drop_withdrawn(sessions: Sequence[NightSession]) -> list[NightSession]:
+def drop_withdrawn(read: Iterable[NightSession]) -> list[NightSession]:
     """Return the sessions that still have opinions, without the decisions that users took back in a later night."""
-    last = dict[str, int]()
+    sessions, last = list(read), dict[str, int]()
     for session in sorted(sessions, key=lambda session: session.night):
         last |= dict.fromkeys(session.unanswered, session.night)
     current = (tuple(o for o in session.opinions if not o.is_decision or last.get(o.turn_id, 0) <= session.night)

@@ -4,6 +4,8 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, replace
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from opdkit.commands.gate import gate
 from opdkit.commands.night.forget import drop_sessions, read_forgotten
 from opdkit.commands.night.home import KEPT, PROMOTED, RETESTED, WAITS, Home, Night, utc_now
 from opdkit.commands.night.sessions import (
+    ReadNight,
     choose_sessions,
     choose_unseen,
     count_trained,
@@ -142,10 +145,11 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
     If the last training was in vain, its model is tested first, on what was logged since. If that promotes it, there is
     no training: the next night learns from what was logged since.
     """
-    too_few, candidate = explain_too_few_hints(home, night, config), home.candidate(night)
+    read_night = cache(lambda number: read_sessions(home.night(number), config.holdout))  # each night once
+    too_few, candidate = explain_too_few_hints(home, night, read_night, config.least_hints), home.candidate(night)
     if too_few and not candidate:
         return {"decision": WAITS, "sentence": too_few}
-    current = read_current_sessions(home, night, config.holdout)
+    current = read_current_sessions(home, night, read_night)
     known = {change.hint for change in current.changes if change not in current.new_changes}
     turned = sorted({change.hint for change in current.new_changes if change.hint and not change.is_back} - known)
     for hint in turned:
@@ -231,21 +235,21 @@ def read_model_names(run: Path) -> tuple[str, ...]:
     return tuple(sorted({row["model"] for row in read_all(run, "sessions", ["model"]) if row["model"]}))
 
 
-def explain_too_few_hints(home: Home, night: Night, config: NightConfig) -> str:
-    """Return why a night does not train; "" where --least-hints replies have a hint that no training has tried."""
-    untried, since = list[Night](), ""
+def explain_too_few_hints(home: Home, night: Night, read_night: ReadNight, least: int) -> str:
+    """Return why a night does not train; "" where at least `least` replies have a hint that no training has tried."""
+    untried, since = list[int](), ""
     for earlier in map(home.night, night.record["learns"]):
-        untried.append(earlier)
+        untried.append(earlier.number)
         decision = earlier.record.get("decision")
         # What was taken back or in vain would most likely fail again, at the full cost of a training.
         if decision == PROMOTED or (decision == KEPT and earlier.record["parent"] == night.record["parent"]):
             why = "whose model was taken back" if decision == PROMOTED else "which trained in vain"
             untried, since = [], f" since night {earlier.number}, {why}"
-    sessions = drop_withdrawn([session for one in untried for session in read_sessions(one, config.holdout)])
+    sessions = drop_withdrawn(chain.from_iterable(map(read_night, untried)))
     opinions = (opinion for session in sessions if not session.is_held_out for opinion in session.opinions)
     hints = sum({opinion.turn_id: opinion.hint is not None for opinion in opinions}.values())
-    text = f"{counted(hints, 'new reply')} with a hint{since}; a training begins at {config.least_hints:,}"
-    return f"{text} (--least-hints)." if hints < config.least_hints else ""
+    text = f"{counted(hints, 'new reply')} with a hint{since}; a training begins at {least:,} (--least-hints)."
+    return text if hints < least else ""
 
 
 def decide(

@@ -16,11 +16,13 @@ from night_logs import night_options as options
 from sample_world import MODEL
 from small_logs import chat, jsonl
 
+from opdkit.commands.night import sessions as night_sessions
 from opdkit.commands.night import steps
 from opdkit.commands.night.command import check_prompts, configurations, run, run_forget
 from opdkit.commands.night.home import KEPT, PROMOTED, RETESTED, WAITS, Home, Night
 from opdkit.commands.night.models import run as models
-from opdkit.commands.night.sessions import drop_withdrawn, read_sessions
+from opdkit.commands.night.sessions import drop_withdrawn, opinion_of, read_sessions
+from opdkit.commands.night.turned import Opinion
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.config.night import ForgetConfig, ModelsConfig, NightConfig
@@ -29,6 +31,7 @@ from opdkit.config.train import NIGHTLY_SHARE
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import AFTER_CORRECTION
 from opdkit.evaluate.log_prompts import COMPLAINT, PRAISE
+from opdkit.store.joined_turns import JoinedTurn
 from opdkit.store.reading import read_all
 from opdkit.store.turn_ids import is_held_out
 
@@ -296,11 +299,19 @@ def test_who_asked_the_same_first_keeps_his_own_verdict(tmp_path: Path, teachers
 
 
 def test_a_night_trains_only_if_its_tests_could_show_that_the_model_is_better(
-    tmp_path: Path, teachers: list[TeacherConfig]
+    tmp_path: Path, teachers: list[TeacherConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six on corrected topics, at least: of the log, or the user's own."""
+    turns = list[str]()
+
+    def read(turn: JoinedTurn) -> Opinion | None:
+        turns.append(turn.turn_id)
+        return opinion_of(turn)
+
+    monkeypatch.setattr(night_sessions, "opinion_of", read)
     grow(tmp_path, 12)
     run(options(tmp_path, least_hints=1, prompts=None))
+    assert len(set(turns)) == len(turns) > 0, "each turn is read once"
     record = Home(tmp_path / "home").night(1).record
     assert record["decision"] == WAITS
     assert "fewer than 6" in record["sentence"]

@@ -10,12 +10,14 @@ from small_logs import chat
 
 from opdkit.commands.night.home import Home, Night
 from opdkit.commands.night.sessions import (
+    CurrentSessions,
     Sessions,
     choose_sessions,
     choose_tests,
     choose_unseen,
     count_trained,
     read_current_sessions,
+    read_sessions,
     write_run,
 )
 from opdkit.commands.night.turned import NightSession, Opinion
@@ -50,9 +52,13 @@ def trainable(run: Path) -> Iterator[str]:
     return (row["turn_id"] for row in read_all(run, "turns") if row["trainable"])
 
 
+def read_current(home: Home, night: Night) -> CurrentSessions:
+    return read_current_sessions(home, night, lambda number: read_sessions(home.night(number), 0.2))
+
+
 def choose(home: Home, night: Night, seed: int = 0, **changed: object) -> Sessions:
     config = options(home, **changed)
-    return choose_sessions(night, read_current_sessions(home, night, config.holdout).sessions, config, seed)
+    return choose_sessions(night, read_current(home, night).sessions, config, seed)
 
 
 def write(home: Home, number: int, **changed: object) -> Path:
@@ -136,7 +142,7 @@ def test_of_a_session_only_what_turned_no_longer_counts(home: Home) -> None:
     again = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Please use English instead.", "It is.")
              for thing in THINGS[8:20]]  # fmt: skip
     judged_night(home, 3, *first, learns=[3])
-    current = read_current_sessions(home, judged_night(home, 4, *again, learns=[3, 4]), 0.2)
+    current = read_current(home, judged_night(home, 4, *again, learns=[3, 4]))
     assert current.new_changes == current.changes
     assert len(current.changes) == 1
     left = [opinion for one in current.sessions if one.night == 3 for opinion in one.opinions]
@@ -151,9 +157,9 @@ def test_a_change_is_found_once_and_stays(home: Home) -> None:
              for thing in THINGS[9:20]]  # fmt: skip
     judged_night(home, 3, *first, learns=[3])
     night = judged_night(home, 4, *again, learns=[3, 4])
-    found = read_current_sessions(home, night, 0.2)
+    found = read_current(home, night)
     night.write(night.record | {"changes": [one.to_json() for one in found.changes]})
-    later = read_current_sessions(home, judged_night(home, 5, *first[:2], learns=[3, 4, 5]), 0.2)
+    later = read_current(home, judged_night(home, 5, *first[:2], learns=[3, 4, 5]))
     assert (len(found.new_changes), later.new_changes) == (1, [])
     assert later.changes == found.changes
 
@@ -180,7 +186,7 @@ def test_what_tests_a_model_again_is_what_it_has_not_learned_from(home: Home) ->
                for talk in corrected(*things[:4])]  # fmt: skip
     judged_night(home, 3, *gone_on, name="log@2", learns=[2, 3])
     night = judged_night(home, 4, *corrected(*(f"{name} of Bonn" for name in THINGS[:12])), learns=[2, 3, 4])
-    current = read_current_sessions(home, night, 0.2).sessions
+    current = read_current(home, night).sessions
     chosen, since = choose_unseen(current, 2)
     held_out = {one.session_id for one in current if is_held_out(one.session_id, 0.2)}
     assert {name for name in since if name.startswith("log@4")} == {f"log@4:{n}" for n in range(1, 13)}
