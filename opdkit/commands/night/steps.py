@@ -54,6 +54,7 @@ from opdkit.store.turn_ids import conversation_id
 
 TESTS = "tests.jsonl"  # the prompts that decide
 RETEST = "retest"  # run in the folder of a night: the test of an earlier night's model
+_MORE_TESTS = 1.5  # times the sessions of a model's last test: with few more, it would most likely fail again
 _CHANCE = 0.05  # that a model which is no better is promoted in a night, at most
 
 
@@ -204,11 +205,14 @@ def retest(
 ) -> JSON | None:
     """Compare the model of an earlier night with the promoted one, and promote it if it is better.
 
-    All sessions logged since its training are tests, as it has learned from none of them; FEWEST of them must have a
-    complaint. Return what to write down; None where it is not promoted.
+    All sessions logged since its training are tests, as it has learned from none of them. FEWEST of them must have a
+    complaint, and there must be _MORE_TESTS times as many as at the last such test. Return what to write down; None
+    where it is not promoted.
     """
     sessions, since = choose_unseen(current, candidate.number)
-    if len(since & find_blamed(current)) < FEWEST:
+    between = (home.night(n).record for n in night.record["earlier"] if candidate.number < n < night.number)
+    tested = max((record.get("retest_sessions", 0) for record in between), default=0)
+    if len(since & find_blamed(current)) < FEWEST or len(since) < _MORE_TESTS * tested:
         return None
     run = night.folder / RETEST
     write_run(run, home, sessions, stages["extract"], stages["judge"])
@@ -224,6 +228,7 @@ def retest(
     is_better, outcome = decide(night, config, evaluation, set(map(conversation_id, since)), _CHANCE / 2)
     if not is_better:
         say(f"it is not promoted: {outcome['sentence']}")
+        night.write(night.record | {"retest_sessions": len(since)})
         return None
     home.promote(candidate.number, by="night", during=night.number)
     sentence = f"The model of night {candidate.number} is promoted, with the tests since. {outcome['sentence']}"

@@ -12,11 +12,13 @@ from night_logs import options as log_options
 from small_logs import chat, jsonl
 
 from opdkit.commands.night import steps
-from opdkit.commands.night.home import PROMOTED, WAITS, Home
+from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.config.gate import GateConfig
 from opdkit.config.night import NightConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.gate import Decision
@@ -84,6 +86,30 @@ def test_a_model_that_was_taken_back_is_not_trained_again_at_once(tmp_path: Path
     record = steps.learn(home, night, log_options(home), {})
     assert record["decision"] == WAITS
     assert "since night 1, whose model was taken back" in record["sentence"]
+
+
+def test_a_model_is_tested_again_once_the_sessions_since_are_half_as_many_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, tested = Home(tmp_path), list[int]()
+
+    def decide(night: Night, *_: object) -> tuple[bool, JSON]:
+        tested.append(night.number)
+        return False, {"sentence": "No gain beyond chance."}
+
+    monkeypatch.setattr(steps, "decide", decide)
+    monkeypatch.setattr(steps, "write_run", lambda *_: None)
+    monkeypatch.setattr(steps, "write_tests", lambda *_, **__: tmp_path)
+    stages = {"extract": None, "judge": None, "train": TrainConfig(run=tmp_path, model="m"),
+              "teacher": TeacherConfig(run=tmp_path, model="m"), "eval": EvalConfig(run=tmp_path)}  # fmt: skip
+    candidate = judged_night(home, 1, chat("Hello, who is there?", "It is me.", "Thanks!"), decision=KEPT)
+    for number, chats in ((2, 8), (3, 3), (4, 1), (5, 5)):
+        wrong = [chat(f"Describe car {number}.{n}", f"It is {n}.", "Please use French instead.", "Oui.", "Thanks!")
+                 for n in range(chats)]  # fmt: skip
+        night = judged_night(home, number, *wrong)
+        current = [session for n in range(1, number + 1) for session in steps.read_sessions(home.night(n), 0.2)]
+        assert steps.retest(home, night, candidate, current, log_options(home, served_as=("m",)), stages) is None
+    assert tested == [2, 4], "with 8 and 12 sessions, and not with 11 and 17"
 
 
 def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nights_answer(
