@@ -20,7 +20,7 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.votes import WANTED_REPLIES
-from opdkit.store.atomic import replaced_file, write_text
+from opdkit.store.atomic import replaced_file
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_upstream, has_stage, manifest, stage_dir
 from opdkit.store.reading import part_count
@@ -115,7 +115,8 @@ def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Cou
     counters.count("rules", len(evidence))
     temporary.write_text(prompt, encoding="utf-8")
     if evidence:
-        write_text(beside, "".join(dump_json(row) + "\n" for row in evidence), replace=config.overwrite)
+        with replaced_file(beside, replace=config.overwrite) as file:  # which another process may write meanwhile
+            file.write_text("".join(dump_json(row) + "\n" for row in evidence), encoding="utf-8")
     if disputed := [str(row["rule"]) for row in evidence if row["contradicts"]]:
         warn(f"{path}: some of the rules {', '.join(disputed)} contradict each other; decide which to keep")
 

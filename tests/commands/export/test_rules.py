@@ -135,6 +135,20 @@ def test_neither_file_is_replaced_unasked(run: Path, tmp_path: Path, name: str) 
     assert "Celsius" in (tmp_path / "rules.md").read_text(encoding="utf-8")
 
 
+def test_evidence_that_another_process_writes_meanwhile_stays(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = run / "export" / "rules.jsonl"
+
+    def merge(hints: object) -> object:
+        beside.write_text("mine", encoding="utf-8")
+        return merge_hints(hints)
+
+    monkeypatch.setattr("opdkit.commands.export.command.merge_hints", merge)
+    with pytest.raises(ConfigError, match=r"rules\.jsonl"):
+        export(ExportConfig(run=run, to="rules"))
+    assert [path.name for path in beside.parent.iterdir()] == ["rules.jsonl"]
+    assert beside.read_text(encoding="utf-8") == "mine"
+
+
 def test_without_hints_there_is_no_file(tmp_path: Path) -> None:
     run = write(tmp_path / "run", {"a": [None]})
     with pytest.raises(OpdkitError, match="no hint"):
