@@ -28,7 +28,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import part_count
-from opdkit.store.reviews import Review, ReviewLog, reviews_in_force
+from opdkit.store.reviews import GROUP, Review, ReviewLog, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, escape, read_utf8, unescape
 
 FILLED_IN = ("reward", "hint", "note", "action")
@@ -37,7 +37,7 @@ NEEDED = ("turn_id", *FILLED_IN, "decision")
 _NONE = "none"
 _CELL = 2000  # characters of a conversation that a cell shows; what is decided is never cut
 _BAD_ROWS_SHOWN = 10
-_WHOLE = re.compile(r"[.,]0*\Z")  # end of a number that is written 1.0 or 1,0, as `_reward` reads it, too
+_WHOLE = re.compile(r"[.,]0*\Z")  # end of a number that is written 1.0 or 1,0, which `_reward` reads, too
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ def read_csv(run: Path, path: Path) -> Imported:
              f"{lines[unknown[0]]}: {printable(unknown[0])}")  # fmt: skip
         added = [review for review in added if review.turn_id in voted]
     for n, review in enumerate(added):
-        vote = unescape(rows[lines[review.turn_id]]["voted_reward"]).strip()  # what the reviewer saw, of another judge
+        vote = _WHOLE.sub("", unescape(rows[lines[review.turn_id]]["voted_reward"]).strip())  # of another judge, maybe
         vote_now, before = voted[review.turn_id][0], in_force.get(review.turn_id)
         added[n] = replace(review, voted_reward=int(vote) if vote in ("-1", "0", "1", "+1") else vote_now,
-                           chosen=before.chosen if before else None)  # fmt: skip
+                           chosen=before.chosen if before and before.chosen != GROUP else None)  # fmt: skip
     reviews.append(run, added)
     struck = sum(review.action == "strike" for review in added)
     same = len(rows) - untouched - len(unknown) - len(added)
@@ -149,13 +149,14 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     rows = csv_rows(path, read_utf8(path), strict=True)
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
-    missing = [name for name in NEEDED if name not in names]
-    if missing:  # an empty column and one that was removed do not mean the same
+    if missing := [
+        name for name in NEEDED if name not in names
+    ]:  # an empty column and one that was removed do not mean the same
         raise OpdkitError(f"{path} has no column {missing[0]}; a file needs: {', '.join(NEEDED)}")
     for name in names:
         if name not in COLUMNS and name:
             raise OpdkitError(f"{path}: unknown column {printable(name)!r}; {did_you_mean(name, COLUMNS)}")
-    if len(set(names)) < len(names):
+    if any(name and names.count(name) > 1 for name in names):  # spreadsheets may add columns without a name
         raise OpdkitError(f"{path}: a column comes twice")
     for line, cells in rows:
         if not any(cells):

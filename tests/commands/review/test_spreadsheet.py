@@ -111,12 +111,19 @@ def test_what_is_filled_in_is_decided(run, tmp_path, cells, expected):
     assert read(run, written(run), tmp_path).changed == 0
 
 
-def test_a_decision_keeps_the_vote_that_the_reviewer_saw_and_how_its_turn_was_chosen(run, tmp_path):
-    """The sheet is of a run that another judge has read: there the reply was praised."""
-    reviews.append(run, [Review("a:1", note="fine", voted_reward=1, chosen="random")])
-    read(run, fill(run, voted_reward="1", note="looked again"), tmp_path)
+@pytest.mark.parametrize("voted", ["1", "1.0"])
+@pytest.mark.parametrize(("before", "after"), [("random", "random"), ("group", None)])
+def test_a_decision_keeps_the_vote_that_the_reviewer_saw_and_how_its_turn_was_chosen(
+    run, tmp_path, voted, before, after
+):
+    """The sheet is of a run that another judge has read: there the reply was praised.
+
+    A decision on a row is one on its turn, whatever was decided before on all turns with its hint.
+    """
+    reviews.append(run, [Review("a:1", note="fine", voted_reward=1, chosen=before)])
+    read(run, fill(run, voted_reward=voted, note="looked again"), tmp_path)
     found = reviews_in_force(run)["a:1"]
-    assert (found.voted_reward, found.chosen, found.note) == (1, "random", "looked again")
+    assert (found.voted_reward, found.chosen, found.note) == (1, after, "looked again")
 
 
 def test_what_is_emptied_or_struck_is_withdrawn(run, tmp_path):
@@ -204,7 +211,7 @@ def test_other_dialects_of_spreadsheets(run, tmp_path, delimiter, encoding):
 
 def test_the_columns_that_show_the_turn_may_go_and_the_others_may_not(run, tmp_path):
     rows = fill(run, reward="1")
-    assert read(run, rows, tmp_path, columns=("turn_id", *FILLED_IN, "decision")).changed == 1
+    assert read(run, rows, tmp_path, columns=("turn_id", *FILLED_IN, "decision", "", "")).changed == 1
     with pytest.raises(OpdkitError, match=r"\bnote\b"):
         read(run, rows, tmp_path, columns=("turn_id", "reward", "hint", "action", "decision"))
     with pytest.raises(OpdkitError, match=r"'rewards'.*'reward'"):
