@@ -106,8 +106,13 @@ def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, A
     Raises ConfigError for options of these stages that a night cannot follow, and OpdkitError for files and models that
     they cannot read.
     """
+    parent = night.record["parent"] if night.record else home.promoted_night()
+    model = home.night(parent).model  # the one that this night trains
+    if parent and not model.is_dir():
+        raise OpdkitError(f"{model}, which this night trains, was removed: promote another model with `opdkit models "
+                          f"{quote(home.path)} --promote N`")  # fmt: skip
     pipeline = PipelineConfig(
-        run=night.folder, logs=config.logs, model=student_of(home, night, config), judge=config.judge,
+        run=night.folder, logs=config.logs, model=str(model) if parent else config.model, judge=config.judge,
         judge_model=config.judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
     # The first model judges every night. By default, the stages would take the one that they train: the promoted one.
@@ -144,13 +149,3 @@ def check_prompts(path: Path) -> None:
     if missing := next((prompt.id for prompt in prompts if prompt.corrected is None), None):
         raise ConfigError(f'--prompts {path}, {missing}: "corrected" is missing; write true if users complained about '
                           "replies to such requests, else false")  # fmt: skip
-
-
-def student_of(home: Home, night: Night, config: NightConfig) -> str:
-    """Return the model that a night trains: that of its parent. Raises OpdkitError where its folder was removed."""
-    parent = night.record["parent"] if night.record else home.promoted_night()
-    model = home.night(parent).model
-    if parent and not model.is_dir():
-        raise OpdkitError(f"{model}, which this night trains, was removed: promote another model with `opdkit models "
-                          f"{quote(home.path)} --promote N`")  # fmt: skip
-    return str(model) if parent else config.model

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from opdkit.commands.night.home import Home, Night
+from opdkit.commands.night.home import Home, Night, read_json
 from opdkit.config.conditions import find_rejection, flat, logged_value, parse_filters, parse_number
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.console import say
@@ -122,7 +122,7 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
 def read_forgotten(home: Home) -> list[JSON]:
     """Return what `forgotten_entry` returned for each `forget`, and whether all sessions that it describes are gone."""
     path = home.path / "forgotten.json"
-    return list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
+    return list(read_json(path, "put a copy back, and call the same command again")) if path.exists() else []
 
 
 def write_forgotten(home: Home, forgotten: Sequence[JSON]) -> None:

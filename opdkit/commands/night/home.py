@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, from_saved
@@ -42,6 +43,14 @@ MOST_PENDING = 10  # nights that one training learns from; of those before, it r
 def utc_now() -> str:
     """Return the time, as night.json and promotions.jsonl have it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """Return what a JSON file holds. Raises OpdkitError, which names the remedy, for a damaged one."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OpdkitError(f"{path} is damaged ({error}): {remedy}") from error
 
 
 @dataclass(frozen=True)
@@ -72,13 +81,7 @@ class Night:
         `decision` is null until the night is over.
         """
         path = self.folder / "night.json"
-        if not path.exists():
-            return {}
-        try:
-            record: JSON = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise OpdkitError(f"{path} is damaged ({error}): remove it, and run `opdkit night` again") from error
-        return record
+        return read_json(path, "remove it, and run `opdkit night` again") if path.exists() else {}
 
     def write(self, record: JSON) -> None:
         """Write night.json."""
@@ -120,7 +123,7 @@ class Home:
         path = folder / "options.json"
         if not path.exists():
             raise OpdkitError(f"{folder} has no options: call `opdkit night` once more as every night, then this again")
-        options = json.loads(path.read_text(encoding="utf-8"))
+        options = read_json(path, "correct what you changed in it, or put a copy back")
         options |= {name: str(folder / copy) for name, copy in _COPIES.items() if (folder / copy).exists()}
         return from_saved(NightConfig, options, home=self.path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from opdkit.commands.night.forget import read_forgotten
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home
 from opdkit.commands.night.models import list_models
 from opdkit.commands.night.models import run as models
@@ -158,6 +159,13 @@ def test_a_damaged_record_is_named(home: Home) -> None:
     (home.night(3).folder / "night.json").write_text("{")
     with pytest.raises(OpdkitError, match=r"0003/night\.json is damaged"):
         _ = home.night(3).record
+    (home.path / "options").mkdir()
+    files = {"options/options.json": lambda: home.read_options(home.path / "options"),
+             "forgotten.json": lambda: read_forgotten(home)}  # fmt: skip
+    for name, read in files.items():
+        (home.path / name).write_text('{"set": [],}')
+        with pytest.raises(OpdkitError, match=f"{name} is damaged"):
+            read()
     (home.night(1).folder / "night.json").unlink()
     with pytest.raises(OpdkitError, match=r"0001 has no night\.json.*--promote N"):
         home.pending([])
