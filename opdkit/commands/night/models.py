@@ -43,10 +43,10 @@ def run(config: ModelsConfig) -> None:
                          no_wrap=name != "learned from")  # fmt: skip
     for line in cells:
         table.add_row(*line)
+    promoted = home.night(home.promoted_night())
+    print_line(f"promoted: {promoted.model}: {promoted.record.get('sentence', 'to do')}" if promoted.number
+               else "promoted: the model before the first night")  # fmt: skip
     stdout.print(table)
-    for row in rows:
-        if row["promoted"]:
-            print_line(f"{row['model']}: {row.get('sentence', 'to do')}")
 
 
 def list_models(home: Home) -> list[JSON]:

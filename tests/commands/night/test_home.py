@@ -84,6 +84,18 @@ def test_models_in_a_pipe_are_tab_separated_and_whole(home: Home, capsys: pytest
     assert len(rows) == 4
 
 
+def test_on_a_terminal_the_promoted_model_comes_first(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    models(ModelsConfig(home=home.path))
+    first = capsys.readouterr().out.partition("parent")[0]
+    assert "0004/train/model" in first
+    assert "So it is." in first
+    models(ModelsConfig(home=home.path, promote=0))
+    assert "before the first night" in capsys.readouterr().out.partition("parent")[0]
+
+
 def test_a_promotion_that_was_killed_is_done_again_and_noted_once(home: Home) -> None:
     home.promote(4, by="night")
     assert [line["night"] for line in home.promotions()] == [1, 4]
