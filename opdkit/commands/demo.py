@@ -36,7 +36,7 @@ def sample_data() -> Path:
     raise OpdkitError("sample_data is not there: run `python sample_data/build.py` in a checkout of opdkit")
 
 
-def configurations(directory: Path) -> list[tuple[str, str, StageConfig]]:
+def configure_stages(directory: Path) -> list[tuple[str, str, StageConfig]]:
     """Return (stage, what it does in a newcomer's words, its configuration) for each stage, in order."""
     data = sample_data()
     model = str(data / "model")
@@ -60,7 +60,7 @@ def run(config: DemoConfig) -> None:
             shutil.copytree(sample_data(), folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         say(f"the sample data are in {config.samples}; its README.md describes them")
         return
-    steps = configurations(config.run)
+    steps = configure_stages(config.run)
     for number, (stage, what, options) in enumerate(steps, start=1):
         say(f"[{number}/{len(steps)}] {stage}: {what} ...")
         with stdout.capture():  # the tables below say what eval prints

@@ -192,7 +192,7 @@ def test_user(work: Path, nights: list[list[JSON]], user: str) -> JSON:
     held_out = sum(is_held_out(f"chat:{name}", HOLDOUT) for name in sessions)
     return {
         "user": user, "nights": appears, "sessions": len(sessions), "held_out": held_out,
-        "in_waiting_night": WAITING in appears, "promoted": Home(ours).promoted_night(),
+        "in_waiting_night": WAITING in appears, "promoted": Home(ours).find_promoted(),
         "models": len(list(ours.rglob("model.safetensors"))), "weights_equal": weights,
         "files": len(files_of(ours)), "other_differences": differences.pop("", []),
         "expected_differences": {why: len(names) for why, names in differences.items()},

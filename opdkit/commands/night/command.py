@@ -29,9 +29,9 @@ def run(config: NightConfig) -> None:
     Raises OpdkitError while another night works in the same home, and where a stage fails: the same command resumes.
     """
     home = Home(config.home)
-    with home.locked():
+    with home.lock():
         finish_nights(home, config)
-        night = home.night(max((earlier.number for earlier in home.nights()), default=0) + 1)
+        night = home.night(max((earlier.number for earlier in home.list_nights()), default=0) + 1)
         news = copy_news(home, night, config)
         home.keep_options(home.path / "options", config)
         if news:
@@ -47,9 +47,9 @@ def run_forget(config: ForgetConfig) -> None:
     Raises OpdkitError for a folder without nights. The same command resumes after a kill.
     """
     home = Home(config.home)
-    if not home.nights():
+    if not home.list_nights():
         raise OpdkitError(f"{config.home} has no nights: there is nothing to forget")
-    with home.locked():
+    with home.lock():
         last = home.read_options(home.path / "options")  # before anything is taken out: it may fail
         sessions = forget(home, config.where)
         say(f"{counted(sessions, 'session')} taken out")
@@ -60,7 +60,7 @@ def run_forget(config: ForgetConfig) -> None:
 def finish_nights(home: Home, config: NightConfig) -> None:
     """Finish, in order, the nights that are not over: a kill, an error or `opdkit forget` leaves such."""
     finish_forgetting(home)
-    for night in home.nights():
+    for night in home.list_nights():
         if not night.record.get("decision"):
             if night.news.exists():
                 commit_news(home.ledger, night.news)
@@ -75,7 +75,7 @@ def finish_nights(home: Home, config: NightConfig) -> None:
 
 def copy_news(home: Home, night: Night, config: NightConfig) -> str:
     """Copy what is new in the logs into the night's folder. Return what it is in words; "" without news."""
-    extract = configurations(home, night, config)["extract"]
+    extract = configure_stages(home, night, config)["extract"]
     for log in map(Path, extract.logs):
         if home.path.resolve().is_relative_to(log.resolve()):
             raise ConfigError(f"LOGS {log} holds HOME {home.path}: nights would read what they wrote; keep them apart")
@@ -88,25 +88,25 @@ def copy_news(home: Home, night: Night, config: NightConfig) -> str:
 
 def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
-    promoted = home.promoted_night()
-    if night.record and promoted not in (night.record["parent"], night.number, home.promotion_of(night)):
+    promoted = home.find_promoted()
+    if night.record and promoted not in (night.record["parent"], night.number, home.find_promotion(night)):
         say("another model was promoted since this night began: it begins again with that one")
         reset(night)
     if (own := night.folder / "options").exists():
         say(f"night {night.number} is done again with its own options, in {own}")
         config = home.read_options(own)
     run_steps = load_function("opdkit.commands.night.steps:run_steps")  # imported now: it brings torch
-    record = run_steps(home, night, config, configurations(home, night, config))
+    record = run_steps(home, night, config, configure_stages(home, night, config))
     print_line(f"night {night.number}: {record['decision']}. {record['sentence']}")
 
 
-def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, Any]:
+def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str, Any]:
     """Return the configurations of extract, judge, teacher, train and eval of a night, by name.
 
     Raises ConfigError for options of these stages that a night cannot follow, and OpdkitError for files and models that
     they cannot read.
     """
-    parent = night.record["parent"] if night.record else home.promoted_night()
+    parent = night.record["parent"] if night.record else home.find_promoted()
     model = home.night(parent).model  # the one that this night trains
     if parent and not model.is_dir():
         raise OpdkitError(f"{model}, which this night trains, was removed: promote another model with `opdkit models "

@@ -45,9 +45,9 @@ def forget(home: Home, where: Sequence[str]) -> int:
     """
     before = read_forgotten(home)
     # The same conditions again are the same entry, with the salt that it has.
-    entry = next((old for old in before if forgotten_entry(where, old.get("salt", "")) | {"done": old["done"]} == old),
-                 forgotten_entry(where, secrets.token_hex(16)))  # fmt: skip
-    nights = home.nights()
+    entry = next((old for old in before if make_entry(where, old.get("salt", "")) | {"done": old["done"]} == old),
+                 make_entry(where, secrets.token_hex(16)))  # fmt: skip
+    nights = home.list_nights()
     found = {name for night in nights for name in find_sessions(night, [entry])}
     is_all_read = all(is_complete(night.log, "extract") for night in nights)
     if is_all_read and not found and entry not in before:
@@ -67,11 +67,11 @@ def forget(home: Home, where: Sequence[str]) -> int:
 
 def finish_forgetting(home: Home) -> None:
     """Do what is left of each `forget` that a kill has cut off. Raises OpdkitError for nights without their ledger."""
-    if home.nights() and not home.ledger.exists():
+    if home.list_nights() and not home.ledger.exists():
         raise OpdkitError(f"{home.ledger} is gone: all logs would be read again; put a copy back, or use a new HOME")
     forgotten = read_forgotten(home)
     undone = [entry for entry in forgotten if not entry["done"]]
-    nights = home.nights() if undone else []
+    nights = home.list_nights() if undone else []
     found = [find_sessions(night, undone) for night in nights]
     first = next((n for n, sessions in enumerate(found) if sessions), None)
     if first is not None:
@@ -86,7 +86,7 @@ def finish_forgetting(home: Home) -> None:
     write_forgotten(home, [entry | {"done": True} for entry in forgotten])
 
 
-def forgotten_entry(where: Sequence[str], salt: str) -> JSON:
+def make_entry(where: Sequence[str], salt: str) -> JSON:
     """Return what forgotten.json keeps of conditions. Of FIELD=TEXT it is a digest, so that the file names nobody."""
     filters = parse_filters(where, "--where")
     named = [condition for condition in filters if salt and condition.op == "=" and condition.field != "time"
@@ -95,13 +95,13 @@ def forgotten_entry(where: Sequence[str], salt: str) -> JSON:
     if named:
         digests = []
         for condition in named:  # of the text, and of the number that it may write: 17 and 17.0 are the same one
-            values = (condition.value, plain_value(parse_number(condition.value)))
+            values = (condition.value, normalize_value(parse_number(condition.value)))
             digests.append([condition.field, [fingerprint({salt: value}) for value in values if value is not None]])
         described |= {"named": digests, "salt": salt}
     return described
 
 
-def plain_value(value: Any) -> Any:
+def normalize_value(value: Any) -> Any:
     """Return a whole number as an int, a truth as text, and other values as they are."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -114,13 +114,13 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
         return False
     for field, digests in entry.get("named", ()):
         logged = logged_value(field, session, session.format)
-        if not any(fingerprint({entry["salt"]: plain_value(value)}) in digests for value in flat(logged)):
+        if not any(fingerprint({entry["salt"]: normalize_value(value)}) in digests for value in flat(logged)):
             return False
     return True
 
 
 def read_forgotten(home: Home) -> list[JSON]:
-    """Return what `forgotten_entry` returned for each `forget`, and whether all sessions that it describes are gone."""
+    """Return what `make_entry` returned for each `forget`, and whether all sessions that it describes are gone."""
     path = home.path / "forgotten.json"
     return list(read_json(path, "put a copy back, and call the same command again")) if path.exists() else []
 

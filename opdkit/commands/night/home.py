@@ -102,7 +102,7 @@ class Home:
     def night(self, number: int) -> Night:
         return Night(self.path / "nights" / f"{number:04}", number)
 
-    def nights(self) -> list[Night]:
+    def list_nights(self) -> list[Night]:
         """Return all nights that have begun, in order: those that have read their news."""
         folders = sorted(path for path in (self.path / "nights").glob("[0-9]*") if path.name.isdigit())
         nights = [Night(folder, int(folder.name)) for folder in folders]
@@ -128,7 +128,7 @@ class Home:
         return from_saved(NightConfig, options, home=self.path)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep every other night out. The lock goes with the process, so a kill leaves none behind.
 
         Raises OpdkitError where another process holds it, and on a file system without locks.
@@ -148,13 +148,13 @@ class Home:
         finally:
             os.close(handle)
 
-    def promotions(self) -> list[JSON]:
+    def read_promotions(self) -> list[JSON]:
         """Return the lines of promotions.jsonl: time, night, and by whom (night or hand)."""
         path = self.path / "promotions.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]  # a kill cuts lines
 
-    def promoted_night(self) -> int:
+    def find_promoted(self) -> int:
         """Return the number of the night whose model is promoted; 0 for the model before the first night.
 
         Raises OpdkitError where HOME/promoted is not a link to the model of a night: `cp -L` and scp make it a folder.
@@ -178,7 +178,7 @@ class Home:
         if number and not (self.night(number).model / "config.json").exists():
             raise OpdkitError(f"night {number} has no model: `opdkit models {quote(self.path)}` lists those that do")
         if not link.is_symlink():
-            self.promoted_night()  # which refuses a folder
+            self.find_promoted()  # which refuses a folder
         with disk_errors_explained(self.path):
             if number:
                 temporary = self.path / owned_name(".promoted")
@@ -186,12 +186,12 @@ class Home:
                 temporary.replace(link)
             else:
                 link.unlink(missing_ok=True)
-            if (self.promotions() or [{"night": 0}])[-1]["night"] != number:
+            if (self.read_promotions() or [{"night": 0}])[-1]["night"] != number:
                 line = {"time": utc_now(), "night": number, "by": by} | ({"during": during} if during else {})
                 with (self.path / "promotions.jsonl").open("a", encoding="utf-8") as out:
                     out.write(f"\n{json.dumps(line)}\n")  # after a line that a kill has cut, too
 
-    def lineage(self, number: int) -> list[int]:
+    def list_learned(self, number: int) -> list[int]:
         """Return the nights that the model of a night has learned from, in order; none for night 0."""
         learned: set[int] = set()
         while number:
@@ -202,28 +202,28 @@ class Home:
             number = record["parent"]
         return sorted(learned)
 
-    def pending(self, nights: Sequence[Night]) -> list[int]:
+    def find_pending(self, nights: Sequence[Night]) -> list[int]:
         """Return those of `nights` that the promoted model has not learned from.
 
         Nights older than those of its last training are left out. Where MOST_PENDING of the others were trained on
         already (in vain, or taken back since), so are the nights before the last MOST_PENDING of these.
         """
-        promoted = self.promoted_night()
-        learned = self.lineage(promoted)
+        promoted = self.find_promoted()
+        learned = self.list_learned(promoted)
         oldest = min(self.night(promoted).record["learns"], default=0) if promoted else 0
         unknown = [night for night in nights if night.number not in learned and night.number >= oldest]
         tried = [night.number for night in unknown if night.record.get("decision") in (KEPT, PROMOTED)]
         first = tried[-MOST_PENDING] if len(tried) >= MOST_PENDING else 0
         return [night.number for night in unknown if night.number >= first]
 
-    def promotion_of(self, night: Night) -> int | None:
+    def find_promotion(self, night: Night) -> int | None:
         """Return whose model a night that was killed had promoted: its own, or that of an earlier night; else None."""
         began = night.record["began"]
-        promotions = [line["night"] for line in self.promotions() if line["time"] >= began
+        promotions = [line["night"] for line in self.read_promotions() if line["time"] >= began
                       and (line.get("during") or line["night"], line["by"]) == (night.number, "night")]  # fmt: skip
         return promotions[-1] if promotions else None
 
-    def candidate(self, night: Night) -> Night | None:
+    def find_candidate(self, night: Night) -> Night | None:
         """Return the last night that trained, if its model passed the gate, but had no gain beyond chance; else None.
 
         Its model is there, comes from the promoted one, and was never promoted.
@@ -237,12 +237,12 @@ class Home:
         has_passed = (record["decision"], record["parent"], record.get("gate", {}).get("ship")) == (
             KEPT, night.record["parent"], True)  # fmt: skip
         was_promoted = any(line["night"] == trained.number and line.get("during") != night.number
-                           for line in self.promotions())  # fmt: skip
+                           for line in self.read_promotions())  # fmt: skip
         return trained if has_passed and not was_promoted else None
 
     def go_back(self, night: Night) -> None:
         """Promote what was promoted when a night began, and remove what promotions.jsonl says of it and later ones."""
-        began, promotions = night.record.get("began"), self.promotions()
+        began, promotions = night.record.get("began"), self.read_promotions()
         kept = [line for line in promotions if (line.get("during") or line["night"]) < night.number
                 and (line["by"] != "hand" or began is None or line["time"] <= began)]  # fmt: skip
         for line in (line for line in promotions if line["by"] == "hand" and line not in kept):

@@ -13,16 +13,16 @@ _COLUMNS = ("night", "began (UTC)", "parent", "learned from", "new turns", "repl
 def run(config: ModelsConfig) -> None:
     """Promote a model if asked, then list all of them. Raises OpdkitError for a folder without nights."""
     home = Home(config.home)
-    if not home.nights():
+    if not home.list_nights():
         begin = f"opdkit night {quote(config.home)} LOGS... --model PATH"
         raise OpdkitError(f"{config.home} has no nights: `{begin}` begins them")
     number = config.promote
     if config.back:
-        if not home.promoted_night():
+        if not home.find_promoted():
             raise OpdkitError(f"{config.home}: the model before the first night is promoted; there is none before it")
-        number = home.night(home.promoted_night()).record.get("parent", 0)
+        number = home.night(home.find_promoted()).record.get("parent", 0)
     if number is not None:
-        with home.locked():
+        with home.lock():
             home.promote(number, by="hand")
     rows = list_models(home)
     if config.json:
@@ -43,7 +43,7 @@ def run(config: ModelsConfig) -> None:
                          no_wrap=name != "learned from")  # fmt: skip
     for line in cells:
         table.add_row(*line)
-    promoted = home.night(home.promoted_night())
+    promoted = home.night(home.find_promoted())
     print_line(f"promoted: {promoted.model}: {promoted.record.get('sentence', 'to do')}" if promoted.number
                else "promoted: the model before the first night")  # fmt: skip
     stdout.print(table)
@@ -51,8 +51,8 @@ def run(config: ModelsConfig) -> None:
 
 def list_models(home: Home) -> list[JSON]:
     """Return what each night wrote down, its model where it has one, and whether that is promoted."""
-    promoted, rows = home.promoted_night(), list[JSON]()
-    for night in home.nights():
+    promoted, rows = home.find_promoted(), list[JSON]()
+    for night in home.list_nights():
         model = str(night.model) if night.model.exists() else None
         rows.append({"night": night.number} | night.record | {"promoted": night.number == promoted, "model": model})
     return rows

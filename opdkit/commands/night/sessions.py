@@ -131,7 +131,7 @@ def read_sessions(night: Night, holdout: float) -> list[NightSession]:
     sessions = []
     for part in range(part_count(night.log, "judge") if has_stage(night.log, "judge") else 0):
         for turns in joined_sessions(night.log, part):
-            opinions = tuple(filter(None, map(opinion_of, turns)))
+            opinions = tuple(filter(None, map(read_opinion, turns)))
             unanswered = frozenset(turn.turn_id for turn in turns if turn.turn["skip_reason"] == NO_NEXT)
             if opinions or unanswered:
                 name = turns[0].session_id
@@ -150,7 +150,7 @@ def drop_withdrawn(read: Iterable[NightSession]) -> list[NightSession]:
     return [replace(session, opinions=kept) for session, kept in zip(sessions, current, strict=True) if kept]
 
 
-def opinion_of(turn: JoinedTurn) -> Opinion | None:
+def read_opinion(turn: JoinedTurn) -> Opinion | None:
     """Return what a user made of a turn; None where that is not known."""
     verdict = turn.decided
     if verdict is None or (verdict["reward"] is None and verdict["hint"] is None):

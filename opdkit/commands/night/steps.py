@@ -60,28 +60,30 @@ _CHANCE = 0.05  # that a model which is no better is promoted in a night, at mos
 
 def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
     """Do what is left of a night, and return what its night.json says. `stages`: their configurations, by name."""
-    shares = {other.record["holdout"] for other in home.nights() if "holdout" in other.record}
+    nights = home.list_nights()
+    records = [other.record for other in nights]
+    shares = {record["holdout"] for record in records if "holdout" in record}
     if shares - {config.holdout}:
         raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep it: what "
                           "has trained would become a test")  # fmt: skip
-    trained = [other.record for other in home.nights() if other.record.get("decision") in (KEPT, PROMOTED)]
-    first = next((record["model"] for record in trained if record.get("model", config.model) != config.model), None)
-    if first:
+    trained = (record for record in records if record.get("decision") in (KEPT, PROMOTED))
+    if first := next((model for record in trained if (model := record.get("model", config.model)) != config.model), ""):
         raise ConfigError(f"--model is {config.model}, but {first} in the nights before: keep it, with a link if its "
                           "folder has moved; another model begins its own nights, in another HOME")  # fmt: skip
     remove_entries(find_left_overs(night.folder, ".*"))  # of a night that was killed: news among them
     if not night.record:
-        nights = [other for other in home.nights() if other.number <= night.number]
+        nights = [other for other in nights if other.number <= night.number]
         night.write({
-            "night": night.number, "began": utc_now(), "parent": home.promoted_night(), "learns": home.pending(nights),
-            "earlier": [other.number for other in nights], "holdout": config.holdout, "decision": None,
+            "night": night.number, "began": utc_now(), "parent": home.find_promoted(),
+            "learns": home.find_pending(nights), "earlier": [other.number for other in nights],
+            "holdout": config.holdout, "decision": None,
         })  # fmt: skip
     read_log(home, night, stages)
     counters = summary_of(night.log, "extract").counters
     if counters.rows_out == 0 and 0 < counters.dropped[FORGOTTEN] == counters.dropped.total():
         remove_folder(night.folder)
         return {"decision": "removed", "sentence": "All that it read is forgotten."}
-    if home.promotion_of(night) not in (None, home.promoted_night()):
+    if home.find_promotion(night) not in (None, home.find_promoted()):
         outcome = {"decision": KEPT, "sentence": "The model stays: somebody took this night's promotion back."}
     else:
         outcome = learn(home, night, config, stages)
@@ -147,7 +149,7 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
     no training: the next night learns from what was logged since.
     """
     read_night = cache(lambda number: read_sessions(home.night(number), config.holdout))  # each night once
-    too_few, candidate = explain_too_few_hints(home, night, read_night, config.least_hints), home.candidate(night)
+    too_few, candidate = explain_too_few_hints(home, night, read_night, config.least_hints), home.find_candidate(night)
     if too_few and not candidate:
         return {"decision": WAITS, "sentence": too_few}
     current = read_current_sessions(home, night, read_night)

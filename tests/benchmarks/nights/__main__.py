@@ -41,14 +41,14 @@ def simulate(work: Path, nights: int, seed: int, judge: str, options: Sequence[s
         start, last = time.monotonic(), simulation.rows()[-1] if night > 1 else {}
         kills = run_night(simulation, night, seed, more)
         row = {
-            "night": night, "kills": kills, "promoted": simulation.home.promoted_night(),
+            "night": night, "kills": kills, "promoted": simulation.home.find_promoted(),
             "seconds": time.monotonic() - start,
         }  # fmt: skip
         is_known = last.get("promoted") == row["promoted"] and wishes_of(night - 1) == wishes
         row["right"] = (last["right"] if is_known
                         else measure(simulation.promoted(), wishes, work / "prompts.jsonl", seed))  # fmt: skip
         if night not in QUIET:
-            made = simulation.home.nights()[-1]
+            made = simulation.home.list_nights()[-1]
             row |= {"decision": made.record["decision"], "turned": made.record.get("turned", []),
                     "sentence": made.record["sentence"], "tokens": tokens_of(made.folder)}  # fmt: skip
         simulation.add(row)

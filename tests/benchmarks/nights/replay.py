@@ -33,7 +33,7 @@ def simulate(work: Path, share: float, seed: int, judge: str) -> list[JSON]:
         write_day(simulation.log, world, simulation.promoted(), night, seed)
         start = time.monotonic()
         run_night(simulation, night, seed, ("--replay", f"{share:g}"))
-        made, prompts = simulation.home.nights()[-1], simulation.folder / "prompts.jsonl"
+        made, prompts = simulation.home.list_nights()[-1], simulation.folder / "prompts.jsonl"
         simulation.add({
             "replay": share, "night": night, "decision": made.record["decision"], "tokens": tokens_of(made.folder),
             "replayed": made.record.get("replayed", 0), "seconds": time.monotonic() - start,

@@ -37,7 +37,7 @@ class Simulation:
 
     def promoted(self) -> Path:
         """Return the model that users talk to."""
-        return self.home.path / "promoted" if self.home.promoted_night() else self.built.model
+        return self.home.path / "promoted" if self.home.find_promoted() else self.built.model
 
     def rows(self) -> list[JSON]:
         """Return the rows of the nights that are finished."""

@@ -18,10 +18,10 @@ from small_logs import chat, jsonl
 
 from opdkit.commands.night import sessions as night_sessions
 from opdkit.commands.night import steps
-from opdkit.commands.night.command import check_prompts, configurations, run, run_forget
+from opdkit.commands.night.command import check_prompts, configure_stages, run, run_forget
 from opdkit.commands.night.home import KEPT, PROMOTED, RETESTED, WAITS, Home, Night
 from opdkit.commands.night.models import run as models
-from opdkit.commands.night.sessions import drop_withdrawn, opinion_of, read_sessions
+from opdkit.commands.night.sessions import drop_withdrawn, read_opinion, read_sessions
 from opdkit.commands.night.turned import Opinion
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
@@ -38,7 +38,9 @@ from opdkit.store.turn_ids import is_held_out
 
 def turns_of(home: Home) -> list[tuple[int, int]]:
     """(night, trainable turns read) of every night."""
-    return [(night.number, sum(row["trainable"] for row in read_all(night.log, "turns"))) for night in home.nights()]
+    return [
+        (night.number, sum(row["trainable"] for row in read_all(night.log, "turns"))) for night in home.list_nights()
+    ]
 
 
 @pytest.mark.slow
@@ -49,7 +51,7 @@ def test_nights_follow_a_log_and_a_night_without_news_loads_nothing(
     for upto in (60, 121):
         grow(tmp_path, upto)
         run(config)
-    first, second = home.nights()
+    first, second = home.list_nights()
     whole = tmp_path / "whole"
     from small_logs import run as extract
 
@@ -65,8 +67,8 @@ def test_nights_follow_a_log_and_a_night_without_news_loads_nothing(
         assert trained
         assert not any(is_held_out(name.rpartition(":")[0], config.holdout) for name in trained)
     assert second.record["parent"] == (1 if first.record["decision"] == PROMOTED else 0)
-    assert home.promoted_night() == max(
-        [night.number for night in home.nights() if night.record["decision"] == PROMOTED] or [0]
+    assert home.find_promoted() == max(
+        [night.number for night in home.list_nights() if night.record["decision"] == PROMOTED] or [0]
     )
     script = ("import sys; from opdkit.cli import app; app(sys.argv[1:], standalone_mode=False); "
               "assert not {'torch', 'transformers'} & sys.modules.keys()")  # fmt: skip
@@ -76,7 +78,7 @@ def test_nights_follow_a_log_and_a_night_without_news_loads_nothing(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "night 3: nothing new in the logs\n"
-    assert len(home.nights()) == 2
+    assert len(home.list_nights()) == 2
 
 
 class Killed(BaseException):
@@ -113,7 +115,7 @@ def test_a_night_that_is_killed_anywhere_ends_as_one_that_was_not(tmp_path: Path
             continue
     assert len(killed_often) == 2 * 5, "two places in each of five stages"
     run(calm)
-    ours, theirs = Home(config.home).nights(), Home(calm.home).nights()
+    ours, theirs = Home(config.home).list_nights(), Home(calm.home).list_nights()
     assert [night.number for night in ours] == [1]
     assert {**ours[0].record, "began": "", "ended": ""} == {**theirs[0].record, "began": "", "ended": ""}
     for table in ("verdicts", "targets", "replies"):
@@ -130,8 +132,8 @@ def test_a_night_with_little_to_learn_waits_and_its_news_is_kept(
     run(config)
     grow(tmp_path, 12)
     run(config)
-    assert [night.record["decision"] for night in home.nights()] == [WAITS, WAITS]
-    assert home.pending(home.nights()) == [1, 2]
+    assert [night.record["decision"] for night in home.list_nights()] == [WAITS, WAITS]
+    assert home.find_pending(home.list_nights()) == [1, 2]
     assert "--least-hints" in capsys.readouterr().out
     assert all(count for _, count in turns_of(home))
 
@@ -141,7 +143,7 @@ def test_a_task_of_a_slurm_array_is_a_whole_night(tmp_path: Path, monkeypatch: p
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
     grow(tmp_path, 6)
     run(options(tmp_path, least_hints=1000))
-    (night,) = Home(tmp_path / "home").nights()
+    (night,) = Home(tmp_path / "home").list_nights()
     assert len(list(read_all(night.log, "sessions"))) == 6
 
 
@@ -153,9 +155,9 @@ def test_a_log_that_is_cut_in_the_middle_of_a_line_loses_nothing(tmp_path: Path)
     run(config)
     path.write_bytes(b"".join(LOG[:6]))
     run(config)
-    sessions = [len(list(read_all(night.log, "sessions"))) for night in home.nights()]
+    sessions = [len(list(read_all(night.log, "sessions"))) for night in home.list_nights()]
     assert sessions == [5, 1]
-    assert not any(list(read_all(night.log, "rejected")) for night in home.nights())
+    assert not any(list(read_all(night.log, "rejected")) for night in home.list_nights())
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
@@ -168,19 +170,19 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         replace(config, prompts=str(tmp_path / "gone.jsonl")).check_inputs()
     with pytest.raises(OpdkitError, match="gone"):
         run(replace(config, logs=(str(tmp_path / "gone"),)))
-    assert not Home(config.home).nights()
+    assert not Home(config.home).list_nights()
 
 
 def test_set_reaches_training_and_evaluation(tmp_path: Path) -> None:
     grow(tmp_path, 6)
     home = Home(tmp_path / "home")
-    stages = configurations(home, home.night(1), options(tmp_path, set=("eval.samples=3", "train.seed=7")))
+    stages = configure_stages(home, home.night(1), options(tmp_path, set=("eval.samples=3", "train.seed=7")))
     assert (stages["eval"].samples, stages["train"].seed) == (3, 7)  # type: ignore[attr-defined]
     assert stages["train"].interpolate == NIGHTLY_SHARE, "models of many nights would forget what nobody tests"
-    stages = configurations(home, home.night(1), options(tmp_path, set=("train.interpolate=1",)))
+    stages = configure_stages(home, home.night(1), options(tmp_path, set=("train.interpolate=1",)))
     assert stages["train"].interpolate == 1
     with pytest.raises(ConfigError, match="trained"):
-        configurations(home, home.night(1), options(tmp_path, set=("eval.trained=x",)))
+        configure_stages(home, home.night(1), options(tmp_path, set=("eval.trained=x",)))
 
 
 def test_what_would_lose_parts_of_a_log_is_refused(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_what_would_lose_parts_of_a_log_is_refused(tmp_path: Path) -> None:
             run(config)
     with pytest.raises(ConfigError, match="HOME"):
         run(options(tmp_path, logs=(str(tmp_path),)))
-    assert not Home(tmp_path / "home").nights()
+    assert not Home(tmp_path / "home").list_nights()
 
 
 def test_a_night_whose_folder_was_removed_is_not_done_again(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_a_night_whose_folder_was_removed_is_not_done_again(tmp_path: Path) -> N
     shutil.rmtree(home.night(1).folder)
     grow(tmp_path, 24)
     run(config)
-    assert [night.number for night in home.nights()] == [2, 3, 4]
+    assert [night.number for night in home.list_nights()] == [2, 3, 4]
     assert len(list(read_all(home.night(4).log, "sessions"))) == 6
 
 
@@ -224,12 +226,12 @@ def test_options_can_be_mended_after_a_night_failed(tmp_path: Path) -> None:
     with pytest.raises(OpdkitError, match="127"):
         run(options(tmp_path, **wrong))
     run(options(tmp_path, least_hints=1000))
-    assert [night.record["decision"] for night in Home(tmp_path / "home").nights()] == [WAITS]
+    assert [night.record["decision"] for night in Home(tmp_path / "home").list_nights()] == [WAITS]
     grow(tmp_path, 18)
     with pytest.raises(ConfigError, match="--holdout"):
         run(options(tmp_path, least_hints=1000, holdout=0.5))
     run(options(tmp_path, least_hints=1000))
-    assert [night.record["decision"] for night in Home(tmp_path / "home").nights()] == [WAITS, WAITS]
+    assert [night.record["decision"] for night in Home(tmp_path / "home").list_nights()] == [WAITS, WAITS]
 
 
 @pytest.fixture
@@ -306,9 +308,9 @@ def test_a_night_trains_only_if_its_tests_could_show_that_the_model_is_better(
 
     def read(turn: JoinedTurn) -> Opinion | None:
         turns.append(turn.turn_id)
-        return opinion_of(turn)
+        return read_opinion(turn)
 
-    monkeypatch.setattr(night_sessions, "opinion_of", read)
+    monkeypatch.setattr(night_sessions, "read_opinion", read)
     grow(tmp_path, 12)
     run(options(tmp_path, least_hints=1, prompts=None))
     assert len(set(turns)) == len(turns) > 0, "each turn is read once"
@@ -332,7 +334,7 @@ def test_another_model_than_in_the_nights_before_is_refused(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"--model is .*other in the nights before"):
         run(options(tmp_path, least_hints=1000))
     run(options(tmp_path, least_hints=1000, model=str(other)))
-    assert [night.record["decision"] for night in home.nights()] == [WAITS, KEPT, WAITS]
+    assert [night.record["decision"] for night in home.list_nights()] == [WAITS, KEPT, WAITS]
 
 
 def test_a_promotion_that_was_taken_back_before_the_night_was_over_stays_so(
@@ -350,10 +352,10 @@ def test_a_promotion_that_was_taken_back_before_the_night_was_over_stays_so(
     grow(tmp_path, 6)
     with pytest.raises(Killed):
         run(options(tmp_path))
-    assert home.promoted_night() == 1
+    assert home.find_promoted() == 1
     models(ModelsConfig(home=home.path, back=True))
     run(options(tmp_path))
-    assert (home.promoted_night(), home.night(1).record["decision"], calls) == (0, KEPT, [1])
+    assert (home.find_promoted(), home.night(1).record["decision"], calls) == (0, KEPT, [1])
 
 
 @pytest.mark.slow
@@ -383,22 +385,22 @@ def test_a_model_that_trained_in_vain_is_tested_again_on_what_was_logged_since(
     grow(tmp_path, 121)
     with pytest.raises(Killed):
         run(options(tmp_path))
-    assert home.promoted_night() == 1
+    assert home.find_promoted() == 1
     run(options(tmp_path))
-    first, second = home.nights()
+    first, second = home.list_nights()
     assert (first.record["decision"], second.record["decision"], second.record["retested"]) == (KEPT, RETESTED, 1)
     assert compared == [(None, None)] + [(str(MODEL), str(first.model))] * 2
     assert not second.model.exists()
-    assert home.promoted_night() == 1
-    assert [line.get("during") for line in home.promotions()] == [2]
+    assert home.find_promoted() == 1
+    assert [line.get("during") for line in home.read_promotions()] == [2]
     assert (second.folder / "retest" / "report.html").exists()
     trained = {name.rpartition(":")[0] for row in read_all(first.folder, "metrics") for name in row["turn_ids"]}
     tests = {row["session_id"] for row in read_all(second.folder / "retest", "sessions")}
     assert tests - {row["session_id"] for row in read_all(first.log, "sessions")}, "what was logged since"
     assert not tests & trained
-    assert home.pending([*home.nights(), home.night(3)]) == [2, 3], "what was logged since is learned next"
+    assert home.find_pending([*home.list_nights(), home.night(3)]) == [2, 3], "what was logged since is learned next"
     home.go_back(second)
-    assert home.promoted_night() == 0, "before the second night"
+    assert home.find_promoted() == 0, "before the second night"
 
 
 def test_a_night_whose_judge_failed_judges_again(tmp_path: Path) -> None:
@@ -412,7 +414,7 @@ def test_a_night_whose_judge_failed_judges_again(tmp_path: Path) -> None:
             assert "--overwrite" not in str(error.value)
         is_broken[0] = False
         run(config)
-    (night,) = Home(config.home).nights()
+    (night,) = Home(config.home).list_nights()
     assert {row["reward"] for row in read_all(night.log, "verdicts")} == {-1}
     assert night.record["without_verdict"] == 0
 
@@ -425,7 +427,7 @@ def test_a_night_says_how_many_replies_have_no_verdict(tmp_path: Path) -> None:
 
     with serving(answer, ["m"]) as server:
         run(options(tmp_path, judge="endpoint", judge_model="m", judge_url=server.url, least_hints=1000))
-    (night,) = Home(tmp_path / "home").nights()
+    (night,) = Home(tmp_path / "home").list_nights()
     statuses = [row["reward_status"] for row in read_all(night.log, "verdicts")]
     unknown = statuses.count("failed")
     assert 0 < unknown < len(statuses)
@@ -464,7 +466,7 @@ def test_a_thumb_that_is_taken_back_no_longer_counts(tmp_path: Path, reaction: s
         history = {"messages": nodes, "currentId": str(len(nodes) - 1)}
         (tmp_path / "logs" / "export.json").write_text(json.dumps([{"id": "c", "chat": {"history": history}}]))
         run(options(tmp_path, least_hints=1000))
-        nights = Home(tmp_path / "home").nights()
+        nights = Home(tmp_path / "home").list_nights()
         sessions = drop_withdrawn([session for night in nights for session in read_sessions(night, 0.2)])
         rewards.append([opinion.kind for session in sessions for opinion in session.opinions][-1:])
     calm = [PRAISE] if reaction else []
@@ -496,7 +498,7 @@ def test_wrong_files_and_models_are_named_before_the_log_is_read(tmp_path: Path)
         with pytest.raises(OpdkitError, match=named):
             run(options(tmp_path, **changed))
     home = Home(tmp_path / "home")
-    assert not home.nights()
+    assert not home.list_nights()
     shutil.copytree(MODEL, home.night(1).model)
     home.promote(1, by="hand")
     shutil.rmtree(home.night(1).folder)
@@ -510,7 +512,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_night_with_an_error(tmp_path: Pa
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(OpdkitError, match="tokenizer"):
         run(options(tmp_path, model=str(tmp_path / "model"), prompts=None))
-    (night,) = Home(tmp_path / "home").nights()
+    (night,) = Home(tmp_path / "home").list_nights()
     assert night.record["decision"] is None
 
 
@@ -541,7 +543,7 @@ def test_a_night_that_gives_no_target_does_not_block_later_ones(tmp_path: Path) 
     for upto in (60, 62, 110):
         grow(tmp_path, upto)
         run(options(tmp_path, least_hints=10, set=("teacher.max_tokens=9", "teacher.too_long=drop")))
-    assert [(night.record["decision"], night.record["learns"]) for night in home.nights()] == [
+    assert [(night.record["decision"], night.record["learns"]) for night in home.list_nights()] == [
         (KEPT, [1]), (WAITS, [1, 2]), (KEPT, [1, 2, 3])]  # fmt: skip
     assert "since night 1, which trained in vain" in home.night(2).record["sentence"]
     assert "too long" in home.night(3).record["sentence"]

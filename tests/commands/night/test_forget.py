@@ -14,7 +14,7 @@ from sample_world import DATA
 from opdkit.commands.check.stage import examine
 from opdkit.commands.check.stage import run as check
 from opdkit.commands.night.command import run, run_forget
-from opdkit.commands.night.forget import find_sessions, forgotten_entry, is_described, read_forgotten
+from opdkit.commands.night.forget import find_sessions, is_described, make_entry, read_forgotten
 from opdkit.commands.night.home import Home
 from opdkit.config.check import CheckConfig
 from opdkit.config.fields import JSON
@@ -64,7 +64,7 @@ def do_nights_and_fail(folder: Path, config: NightConfig, end: int, more: int, m
 def files_with(text: str, folder: Path) -> list[Path]:
     """Files that hold a text, in tables too."""
     found = [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
-    for night in Home(folder).nights():
+    for night in Home(folder).list_nights():
         for place in (night.log, night.folder):
             tables = [name for name, stage in (("sessions", "extract"), ("verdicts", "judge"), ("replies", "eval"))
                       if has_stage(place, stage)]  # fmt: skip
@@ -76,17 +76,17 @@ def test_a_user_leaves_the_log_of_every_night(folder: Path) -> None:
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 30, 60, 90)
     home = Home(config.home)
-    before = [len(list(read_all(night.log, "sessions"))) for night in home.nights()]
+    before = [len(list(read_all(night.log, "sessions"))) for night in home.list_nights()]
     assert files_with(SECRET, config.home), "the test would show nothing"
     first = (home.night(1).folder / "night.json").read_bytes()
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
     assert files_with(SECRET, config.home) == []
     assert (home.night(1).folder / "night.json").read_bytes() == first, "nights before are left alone"
-    after = [len(list(read_all(night.log, "sessions"))) for night in home.nights()]
+    after = [len(list(read_all(night.log, "sessions"))) for night in home.list_nights()]
     assert [b - a for b, a in zip(before, after, strict=True)] == [0, 5, 7]
     do_nights(folder, config, 110)
     assert files_with(SECRET, config.home) == [], "nor does a later night read them"
-    assert len(home.nights()) == 4
+    assert len(home.list_nights()) == 4
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))  # nothing is left to do
     with pytest.raises(OpdkitError, match=r"metadata\.usr; did you mean 'metadata\.user'"):
         run_forget(ForgetConfig(home=config.home, where=("metadata.usr=u3",)))
@@ -97,7 +97,7 @@ def test_news_that_a_failed_night_has_not_read_is_not_forgotten(folder: Path, mo
     do_nights_and_fail(folder, config, 30, 60, monkeypatch)
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u0",)))
     rows = json.loads((folder / "rows.json").read_text())[:60]
-    left = [len(list(read_all(night.log, "sessions"))) for night in Home(config.home).nights()]
+    left = [len(list(read_all(night.log, "sessions"))) for night in Home(config.home).list_nights()]
     assert sum(left) == sum(row["user"] != "u0" for row in rows)
 
 
@@ -143,7 +143,7 @@ def test_a_forget_that_was_killed_goes_on(folder: Path, monkeypatch: pytest.Monk
     else:
         run_forget(where)
     assert files_with(SECRET, config.home) == []
-    assert all(night.record["decision"] for night in Home(config.home).nights())
+    assert all(night.record["decision"] for night in Home(config.home).list_nights())
     assert not find_sessions(Home(config.home).night(2), [{"where": ["metadata.user=u3"]}])
 
 
@@ -160,8 +160,8 @@ def test_nights_are_done_again_with_their_own_options(folder: Path, capsys: pyte
     capsys.readouterr()
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
     home = Home(config.home)
-    assert ["1,000" in night.record["sentence"] for night in home.nights()] == [True, False]
-    kept = [home.read_options(night.folder / "options") for night in home.nights()]
+    assert ["1,000" in night.record["sentence"] for night in home.list_nights()] == [True, False]
+    kept = [home.read_options(night.folder / "options") for night in home.list_nights()]
     assert [one.least_hints for one in kept] == [1000, 2000]
     assert [Path(str(one.prompts)).read_text() for one in kept] == [first, second]
     assert all(one.home == config.home and one.config and one.config.exists() for one in kept)
@@ -171,7 +171,7 @@ def test_decisions_about_others_stay(folder: Path) -> None:
     """Also those that were made together with decisions about the user, and those of the night's own run."""
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 60, 90)
-    first, second = Home(config.home).nights()
+    first, second = Home(config.home).list_nights()
     gone = list(find_sessions(first, [{"where": ["metadata.user=u3"]}]))
     turns = [row["turn_id"] for row in read_all(first.log, "turns")]
     theirs = next(name for name in turns if name.rpartition(":")[0] in gone)
@@ -194,7 +194,7 @@ def test_what_was_made_from_a_log_goes_with_the_user(folder: Path) -> None:
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 30, 90)
     home = Home(config.home)
-    before, night = home.nights()
+    before, night = home.list_nights()
     for place in ("export/rules.md", "report.html", ".failed/judge-0-of-1.json", "extract/.tmp/log",
                   "log/../extract/sessions/.part-0-0a0a0a0a-host-1"):  # fmt: skip
         for one in (before, night):
@@ -231,14 +231,14 @@ def test_the_user_is_not_named_and_a_night_of_nobody_else_is_gone(folder: Path) 
     do_nights(folder, config, 60, 70)
     home = Home(config.home)
     run_forget(ForgetConfig(home=home.path, where=("metadata.user=ann@example.org",)))
-    assert [night.number for night in home.nights()] == [1]
+    assert [night.number for night in home.list_nights()] == [1]
     do_nights(folder, config, 80)
-    assert [night.number for night in home.nights()] == [1], "nor does it come back"
+    assert [night.number for night in home.list_nights()] == [1], "nor does it come back"
     do_nights(folder, config, 110)
-    assert [len(list(read_all(night.log, "sessions"))) for night in home.nights()] == [60, 20]
+    assert [len(list(read_all(night.log, "sessions"))) for night in home.list_nights()] == [60, 20]
     assert files_with("ann@example", home.path) == []
     run_forget(ForgetConfig(home=home.path, where=("metadata.user=3",)))  # the log has a number
-    sessions = [row for night in home.nights() for row in read_all(night.log, "sessions")]
+    sessions = [row for night in home.list_nights() for row in read_all(night.log, "sessions")]
     assert {json.loads(row["metadata"])["user"] for row in sessions} == {0, 1, 2, 4, 5, 6}
     with closing(sqlite3.connect(home.ledger)) as ledger:
         assert ledger.execute("PRAGMA freelist_count").fetchone() == (0,)
@@ -249,7 +249,7 @@ def test_the_user_is_not_named_and_a_night_of_nobody_else_is_gone(folder: Path) 
 def test_a_number_is_the_same_however_it_is_written() -> None:
     def described(where: str, user: object) -> bool:
         session = LoggedFields("s", "log", None, "openai", {"user": user})
-        return is_described(session, forgotten_entry([f"metadata.user={where}"], "salt"))
+        return is_described(session, make_entry([f"metadata.user={where}"], "salt"))
 
     same = [("17", 17), ("17", 17.0), ("17.0", 17), ("1.5", 1.5), ("17", "17"), ("true", True), ("a", ["b", "a"]),
             ("a", [["b", "a"], ["c"]])]  # fmt: skip
@@ -288,7 +288,7 @@ def test_a_chat_with_branches_is_forgotten_and_the_night_of_others_stays(folder:
     (session,) = read_all(home.night(1).log, "sessions")
     assert "21 x 2" in session["messages"][0]["content"]
     run_forget(ForgetConfig(home=home.path, where=("metadata.user_id=bob",)))
-    assert home.nights() == []
+    assert home.list_nights() == []
 
 
 def test_nights_without_options_of_their_own_are_done_again_with_the_last_ones(folder: Path) -> None:
@@ -296,14 +296,14 @@ def test_nights_without_options_of_their_own_are_done_again_with_the_last_ones(f
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 60, 90)
     home = Home(config.home)
-    for night in home.nights():
+    for night in home.list_nights():
         shutil.rmtree(night.folder / "options")
     (home.path / "options").rename(folder / "kept")
-    before = [len(list(read_all(night.log, "sessions"))) for night in home.nights()]
+    before = [len(list(read_all(night.log, "sessions"))) for night in home.list_nights()]
     where = ForgetConfig(home=home.path, where=("metadata.user=u3",))
     with pytest.raises(OpdkitError, match="has no options"):
         run_forget(where)
-    assert [len(list(read_all(night.log, "sessions"))) for night in home.nights()] == before
+    assert [len(list(read_all(night.log, "sessions"))) for night in home.list_nights()] == before
     (folder / "kept").rename(home.path / "options")
     run_forget(where)
     assert files_with(SECRET, config.home) == []
@@ -319,8 +319,8 @@ def test_weights_and_tables_are_those_of_nights_that_never_saw_the_user(folder: 
     (other.home / "forgotten.json").write_text(json.dumps([{"where": list(where), "done": True}]))
     do_nights(folder, other, 80)
     ours, theirs = Home(config.home), Home(other.home)
-    assert ours.promoted_night() == theirs.promoted_night()
-    for one, two in zip(ours.nights(), theirs.nights(), strict=True):
+    assert ours.find_promoted() == theirs.find_promoted()
+    for one, two in zip(ours.list_nights(), theirs.list_nights(), strict=True):
         assert (one.model / "model.safetensors").read_bytes() == (two.model / "model.safetensors").read_bytes()
         for table in ("sessions", "turns", "verdicts", "targets", "replies"):
             rows = [json.dumps(list(read_all(night.folder, table)), default=str) for night in (one, two)]

@@ -45,11 +45,11 @@ def test_the_link_is_a_model_folder_whatever_is_promoted(home: Home) -> None:
     for number in (1, 4):
         home.promote(number, by="hand")
         assert json.loads((home.path / "promoted" / "config.json").read_text()) == {"night": number}
-        assert home.promoted_night() == number
+        assert home.find_promoted() == number
     home.promote(0, by="hand")
-    assert home.promoted_night() == 0
+    assert home.find_promoted() == 0
     assert not (home.path / "promoted").exists()
-    assert [line["night"] for line in home.promotions()] == [1, 4, 1, 4, 0]
+    assert [line["night"] for line in home.read_promotions()] == [1, 4, 1, 4, 0]
 
 
 def test_a_copied_home_keeps_its_promotion_or_says_that_it_is_lost(home: Home, tmp_path: Path) -> None:
@@ -57,21 +57,25 @@ def test_a_copied_home_keeps_its_promotion_or_says_that_it_is_lost(home: Home, t
     shutil.copytree(home.path, moved.path, symlinks=True)
     (moved.path / "promoted").unlink()
     (moved.path / "promoted").symlink_to(home.night(4).model.absolute())
-    assert moved.promoted_night() == 4, "rsync and backups can make links absolute"
+    assert moved.find_promoted() == 4, "rsync and backups can make links absolute"
     copy = Home(tmp_path / "a copy")
     shutil.copytree(home.path, copy.path)  # as cp -L and scp: the link becomes a folder
-    for refused in (copy.promoted_night, lambda: copy.promote(1, by="hand"), lambda: copy.pending(copy.nights())):
+    for refused in (
+        copy.find_promoted,
+        lambda: copy.promote(1, by="hand"),
+        lambda: copy.find_pending(copy.list_nights()),
+    ):
         with pytest.raises(OpdkitError, match=r"remove it.*opdkit models '.*a copy' --promote N"):
             refused()
     shutil.rmtree(copy.path / "promoted")
     copy.promote(4, by="hand")
-    assert copy.promoted_night() == 4
+    assert copy.find_promoted() == 4
     (copy.path / "promoted").unlink()
     (copy.path / "promoted").symlink_to(tmp_path)
     with pytest.raises(OpdkitError, match="not a link to the model"):
-        copy.promoted_night()
+        copy.find_promoted()
     copy.promote(1, by="hand")
-    assert copy.promoted_night() == 1
+    assert copy.find_promoted() == 1
 
 
 def test_models_in_a_pipe_are_tab_separated_and_whole(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,19 +102,21 @@ def test_on_a_terminal_the_promoted_model_comes_first(
 
 def test_a_promotion_that_was_killed_is_done_again_and_noted_once(home: Home) -> None:
     home.promote(4, by="night")
-    assert [line["night"] for line in home.promotions()] == [1, 4]
+    assert [line["night"] for line in home.read_promotions()] == [1, 4]
     with (home.path / "promotions.jsonl").open("a") as out:
         out.write('{"time": "2026-0')  # the disk was full
-    assert [line["night"] for line in home.promotions()] == [1, 4]
+    assert [line["night"] for line in home.read_promotions()] == [1, 4]
 
 
 def test_a_model_has_learned_from_its_parents_nights_too(home: Home) -> None:
-    assert home.lineage(4) == [1, 2, 3, 4]
-    assert home.pending(home.nights()) == []
+    assert home.list_learned(4) == [1, 2, 3, 4]
+    assert home.find_pending(home.list_nights()) == []
     home.promote(1, by="hand")
-    assert home.pending(home.nights()) == [2, 3, 4], "what a model that is gone has learned is to be learned again"
+    assert home.find_pending(home.list_nights()) == [2, 3, 4], (
+        "what a model that is gone has learned is to be learned again"
+    )
     home.promote(0, by="hand")
-    assert home.pending(home.nights()) == [1, 2, 3, 4]
+    assert home.find_pending(home.list_nights()) == [1, 2, 3, 4]
 
 
 def test_what_was_given_up_stays_out_once_a_later_night_is_promoted(home: Home) -> None:
@@ -118,9 +124,9 @@ def test_what_was_given_up_stays_out_once_a_later_night_is_promoted(home: Home) 
     make_night(home, 6, PROMOTED, 4, [6])
     home.promote(6, by="night")
     make_night(home, 7, WAITS, 6, [7], model=False)
-    assert home.pending(home.nights()) == [7], "night 5 was given up when night 6 was trained"
+    assert home.find_pending(home.list_nights()) == [7], "night 5 was given up when night 6 was trained"
     home.promote(4, by="hand")
-    assert home.pending(home.nights()) == [5, 6, 7]
+    assert home.find_pending(home.list_nights()) == [5, 6, 7]
 
 
 def test_going_back_is_to_what_was_promoted_when_the_night_began(
@@ -130,22 +136,22 @@ def test_going_back_is_to_what_was_promoted_when_the_night_began(
         home.night(night).write(home.night(night).record | {"began": began})
     home.promote(3, by="hand")
     home.go_back(home.night(4))
-    assert home.promoted_night() == 3, "by hand, before night 4"
-    assert [line["night"] for line in home.promotions()] == [1, 3]
+    assert home.find_promoted() == 3, "by hand, before night 4"
+    assert [line["night"] for line in home.read_promotions()] == [1, 3]
     home.promote(1, by="hand")
     home.go_back(home.night(3))
-    assert home.promoted_night() == 1
-    assert [(line["night"], line["by"]) for line in home.promotions()] == [(1, "night")]
+    assert home.find_promoted() == 1
+    assert [(line["night"], line["by"]) for line in home.read_promotions()] == [(1, "night")]
     assert "night 3 was promoted by hand" in capsys.readouterr().err
     home.go_back(home.night(1))
-    assert (home.promoted_night(), home.promotions()) == (0, [])
+    assert (home.find_promoted(), home.read_promotions()) == (0, [])
 
 
 def test_only_models_that_are_there_can_be_promoted(home: Home) -> None:
     for number in (2, 9):
         with pytest.raises(OpdkitError, match=f"night {number} has no model"):
             home.promote(number, by="hand")
-    assert home.promoted_night() == 4
+    assert home.find_promoted() == 4
 
 
 def test_models_lists_promotes_and_goes_back(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,9 +160,9 @@ def test_models_lists_promotes_and_goes_back(home: Home, capsys: pytest.CaptureF
     assert [(row["night"], row["promoted"], row["model"] is None) for row in rows] == [
         (1, False, False), (2, False, True), (3, False, False), (4, True, False)]  # fmt: skip
     models(ModelsConfig(home=home.path, back=True))
-    assert home.promoted_night() == 1, "the parent of night 4, not the night before"
+    assert home.find_promoted() == 1, "the parent of night 4, not the night before"
     models(ModelsConfig(home=home.path, back=True))
-    assert home.promoted_night() == 0
+    assert home.find_promoted() == 0
     with pytest.raises(OpdkitError, match="none before it"):
         models(ModelsConfig(home=home.path, back=True))
     models(ModelsConfig(home=home.path, promote=3))
@@ -180,11 +186,11 @@ def test_a_damaged_record_is_named(home: Home) -> None:
             read()
     (home.night(1).folder / "night.json").unlink()
     with pytest.raises(OpdkitError, match=r"0001 has no night\.json.*--promote N"):
-        home.pending([])
+        home.find_pending([])
 
 
 def _hold(path: Path, held: "multiprocessing.synchronize.Event") -> None:
-    with Home(path).locked():
+    with Home(path).lock():
         held.set()
         multiprocessing.Event().wait(60)
 
@@ -196,12 +202,12 @@ def test_two_nights_at_once_are_impossible_and_a_kill_leaves_no_lock(tmp_path: P
     other.start()
     try:
         assert held.wait(60)
-        with pytest.raises(OpdkitError, match="another `opdkit night`"), Home(tmp_path).locked():
+        with pytest.raises(OpdkitError, match="another `opdkit night`"), Home(tmp_path).lock():
             pass
     finally:
         other.kill()
         other.join()
-    with Home(tmp_path).locked():
+    with Home(tmp_path).lock():
         pass
 
 
@@ -210,7 +216,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(OpdkitError, match="locks"), Home(tmp_path).locked():
+    with pytest.raises(OpdkitError, match="locks"), Home(tmp_path).lock():
         pass
 
 
@@ -234,10 +240,10 @@ def test_a_model_is_tested_again_only_if_it_may_be_better_than_the_promoted_one(
     night.write(night.record | {"earlier": [1, 2, 3, 4]})
     record = tried.record | {"gate": {"ship": True}} | changed
     tried.write({name: value for name, value in record.items() if value is not None})
-    assert home.candidate(night) == (tried if is_candidate else None)
+    assert home.find_candidate(night) == (tried if is_candidate else None)
     home.promote(2, by="night", during=4)
-    assert home.candidate(night) == (tried if is_candidate else None), "as before the kill"
-    assert home.promotion_of(night) == 2
+    assert home.find_candidate(night) == (tried if is_candidate else None), "as before the kill"
+    assert home.find_promotion(night) == 2
     home.promote(1, by="hand")
     home.promote(2, by="hand")
-    assert home.candidate(night) is None, "whoever promoted it, somebody took it back"
+    assert home.find_candidate(night) is None, "whoever promoted it, somebody took it back"

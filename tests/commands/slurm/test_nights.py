@@ -115,11 +115,11 @@ def test_a_job_that_repeats_is_requeued_and_killed_and_trains_the_same_models(
 
 
 def assert_same(ours: Home, theirs: Home) -> None:
-    assert [night.record["decision"] for night in theirs.nights()] == [KEPT, PROMOTED, KEPT]
-    assert len(ours.nights()) == len(UPTO)
-    for night, other in zip(ours.nights(), theirs.nights(), strict=True):
+    assert [night.record["decision"] for night in theirs.list_nights()] == [KEPT, PROMOTED, KEPT]
+    assert len(ours.list_nights()) == len(UPTO)
+    for night, other in zip(ours.list_nights(), theirs.list_nights(), strict=True):
         times = {"began": "", "ended": ""}
         assert night.record | times == other.record | times
         assert (night.model / "model.safetensors").read_bytes() == (other.model / "model.safetensors").read_bytes()
-    assert ours.promoted_night() == theirs.promoted_night() == 2
-    assert [line["night"] for line in ours.promotions()] == [line["night"] for line in theirs.promotions()]
+    assert ours.find_promoted() == theirs.find_promoted() == 2
+    assert [line["night"] for line in ours.read_promotions()] == [line["night"] for line in theirs.read_promotions()]
