@@ -104,9 +104,8 @@ class Home:
 
     def list_nights(self) -> list[Night]:
         """Return all nights that have begun, in order: those that have read their news."""
-        folders = sorted(path for path in (self.path / "nights").glob("[0-9]*") if path.name.isdigit())
-        nights = [Night(folder, int(folder.name)) for folder in folders]
-        return [night for night in nights if night.news.exists() or night.log.exists()]
+        numbers = sorted(int(path.name) for path in (self.path / "nights").glob("[0-9]*") if path.name.isdecimal())
+        return [night for night in map(self.night, numbers) if night.news.exists() or night.log.exists()]
 
     def keep_options(self, folder: Path, config: NightConfig) -> None:
         """Copy the options to a folder, with the files of `--config` and `--prompts`, which may change."""

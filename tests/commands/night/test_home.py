@@ -195,6 +195,13 @@ def _hold(path: Path, held: "multiprocessing.synchronize.Event") -> None:
         multiprocessing.Event().wait(60)
 
 
+def test_nights_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for number in (9999, 10_000, 2):
+        make_night(home, number, WAITS, 0, [number], model=False)
+    assert [night.number for night in home.list_nights()] == [2, 9999, 10_000]
+
+
 def test_two_nights_at_once_are_impossible_and_a_kill_leaves_no_lock(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     held = context.Event()
