@@ -111,10 +111,10 @@ def blame(config: BlameConfig) -> Blame:
     rows = [{"turn_id": turn_id, "value": session_groups[session_of(turn_id)], "share": score,
              "hint": hints.get(turn_id)} for turn_id, score in blame_of.items()]  # fmt: skip
     groups, fallen = sum_groups(rows), [row for row in domains if row["after"] < row["before"]]
-    worst = worst_groups(groups)
+    worst = choose_worst(groups)
     left_out = count_left_out(run, write_filter(by, worst), rows)
-    sentence = blame_sentence(fallen, by, groups, worst, left_out)
-    commands = retrain_commands(run, trained, evaluated, by, worst) if leaves_out_worst(worst, left_out) else []
+    sentence = write_sentence(fallen, by, groups, worst, left_out)
+    commands = write_commands(run, trained, evaluated, by, worst) if leaves_out_worst(worst, left_out) else []
     return Blame(sentence, fallen, by, groups, rows, commands)
 
 
@@ -185,7 +185,7 @@ def sum_groups(rows: list[JSON]) -> list[JSON]:
     return groups
 
 
-def worst_groups(groups: Sequence[JSON]) -> list[JSON]:
+def choose_worst(groups: Sequence[JSON]) -> list[JSON]:
     """Return the groups to train without: those with a value, and at least _STANDS_OUT of the largest blame.
 
     The first of them alone where more would leave less than half of the turns.
@@ -221,7 +221,7 @@ def leaves_out_worst(worst: Sequence[JSON], left_out: Counter[str | None]) -> bo
     return bool(worst) and named == {row["value"]: row["sessions"] for row in worst}
 
 
-def blame_sentence(
+def write_sentence(
     fallen: Sequence[JSON], by: str, groups: Sequence[JSON], worst: Sequence[JSON], left_out: Counter[str | None]
 ) -> str:
     """Return the answer as a sentence, or more where the condition on the `worst` groups leaves out others, too."""
@@ -238,9 +238,7 @@ def blame_sentence(
             f"{sum(row['turns'] for row in worst):,} of {counted(turns, 'turn')}.{others}")  # fmt: skip
 
 
-def retrain_commands(
-    run: Path, trained: TrainConfig, evaluated: EvalConfig, by: str, worst: Sequence[JSON]
-) -> list[str]:
+def write_commands(run: Path, trained: TrainConfig, evaluated: EvalConfig, by: str, worst: Sequence[JSON]) -> list[str]:
     """Return the commands that train without the worst groups, evaluate that training, and compare both."""
     base = stage_dir(run, "teacher").parent  # of a named training, the run whose targets it shares
     name = "without-" + re.sub(r"[^\w.+-]+", "-", worst[0]["value"])[:40] + ("-and-others" if len(worst) > 1 else "")

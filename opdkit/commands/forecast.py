@@ -183,7 +183,7 @@ def find_problem(rows: Sequence[Row], judge: Judge) -> str | None:
             return "most replies are cut off before they say anything: raise --max-new-tokens"
         remedy = "; a smaller --max-new-tokens leaves more room for prompts" if "too long" in status else ""
         return f"most hints are {status}{remedy}"
-    if skill_of(judge) < LEAST_SKILL or 2 * sum(row["status"] == hint_checks.NOT_JUDGED for row in rows) > tested:
+    if measure_skill(judge) < LEAST_SKILL or 2 * sum(row["status"] == hint_checks.NOT_JUDGED for row in rows) > tested:
         return "the judge cannot say whether replies do what the hints ask; --judge-model names another"
     return None
 
@@ -212,7 +212,7 @@ def measure_costs(
     }
 
 
-def skill_of(judge: Judge) -> float:
+def measure_skill(judge: Judge) -> float:
     """Return Youden's index: 1 without errors, 0 by chance. Ten verdicts of a kind with one error count as known."""
     return sum((right + 9) / (count + 10) for right, count in judge.values()) - 1
 
@@ -222,7 +222,7 @@ def expect(learned_from: Sequence[Row], judge: Judge, turns: float) -> tuple[flo
 
     `learned_from` are the tested hints that training learns from, `turns` the turns of the whole log with such hints.
     """
-    by_session, skill = defaultdict[str, list[float]](list), max(LEAST_SKILL, skill_of(judge))
+    by_session, skill = defaultdict[str, list[float]](list), max(LEAST_SKILL, measure_skill(judge))
     for row in learned_from:
         by_session[session_of(row["turn_id"])].append((row["with_hint"] - row["without_hint"]) / skill)
     sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])

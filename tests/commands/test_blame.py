@@ -20,15 +20,15 @@ from opdkit.chat.messages import message
 from opdkit.cli import app
 from opdkit.commands.blame import (
     blame,
-    blame_sentence,
+    choose_worst,
     count_left_out,
     group_sessions,
     leaves_out_worst,
-    retrain_commands,
     sum_groups,
     weigh_replies,
-    worst_groups,
+    write_commands,
     write_filter,
+    write_sentence,
 )
 from opdkit.config.blame import BlameConfig
 from opdkit.config.evaluate import EvalConfig
@@ -201,13 +201,13 @@ def test_the_filter_leaves_out_whom_it_names(tmp_path, logged: tuple, values: li
     shares = zip(names, (3.0, 1.0, 0.0, 0.0), strict=True)
     rows = rows_of(*((f"{name}:1", found[name], share, None) for name, share in shares))
     groups = [row for row in sum_groups(rows) if row["value"]]
-    worst = worst_groups(groups)
+    worst = choose_worst(groups)
     condition = write_filter(by, worst)
     assert condition.isprintable()
     left_out = count_left_out(run, condition, rows)
     assert left_out[values[0] or values[1]] == 1
     assert leaves_out_worst(worst, left_out) is is_exact
-    sentence = blame_sentence([{"domain": "a", "before": 1, "after": 0}], by, groups, worst, left_out)
+    sentence = write_sentence([{"domain": "a", "before": 1, "after": 0}], by, groups, worst, left_out)
     assert ("--by session" in sentence) is not is_exact
 
 
@@ -218,12 +218,12 @@ def test_the_filter_leaves_out_whom_it_names(tmp_path, logged: tuple, values: li
 def test_who_is_left_out(shares: Sequence[float], filtered: str | None) -> None:
     groups = [{"value": f"x{n}", "share": share, "turns": 5} for n, share in enumerate(shares)]
     config = TrainConfig(run=Path("runs/a"), model="m", filter=("language=en",))
-    worst = worst_groups(groups)
+    worst = choose_worst(groups)
     if filtered is None:
         assert worst == []
     else:
         evaluated = EvalConfig(run=Path("runs/a"), prompts="p")
-        commands = retrain_commands(Path("runs/a"), config, evaluated, "session", worst)
+        commands = write_commands(Path("runs/a"), config, evaluated, "session", worst)
         words = shlex.split(commands[0])
         assert [words[n + 1] for n, word in enumerate(words) if word == "--filter"] == [
             "language=en", f"session!={filtered}"]  # fmt: skip

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from opdkit.api import Run
 from opdkit.cli import app
 from opdkit.commands import forecast
-from opdkit.commands.forecast import HALF_LEARNED, SPREAD, UNSURE, expect, predict, skill_of
+from opdkit.commands.forecast import HALF_LEARNED, SPREAD, UNSURE, expect, measure_skill, predict
 from opdkit.config.forecast import ForecastConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.train import MOST_EPOCHS
@@ -92,7 +92,12 @@ def rows(*shares: tuple[float, float], status: str = HELPS) -> list[dict]:
 
 def test_the_expected_gain_by_hand():
     found = expect(rows(*[(1.0, 0.25)] * 20), SURE, turns=2 * HALF_LEARNED)
-    full, margin, least, most = 0.75 / skill_of(SURE), 1.645 * SPREAD * 0.8, 4 / (4 + UNSURE**2), 4 / (4 + UNSURE**-2)
+    full, margin, least, most = (
+        0.75 / measure_skill(SURE),
+        1.645 * SPREAD * 0.8,
+        4 / (4 + UNSURE**2),
+        4 / (4 + UNSURE**-2),
+    )
     assert found == pytest.approx((0.8 * full, least * full - margin, most * full + margin))
 
 

@@ -17,7 +17,7 @@ Matrix = NDArray[np.float64]
 _LEVELS = 10  # more levels of agreement than this are binned in tenths
 
 
-def confusion(labels: Sequence[int], rewards: Sequence[int]) -> Matrix:
+def count_confusions(labels: Sequence[int], rewards: Sequence[int]) -> Matrix:
     """Count how often each label met each reward: shape (3, 3), rows are labels, columns rewards."""
     matrix = np.zeros((3, 3))
     np.add.at(matrix, (np.asarray(labels, np.intp) + 1, np.asarray(rewards, np.intp) + 1), 1)
@@ -56,7 +56,7 @@ class ClassScore:
     recall: float | None
 
 
-def by_class(matrix: Matrix) -> list[ClassScore]:
+def score_classes(matrix: Matrix) -> list[ClassScore]:
     """Return precision and recall of each class, None where they divide by zero. `matrix` has the shape (3, 3)."""
     scores = []
     for i, label in enumerate(CLASSES):
@@ -75,7 +75,7 @@ class Level:
     right: float
 
 
-def calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[list[Level], float | None]:
+def measure_calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[list[Level], float | None]:
     """Return the share right at each level of agreement, lowest first, and the expected calibration error.
 
     The error is the mean over turns of |share right - agreement| of their level (Naeini et al. 2015): 0 where a
@@ -105,7 +105,7 @@ class MajorityScore:
     # judge; None for fewer than six sessions, and where the other judge was not asked
 
 
-def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int, plain_S: Matrix) -> MajorityScore:
+def score_majority(majority: str, confusions_S: Matrix, weights: str, seed: int, plain_S: Matrix) -> MajorityScore:
     """Return accuracy and kappa (of these `weights`) with their intervals, by resampling sessions.
 
     `confusions_S` are the confusion matrices of the sessions, flat [S, 9], and `plain_S` those of the plain majority.
@@ -137,7 +137,7 @@ class HintScore:
     recall: float | None
 
 
-def hint_score(wanted: Sequence[bool], hinted: Sequence[bool]) -> HintScore:
+def score_hints(wanted: Sequence[bool], hinted: Sequence[bool]) -> HintScore:
     """Return precision and recall of having a hint at all, None where they divide by zero."""
     both = sum(w and h for w, h in zip(wanted, hinted, strict=True))
     precision, recall = (both / n if n else None for n in (sum(hinted), sum(wanted)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from opdkit.commands.calibrate import agreement, voting
 from opdkit.commands.calibrate.agreement import Calibration, CascadeScore, PeopleScore, Point
-from opdkit.commands.calibrate.labels import Case, labels_of_reviews, match_verdicts, read_labels
+from opdkit.commands.calibrate.labels import Case, match_verdicts, read_labels, read_review_labels
 from opdkit.commands.calibrate.people import score_people
 from opdkit.commands.calibrate.table import show
 from opdkit.config.calibrate import CalibrateConfig
@@ -37,7 +37,7 @@ def measure(config: CalibrateConfig) -> Calibration:
 
     Raises OpdkitError when the file holds no label, the run is not judged, or no label is of a judged turn.
     """
-    read = labels_of_reviews(config.run) if config.labels is None else read_labels(config.labels)
+    read = read_review_labels(config.run) if config.labels is None else read_labels(config.labels)
     cases, dropped, guesses = match_verdicts(config.run, read.labels, config.labels)
     warn(*read.examples, *guesses)
     if not cases:
@@ -51,16 +51,16 @@ def measure(config: CalibrateConfig) -> Calibration:
                           "another")  # fmt: skip
     # Agreement of labels and rewards: as stored, and as both ways to count the votes give them.
     ways = "stored", "plain", "weighed"
-    confusions = {way: confusions_by_session(cases, config.session_reward, way) for way in ways}
+    confusions = {way: count_by_session(cases, config.session_reward, way) for way in ways}
     stored, *majorities = (
-        agreement.majority_score(way, confusions_S, config.kappa_weights, config.seed, confusions["plain"])
+        agreement.score_majority(way, confusions_S, config.kappa_weights, config.seed, confusions["plain"])
         for way, confusions_S in confusions.items()
     )
     matrix = confusions["stored"].sum(0).reshape(3, 3)
     # Calibration and hints, on labels of one turn.
     single = [(case, case.turns[0]) for case in cases if len(case.turns) == 1]
     agreed = [(turn.agreement, turn.reward == case.label) for case, turn in single if turn.agreement is not None]
-    levels, error = agreement.calibration([share for share, _ in agreed], [right for _, right in agreed])
+    levels, error = agreement.measure_calibration([share for share, _ in agreed], [right for _, right in agreed])
     hinted = [(case.wanted, turn.hinted) for case, turn in single if case.wanted is not None]
     cascade = measure_cascade(cases, config)  # fewer votes would leave other turns open: there is no voting curve
     stored_votes, points, used = (0, [], 0) if cascade else measure_curve(cases, config)
@@ -76,15 +76,15 @@ def measure(config: CalibrateConfig) -> Calibration:
         kappa=stored.kappa,
         kappa_interval=stored.kappa_interval,
         confusion=matrix.astype(int).tolist(),
-        classes=agreement.by_class(matrix),
+        classes=agreement.score_classes(matrix),
         majorities=majorities if any(any(turn.weights or ()) for case in cases for turn in case.turns) else [],
         levels=levels,
         calibration_error=error,
         stored_votes=stored_votes,
         curve=points,
         curve_labels=used,
-        votes_worth_paying=voting.worth_paying(measured, config.tolerance),
-        hints=agreement.hint_score([w for w, _ in hinted], [h for _, h in hinted]) if hinted else None,
+        votes_worth_paying=voting.find_worth_paying(measured, config.tolerance),
+        hints=agreement.score_hints([w for w, _ in hinted], [h for _, h in hinted]) if hinted else None,
         tied=turns - len(cases),
         people=people,
         cascade=cascade,
@@ -104,7 +104,7 @@ def measure_people(cases: list[Case], config: CalibrateConfig) -> PeopleScore | 
     labels = [label for case in cases for label in case.labels]
     rewards: list[dict[tuple[str, str], int]] = []  # of each judge
     for judged in (cases, *(match_verdicts(run, labels, config.labels)[0] for run in runs[1:])):
-        stored = (voting.session_reward(config.session_reward, (t.reward for t in case.turns)) for case in judged)
+        stored = (voting.combine_rewards(config.session_reward, (t.reward for t in case.turns)) for case in judged)
         rewards.append({c.key: reward for c, reward in zip(judged, stored, strict=True) if reward is not None})
     cases = [case for case in cases if len(case.labels) >= fewest and all(case.key in given for given in rewards)]
     if not cases and len(runs) > 1:
@@ -129,24 +129,24 @@ def measure_cascade(cases: list[Case], config: CalibrateConfig) -> CascadeScore 
                                      ("the first, where it did not", left, "first", "stored"),
                                      ("the second there", left, "stored", "first")):  # fmt: skip
         if judged:
-            one_S, other_S = (confusions_by_session(judged, config.session_reward, key) for key in (way, other))
-            score = agreement.majority_score(name, one_S, config.kappa_weights, config.seed, other_S)
+            one_S, other_S = (count_by_session(judged, config.session_reward, key) for key in (way, other))
+            score = agreement.score_majority(name, one_S, config.kappa_weights, config.seed, other_S)
             scores.append(replace(score, gain=None) if way == other else score)
     questions = counters.labels(DECIDED)
     return CascadeScore(questions.total(), questions[SECOND], dict(counters.labels(GIVEN)), scores)
 
 
-def confusions_by_session(cases: list[Case], how: str, way: str) -> Array:
+def count_by_session(cases: list[Case], how: str, way: str) -> Array:
     """Return the confusion matrix of each session, flat [sessions, 9]; `how` is --session-reward.
 
     `way` is how the votes are counted: a key of `Judged.rewards`.
     """
     by_session = dict[str, Array]()
     for case in cases:
-        reward = voting.session_reward(how, (turn.rewards[way] for turn in case.turns))
+        reward = voting.combine_rewards(how, (turn.rewards[way] for turn in case.turns))
         cells = by_session.setdefault(case.session_id, np.zeros(9))
         if reward is not None and case.label is not None:
-            cells += agreement.confusion([case.label], [reward]).ravel()
+            cells += agreement.count_confusions([case.label], [reward]).ravel()
     return np.stack(list(by_session.values()))
 
 
@@ -161,13 +161,13 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
             for case in cases if all(turn.scores for turn in case.turns)]  # fmt: skip
     if not most or not full:
         return most, [], 0
-    sizes = voting.sizes(most)
+    sizes = voting.choose_sizes(most)
     by_session = dict[str, Array]()  # session -> expected numbers of right answers and of all answers [sizes, 2]
     for case in full:
         sums = by_session.setdefault(case.session_id, np.zeros((len(sizes), 2)))
         for i, k in enumerate(sizes):
-            turns = (voting.of_subsets(voting.counts_of(turn.scores), k) for turn in case.turns)
-            rewards = voting.session_distribution(config.session_reward, turns)
+            turns = (voting.find_subset_rewards(voting.count_votes(turn.scores), k) for turn in case.turns)
+            rewards = voting.combine_distributions(config.session_reward, turns)
             sums[i] += rewards.get(case.label, 0.0), 1 - rewards.get(None, 0.0)
     sums_S = np.stack(list(by_session.values()))
     points = []
@@ -178,14 +178,14 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
         if len(answered_S):
             shares_B = np.divide(*resample_sums(answered_S, config.seed).T)
             interval = share_interval(shares_B, accuracy, len(answered_S))
-        points.append(Point(k, accuracy, interval, float(answered / len(full)), independent_accuracy(full, k)))
+        points.append(Point(k, accuracy, interval, float(answered / len(full)), measure_independent(full, k)))
     if all(len(case.turns) == 1 for case in full):
-        beyond = (k for k in voting.sizes(EXTRAPOLATED) if k > most and k % 2)
-        points += [Point(k, None, None, None, independent_accuracy(full, k)) for k in beyond]
+        beyond = (k for k in voting.choose_sizes(EXTRAPOLATED) if k > most and k % 2)
+        points += [Point(k, None, None, None, measure_independent(full, k)) for k in beyond]
     return most, points, len(full)
 
 
-def independent_accuracy(cases: list[Case], k: int) -> float | None:
+def measure_independent(cases: list[Case], k: int) -> float | None:
     """Return the accuracy of k votes that are independent given the label, each drawn as the votes on such labels are.
 
     It is exact for a judge to whom all turns of a label are equally hard. None for labels of sessions of several turns,
@@ -198,7 +198,7 @@ def independent_accuracy(cases: list[Case], k: int) -> float | None:
         votes = Counter(score for case in cases if case.label == label for score in case.turns[0].scores)
         if votes:
             share = sum(case.label == label for case in cases)
-            rewards = voting.of_independent({score: n / votes.total() for score, n in votes.items()}, k)
+            rewards = voting.find_independent_rewards({score: n / votes.total() for score, n in votes.items()}, k)
             right += share * rewards.get(label, 0.0)
             answered += share * (1 - rewards.get(None, 0.0))
     return float(right / answered) if answered else None

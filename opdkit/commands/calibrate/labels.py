@@ -156,7 +156,7 @@ def read_labels(path: Path) -> Labels:
     return Labels([label for label in labels.values() if label is not None], rows, set_aside, examples)
 
 
-def labels_of_reviews(run: Path) -> Labels:
+def read_review_labels(run: Path) -> Labels:
     """Return the rewards that people decided on in `opdkit review`, as labels: those of a random sample of turns.
 
     The sample is the beginning of the order of the draw, up to the last turn that came up at random. Who leaves a
@@ -267,7 +267,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     if not missing:
         return cases, Counter(), []
     reasons, guesses = Counter[str](), list[str]()
-    for given, reason in zip(missing, reasons_missing(run, [given[0] for given in missing]), strict=True):
+    for given, reason in zip(missing, explain_missing(run, [given[0] for given in missing]), strict=True):
         reasons[reason] += len(given)
         if reason == UNKNOWN and len(guesses) < _EXAMPLES:
             label = given[0]
@@ -280,7 +280,7 @@ def _votes_on_reward(row: JSON) -> list[tuple[int | None, float | None]]:
     return [(vote["score"], vote["confidence"]) for vote in row["reward_votes"]]
 
 
-def reasons_missing(run: Path, labels: list[Label]) -> Iterator[str]:
+def explain_missing(run: Path, labels: list[Label]) -> Iterator[str]:
     """Yield why each of these labels has no verdict.
 
     Of a session that extract left out the run knows the input only: an id of that input counts as left out.

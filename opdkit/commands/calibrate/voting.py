@@ -20,14 +20,14 @@ Counts = tuple[int, int, int, int]
 SCORES: tuple[Reward, ...] = (-1, 0, 1, None)
 
 
-def counts_of(scores: Sequence[Reward]) -> Counts:
+def count_votes(scores: Sequence[Reward]) -> Counts:
     """Count the votes that are -1, 0, 1 and None."""
     counts = Counter(scores)
     return counts[-1], counts[0], counts[1], counts[None]
 
 
 @lru_cache(maxsize=1 << 14)  # few votes can be given in few ways
-def of_subsets(counts: Counts, k: int) -> Distribution:
+def find_subset_rewards(counts: Counts, k: int) -> Distribution:
     """Return the reward of k of the votes, over all subsets of that size, equally likely: exact.
 
     A subset with c_i of the n_i votes of kind i occurs prod C(n_i, c_i) times out of C(n, k) (multivariate
@@ -42,7 +42,7 @@ def of_subsets(counts: Counts, k: int) -> Distribution:
     return MappingProxyType({reward: count / total for reward, count in ways.items()})
 
 
-def of_independent(probabilities: Distribution, k: int) -> Distribution:
+def find_independent_rewards(probabilities: Distribution, k: int) -> Distribution:
     """Return the reward of k independent votes, each score drawn with its probability (multinomial): exact."""
     possible = [probabilities.get(score, 0.0) for score in SCORES]
     rewards: defaultdict[Reward, float] = defaultdict(float)
@@ -67,16 +67,16 @@ def _reward(counts: Counts) -> Reward:
     return reward_of([score for score, n in zip(SCORES, counts, strict=True) for _ in range(n)]).reward
 
 
-def session_reward(how: str, rewards: Iterable[Reward]) -> Reward:
+def combine_rewards(how: str, rewards: Iterable[Reward]) -> Reward:
     """Return a session's reward from those of its turns in their order: `last`, the sign of the `mean`, or the `min`.
 
     Turns without a reward do not count; None where none has one.
     """
-    (reward,) = session_distribution(how, ({reward: 1.0} for reward in rewards))
+    (reward,) = combine_distributions(how, ({reward: 1.0} for reward in rewards))
     return reward
 
 
-def session_distribution(how: str, turns: Iterable[Distribution]) -> Distribution:
+def combine_distributions(how: str, turns: Iterable[Distribution]) -> Distribution:
     """Return the same for rewards drawn independently of each other, each from its distribution: exact."""
     states: Mapping[Reward, float] = {None: 1.0}
     for turn in turns:
@@ -95,12 +95,12 @@ def session_distribution(how: str, turns: Iterable[Distribution]) -> Distributio
     return dict(signs)
 
 
-def sizes(most: int) -> list[int]:
+def choose_sizes(most: int) -> list[int]:
     """Return the numbers of votes to measure, up to `most`: all up to 9, then wider apart."""
     return sorted({k for k in (*range(1, 10), 11, 13, 15, 17, 21, 25, 31) if k < most} | ({most} if most else set()))
 
 
-def worth_paying(points: Sequence[tuple[int, float, float]], tolerance: float) -> int | None:
+def find_worth_paying(points: Sequence[tuple[int, float, float]], tolerance: float) -> int | None:
     """Return the fewest votes whose accuracy and coverage are both within `tolerance` of the best measured.
 
     `points` are (votes, accuracy, coverage). None without points.

@@ -57,7 +57,7 @@ class Api:
         if type(seen) is not int or seen > self.decisions()["last"]:
             raise OpdkitError(f"seen is {seen!r}; no decision has that number: open the page again")
         decided = self._parse_group(document) if "group" in document else [parse_decision(document)]
-        voted = votes_on(self.run, [review.turn_id for review in decided])
+        voted = read_votes(self.run, [review.turn_id for review in decided])
         for n, review in enumerate(decided):
             if review.turn_id not in voted:
                 raise OpdkitError(f"turn {review.turn_id} has no verdict, so there is nothing to decide")
@@ -103,7 +103,7 @@ def parse_decision(document: JSON) -> Review:
     return review
 
 
-def votes_on(run: Path, turn_ids: list[str]) -> dict[str, tuple[int | None, str | None]]:
+def read_votes(run: Path, turn_ids: list[str]) -> dict[str, tuple[int | None, str | None]]:
     """Return turn_id -> reward and hint of the votes, for those of the turns that are judged."""
     wanted, voted = set(turn_ids), dict[str, tuple[int | None, str | None]]()
     for part in sorted(set(parts_of_turns(run, turn_ids).values())):

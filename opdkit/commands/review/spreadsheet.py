@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opdkit.commands.review.api import votes_on
+from opdkit.commands.review.api import read_votes
 from opdkit.commands.turns.line import messages_text, shorten, turn_messages
 from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb, warn
@@ -97,7 +97,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     """
     by_number = {(review.turn_id, str(review.ordinal)): review for review in ReviewLog(run).all_reviews()}
     in_force, rows = reviews_in_force(run), dict(_rows(path))
-    voted = votes_on(run, [unescape(row["turn_id"]) for row in rows.values()])
+    voted = read_votes(run, [unescape(row["turn_id"]) for row in rows.values()])
     wrong, added, untouched = list[str](), list[Review](), 0
     lines = dict[str, int]()  # turn_id -> its line
     for line, row in rows.items():

@@ -11,12 +11,12 @@ from opdkit.commands.calibrate.agreement import (
     HintScore,
     Level,
     accuracy,
-    by_class,
-    calibration,
-    confusion,
-    hint_score,
+    count_confusions,
     kappa,
-    majority_score,
+    measure_calibration,
+    score_classes,
+    score_hints,
+    score_majority,
 )
 
 PAIRS = st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from(CLASSES)), min_size=1, max_size=40)
@@ -34,7 +34,7 @@ def test_kappa_worked_by_hand() -> None:
 @given(PAIRS, st.sampled_from(WEIGHTS))
 def test_everything_equals_scikit_learn(pairs: list[tuple[int, int]], weights: str) -> None:
     labels, rewards = zip(*pairs, strict=True)
-    matrix = confusion(labels, rewards)
+    matrix = count_confusions(labels, rewards)
     assert (matrix == metrics.confusion_matrix(labels, rewards, labels=CLASSES)).all()
     assert accuracy(matrix) == pytest.approx(metrics.accuracy_score(labels, rewards))
     with np.errstate(all="ignore"):
@@ -45,7 +45,7 @@ def test_everything_equals_scikit_learn(pairs: list[tuple[int, int]], weights: s
     precision, recall, _, support = metrics.precision_recall_fscore_support(
         labels, rewards, labels=CLASSES, zero_division=np.nan
     )
-    for i, found in enumerate(by_class(matrix)):
+    for i, found in enumerate(score_classes(matrix)):
         assert found.labelled == support[i]
         for ours, other in ((found.precision, precision[i]), (found.recall, recall[i])):
             assert ours is None if np.isnan(other) else ours == pytest.approx(other)
@@ -53,12 +53,12 @@ def test_everything_equals_scikit_learn(pairs: list[tuple[int, int]], weights: s
 
 @given(PAIRS, st.randoms(use_true_random=False), st.sampled_from(WEIGHTS))
 def test_kappa_is_in_range_and_blind_to_order_and_to_who_is_who(pairs, random, weights: str) -> None:
-    value = kappa(confusion(*zip(*pairs, strict=True)), weights)
+    value = kappa(count_confusions(*zip(*pairs, strict=True)), weights)
     assert np.isnan(value) or -1 - 1e-12 <= value <= 1
     shuffled = random.sample(pairs, len(pairs))
-    assert kappa(confusion(*zip(*shuffled, strict=True)), weights) == pytest.approx(value, nan_ok=True)
+    assert kappa(count_confusions(*zip(*shuffled, strict=True)), weights) == pytest.approx(value, nan_ok=True)
     swapped = [(b, a) for a, b in pairs]
-    assert kappa(confusion(*zip(*swapped, strict=True)), weights) == pytest.approx(value, nan_ok=True)
+    assert kappa(count_confusions(*zip(*swapped, strict=True)), weights) == pytest.approx(value, nan_ok=True)
 
 
 def test_many_matrices_at_once_are_each_by_itself() -> None:
@@ -70,30 +70,30 @@ def test_many_matrices_at_once_are_each_by_itself() -> None:
 
 
 def test_calibration_worked_by_hand() -> None:
-    levels, error = calibration([1.0, 0.6, 1.0, 0.6, 1.0], [True, True, True, False, False])
+    levels, error = measure_calibration([1.0, 0.6, 1.0, 0.6, 1.0], [True, True, True, False, False])
     assert levels == [Level(0.6, 2, 0.5), Level(1.0, 3, pytest.approx(2 / 3))]
     assert error == pytest.approx((2 * 0.1 + 3 * (1 / 3)) / 5)
-    assert calibration([], []) == ([], None)
+    assert measure_calibration([], []) == ([], None)
 
 
 def test_many_levels_of_agreement_are_put_together_in_tenths() -> None:
     said = [n / 21 for n in range(11, 22)]
-    levels, _ = calibration(said, [True] * len(said))
+    levels, _ = measure_calibration(said, [True] * len(said))
     assert [level.turns for level in levels] == [2, 2, 2, 2, 3]
     assert sum(level.turns for level in levels) == len(said)
 
 
 def test_hints_where_something_was_wanted() -> None:
-    assert hint_score([True, True, True, False], [True, False, True, True]) == HintScore(4, 3, 3, 2 / 3, 2 / 3)
-    assert hint_score([False], [False]) == HintScore(1, 0, 0, None, None)
+    assert score_hints([True, True, True, False], [True, False, True, True]) == HintScore(4, 3, 3, 2 / 3, 2 / 3)
+    assert score_hints([False], [False]) == HintScore(1, 0, 0, None, None)
 
 
 @pytest.mark.parametrize(("sessions", "has_interval"), [(1, False), (5, False), (6, True)])
 def test_few_sessions_give_the_gain_no_interval(sessions: int, has_interval: bool) -> None:
     """The same gain in each session has the same sign by chance: one time in 16 for five of them."""
-    plain_S, weighed_S = (np.tile(confusion([1, 1], [-1, reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
-    weighed_S[0] = confusion([1, 1], [1, 1]).ravel()
-    gain = majority_score("weighed", weighed_S, "none", 0, plain_S).gain
+    plain_S, weighed_S = (np.tile(count_confusions([1, 1], [-1, reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
+    weighed_S[0] = count_confusions([1, 1], [1, 1]).ravel()
+    gain = score_majority("weighed", weighed_S, "none", 0, plain_S).gain
     assert (gain is not None and gain[0] == 0.5) if has_interval else gain is None
 
 
@@ -101,36 +101,36 @@ def test_few_sessions_give_the_gain_no_interval(sessions: int, has_interval: boo
 def test_few_sessions_that_differ_give_no_figure_an_interval(right: list[int], has_interval: bool) -> None:
     """Of four labels, some are right: a resample of two sessions has one of three values."""
     labels = [1, -1, 1, -1]
-    each_S = np.stack([confusion(labels, [label if k < n else -label for k, label in enumerate(labels)]).ravel()
+    each_S = np.stack([count_confusions(labels, [label if k < n else -label for k, label in enumerate(labels)]).ravel()
                        for n in right])  # fmt: skip
-    found = majority_score("stored", each_S, "none", 0, each_S)
+    found = score_majority("stored", each_S, "none", 0, each_S)
     assert (found.accuracy_interval is not None, found.kappa_interval is not None) == (has_interval, has_interval)
-    alike = majority_score("stored", each_S[[0] * len(right)], "none", 0, each_S)
+    alike = score_majority("stored", each_S[[0] * len(right)], "none", 0, each_S)
     assert alike.accuracy_interval is not None, "Wilson's counts each session once"
 
 
 def test_a_judge_without_an_error_has_a_kappa_without_an_interval() -> None:
     """All resamples have the kappa 1, and yet ten sessions do not make it certain."""
-    each_S = np.tile(confusion([1, -1], [1, -1]).ravel(), (10, 1))
-    found = majority_score("stored", each_S, "none", 0, each_S)
+    each_S = np.tile(count_confusions([1, -1], [1, -1]).ravel(), (10, 1))
+    found = score_majority("stored", each_S, "none", 0, each_S)
     assert (found.kappa, found.kappa_interval, found.gain) == (1.0, None, None)
     assert found.accuracy_interval == pytest.approx((0.7225, 1.0), abs=1e-4)
 
 
 def test_sessions_without_a_reward_change_no_interval() -> None:
-    few_S = np.tile(confusion([1], [1]).ravel(), (4, 1))
+    few_S = np.tile(count_confusions([1], [1]).ravel(), (4, 1))
     more_S = np.concatenate([few_S, np.zeros((4, 9))])
-    found = majority_score("stored", more_S, "none", 0, more_S)
-    assert found == majority_score("stored", few_S, "none", 0, few_S)
+    found = score_majority("stored", more_S, "none", 0, more_S)
+    assert found == score_majority("stored", few_S, "none", 0, few_S)
     assert found.accuracy_interval == pytest.approx((0.510, 1.0), abs=1e-3)
     nobody_S = np.zeros((4, 9))
-    assert majority_score("stored", nobody_S, "none", 0, nobody_S).accuracy_interval is None
+    assert score_majority("stored", nobody_S, "none", 0, nobody_S).accuracy_interval is None
 
 
 def test_sessions_without_a_reward_narrow_no_interval() -> None:
-    each_S = np.tile(confusion([1, -1], [1, -1]).ravel(), (10, 1))
+    each_S = np.tile(count_confusions([1, -1], [1, -1]).ravel(), (10, 1))
     more_S = np.concatenate([each_S, np.zeros((20, 9))])
-    assert majority_score("stored", more_S, "none", 0, more_S) == majority_score("stored", each_S, "none", 0, each_S)
-    mixed_S = np.stack([*each_S[:4], confusion([1, -1], [1, 1]).ravel(), *np.zeros((20, 9))])
-    found = majority_score("stored", mixed_S, "none", 0, mixed_S)
+    assert score_majority("stored", more_S, "none", 0, more_S) == score_majority("stored", each_S, "none", 0, each_S)
+    mixed_S = np.stack([*each_S[:4], count_confusions([1, -1], [1, 1]).ravel(), *np.zeros((20, 9))])
+    found = score_majority("stored", mixed_S, "none", 0, mixed_S)
     assert (found.accuracy_interval, found.kappa_interval) == (None, None), "five sessions are too few"

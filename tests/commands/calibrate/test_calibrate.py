@@ -14,7 +14,7 @@ from sklearn.metrics import cohen_kappa_score
 from opdkit.commands.calibrate import labels
 from opdkit.commands.calibrate.agreement import HintScore
 from opdkit.commands.calibrate.command import Calibration, measure, run
-from opdkit.commands.calibrate.voting import of_independent
+from opdkit.commands.calibrate.voting import find_independent_rewards
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
@@ -52,7 +52,7 @@ def simulated(rng: np.random.Generator, turns: int, votes: int, right: Sequence[
         given[f"s{n // 2}:{2 * (n % 2) + 1}"] = [list(chances)[i] for i in drawn]
         labels[f"s{n // 2}:{2 * (n % 2) + 1}"] = label
         for k in range(1, votes + 1):
-            found = of_independent(chances, k)
+            found = find_independent_rewards(chances, k)
             exact[k - 1] += found.get(label, 0.0), 1 - found.get(None, 0.0)
     return given, labels, exact[:, 0] / exact[:, 1]
 

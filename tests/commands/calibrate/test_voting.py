@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from opdkit.commands.calibrate.voting import (
     SCORES,
-    counts_of,
-    of_independent,
-    of_subsets,
-    session_distribution,
-    session_reward,
-    sizes,
-    worth_paying,
+    choose_sizes,
+    combine_distributions,
+    combine_rewards,
+    count_votes,
+    find_independent_rewards,
+    find_subset_rewards,
+    find_worth_paying,
 )
 from opdkit.judge.votes import reward_of
 
@@ -29,20 +29,20 @@ def test_subsets_are_all_subsets(scores, data) -> None:
     """Written out one by one, and decided by the stage's own function."""
     k = data.draw(st.integers(1, len(scores)))
     written = Counter(reward_of(some).reward for some in itertools.combinations(scores, k))
-    found = of_subsets(counts_of(scores), k)
+    found = find_subset_rewards(count_votes(scores), k)
     assert {r: p for r, p in found.items() if p} == pytest.approx({r: n / written.total() for r, n in written.items()})
 
 
 @given(VOTES, st.randoms(use_true_random=False))
 def test_all_the_votes_give_the_stored_reward_in_any_order(scores, random) -> None:
-    assert of_subsets(counts_of(scores), len(scores)) == {reward_of(scores).reward: 1.0}
-    assert counts_of(random.sample(scores, len(scores))) == counts_of(scores)
+    assert find_subset_rewards(count_votes(scores), len(scores)) == {reward_of(scores).reward: 1.0}
+    assert count_votes(random.sample(scores, len(scores))) == count_votes(scores)
 
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_more_votes_than_there_are(k: int) -> None:
     with pytest.raises(ValueError, match="of 3"):
-        of_subsets(counts_of([1, 0, None]), k)
+        find_subset_rewards(count_votes([1, 0, None]), k)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_exact_curve(k: int, expected: float) -> None:
     shares = []
     for label in (-1, 0, 1):
         probabilities = {score: 0.7 if score == label else 0.15 for score in (-1, 0, 1)}
-        shares.append(of_independent(probabilities, k)[label])
+        shares.append(find_independent_rewards(probabilities, k)[label])
     assert sum(shares) / 3 == pytest.approx(expected, abs=6e-4)
 
 
@@ -64,35 +64,35 @@ def test_subsets_of_independent_votes_are_independent_votes() -> None:
     expected = Counter[int | None]()
     for votes in itertools.product(SCORES, repeat=m):
         p = math.prod(probabilities[v] for v in votes)
-        for reward, q in of_subsets(counts_of(votes), k).items():
+        for reward, q in find_subset_rewards(count_votes(votes), k).items():
             expected[reward] += p * q
-    assert dict(expected) == pytest.approx(dict(of_independent(probabilities, k)))
+    assert dict(expected) == pytest.approx(dict(find_independent_rewards(probabilities, k)))
 
 
 @given(st.lists(st.sampled_from(SCORES), max_size=5), st.sampled_from(HOW))
 def test_a_session_of_certain_turns_is_certain(rewards, how: str) -> None:
-    found = session_distribution(how, [{reward: 1.0} for reward in rewards])
-    assert found == {session_reward(how, rewards): 1.0}
+    found = combine_distributions(how, [{reward: 1.0} for reward in rewards])
+    assert found == {combine_rewards(how, rewards): 1.0}
 
 
 @pytest.mark.parametrize(("how", "expected"), [("last", 1), ("mean", 0), ("min", -1)])
 def test_the_reward_of_a_session(how: str, expected: int) -> None:
-    assert session_reward(how, [0, -1, 1, None]) == expected
-    assert session_reward(how, [None]) is None
+    assert combine_rewards(how, [0, -1, 1, None]) == expected
+    assert combine_rewards(how, [None]) is None
 
 
 def test_uncertain_turns_worked_by_hand() -> None:
     turns = [{1: 0.5, -1: 0.5}, {1: 0.8, None: 0.2}]
-    assert session_distribution("last", turns) == pytest.approx({1: 0.8 + 0.1, -1: 0.1})
-    assert session_distribution("min", turns) == pytest.approx({1: 0.5, -1: 0.5})
-    assert session_distribution("mean", turns) == pytest.approx({1: 0.5, 0: 0.4, -1: 0.1})
+    assert combine_distributions("last", turns) == pytest.approx({1: 0.8 + 0.1, -1: 0.1})
+    assert combine_distributions("min", turns) == pytest.approx({1: 0.5, -1: 0.5})
+    assert combine_distributions("mean", turns) == pytest.approx({1: 0.5, 0: 0.4, -1: 0.1})
 
 
 def test_sizes() -> None:
-    assert sizes(5) == [1, 2, 3, 4, 5]
-    assert sizes(12) == [*range(1, 10), 11, 12]
-    assert sizes(255)[-2:] == [31, 255]
-    assert sizes(0) == []
+    assert choose_sizes(5) == [1, 2, 3, 4, 5]
+    assert choose_sizes(12) == [*range(1, 10), 11, 12]
+    assert choose_sizes(255)[-2:] == [31, 255]
+    assert choose_sizes(0) == []
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,4 @@ def test_sizes() -> None:
     ],
 )
 def test_votes_worth_paying(points, tolerance: float, expected: int | None) -> None:
-    assert worth_paying(points, tolerance) == expected
+    assert find_worth_paying(points, tolerance) == expected
