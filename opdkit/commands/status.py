@@ -37,8 +37,7 @@ def run(config: StatusConfig) -> None:
                          justify="right" if name == "rows in/s" else "left")  # fmt: skip
     for run, stage in started:
         summary, name = summary_of(run, stage), "" if run == directory else f" {run.stem}"
-        _, *cells = _row(run, summary, failed[run, stage])
-        table.add_row(stage + name, *cells)
+        table.add_row(stage + name, *_row(run, summary, failed[run, stage]))
         summary.stage = command_of(run, stage) + name  # rollout may have written what extract writes
         lines.append(summary.rows())
     if decided := reviews_in_force(directory):
@@ -71,7 +70,7 @@ def _row(directory: Path, summary: Summary, failed: int) -> Sequence[str]:
     total = summary.counters
     shards = counted(failed, "shard") if failed else "0"
     rate = f"{total.rows_in / total.seconds:,.1f}" if total.seconds else "-"
-    return (stage, f"{summary.parts_done}/{summary.parts}", str(running), shards, rate, time_left(summary, running))
+    return (f"{summary.parts_done}/{summary.parts}", str(running), shards, rate, time_left(summary, running))
 
 
 def time_left(summary: Summary, running: int) -> str:

@@ -45,7 +45,7 @@ def judge(run: Path, shard: str = "0/1") -> Stage:
 
 def row(run: Path, stage: str = "judge") -> dict[str, str]:
     failed = sum(f["stage"] == stage for f in failures.read_failures(run))
-    return dict(zip(status.COLUMNS, status._row(run, summary_of(run, stage), failed), strict=True))
+    return dict(zip(status.COLUMNS[1:], status._row(run, summary_of(run, stage), failed), strict=True))
 
 
 def dead_process() -> int:

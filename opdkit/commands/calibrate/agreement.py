@@ -17,13 +17,6 @@ Matrix = NDArray[np.float64]
 _LEVELS = 10  # more levels of agreement than this are binned in tenths
 
 
-def count_confusions(labels: Sequence[int], rewards: Sequence[int]) -> Matrix:
-    """Count how often each label met each reward: shape (3, 3), rows are labels, columns rewards."""
-    matrix = np.zeros((3, 3))
-    np.add.at(matrix, (np.asarray(labels, np.intp) + 1, np.asarray(rewards, np.intp) + 1), 1)
-    return matrix
-
-
 def accuracy(matrix: Matrix) -> NDArray[np.float64]:
     """Return the share on the diagonal, in [0, 1]; NaN where a matrix is empty. Shape (...,)."""
     total = matrix.sum((-2, -1))

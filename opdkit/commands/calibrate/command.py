@@ -137,17 +137,17 @@ def measure_cascade(cases: list[Case], config: CalibrateConfig) -> CascadeScore 
 
 
 def count_by_session(cases: list[Case], how: str, way: str) -> Array:
-    """Return the confusion matrix of each session, flat [sessions, 9]; `how` is --session-reward.
+    """Return the confusion matrix of each session, flat [sessions, 9]; rows are labels; `how` is --session-reward.
 
     `way` is how the votes are counted: a key of `Judged.rewards`.
     """
     by_session = dict[str, Array]()
     for case in cases:
         reward = voting.combine_rewards(how, (turn.rewards[way] for turn in case.turns))
-        cells = by_session.setdefault(case.session_id, np.zeros(9))
+        matrix = by_session.setdefault(case.session_id, np.zeros((3, 3)))
         if reward is not None and case.label is not None:
-            cells += agreement.count_confusions([case.label], [reward]).ravel()
-    return np.stack(list(by_session.values()))
+            matrix[case.label + 1, reward + 1] += 1
+    return np.stack([matrix.ravel() for matrix in by_session.values()])
 
 
 def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list[Point], int]:

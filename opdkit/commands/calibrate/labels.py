@@ -81,9 +81,8 @@ class Judged:
     @property
     def rewards(self) -> dict[str, int | None]:
         """Return the reward as stored, by the plain and the weighed majority of the votes, and by the first judge."""
-        majorities = {"plain": None, "weighed": self.weights}
-        counted = {name: reward_of(self.scores, weights).reward for name, weights in majorities.items()}
-        return {"stored": self.reward, **counted, "first": self.first_reward}
+        plain, weighed = (reward_of(self.scores, weights).reward for weights in (None, self.weights))
+        return {"stored": self.reward, "plain": plain, "weighed": weighed, "first": self.first_reward}
 
 
 @dataclass(frozen=True)

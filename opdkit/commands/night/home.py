@@ -29,7 +29,7 @@ from opdkit.config.fields import JSON, from_saved
 from opdkit.config.night import NightConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import owned_name, replaced_file, replaced_folder, write_text
+from opdkit.store.atomic import owned_name, replaced_folder, write_text
 from opdkit.store.disk import disk_errors_explained
 
 # Decisions of a night: its model is promoted, or the one before stays; no training; a model of an earlier night is
@@ -85,8 +85,7 @@ class Night:
 
     def write(self, record: JSON) -> None:
         """Write night.json."""
-        with replaced_file(self.folder / "night.json") as temporary:
-            temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(self.folder / "night.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Confusion, kappa and calibration: worked by hand, against scikit-learn, and what must hold of any labels."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,8 +12,8 @@ from opdkit.commands.calibrate.agreement import (
     CLASSES,
     HintScore,
     Level,
+    Matrix,
     accuracy,
-    count_confusions,
     kappa,
     measure_calibration,
     score_classes,
@@ -21,6 +23,12 @@ from opdkit.commands.calibrate.agreement import (
 
 PAIRS = st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from(CLASSES)), min_size=1, max_size=40)
 WEIGHTS = ("none", "linear", "quadratic")
+
+
+def count_confusions(labels: Sequence[int], rewards: Sequence[int]) -> Matrix:
+    """Rows are labels, columns rewards."""
+    matrix: Matrix = metrics.confusion_matrix(labels, rewards, labels=CLASSES).astype(float)
+    return matrix
 
 
 def test_kappa_worked_by_hand() -> None:
@@ -35,7 +43,6 @@ def test_kappa_worked_by_hand() -> None:
 def test_everything_equals_scikit_learn(pairs: list[tuple[int, int]], weights: str) -> None:
     labels, rewards = zip(*pairs, strict=True)
     matrix = count_confusions(labels, rewards)
-    assert (matrix == metrics.confusion_matrix(labels, rewards, labels=CLASSES)).all()
     assert accuracy(matrix) == pytest.approx(metrics.accuracy_score(labels, rewards))
     with np.errstate(all="ignore"):
         theirs = metrics.cohen_kappa_score(
