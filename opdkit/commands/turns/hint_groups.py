@@ -65,7 +65,7 @@ class Topics:
         A word counts for a domain as the share of its replies that have it, times that over the sum of all shares.
         """
         found = Counter[str]()
-        for word in set(split_words(reply)):
+        for word in sorted(self.counts.keys() & split_words(reply)):  # in the same order each time, as sums are rounded
             shares = {domain: number / self._number[domain] for domain, number in self.counts[word].items()}
             found.update({domain: share**2 / sum(shares.values()) for domain, share in shares.items()})
         (domain, most), (_, second) = [*found.most_common(2), (None, 0.0), (None, 0.0)][:2]

@@ -79,11 +79,13 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_topic_is_known_by_the_words_of_its_replies(evaluated: Path) -> None:
     topics = Topics(evaluated)
+    known = set(topics.counts)
     assert topics.find("It is 71 F and cloudy in Oslo.") == "weather"
     assert topics.find("The train leaves at 7 pm.") == "trains"
     assert topics.find("The train is sunny.") is None, "one is as near as the other"
     assert topics.find("Paris") is topics.find("") is None
     assert topics.find("Rome") is None, "both have that"
+    assert set(topics.counts) == known, "the words of a whole log would fill the memory"
     groups = HintGroups(topics)
     for reply in ("It is 71 F and cloudy.", "It is 9 F.", "The train leaves at 7 pm."):
         groups.add(turn("a", [1.0], reply), verdict(CELSIUS))
