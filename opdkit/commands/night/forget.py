@@ -33,6 +33,7 @@ from opdkit.store.reviews import drop_reviews, reviews_dir
 from opdkit.store.skip_reasons import FORGOTTEN
 from opdkit.store.tables import TABLES, parquet_options
 
+_FILE = "forgotten.json"
 _TABLES = {"judge": ("escalated", "verdicts"), "extract": ("turns", "sessions")}  # sessions last: they say who it was
 
 
@@ -60,18 +61,19 @@ def forget(home: Home, where: Sequence[str]) -> int:
                 raise OpdkitError(f"--where: no session has {field}; {did_you_mean(field, known)}")
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
                           "cannot be named")  # fmt: skip
-    write_forgotten(home, [*(old for old in before if old != entry), entry | {"done": False}])
+    entries = [*(old for old in before if old != entry), entry | {"done": False}]
+    write_text(home.path / _FILE, json.dumps(entries, indent=2) + "\n")
     finish_forgetting(home)
     return len(found)
 
 
 def finish_forgetting(home: Home) -> None:
     """Do what is left of each `forget` that a kill has cut off. Raises OpdkitError for nights without their ledger."""
-    if home.list_nights() and not home.ledger.exists():
+    nights, forgotten = home.list_nights(), read_forgotten(home)
+    if nights and not home.ledger.exists():
         raise OpdkitError(f"{home.ledger} is gone: all logs would be read again; put a copy back, or use a new HOME")
-    forgotten = read_forgotten(home)
-    undone = [entry for entry in forgotten if not entry["done"]]
-    nights = home.list_nights() if undone else []
+    if not (undone := [entry for entry in forgotten if not entry["done"]]):
+        return
     found = [find_sessions(night, undone) for night in nights]
     first = next((n for n, sessions in enumerate(found) if sessions), None)
     if first is not None:
@@ -83,7 +85,7 @@ def finish_forgetting(home: Home) -> None:
             reset(nights[n])
             drop_reviews(nights[n].folder, {name for sessions in found[: n + 1] for name in sessions})
             drop_sessions(nights[n], undone)
-    write_forgotten(home, [entry | {"done": True} for entry in forgotten])
+    write_text(home.path / _FILE, json.dumps([entry | {"done": True} for entry in forgotten], indent=2) + "\n")
 
 
 def make_entry(where: Sequence[str], salt: str) -> JSON:
@@ -121,13 +123,8 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
 
 def read_forgotten(home: Home) -> list[JSON]:
     """Return what `make_entry` returned for each `forget`, and whether all sessions that it describes are gone."""
-    path = home.path / "forgotten.json"
+    path = home.path / _FILE
     return list(read_json(path, "put a copy back, and call the same command again")) if path.exists() else []
-
-
-def write_forgotten(home: Home, forgotten: Sequence[JSON]) -> None:
-    if forgotten != read_forgotten(home):
-        write_text(home.path / "forgotten.json", json.dumps(forgotten, indent=2) + "\n")
 
 
 def reset(night: Night) -> None:

@@ -21,19 +21,16 @@ TERMS = ("reward", "teacher", "support", "divergence")
 
 def list_progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     """Return one entry per stage of the pipeline, including those that have not been run."""
-    entries: list[JSON] = []
-    for stage in SHOWN:
-        if (summary := finished.get(stage)) is None:
-            entries.append({"stage": stage, "parts": 0, "done": 0})
-            continue
-        counters = summary.counters
-        entries.append({
-            "stage": stage, "command": command_of(run, stage), "done": summary.parts_done, "parts": summary.parts,
-            "extra": [(f"{name}: {label}" if label else name, n) for name, numbers in sorted(counters.counts.items())
+    entries: dict[str, JSON] = {stage: {"stage": stage, "parts": 0, "done": 0} for stage in SHOWN}
+    for stage, summary in finished.items():
+        counts = sorted(summary.counters.counts.items())
+        entries[stage] |= {
+            "command": command_of(run, stage), "done": summary.parts_done, "parts": summary.parts,
+            "extra": [(f"{name}: {label}" if label else name, n) for name, numbers in counts
                       for label, n in sorted(numbers.items())],
-            "seconds": round(counters.seconds, 1),
-        })  # fmt: skip
-    return entries
+            "seconds": round(summary.counters.seconds, 1),
+        }  # fmt: skip
+    return [*entries.values()]
 
 
 def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:

@@ -84,18 +84,13 @@ def spread(pieces: Sequence[bytes]) -> list[str]:
     return [text or "".join(f"⟨{byte:02x}⟩" for byte in piece) for text, piece in zip(texts, pieces, strict=True)]
 
 
-def ids_as_texts(ids: Sequence[int]) -> list[str]:
-    """Return what is shown without a tokenizer."""
-    return [f"⟨{i}⟩" for i in ids]
-
-
 def texts_of(run: Path) -> TextsOf:
     """Return what gives the tokens of a run's targets as texts; warn, and show ids, without the teacher's tokenizer."""
     try:
         return open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])
     except OpdkitError as error:
         warn(str(error))
-        return ids_as_texts
+        return lambda ids: [f"⟨{i}⟩" for i in ids]
 
 
 def open_texts(identity: JSON) -> TokenTexts:
