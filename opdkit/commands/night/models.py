@@ -24,7 +24,10 @@ def run(config: ModelsConfig) -> None:
     if number is not None:
         with home.lock():
             home.promote(number, by="hand")
-    rows = list_models(home)
+    promoted, rows = home.night(home.find_promoted()), list[JSON]()
+    for night in home.list_nights():
+        model = str(night.model) if night.model.exists() else None
+        rows.append({"night": night.number} | night.record | {"promoted": night == promoted, "model": model})
     if config.json:
         stdout.print_json(data=rows)
         return
@@ -43,16 +46,6 @@ def run(config: ModelsConfig) -> None:
                          no_wrap=name != "learned from")  # fmt: skip
     for line in cells:
         table.add_row(*line)
-    promoted = home.night(home.find_promoted())
     print_line(f"promoted: {promoted.model}: {promoted.record.get('sentence', 'to do')}" if promoted.number
                else "promoted: the model before the first night")  # fmt: skip
     stdout.print(table)
-
-
-def list_models(home: Home) -> list[JSON]:
-    """Return what each night wrote down, its model where it has one, and whether that is promoted."""
-    promoted, rows = home.find_promoted(), list[JSON]()
-    for night in home.list_nights():
-        model = str(night.model) if night.model.exists() else None
-        rows.append({"night": night.number} | night.record | {"promoted": night.number == promoted, "model": model})
-    return rows

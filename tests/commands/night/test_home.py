@@ -11,7 +11,6 @@ import pytest
 
 from opdkit.commands.night.forget import read_forgotten
 from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home
-from opdkit.commands.night.models import list_models
 from opdkit.commands.night.models import run as models
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
@@ -166,7 +165,7 @@ def test_models_lists_promotes_and_goes_back(home: Home, capsys: pytest.CaptureF
     with pytest.raises(OpdkitError, match="none before it"):
         models(ModelsConfig(home=home.path, back=True))
     models(ModelsConfig(home=home.path, promote=3))
-    assert [row["night"] for row in list_models(home) if row["promoted"]] == [3]
+    assert home.find_promoted() == 3
     with pytest.raises(ConfigError, match="--back"):
         ModelsConfig(home=home.path, back=True, promote=1)
     with pytest.raises(OpdkitError, match="has no nights"):
