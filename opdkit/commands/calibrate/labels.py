@@ -198,6 +198,8 @@ def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
     if not (set(KEYS) & set(names) and set(VALUES) & set(names)):
         raise OpdkitError(f"{path}: its first line names the columns {', '.join(names)[:200] or '(none)'}; needed are "
                           "turn_id or session_id, and reward (or label)")  # fmt: skip
+    if twice := next((name for name in (*KEYS, *VALUES, "rater", "wanted") if names.count(name) > 1), None):
+        raise OpdkitError(f"{path}: the column {twice} comes twice; write the labels of several people into rows")
     for line, cells in rows:
         # The ids of a sheet of `opdkit export --to review-csv` may stand behind an apostrophe.
         yield line, dict.fromkeys(names, "") | dict(zip(names, map(unescape, cells), strict=False))

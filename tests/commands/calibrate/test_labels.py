@@ -121,6 +121,7 @@ def test_what_cannot_be_used_is_counted_and_shown_with_its_line(tmp_path: Path) 
     [
         ("labels.csv", "id,reward\na:1,1\n", "needed are turn_id"),
         ("labels.csv", "", "needed are turn_id"),
+        ("labels.csv", "turn_id,reward,reward\na:1,1,-1\n", r"\breward comes twice"),
         ("labels.jsonl", '{"turn_id": "a:1", "reward": "meh"}\n', "labels.jsonl:1: no such label"),
         ("labels.jsonl", "", "has no label"),
         ("labels.json", '[{"turn_id": "a:1", "reward": 1}]', "one object per line"),
