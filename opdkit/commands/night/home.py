@@ -226,9 +226,8 @@ class Home:
 
         Its model is there, comes from the promoted one, and was never promoted.
         """
-        earlier = (self.night(number) for number in sorted(night.record["earlier"], reverse=True))
-        trained = next((one for one in earlier if one.number < night.number
-                        and one.record.get("decision") in (KEPT, PROMOTED)), None)  # fmt: skip
+        numbers = (number for number in sorted(night.record["earlier"], reverse=True) if number < night.number)
+        trained = next((n for n in map(self.night, numbers) if n.record.get("decision") in (KEPT, PROMOTED)), None)
         if trained is None or not (trained.model / "config.json").exists():
             return None
         record = trained.record

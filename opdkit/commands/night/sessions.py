@@ -134,9 +134,8 @@ def read_sessions(night: Night, holdout: float) -> list[NightSession]:
             opinions = tuple(filter(None, map(read_opinion, turns)))
             unanswered = frozenset(turn.turn_id for turn in turns if turn.turn["skip_reason"] == NO_NEXT)
             if opinions or unanswered:
-                name = turns[0].session_id
-                held_out = is_held_out(name, holdout)
-                sessions.append(NightSession(night.number, part, name, held_out, opinions, unanswered))
+                name, is_kept_out = turns[0].session_id, is_held_out(turns[0].session_id, holdout)
+                sessions.append(NightSession(night.number, part, name, is_kept_out, opinions, unanswered))
     return sessions
 
 
