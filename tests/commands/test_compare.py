@@ -115,7 +115,7 @@ def test_wrong_names_are_refused(made, tmp_path) -> None:
         compare(CompareConfig(run=tmp_path / "run" / "a.training"))
     (tmp_path / "alone/train").mkdir(parents=True)
     (tmp_path / "alone/train/manifest.json").touch()
-    with pytest.raises(ConfigError, match="alone has one without a name"):
+    with pytest.raises(ConfigError, match="alone has a training without a name"):
         compare(CompareConfig(run=tmp_path / "alone"))
 
 
