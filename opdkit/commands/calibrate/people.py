@@ -17,7 +17,7 @@ from opdkit.evaluate.bootstrap import FEWEST, Array, quantile_interval, resample
 FEWEST_SHARED = 10  # turns that two raters share; kappa over fewer says little, and is mostly 0 or undefined
 
 
-def meetings(counts_N3: Array, of_majority: bool = False) -> Matrix:
+def count_meetings(counts_N3: Array, of_majority: bool = False) -> Matrix:
     """Return how often a label of a turn meets another one, or the most frequent of the others. Shape (N, 3, 3).
 
     Rows are the others, columns the label itself; a turn sums to 1, one with a single label to 0. Where several of the
@@ -49,7 +49,10 @@ def score_people(
     said += [np.tile(row, (len(cases), 1)) for row in (np.eye(3)[frequent], shares_N3.mean(0))]
     sessions = {name: s for s, name in enumerate(dict.fromkeys(case.session_id for case in cases))}
     rows = []
-    for against, people_N33 in (("person", meetings(counts_N3)), ("majority", meetings(counts_N3, of_majority=True))):
+    for against, people_N33 in (
+        ("person", count_meetings(counts_N3)),
+        ("majority", count_meetings(counts_N3, of_majority=True)),
+    ):
         if against == "majority" and most < 3:  # the others are one person
             continue
         target_N3 = people_N33.sum(2) if most > 1 else shares_N3

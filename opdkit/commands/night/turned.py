@@ -84,7 +84,7 @@ class OpinionIndex:
     replies: SimilarTexts  # of `opinions`, with their places as labels
     group_of: Mapping[str, str]  # hint -> the hint that stands for those like it
 
-    def group(self, opinion: Opinion) -> str | None:
+    def find_group(self, opinion: Opinion) -> str | None:
         """Return the hint that stands for that of an opinion; None without one, and for one that is not compared."""
         return self.group_of.get(opinion.hint or "")
 
@@ -133,7 +133,7 @@ def find_contradicting(index: OpinionIndex, known: Sequence[Change]) -> list[Cha
     rivals = {group: {other for other in claims if contradicts(claims[other], claims[group])} for group in claims}
     wishes = sorted(group for group in rivals if rivals[group])
     held = [(index.group_of[change.hint], change) for change in known if change.hint and change.reply is None]
-    hints = [(night, session.session_id, index.group(opinion)) for night, opinion, session in index.opinions]
+    hints = [(night, session.session_id, index.find_group(opinion)) for night, opinion, session in index.opinions]
     found = dict[str, Change]()
     for wish in wishes:
         counts_as = dict.fromkeys(rivals[wish], PRAISE) | {wish: COMPLAINT}
@@ -167,7 +167,7 @@ def find_rejected(index: OpinionIndex, kinds: Sequence[Words], known: Sequence[C
                    if opinion.kind in counts_as}  # fmt: skip
         since = find_turn(((night, mark) for (night, _), mark in reacted.items()), len(looked_at))
         if since is not None:
-            wanted = Counter(index.group(opinion) for night, opinion, _ in alike
+            wanted = Counter(index.find_group(opinion) for night, opinion, _ in alike
                              if night >= since and opinion.kind == COMPLAINT)  # fmt: skip
             found.append(Change(since, last.hint if last else wanted.most_common(1)[0][0], kind, is_back))
         elif last is not None:
@@ -176,12 +176,13 @@ def find_rejected(index: OpinionIndex, kinds: Sequence[Words], known: Sequence[C
 
 
 def find_turn(opinions: Iterable[tuple[int, str]], kinds: int = 1) -> int | None:
-    """Return the night from which on complaints are more than chance makes, if there was more praise before; else None.
+    """Return the night from which on users complain more than before, by more than chance; None without such a night.
 
-    `opinions`: (night, COMPLAINT or PRAISE), one per session. `kinds`: how many kinds of opinions are looked at. Of all
-    possible starts, it is the one that is the least likely by chance: with a night that is like those before it in all
-    but chance, so many complaints come after it with a probability of LEVEL at most (Fisher's exact test, one-sided),
-    all starts and kinds together (Bonferroni). There are FEWEST complaints since then, and at most half as much praise.
+    `opinions`: (night, COMPLAINT or PRAISE), one per session. `kinds`: how many kinds of opinions are tested. Each
+    night but the first is a possible start. There is more praise than complaints before it, and after it at least
+    FEWEST complaints and at most half as much praise. Fisher's exact test (one-sided) gives the probability that chance
+    puts so many of the complaints after a start. The start with the lowest one is returned, if that is at most LEVEL
+    over the number of starts and kinds (Bonferroni).
     """
     counts = Counter(opinions)
     nights = sorted({night for night, _ in counts})
@@ -229,8 +230,8 @@ def list_outdated(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
     accepted = [dated for dated in before if dated.opinion.kind != COMPLAINT]
     rejected = [opinion for night, opinion, _ in alike if night >= change.since and opinion.kind == COMPLAINT]
     # What users asked for in the sessions with such replies, and no longer ask for.
-    asked = {index.group(opinion) for _, _, session in accepted for opinion in session.opinions}
-    asked -= {index.group(opinion) for opinion in rejected} | {None}
+    asked = {index.find_group(opinion) for _, _, session in accepted for opinion in session.opinions}
+    asked -= {index.find_group(opinion) for opinion in rejected} | {None}
     # What users made of other replies to the same requests.
     answered = {opinion.request for opinion in (*rejected, *(dated.opinion for dated in accepted))}
     requests = find_alike({opinion.request for _, opinion, _ in index.opinions}, answered)
@@ -238,7 +239,7 @@ def list_outdated(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
     praised = {opinion.reply for night, opinion, _ in about if night >= change.since and opinion.kind == PRAISE}
     liked = find_alike({opinion.reply for _, opinion, _ in about}, praised)
     complaints = [dated for dated in about if dated.night < change.since and dated.opinion.kind == COMPLAINT
-                  and (dated.opinion.reply in liked or index.group(dated.opinion) in asked)]  # fmt: skip
+                  and (dated.opinion.reply in liked or index.find_group(dated.opinion) in asked)]  # fmt: skip
     return [(night, opinion.turn_id) for night, opinion, _ in (*accepted, *complaints)]
 
 

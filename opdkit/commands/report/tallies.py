@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from opdkit.commands.turns.hint_groups import HintGroups, Topics
 from opdkit.commands.turns.line import signed
 from opdkit.commands.turns.of_run import TRAINED, RunTurn
-from opdkit.commands.turns.token_text import texts_of
+from opdkit.commands.turns.token_text import load_texts
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
 from opdkit.store.counters import HINTS_CHECKED, Summary
@@ -90,7 +90,7 @@ class Verdicts:
             self.groups.add(turn, said)
             self._lengths[min(len(hint) // self.WIDTH, self.LAST)] += 1
 
-    def votes(self) -> JSON:
+    def summarize_votes(self) -> JSON:
         """Return the counts of votes and rewards, for the summary of the page."""
         voted = self._agreement.total()
         return {
@@ -105,7 +105,7 @@ class Verdicts:
             "unanimous": self._agreement[1.0] / voted if voted else None,
         }
 
-    def hints(self, rejected: Counter[str], most: int) -> JSON:
+    def summarize_hints(self, rejected: Counter[str], most: int) -> JSON:
         """Return the counts of hints. `rejected` are the judge's counts of candidates that failed the filter.
 
         At most `most` groups of hints that ask for like things are in it.
@@ -115,7 +115,7 @@ class Verdicts:
             "lengths": [[n * self.WIDTH, self._lengths[n]] for n in range(max(self._lengths, default=-1) + 1)],
             "width": self.WIDTH,
             "statuses": self._hint_statuses.most_common(),
-            "groups": self.groups.result(most),
+            "groups": self.groups.summarize(most),
             "rejected": rejected.most_common(),
         }
 
@@ -145,7 +145,7 @@ class Advantages:
             shown = np.clip(values, -self.SHOWN, self.SHOWN)
             self._bars += np.histogram(shown, len(self._bars), (-self.SHOWN, self.SHOWN))[0]
 
-    def result(self) -> JSON:
+    def summarize(self) -> JSON:
         """Return the distribution: how many tokens are in each bar of 0.25 nats."""
         return {
             "tokens": self._tokens,
@@ -179,7 +179,7 @@ def count_moved_tokens(run: Path, finished: Mapping[str, Summary]) -> list[JSON]
                 pairs[int(ids[n]), instead] += 1
     if not pairs:
         return []
-    texts = texts_of(run)
+    texts = load_texts(run)
     return [{"token": texts([a])[0], "instead": texts([b])[0], "count": number}
             for (a, b), number in pairs.most_common(12)]  # fmt: skip
 
@@ -196,7 +196,7 @@ class RewardsByLength:
             if target.written is None and target.reward is not None and target.sampled:
                 self._counts[target.sampled, target.reward] += 1
 
-    def result(self) -> JSON | None:
+    def summarize(self) -> JSON | None:
         """Return the bins, and the mean lengths by reward; None without a reward."""
         if not self._counts:
             return None
@@ -256,7 +256,7 @@ class Shares:
         self._session[2].update(counts)
         self._sources[source].update(counts)
 
-    def result(self) -> JSON:
+    def summarize(self) -> JSON:
         """Return the totals, and the largest sources and sessions. Call it once, after all turns."""
         if self._session is not None:
             self._sessions.add(self._session, _furthest(self._session[2]))

@@ -100,7 +100,7 @@ class HintGroups:
         if self._topics is not None:
             self._domains[hint][self._topics.find(messages_text([turn.session["messages"][turn.index]]))] += 1
 
-    def result(self, most: int) -> list[JSON]:
+    def summarize(self, most: int) -> list[JSON]:
         """Return the largest groups of the commonest texts, with their numbers of turns."""
         groups = group_commonest(self._counts)[:most]
         self.number_of = {text: number for number, members in enumerate(groups) for text, _ in members}

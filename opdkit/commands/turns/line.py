@@ -27,7 +27,7 @@ class TurnLine:
     reward: int | None
     reward_status: str | None
     reward_agreement: float | None
-    certainty: float | None  # of the votes, see `certainty_of`
+    certainty: float | None  # of the votes, see `measure_certainty`
     hint: str | None  # not cut
     hint_status: str | None
     review: JSON | None  # the decision in force
@@ -53,7 +53,7 @@ def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
         state=turn.state,
         skip_reason=turn.turn["skip_reason"],
         **{name: None if verdict is None else verdict[name] for name in VERDICT},
-        certainty=None if verdict is None else certainty_of(verdict),
+        certainty=None if verdict is None else measure_certainty(verdict),
         review=None if turn.review is None else turn.review.to_json(),
         tokens=None if target is None else target.sampled,
         strength=strength,
@@ -65,7 +65,7 @@ def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
     )
 
 
-def certainty_of(verdict: JSON) -> float | None:
+def measure_certainty(verdict: JSON) -> float | None:
     """Return the share of the votes that agree, on the reward or on whether there is a hint, whichever is less.
 
     A vote counts by its confidence where that is known, and one that failed counts for nothing. None without votes. 0

@@ -84,7 +84,7 @@ def spread(pieces: Sequence[bytes]) -> list[str]:
     return [text or "".join(f"⟨{byte:02x}⟩" for byte in piece) for text, piece in zip(texts, pieces, strict=True)]
 
 
-def texts_of(run: Path) -> TextsOf:
+def load_texts(run: Path) -> TextsOf:
     """Return what gives the tokens of a run's targets as texts; warn, and show ids, without the teacher's tokenizer."""
     try:
         return open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])

@@ -27,7 +27,7 @@ import numpy as np
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.commands.turns.line import VERDICT, signed
 from opdkit.commands.turns.nearest import nearest_turns
-from opdkit.commands.turns.token_text import TextsOf, texts_of
+from opdkit.commands.turns.token_text import TextsOf, load_texts
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.hints import explain_candidates
@@ -63,7 +63,7 @@ def turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
     reviews = reviews_in_force(run)
     judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
     columns = {**CHECKED, "targets": ["turn_id", *_TARGET, *_TOKENS, "support_ids", *_SUPPORTS.values()]}
-    texts = cache(texts_of)  # of the tokens: a run without targets needs no tokenizer
+    texts = cache(load_texts)  # of the tokens: a run without targets needs no tokenizer
     for part in sorted(set(parts.values())):
         for turn in joined_turns(run, part, columns, reviews=reviews, turn_ids=turn_ids, partial=True):
             yield _view(turn, judge) | {"targets": [_target(row, texts(run)) for row in turn.targets]}

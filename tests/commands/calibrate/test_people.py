@@ -16,7 +16,7 @@ from statsmodels.stats.inter_rater import fleiss_kappa
 
 from opdkit.commands.calibrate.agreement import CLASSES, PeopleRow, PeopleScore, kappa
 from opdkit.commands.calibrate.command import measure, run
-from opdkit.commands.calibrate.people import meetings
+from opdkit.commands.calibrate.people import count_meetings
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.errors import OpdkitError
 
@@ -64,7 +64,7 @@ def test_fleiss_kappa_equals_statsmodels(labels: list[list[int]]) -> None:
     counts = np.array([[values.count(label) for label in CLASSES] for values in labels])
     with np.errstate(all="ignore"):
         theirs = fleiss_kappa(counts)
-    assert kappa(meetings(counts).sum(0)) == pytest.approx(theirs, abs=EXACT, nan_ok=True)
+    assert kappa(count_meetings(counts).sum(0)) == pytest.approx(theirs, abs=EXACT, nan_ok=True)
 
 
 @pytest.mark.parametrize("weights", ["none", "linear", "quadratic"])

@@ -21,7 +21,7 @@ from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength
 from opdkit.commands.report.turn_list import choose_whole, make_columns, order_typical
 from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import ScoredReply, read_turns
-from opdkit.commands.turns.token_text import texts_of
+from opdkit.commands.turns.token_text import load_texts
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import read_conclusion
@@ -340,7 +340,7 @@ def test_the_tokens_that_moved_most_are_those_of_the_targets(run: Path, tmp_path
             instead = row["support_ids"][n][best]
             if row["response_mask"][n] and n % 3 and instead != token:
                 pairs[token, instead] += 1
-    texts = texts_of(moved)
+    texts = load_texts(moved)
     found = [(one["token"], one["instead"], one["count"]) for one in collect(moved, 10).summary["moved"]]
     assert [number for *_, number in found] == sorted(pairs.values(), reverse=True)[:12]
     assert set(found) <= {(texts([a])[0], texts([b])[0], number) for (a, b), number in pairs.items()}
@@ -362,7 +362,7 @@ def test_the_distribution_is_that_of_numpy() -> None:
     tally = Advantages()
     for chunk in np.split(values, 10):
         tally.add(Scored(chunk))  # type: ignore[arg-type]
-    result = tally.result()
+    result = tally.summarize()
     assert result["tokens"] == 5_000
     assert result["mean"] == pytest.approx(values.mean(), abs=1e-5)
     edges = np.array([start for start, _ in result["bars"]] + [5.0])
@@ -378,11 +378,11 @@ def rewarded(tokens: int, reward: int | None, written: int | None = None) -> Any
 
 def test_rewards_by_length_worked_by_hand() -> None:
     tally = RewardsByLength()
-    assert tally.result() is None
+    assert tally.summarize() is None
     for tokens, reward in ((1, 1), (2, 1), (3, 0), (7, -1), (8, -1), (8, 1), (0, 1), (9, None)):
         tally.add(rewarded(tokens, reward))
     tally.add(rewarded(5, 1, written=0))  # a reply of the teacher: nobody has reacted to it
-    result = tally.result()
+    result = tally.summarize()
     assert result is not None
     assert [(low, high, [counts[r] for r in ("+1", "0", "-1")]) for low, high, counts in result["bins"]] == [
         (1, 1, [1, 0, 0]), (2, 3, [1, 1, 0]), (4, 7, [0, 0, 1]), (8, 15, [1, 0, 1])
@@ -395,7 +395,7 @@ def test_every_rewarded_reply_is_in_the_row_of_its_length(replies: list[tuple[in
     tally = RewardsByLength()
     for tokens, reward in replies:
         tally.add(rewarded(tokens, reward))
-    result = tally.result()
+    result = tally.summarize()
     assert result is not None
     assert sum(sum(counts.values()) for _, _, counts in result["bins"]) == len(replies)
     for low, high, counts in result["bins"]:

@@ -11,7 +11,7 @@ from report_runs import large_run, message, turn_row
 from opdkit.commands.report.collect import collect
 from opdkit.commands.turns import hint_groups
 from opdkit.commands.turns.hint_groups import HintGroups, Topics, hints_of_group
-from opdkit.commands.turns.line import certainty_of
+from opdkit.commands.turns.line import measure_certainty
 from opdkit.commands.turns.of_run import RunTurn, ScoredReply
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
@@ -43,7 +43,7 @@ def test_the_facts_of_a_group_are_those_of_its_turns() -> None:
     groups.add(turn("a.jsonl", None), verdict(CELSIUS, reward=1, decisions=(1, -1, 1)))  # not scored
     groups.add(turn("a.jsonl", [-1.0], review=Review("s:1")), verdict(CELSIUS, status="reviewed"))
     groups.add(turn("a.jsonl", [-1.0]), verdict(FAHRENHEIT))
-    celsius, fahrenheit = groups.result(9)
+    celsius, fahrenheit = groups.summarize(9)
     assert (celsius["turns"], celsius["texts"], celsius["scored"], celsius["still"]) == (4, 2, 3, 1)
     assert celsius["effect"] == pytest.approx((2 / 3 + 0.07 + 1.0) / 3)
     assert sorted(celsius["sources"]) == [["a person", 1], ["a.jsonl", 2], ["b.jsonl", 1]]
@@ -89,12 +89,12 @@ def test_a_topic_is_known_by_the_words_of_its_replies(evaluated: Path) -> None:
     groups = HintGroups(topics)
     for reply in ("It is 71 F and cloudy.", "It is 9 F.", "The train leaves at 7 pm."):
         groups.add(turn("a", [1.0], reply), verdict(CELSIUS))
-    (group,) = groups.result(9)
+    (group,) = groups.summarize(9)
     assert (group["topic"]["domain"], group["topic"]["metric"], group["topic"]["after"]) == (
         "weather", "passed_sampled", 0.75
     )  # fmt: skip
     groups.add(turn("a", [1.0], "Paris"), verdict(CELSIUS))
-    assert groups.result(9)[0]["topic"] is None, "no more than half of its turns"
+    assert groups.summarize(9)[0]["topic"] is None, "no more than half of its turns"
 
 
 @pytest.mark.parametrize("texts", [300, 3])
@@ -142,4 +142,4 @@ def test_votes_that_differ_fail_or_are_unsure_are_less_certain(
 ) -> None:
     votes = {f"{name}_votes": [{key: value, "confidence": sure} for value, sure in given]
              for name, key, given in (("reward", "score", scores), ("hint", "decision", decisions))}  # fmt: skip
-    assert certainty_of(votes | {"reward_status": "ok"}) == (None if expected is None else pytest.approx(expected))
+    assert measure_certainty(votes | {"reward_status": "ok"}) == (None if expected is None else pytest.approx(expected))
