@@ -49,12 +49,8 @@ def score_people(
     said += [np.tile(row, (len(cases), 1)) for row in (np.eye(3)[frequent], shares_N3.mean(0))]
     sessions = {name: s for s, name in enumerate(dict.fromkeys(case.session_id for case in cases))}
     rows = []
-    for against, people_N33 in (
-        ("person", count_meetings(counts_N3)),
-        ("majority", count_meetings(counts_N3, of_majority=True)),
-    ):
-        if against == "majority" and most < 3:  # the others are one person
-            continue
+    for against in ("person", "majority") if most > 2 else ("person",):  # of fewer labels, the others are one person
+        people_N33 = count_meetings(counts_N3, of_majority=against == "majority")
         target_N3 = people_N33.sum(2) if most > 1 else shares_N3
         matrices_NW = np.stack([people_N33, *(target_N3[:, :, None] * one_N3[:, None] for one_N3 in said)], axis=1)
         sums_SF = np.zeros((len(sessions), matrices_NW[0].size))

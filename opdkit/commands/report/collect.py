@@ -61,7 +61,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         drawn.add(line, (line.hint_status is not None, stable_hash("report", line.turn_id)))
     if not seen["turns"]:
         raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` shows its progress")
-    totals, judged = shares.summarize(), finished.get("judge")
+    totals, judged, most = shares.summarize(), finished.get("judge"), 100 if reviewing else 20
     checked, checks = tallies.read_hint_checks(run, finished)
     concluded, comparison = read_conclusion(run), describe_comparison(run)
     steps = [concluded.next] if concluded else [] if comparison else [next_step(run)]
@@ -77,9 +77,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "notices": [*stages.list_notices(run, finished), *find_dominant(totals)],
         "funnel": stages.build_funnel(run, finished, seen, totals["total"].get("tokens", 0)),
         "votes": verdicts.summarize_votes() if judged else None,
-        "hints": verdicts.summarize_hints(judged.counters.labels("rejected hints"), 100 if reviewing else 20)
-        if judged
-        else None,
+        "hints": verdicts.summarize_hints(judged.counters.labels("rejected hints"), most) if judged else None,
         "hint_checks": checked,
         "moved": tallies.count_moved_tokens(run, finished),
         "advantages": advantages.summarize() if "teacher" in finished else None,
