@@ -242,8 +242,7 @@ def write_commands(run: Path, trained: TrainConfig, evaluated: EvalConfig, by: s
     """Return the commands that train without the worst groups, evaluate that training, and compare both."""
     base = stage_dir(run, "teacher").parent  # of a named training, the run whose targets it shares
     name = "without-" + re.sub(r"[^\w.+-]+", "-", worst[0]["value"])[:40] + ("-and-others" if len(worst) > 1 else "")
-    filters = [*trained.filter, write_filter(by, worst)]
-    train = trained.effective() | {"name": name, "filter": filters}
+    train = trained.effective() | {"name": name, "filter": [*trained.filter, write_filter(by, worst)]}
     measure = evaluated.effective() | {"name": name, "model": None}
     lines = [command_line("train", TrainConfig, base, train, ("shard",)),
              command_line("eval", EvalConfig, base, measure, ("shard",)),

@@ -50,8 +50,7 @@ def measure(config: CalibrateConfig) -> Calibration:
         raise OpdkitError(f"{config.labels}: the labels of each judged turn contradict each other, as often one as "
                           "another")  # fmt: skip
     # Agreement of labels and rewards: as stored, and as both ways to count the votes give them.
-    ways = "stored", "plain", "weighed"
-    confusions = {way: count_by_session(cases, config.session_reward, way) for way in ways}
+    confusions = {way: count_by_session(cases, config.session_reward, way) for way in ("stored", "plain", "weighed")}
     stored, *majorities = (
         agreement.score_majority(way, confusions_S, config.kappa_weights, config.seed, confusions["plain"])
         for way, confusions_S in confusions.items()

@@ -33,7 +33,6 @@ NIGHTS = 30  # earlier nights, the last ones, that sessions are drawn from: a ni
 MOST_TESTS = 200  # sessions of earlier nights that are kept out of training, to decide with
 _CALM_TESTS = 4  # at least one in so many of these is without a complaint, if there are such: the gate needs them
 
-
 Sessions = dict[str, list[NightSession]]  # id -> the session as each of its nights saw it, the last one first
 ReadNight = Callable[[int], list[NightSession]]  # number of a night -> its sessions: `read_sessions`
 

@@ -43,11 +43,10 @@ def make_page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: 
     Raises OpdkitError if the run holds nothing to report, or `max_mb` is too little for the page without a turn.
     """
     reviewing = review is not None
-    turns, rows, max_mb = (0, sys.maxsize, _REVIEW_MB) if reviewing else (turns, rows, max_mb)
+    turns, rows, max_mb = (0, sys.maxsize, _REVIEW_MB) if reviewing else (0 if redacted else turns, rows, max_mb)
     collected = collect(run, rows, reviewing=reviewing)
     collected.summary["review"] = review
     shell = _fill_shell(reviewing=reviewing)
-    turns = 0 if redacted else turns
     room = round(max_mb * 1e6) - len(shell.template.encode())
     packed = _pack_list(collected, room, _LIST_SHARE if turns else 1.0, reviewing=reviewing, redacted=redacted)
     if packed is None:

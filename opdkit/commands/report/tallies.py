@@ -163,16 +163,14 @@ def count_moved_tokens(run: Path, finished: Mapping[str, Summary]) -> list[JSON]
 
     Of the stored likeliest tokens at a position; the commonest pairs of tokens come first.
     """
-    pairs, lists = Counter[tuple[int, int]](), ["response_ids", "response_mask", "old_logprobs", "teacher_logprobs"]
+    pairs, tokens = Counter[tuple[int, int]](), ["response_ids", "response_mask", "old_logprobs", "teacher_logprobs"]
     for part in range(finished["teacher"].parts if "teacher" in finished else 0):
         if not is_written(run, "targets", part):
             continue
-        rows = read_arrow(run, "targets", part, [*lists, "support_ids", "support_teacher"])
+        rows = read_arrow(run, "targets", part, [*tokens, "support_ids", "support_teacher"])
         rows = rows.filter(pc.is_valid(rows["support_teacher"]))
-        ids, mask, old, teacher = (
-            rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in lists
-        )
-        stored, logprobs = (rows[name].combine_chunks().flatten() for name in ("support_ids", "support_teacher"))
+        *values, stored, logprobs = (rows[name].combine_chunks().flatten() for name in rows.column_names)
+        ids, mask, old, teacher = (column.to_numpy(zero_copy_only=False) for column in values)
         for n in np.flatnonzero(mask & (teacher - old <= -STEPS[1])).tolist():
             instead = stored[n].values[int(logprobs[n].values.to_numpy(zero_copy_only=False).argmax())].as_py()
             if instead != ids[n]:

@@ -16,12 +16,10 @@ def nearest_turns(run: Path, name: str) -> str:
     """Say which turns of a run `name` may have meant: those of its session, else those that are spelled alike."""
     session = session_of(name) or name
     ids = [row["turn_id"] for row in read_all(run, "turns", ["turn_id"])]
-    names = [turn for turn in ids if session_of(turn) in (session, name)]
-    if names:
+    if names := [turn for turn in ids if session_of(turn) in (session, name)]:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"turns of that session: {', '.join(names[:_SHOWN])}{more}"
     alike = sorted(ids, key=lambda turn: -len(os.path.commonprefix([turn, name])))[:_COMPARED]  # noqa: RUF071
-    near = difflib.get_close_matches(name, alike, n=_SHOWN)
-    if near:
+    if near := difflib.get_close_matches(name, alike, n=_SHOWN):
         return f"did you mean {', '.join(near)}?"
     return f"its turns are named like {ids[0]}; `opdkit show {quote(run)}` lists them" if ids else "it has no turns"
