@@ -191,15 +191,13 @@ def iterate_steps(training: Training) -> Iterator[tuple[int, int]]:
 
 
 def save_with_card(
-    training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int, **how: Any
-) -> None:
-    """Save the student, whose weights are those after `step`, in `folder`, with its model card.
-
-    `how`: see `checkpoints.save_student`.
-    """
+    training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int,
+    share: float = 1.0, continues: bool = False,
+) -> None:  # fmt: skip
+    """Save the student, whose weights are those after `step`, in `folder`, with its model card."""
     config, main = training.config, training.accelerator.is_main_process
     card = make_model_card(config, data, epoch, step)
-    checkpoints.save_student(training.student, chat, config, folder, card, main=main, **how)
+    checkpoints.save_student(training.student, chat, config, folder, card, main=main, share=share, continues=continues)
 
 
 def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path, out: PartWriter) -> int:

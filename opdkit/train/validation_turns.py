@@ -99,7 +99,9 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
     moved = sorted(range(2 * half), key=lambda i: measure_hint(hinted[i]))[half:]
     pieces = {i: frozenset(hinted[i].response_ids.tolist()) for i in moved}
     # The reply that is most like the others leads: what most hints ask for has a prompt, whatever comes next.
-    typical = max(sorted(moved), key=lambda i: sum(alike(pieces[i], each) for each in pieces.values()), default=None)
+    typical = max(
+        sorted(moved), key=lambda i: sum(measure_overlap(pieces[i], each) for each in pieces.values()), default=None
+    )
     hinted = [hinted[i] for i in sorted(range(len(hinted)), key=lambda i: (i != typical, i not in moved))]
     pools = (Pool(unhinted, False, max_unhinted, unhinted_session_turns, oversampled=OVERSAMPLE * max_prompts),
              Pool(hinted, True, max_hinted, hinted_session_turns, oversampled=half))  # fmt: skip
@@ -160,11 +162,11 @@ def vary(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]
         chosen = min(range(len(left)), key=nearest.__getitem__)
         (item, pieces), _ = left.pop(chosen), nearest.pop(chosen)
         yield item
-        nearest = [max(old, alike(own, pieces)) for old, (_, own) in zip(nearest, left, strict=True)]
+        nearest = [max(old, measure_overlap(own, pieces)) for old, (_, own) in zip(nearest, left, strict=True)]
     yield from items[count:]
 
 
-def alike(pieces: Set[Any], others: Set[Any]) -> float:
+def measure_overlap(pieces: Set[Any], others: Set[Any]) -> float:
     """Return the share of the pieces of two items that they have in common (Jaccard)."""
     return len(pieces & others) / len(pieces | others)
 
