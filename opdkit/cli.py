@@ -139,7 +139,7 @@ class OptionsCommand(TyperCommand):
         shown = [field for field in fields if not field.expert]
         order: dict[str, int] = {panel: n for n, panel in enumerate((HOW, SPEED, MEMORY, WHERE), 1)}  # own ones first
         for panel in sorted(dict.fromkeys(field.panel for field in shown), key=lambda panel: order.get(panel, 0)):
-            rows = [_help_row(field) for field in shown if field.panel == panel]
+            rows = [_make_help_row(field) for field in shown if field.panel == panel]
             if panel == WHERE and self.name in STAGES:
                 rows.append(("--config PATH", "TOML file with one table per stage"))  # as RunConfig.config
             with formatter.section(panel):
@@ -151,7 +151,7 @@ class OptionsCommand(TyperCommand):
         formatter.write_text(f"{more} in docs/commands.md{init}. --debug shows tracebacks.")
 
 
-def _help_row(field: Field) -> tuple[str, str]:
+def _make_help_row(field: Field) -> tuple[str, str]:
     """Return the two columns of -h for one option."""
     notes = [" | ".join(field.choices)] if field.choices else []
     if field.required and not field.positional:
@@ -169,7 +169,7 @@ def _parse_text(kind: type, text: str) -> Any:
     return kind(text)
 
 
-def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
+def _make_parameter(field: Field, has_file: bool) -> inspect.Parameter:
     """Return the typer parameter of one field. Flags default to None, so that TOML can tell what was given.
 
     `has_file`: a file can turn a switch on, so a flag can turn it off; it may also hold LOGS, but not RUN or HOME.
@@ -221,7 +221,7 @@ def _register(name: str) -> None:
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     file_type, debug_type = Annotated[Path | None, typer.Option("--config")], Annotated[bool, typer.Option("--debug")]
-    parameters = [_parameter(field, name in CONFIGURED) for field in fields_of(known.config)]
+    parameters = [_make_parameter(field, name in CONFIGURED) for field in fields_of(known.config)]
     if name in STAGES:
         parameters.append(inspect.Parameter("config", keyword, default=None, annotation=file_type))
     parameters.append(inspect.Parameter("debug", keyword, default=False, annotation=debug_type))

@@ -149,7 +149,7 @@ class Encoder:
         """Return the ids of a whole rendering. Raises ChatError when broken text still gives a control token."""
         if _BREAK not in rendered:
             return self._pieces.ids(rendered)
-        return self._ids_of_copy(rendered)
+        return self._encode_copy(rendered)
 
     def continuation_ids(self, rendered: str) -> list[int]:
         """Return the ids of text that continues a prompt, encoded on its own and never together with the prompt.
@@ -161,9 +161,9 @@ class Encoder:
             return []
         if not self._added:
             return self.ids(rendered)
-        return self._ids_of_copy(rendered, before=chr(_FIRST + len(self._added)))[1:]
+        return self._encode_copy(rendered, before=chr(_FIRST + len(self._added)))[1:]
 
-    def _ids_of_copy(self, rendered: str, before: str = "") -> list[int]:
+    def _encode_copy(self, rendered: str, before: str = "") -> list[int]:
         """Return the ids of the private character `before` and a rendering, as the copy of the tokenizer encodes them.
 
         Each control token becomes a private character, and the breaks are taken out. Raises ChatError where text gives

@@ -6,7 +6,7 @@ export also ask whether a text has an end of its own: `is_incomplete`.
 
 from functools import lru_cache
 
-# Spellings are compared by their letters and digits alone: see `_key`.
+# Spellings are compared by their letters and digits alone: see `_normalise`.
 CUT_OFF = (
     "length",  # OpenAI chat, vLLM, SGLang, TGI, Ollama, Mistral, Vercel AI SDK, pi
     "max_tokens",  # Anthropic, Bedrock, Gemini and Cohere as MAX_TOKENS
@@ -62,7 +62,7 @@ def is_cut_off(reason: str | None) -> bool:
     >>> [is_cut_off(reason) for reason in ("length", "MAX_TOKENS", "FinishReason.MAX_TOKENS", "stop", None)]
     [True, True, True, False, False]
     """
-    return reason is not None and _key(reason) in _CUT_OFF_KEYS
+    return reason is not None and _normalise(reason) in _CUT_OFF_KEYS
 
 
 @lru_cache(maxsize=1024)
@@ -72,12 +72,12 @@ def is_incomplete(reason: str | None) -> bool:
     >>> [is_incomplete(reason) for reason in ("length", "abort", "content-filter", "stop", None)]
     [True, True, True, False, False]
     """
-    return is_cut_off(reason) or (reason is not None and _key(reason) in _INTERRUPTED_KEYS)
+    return is_cut_off(reason) or (reason is not None and _normalise(reason) in _INTERRUPTED_KEYS)
 
 
-def _key(reason: str) -> str:
+def _normalise(reason: str) -> str:
     """Return the letters and digits after the last dot, in lower case: "FinishReason.MAX_TOKENS" -> "maxtokens"."""
     return "".join(character for character in reason.rpartition(".")[2].casefold() if character.isalnum())
 
 
-_CUT_OFF_KEYS, _INTERRUPTED_KEYS = (frozenset(map(_key, reasons)) for reasons in (CUT_OFF, INTERRUPTED))
+_CUT_OFF_KEYS, _INTERRUPTED_KEYS = (frozenset(map(_normalise, reasons)) for reasons in (CUT_OFF, INTERRUPTED))

@@ -111,7 +111,7 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
                 notes.setdefault(len(messages), Note()).skip_reason = NOT_ONLY_TEXT
             messages.append(_read_reply(item, content))
         elif content.__class__ is str or content is None:
-            call_id = _answered_call(item) if role == "tool" else None
+            call_id = _find_answered_call(item) if role == "tool" else None
             messages.append(message(role, content, name=first_text(item.get("name")), tool_call_id=call_id))
         else:
             messages.extend(_read_blocks(item, role, content))
@@ -126,7 +126,7 @@ def has_placeholder(content: Any, own_fields: Sequence[str] = ()) -> bool:
     return any(not (_is_text(part) or _is_block(part, "refusal", *own_fields)) for part in as_list(content))
 
 
-def _answered_call(item: JSON) -> str | None:
+def _find_answered_call(item: JSON) -> str | None:
     """Return the id of the call that a tool message answers. SWE-agent logs it as a list of one."""
     several = as_list(item.get("tool_call_ids"))
     return first_text(item.get("tool_call_id"), *(several if len(several) == 1 else ()))
@@ -164,7 +164,7 @@ def _read_thoughts(part: JSON) -> list[str]:
 
 def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
     """Yield a message whose content is not plain text. Tool results in a user message become messages of their own."""
-    name, call_id = first_text(item.get("name")), _answered_call(item) if role == "tool" else None
+    name, call_id = first_text(item.get("name")), _find_answered_call(item) if role == "tool" else None
     if role == "tool" and not isinstance(content, list):
         yield message(role, dump(content), name=name, tool_call_id=call_id)
         return
@@ -204,12 +204,12 @@ def content_text(content: Any, between: str = "\n") -> str | None:
         is_text = _is_text(part)
         if pieces:
             pieces.append(between if after_text and is_text else "\n")
-        pieces.append(part if isinstance(part, str) else _part_text(part))
+        pieces.append(part if isinstance(part, str) else _read_part(part))
         after_text = is_text
     return "".join(pieces)
 
 
-def _part_text(part: Any) -> str:
+def _read_part(part: Any) -> str:
     """Return the text of one content part, or its placeholder."""
     if not isinstance(part, dict):
         raise Unreadable("content of unknown shape", f"a content part is a {type(part).__name__}")

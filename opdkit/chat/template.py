@@ -89,9 +89,9 @@ class Chat:
         if rendered is None or "{'opdkit': 1}" in rendered:  # printed as Python writes it, which is not JSON
             self._arguments_as_text = True
             self._arguments_as_text = self._try_render(_CALLED) is not None
-        self._encoder.break_always(self._headers())
+        self._encoder.break_always(self._find_headers())
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
-        end_id = self._template_stop_id()
+        end_id = self._find_stop_id()
         self.end_id: int | None = tokenizer.eos_token_id if end_id is None else end_id
         self.stop_ids = frozenset(i for i in [self.end_id, tokenizer.eos_token_id, *given] if i is not None)
         added = tokenizer.added_tokens_decoder
@@ -143,7 +143,7 @@ class Chat:
                 apart = message | {"content": answer, "reasoning": thought}
                 return self.reply([*messages[:index], apart], index, tools, "length" if is_open else finish_reason)
             masked = "" if is_closed else empty_thinking[0]
-        sampled = self._sampled(rendered[len(masked) :], message, is_incomplete(finish_reason))
+        sampled = self._cut_sampled(rendered[len(masked) :], message, is_incomplete(finish_reason))
         masked_ids, sampled_ids = map(self._encoder.continuation_ids, (masked, sampled))
         return ReplyTokens(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
 
@@ -191,7 +191,7 @@ class Chat:
             return self.tokenizer.apply_chat_template(
                 as_data,
                 tools=definitions,
-                chat_template=_with_fixed_date(self.tokenizer.get_chat_template(None, definitions)),
+                chat_template=_fix_date(self.tokenizer.get_chat_template(None, definitions)),
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
                 **self.template_args,
@@ -218,7 +218,7 @@ class Chat:
             if self._try_render([*before, message | other], tools) == whole:
                 raise ChatError(f"template: leaves out {part}")
 
-    def _sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
+    def _cut_sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
         """Return the part of a rendered reply that the policy wrote: up to and with the stop token, or to the cut.
 
         No text of a message can be a stop token here, so the first one is the template's.
@@ -251,7 +251,7 @@ class Chat:
                 raise ConfigError(f"--template-arg {name}: opdkit itself sets this; only the template's own go there")
             if not re.search(rf"\b{re.escape(name)}\b", text):
                 warn(f"--template-arg {name}: the chat template of {where} does not read it")
-        if "strftime_now(" in _with_fixed_date(text):
+        if "strftime_now(" in _fix_date(text):
             raise ConfigError(f"the chat template of {where} writes today's date in a format that it computes, so that "
                               "tomorrow's prompts would differ; write the date into the template")  # fmt: skip
 
@@ -264,7 +264,7 @@ class Chat:
         except ChatError:
             return None
 
-    def _headers(self) -> Set[str]:
+    def _find_headers(self) -> Set[str]:
         """Return control tokens that say who speaks, or hold a tool's result, but are not special in this vocabulary.
 
         DeepSeek's `<｜User｜>` and Qwen's `<tool_response>` are such. A reply that holds one, because a user had the
@@ -282,7 +282,7 @@ class Chat:
         header = next((token for token, other in zip_longest(of_prompt, of_question) if token != other), None)
         return self._encoder.words & {*of_next, header, *(Counter(of_result) - Counter(of_call))}
 
-    def _template_stop_id(self) -> int | None:
+    def _find_stop_id(self) -> int | None:
         """Return the first special token that the template writes after a reply's text; None without one."""
         whole = self._try_render(_REPLIED)
         if whole is None:  # a template may demand more than a question; then the configured stop tokens must do
@@ -292,7 +292,7 @@ class Chat:
         return next((i for i in after if i in added and added[i].special), None)
 
 
-def _with_fixed_date(template: str) -> str:
+def _fix_date(template: str) -> str:
     return _TODAY.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
 
 

@@ -35,12 +35,12 @@ def run(config: InitConfig) -> None:
 def write_document(config: InitConfig) -> str:
     """Return the TOML text: one table per stage; each option is a comment unless `config` sets it."""
     values = choose_values(config)
-    lines = _comment(_TITLE.format(file=quote(config.file) if str(config.file) != "-" else "FILE"))
+    lines = _wrap(_TITLE.format(file=quote(config.file) if str(config.file) != "-" else "FILE"))
     for stage in TOML_TABLES:
-        lines += ["", *_comment(f"opdkit {stage}: {COMMANDS[stage].help}")]
+        lines += ["", *_wrap(f"opdkit {stage}: {COMMANDS[stage].help}")]
         if config.preset and stage == "teacher":
             preset = PRESETS[config.preset]
-            lines += _comment(f"Preset {config.preset}: {'; '.join(filter(None, (preset.models, preset.note)))}.")
+            lines += _wrap(f"Preset {config.preset}: {'; '.join(filter(None, (preset.models, preset.note)))}.")
         lines.append(f"[{stage}]")
         for field in fields_of(COMMANDS[stage].config):
             if field.name in ("run", "home", "config"):
@@ -48,7 +48,7 @@ def write_document(config: InitConfig) -> str:
             bounds = [("at least", field.low), ("at most", field.high)]
             notes = [field.kind, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)]
             notes += ["required"] if field.required else []
-            lines += _comment(f"{field.text} ({'; '.join(notes)})")
+            lines += _wrap(f"{field.text} ({'; '.join(notes)})")
             if field.name in values[stage]:
                 lines.append(f"{field.name} = {toml(values[stage][field.name])}")
             else:
@@ -74,7 +74,7 @@ def choose_values(config: InitConfig) -> dict[str, JSON]:
     return values
 
 
-def _comment(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, _WIDTH) or [""]]
     return [f"# {line}".rstrip() for line in lines]
 

@@ -123,7 +123,7 @@ def logged_value(field: str, session: Any, log_format: str) -> Any:
     value = value_at(session.metadata, path)
     if value is not _MISSING:
         return value
-    values = (value_at(record, path) for record in _records(session.metadata))
+    values = (value_at(record, path) for record in _list_records(session.metadata))
     return [value for value in values if value is not _MISSING]
 
 
@@ -189,7 +189,7 @@ def value_at(value: Any, path: str) -> Any:
     return value
 
 
-def _records(metadata: JSON) -> list[JSON]:
+def _list_records(metadata: JSON) -> list[JSON]:
     """Return the metadata of each call, for a session that is assembled from calls."""
     records = metadata.get("records")
     return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
@@ -197,13 +197,13 @@ def _records(metadata: JSON) -> list[JSON]:
 
 def first_of(metadata: JSON, keys: Sequence[str]) -> Any:
     """Return the first of these fields that the metadata have, else the first record's; None without any."""
-    values = (holder.get(key) for holder in (metadata, *_records(metadata)[:1]) for key in keys)
+    values = (holder.get(key) for holder in (metadata, *_list_records(metadata)[:1]) for key in keys)
     return next((value for value in values if value not in (None, "")), None)
 
 
 def time_of(metadata: JSON) -> datetime.datetime | None:
     """Return the time of a session in UTC, from the first field that has one."""
-    times = (parse_time(holder.get(key)) for holder in (metadata, *_records(metadata)[:1]) for key in TIMES)
+    times = (parse_time(holder.get(key)) for holder in (metadata, *_list_records(metadata)[:1]) for key in TIMES)
     return next((time for time in times if time is not None), None)
 
 

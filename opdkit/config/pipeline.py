@@ -32,7 +32,7 @@ def stage_configurations(
         "teacher": model | common_to_two,
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
     }  # fmt: skip
-    overrides = _overrides(config, stages)
+    overrides = _parse_overrides(config, stages)
     # A local judge comes last: where --model is missing, the error names that, and not what judge takes from it.
     names = sorted(stages, key="judge".__eq__) if config.judge == "local" else stages
     given = {name: common | flags.get(name, {}) | overrides.get(name, {}) for name in names}
@@ -43,7 +43,7 @@ def stage_configurations(
     return {name: made[name] for name in stages}
 
 
-def _overrides(config: PipelineConfig, stages: Sequence[str]) -> dict[str, JSON]:
+def _parse_overrides(config: PipelineConfig, stages: Sequence[str]) -> dict[str, JSON]:
     """Return {"judge": {"votes": 7}} for `--set judge.votes=7`, checked against the options of `stages`.
 
     An option that may be repeated keeps all its values; of any other the last one counts, as on a command line.

@@ -50,21 +50,21 @@ class SlurmConfig(PipelineConfig):
         if "-" in self.logs:
             raise ConfigError("LOGS is -: a batch job has no standard input; name a file")
         for name in ("partition", "account", "time", "gpus", "cpus", "mem"):
-            for value in map(_without_stage, getattr(self, name)):
+            for value in map(_drop_stage, getattr(self, name)):
                 if not _WORD.fullmatch(value):
                     raise ConfigError(f"--{name} is {value!r}; write it as VALUE or STAGE=VALUE, where STAGE is one "
                                       f"of: {', '.join(ORDER)}")  # fmt: skip
-        for line in map(_without_stage, self.sbatch):
+        for line in map(_drop_stage, self.sbatch):
             if not line.startswith("-") or not line.isprintable():
                 raise ConfigError(f"--sbatch is {line!r}; write it as sbatch's own options are, --constraint=a100")
 
     def of_stage(self, name: str, stage: str) -> list[str]:
         """Return the values of a repeatable option that hold for a stage: those for all stages, then its own."""
         values: tuple[str, ...] = getattr(self, name)
-        own = [_without_stage(v) for v in values if v.startswith(f"{stage}=")]
+        own = [_drop_stage(v) for v in values if v.startswith(f"{stage}=")]
         return [v for v in values if not v.startswith(_STAGE_PREFIXES)] + own
 
 
-def _without_stage(value: str) -> str:
+def _drop_stage(value: str) -> str:
     """Return VALUE, both for STAGE=VALUE and for VALUE."""
     return value.partition("=")[2] if value.startswith(_STAGE_PREFIXES) else value

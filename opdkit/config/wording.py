@@ -24,11 +24,11 @@ _NEEDED = {
 }
 
 
-def _stripped(document: JSON) -> dict[str, Texts]:
+def _strip(document: JSON) -> dict[str, Texts]:
     return {table: {key: text.strip() for key, text in texts.items()} for table, texts in document.items()}
 
 
-DEFAULTS = _stripped(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")))
+DEFAULTS = _strip(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")))
 
 
 def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> dict[str, Texts]:
@@ -51,7 +51,7 @@ def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> di
                 # Between double quotes TOML reads "\b" as one character.
                 remedy = "; between single quotes a backslash stays one" if "\b" in text else ""
                 raise ConfigError(f"{where} {key} lacks {', '.join(missing)}{remedy}")
-    own = _stripped(document)
+    own = _strip(document)
     return {table: texts | own.get(table, {}) for table, texts in defaults.items()}
 
 

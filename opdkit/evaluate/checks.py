@@ -172,7 +172,7 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
             continue
         try:
             row = parse(Line(str(path), number, f"{line}\n".encode()))
-            prompt = _prompt(row, number, check)
+            prompt = _parse_prompt(row, number, check)
             if prompt.id in prompts:
                 raise ValueError(f"the id {prompt.id!r} appears twice")
         except (ValueError, Unreadable) as error:
@@ -191,7 +191,7 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
     return list(prompts.values())[:limit]
 
 
-def _prompt(row: JSON, line: int, function: PythonFunction | None) -> HeldOutPrompt:
+def _parse_prompt(row: JSON, line: int, function: PythonFunction | None) -> HeldOutPrompt:
     """Return one row as a prompt. Raises ValueError or Unreadable."""
     row = JSON(id=f"line-{line}", domain="prompts") | row
     for name in ("id", "domain", "session"):
@@ -202,13 +202,13 @@ def _prompt(row: JSON, line: int, function: PythonFunction | None) -> HeldOutPro
     corrected = row.get("corrected", False)
     if not isinstance(corrected, bool):
         raise ValueError("'corrected' must be true or false")
-    messages, tools = _messages(row), read_tools(row.get("tools"))
+    messages, tools = _parse_messages(row), read_tools(row.get("tools"))
     check = FunctionCheck(function, row) if function and row.get("check") is None else _check(row.get("check"))
     session = row.get("session")
     return HeldOutPrompt(row["id"], row["domain"], messages, tools, check, row.get("corrected"), session=session)
 
 
-def _messages(row: JSON) -> list[JSON]:
+def _parse_messages(row: JSON) -> list[JSON]:
     """Return the messages of `prompt` or `messages`. Raises ValueError or Unreadable."""
     if ("prompt" in row) == ("messages" in row):
         raise ValueError("exactly one of 'prompt' (text) and 'messages' is needed")

@@ -42,7 +42,7 @@ def find_check(
     Another model may be wrong in other forms, and right in other words.
     """
     bodies = [*map(_drop_opening, praised)]
-    for check in _candidates(bodies, corrected, hints, is_own) if min(len(praised), len(corrected)) >= FEW else ():
+    for check in _propose(bodies, corrected, hints, is_own) if min(len(praised), len(corrected)) >= FEW else ():
         patterns = read_patterns(check)
         whole, right, wrong = (sum(map(patterns.passes, texts)) for texts in (praised, bodies, corrected))
         if min(whole, right) >= (1 - ERRORS) * len(praised) and wrong <= ERRORS * len(corrected):
@@ -57,23 +57,23 @@ def _drop_opening(reply: str) -> str:
     return reply
 
 
-def _candidates(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str], is_own: bool) -> Iterator[JSON]:
+def _propose(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str], is_own: bool) -> Iterator[JSON]:
     """Yield checks, those to prefer first."""
     if 2 * sum(bool(_ABOUT_LENGTH.search(hint.casefold())) for hint in hints) > len(hints):
-        yield from _length_checks(praised, corrected)
+        yield from _propose_lengths(praised, corrected)
     named = specific_words([word.casefold() for hint in hints for word in _WORD.findall(hint)]) - FILLER
     sides = (("match", praised, corrected), ("absent", corrected, praised))
     for name, texts, others in sides:
         if is_own or name == "match":
-            forms = (*_SHAPES, *_common_patterns(_number_patterns, texts, others))
+            forms = (*_SHAPES, *_choose_common(_find_numbers, texts, others))
             yield from ({name: [pattern]} for pattern in forms)
-        found = _common_patterns(_word_patterns, texts, others)
+        found = _choose_common(_find_words, texts, others)
         yield from ({name: [p], "ignore_case": True} for p in found if p[2:-2].casefold() in named)
     for name, texts, others in sides if is_own and min(len(praised), len(corrected)) >= MANY else ():
-        yield from ({name: [p], "ignore_case": True} for p in _common_patterns(_word_patterns, texts, others))
+        yield from ({name: [p], "ignore_case": True} for p in _choose_common(_find_words, texts, others))
 
 
-def _length_checks(praised: Sequence[str], corrected: Sequence[str]) -> Iterator[JSON]:
+def _propose_lengths(praised: Sequence[str], corrected: Sequence[str]) -> Iterator[JSON]:
     """Yield a limit of words that lies between the lengths of the two sides, if they are far apart."""
     lengths = [sorted(len(text.split()) for text in texts) for texts in (praised, corrected)]
     for name, (short, long) in (("absent", lengths), ("match", lengths[::-1])):
@@ -82,7 +82,7 @@ def _length_checks(praised: Sequence[str], corrected: Sequence[str]) -> Iterator
             yield {name: [rf"^\s*(?:\S+\s+){{{math.isqrt(longest * shortest)}}}\S"]}  # has more words than that
 
 
-def _number_patterns(text: str) -> Iterator[str]:
+def _find_numbers(text: str) -> Iterator[str]:
     """Yield the formats of the numbers in a text, their currencies and their units."""
     for match in _NUMBER.finditer(text):
         currency, number, unit = match.groups()
@@ -97,12 +97,12 @@ def _number_patterns(text: str) -> Iterator[str]:
             yield rf"\d ?{unit}\b" if unit != "%" else r"\d ?%"
 
 
-def _word_patterns(text: str) -> Iterator[str]:
+def _find_words(text: str) -> Iterator[str]:
     """Yield a pattern for each word of a text."""
     return (rf"\b{word}\b" for word in _WORD.findall(text.lower()))
 
 
-def _common_patterns(
+def _choose_common(
     patterns_of: Callable[[str], Iterator[str]], texts: Sequence[str], others: Sequence[str]
 ) -> list[str]:
     """Return the patterns of nearly all texts, those first that the fewest of the others have, then the shortest."""

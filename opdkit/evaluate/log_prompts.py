@@ -154,17 +154,17 @@ def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> 
 def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
     """Return what all users of a run made of the held-out replies, wherever the log holds the same ones."""
     opinions: Opinions = {key: Counter() for reaction in reactions
-                          if reaction.is_held_out and (key := _reply_key(reaction.turn))}  # fmt: skip
+                          if reaction.is_held_out and (key := _make_key(reaction.turn))}  # fmt: skip
     for part in range(part_count(run, "judge")) if opinions else ():
         for turn in joined_turns(run, part, CHECKED, partial=True):
             verdict = turn.decided
-            if verdict is not None and turn.index and (counts := opinions.get(_reply_key(turn))) is not None:
+            if verdict is not None and turn.index and (counts := opinions.get(_make_key(turn))) is not None:
                 praise = [PRAISED_REPLIES] if verdict["reward"] == 1 else []
                 counts.update([verdict["hint"]] if verdict["hint"] else praise)
     return opinions
 
 
-def _reply_key(turn: JoinedTurn) -> ReplyKey | None:
+def _make_key(turn: JoinedTurn) -> ReplyKey | None:
     """Return system prompt and reply of a turn; None for one that takes up no word of its request, such as "Done.".
 
     The request is what the user said last, and what the user said before that, which it may correct.
@@ -263,7 +263,7 @@ def _choose_hints(reactions: Sequence[Reaction], checks: Collection[str]) -> dic
 
 def _is_contested(reaction: Reaction, opinions: Opinions, complaints: _Complaints) -> bool:
     """Return True where no fewer users judged the same reply otherwise: judges err, so most users decide."""
-    given = opinions.get(_reply_key(reaction.turn), Counter[str]())
+    given = opinions.get(_make_key(reaction.turn), Counter[str]())
     counts = Counter(complaints.group_of.get(opinion, opinion) for opinion in given.elements())
     own = complaints.label(reaction)
     return any(number >= counts[own] for opinion, number in counts.items() if opinion != own)
@@ -320,38 +320,38 @@ def _find_group_checks(
     hints of a group may ask for opposite things, so must most replies that were praised after complaints with the same
     hint.
     """
-    wrong = _visible_replies([(complaint.request, complaint.turn) for complaint in complaints], chat)
-    right = _visible_replies([(complaint.request, complaint.praised_next) for complaint in complaints], chat)
+    wrong = _read_replies([(complaint.request, complaint.turn) for complaint in complaints], chat)
+    right = _read_replies([(complaint.request, complaint.praised_next) for complaint in complaints], chat)
     is_own = not any(is_other_model(complaint.turn.session["model"], names) for complaint in complaints)
     hints = [str(complaint.hint) for complaint in complaints]
     check = find_check([*right.values()], [*wrong.values()], hints, is_own)
     if check is None:
         return {}
     patterns = read_patterns(check)
-    at_once = _visible_replies([(praise.request, praise.turn) for praise in direct_praise], chat).values()
+    at_once = _read_replies([(praise.request, praise.turn) for praise in direct_praise], chat).values()
     if 2 * sum(map(patterns.passes, at_once)) < len(at_once):
         return {}
     passed = defaultdict[str, list[bool]](list)
     for hint, complaint in zip(hints, complaints, strict=True):
-        replies = _visible_replies([(complaint.request, complaint.praised_next)], chat).values()
+        replies = _read_replies([(complaint.request, complaint.praised_next)], chat).values()
         passed[hint] += map(patterns.passes, replies)
     return {hint: check for hint, marks in passed.items() if 2 * sum(marks) > len(marks)}
 
 
-def _visible_replies(turns: Iterable[tuple[Words, JoinedTurn | None]], chat: Chat) -> dict[Words, str]:
+def _read_replies(turns: Iterable[tuple[Words, JoinedTurn | None]], chat: Chat) -> dict[Words, str]:
     """Return the first reply to each request, without those that the template cannot render."""
     found = dict[Words, str]()
     for request, turn in turns:
         if turn is not None and request not in found:
             with contextlib.suppress(ChatError):
-                found[request] = _visible_reply(turn, chat)
+                found[request] = _read_reply(turn, chat)
     return found
 
 
 def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, criteria: Texts) -> JSON:
     """Return the row of a turn, without its domain. `check`: the patterns for its hint, if any. Raises ChatError."""
     turn, praised_next = reaction.turn, reaction.praised_next
-    logged, tools = _visible_reply(turn, chat), turn.session["tools"]
+    logged, tools = _read_reply(turn, chat), turn.session["tools"]
     prompt = turn.session["messages"][: turn.index]
     if not logged:
         raise ChatError("empty reply")
@@ -360,7 +360,7 @@ def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, c
     if len(chat.prompt_ids(prompt, tools)) > room:
         raise ChatError("too long")
     if reaction.kind == COMPLAINT:
-        right, wrong = [_visible_reply(praised_next, chat)] if praised_next else [], [logged]
+        right, wrong = [_read_reply(praised_next, chat)] if praised_next else [], [logged]
         question = {"judge": criteria["follows_hint"], "hint": reaction.hint}
     else:
         right, wrong = [logged], []
@@ -380,7 +380,7 @@ def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, c
             "tools": tool_definitions(tools) or tools}  # fmt: skip
 
 
-def _visible_reply(turn: JoinedTurn, chat: Chat) -> str:
+def _read_reply(turn: JoinedTurn, chat: Chat) -> str:
     """Return a logged reply as the checks see one of the model: as its template writes it, without thinking."""
     messages, tools = turn.session["messages"], turn.session["tools"]
     ids = chat.reply(messages, turn.index, tools, turn.turn["finish_reason"]).ids

@@ -66,7 +66,7 @@ STREAKS = ("hint_streak", "log_streak")  # one line each
 def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
     """Return the scores of replies alone, for each domain of `HeldOutPrompt.domains`; of probes, for all of them."""
     rows = []
-    for domain, in_domain in _by_domain([(r.prompt, r) for r in replies if r.prompt.probe is None]).items():
+    for domain, in_domain in _group_by_domain([(r.prompt, r) for r in replies if r.prompt.probe is None]).items():
         sampled, greedy = [r for r in in_domain if r.sample], [r for r in in_domain if not r.sample]
         measured = choose_measured(in_domain)
         for metric, scored, value in (
@@ -80,10 +80,10 @@ def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
             ("no_call", [r for r in measured if r.called is not None], lambda r: not r.called and not r.passed),
         ):
             if scored:
-                rows.append(_score(metric, domain, _per_prompt(scored, value), seed))
+                rows.append(_score(metric, domain, _make_units(scored, value), seed))
     for probe in PROBES:
         if own := [r for r in replies if r.prompt.probe == probe and r.passed is not None]:
-            rows.append(_score(probe, ALL, _per_prompt(own, lambda r: not r.passed), seed))
+            rows.append(_score(probe, ALL, _make_units(own, lambda r: not r.passed), seed))
     return rows
 
 
@@ -100,8 +100,8 @@ def make_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: in
             for prompt, own in prompts.values()]  # fmt: skip
     finite = [(prompt, unit) for prompt, unit in sums if math.isfinite(unit[3])]
     _warn_of_dropped("kl_replies", len(finite), len(sums))
-    by_domain = _by_domain(finite)
-    return [_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _by_domain(sums)]
+    by_domain = _group_by_domain(finite)
+    return [_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _group_by_domain(sums)]
 
 
 def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
@@ -113,7 +113,7 @@ def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
     return _score(metric, ALL, finite, seed)
 
 
-def _by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list[T]]:
+def _group_by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list[T]]:
     """Return the items by the domains of their prompts: first all, then groups of domains, then each by its name."""
     domains: dict[str, list[T]] = {}
     for prompt, item in items:
@@ -123,7 +123,7 @@ def _by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list[T]]:
     return {domain: domains[domain] for domain in order if domain in domains}
 
 
-def _per_prompt(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list[Unit]:
+def _make_units(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list[Unit]:
     """Return a unit for each prompt: means over its replies with a value. Drop prompts that lack one side."""
     prompts: dict[str, dict[str, list[float]]] = {}
     for reply in replies:
@@ -188,7 +188,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
             head = "" if n else f"[bold]{METRICS[metric].words}[/]"
             if head and not is_beside:
                 table.add_row(head)
-            table.add_row(*([head] if is_beside else []), *map(escape, _cells(row)))
+            table.add_row(*([head] if is_beside else []), *map(escape, _format_cells(row)))
         shown += rows
     stdout.print(table)
     for metric in never:
@@ -196,7 +196,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
         before, after = (sum(sampled) or len(sampled) for sampled in sides)  # as `choose_measured` has them
         stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}", soft_wrap=True)
     for row in (row for row in scores if row["metric"] in STREAKS):
-        _, old, new, *_ = _cells(row)
+        _, old, new, *_ = _format_cells(row)
         both = old if new == "-" else f"{new}, before {old}"
         stdout.print(f"{METRICS[row['metric']].words}: {both}, of {counted(row['count'], 'session')}", soft_wrap=True)
     if names is MODELS:
@@ -216,11 +216,11 @@ def format_scores(scores: Sequence[JSON]) -> str:
 def score_rows(scores: Sequence[JSON], names: Sequence[str] = MODELS) -> list[list[str]]:
     """Return the scores as a table of texts, its head first; `names` are those of the two sides."""
     ordered = sorted(scores, key=lambda row: list(METRICS).index(row["metric"]))
-    rows = [[METRICS[row["metric"]].words, *_cells(row)] for row in ordered]
+    rows = [[METRICS[row["metric"]].words, *_format_cells(row)] for row in ordered]
     return [["metric", "domain", *names, "change", "95% interval", "n"], *rows]
 
 
-def _cells(row: JSON) -> tuple[str, ...]:
+def _format_cells(row: JSON) -> tuple[str, ...]:
     """Return the cells of a row, behind its metric. A streak that never comes is as long as the log."""
     digits = {"reply_tokens": 1, **dict.fromkeys(STREAKS, 0)}.get(row["metric"], 3)
     bounds = "-" if row["low"] is None else f"{with_sign(row['low'], digits)} to {with_sign(row['high'], digits)}"

@@ -48,16 +48,16 @@ class SimilarTexts:
         self._frequencies = Counter(word for text in self._labels for word in text)
         self._holders = defaultdict[str, list[tuple[int, Words]]](list)  # word -> texts, by their places
         for numbered in enumerate(self._labels):
-            for word in self._rarest(numbered[1]):
+            for word in self._find_rarest(numbered[1]):
                 self._holders[word].append(numbered)
 
     def count_labels(self, text: Words) -> Counter[str]:
         """Return how often each label occurs among the texts like this one, in the order of the texts."""
-        others = {place: other for word in self._rarest(text) for place, other in self._holders.get(word, ())}
+        others = {place: other for word in self._find_rarest(text) for place, other in self._holders.get(word, ())}
         counts = Counter[str]()
         for _, other in sorted(others.items(), key=lambda item: item[0]):
             counts.update(self._labels[other] if is_similar(text, other) else ())
         return counts
 
-    def _rarest(self, text: Words) -> list[str]:
+    def _find_rarest(self, text: Words) -> list[str]:
         return sorted(text, key=lambda word: (self._frequencies[word], word))[: len(text) // 2 + 1]

@@ -75,14 +75,14 @@ def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:
         facts = {
             "sessions": f"{len(sessions):,}",
             "turns": f"{len(turns):,}, of which {sum(t['trainable'] for t in turns):,} trainable"
-            + (f"; skipped: {_frequent(skipped)}" if skipped else ""),
-            "left out": _frequent(left_out),
-            "rejected": _rejections(rejected),
-            "models": _frequent(Counter(s["model"] or "(none)" for s in sessions)),
-            "roles": _frequent(Counter(m["role"] for s in sessions for m in s["messages"])),
-            "languages": _frequent(languages) if set(languages) - {"(none)"} else "",
-            "times": _span([time_of(m) for m in metadata]),
-            "metadata": _frequent(Counter(key for m in metadata for key in m)),
+            + (f"; skipped: {_format_counts(skipped)}" if skipped else ""),
+            "left out": _format_counts(left_out),
+            "rejected": _format_rejections(rejected),
+            "models": _format_counts(Counter(s["model"] or "(none)" for s in sessions)),
+            "roles": _format_counts(Counter(m["role"] for s in sessions for m in s["messages"])),
+            "languages": _format_counts(languages) if set(languages) - {"(none)"} else "",
+            "times": _format_span([time_of(m) for m in metadata]),
+            "metadata": _format_counts(Counter(key for m in metadata for key in m)),
         }
         report += [f"  {label:<10}{text}" for label, text in facts.items() if text]
         report += _sample(sessions, turns)
@@ -90,24 +90,24 @@ def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:
         print_line(line)
 
 
-def _frequent(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     """Return the most frequent values with their counts."""
     most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    text = ", ".join(f"{_short(value, 60)} {count:,}" for value, count in most[:_NAMED])
+    text = ", ".join(f"{_shorten(value, 60)} {count:,}" for value, count in most[:_NAMED])
     return text + (f", and {len(most) - _NAMED:,} more" if len(most) > _NAMED else "")
 
 
-def _rejections(rows: Sequence[JSON]) -> str:
+def _format_rejections(rows: Sequence[JSON]) -> str:
     """Return the reasons, each with the first line that has it."""
     texts = []
     for reason, count in Counter(row["reason"] for row in rows).most_common(_NAMED):
         first = next(row for row in rows if row["reason"] == reason)
-        detail = f", {_short(first['detail'], 100)}" if first["detail"] else ""
-        texts.append(f"{reason} {count:,} (line {first['line']}{detail}: {_short(first['raw'], 60)})")
+        detail = f", {_shorten(first['detail'], 100)}" if first["detail"] else ""
+        texts.append(f"{reason} {count:,} (line {first['line']}{detail}: {_shorten(first['raw'], 60)})")
     return f"\n{'':<12}".join(texts)
 
 
-def _span(times: Sequence[datetime.datetime | None]) -> str:
+def _format_span(times: Sequence[datetime.datetime | None]) -> str:
     """Return the first and the last time, and how many sessions have none."""
     known = sorted(at for at in times if at is not None)
     if not known:
@@ -130,10 +130,10 @@ def _sample(sessions: Sequence[JSON], turns: Sequence[JSON]) -> Iterator[str]:
             message = messages[index]
             calls = [f"[calls {c['name']} {c['arguments']}]" for c in message["tool_calls"]]
             text = " ".join(filter(None, [message["content"], *calls])) or "(empty)"
-            yield f"    {label:<8}{message['role']}: {_short(text, _SHOWN)}"
+            yield f"    {label:<8}{message['role']}: {_shorten(text, _SHOWN)}"
 
 
-def _short(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     """Return a text as one line of at most `limit` characters, without what could drive a terminal."""
     line = " ".join(text.split())
     return printable(line if len(line) <= limit else line[: limit - 3] + "...")

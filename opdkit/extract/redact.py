@@ -138,7 +138,7 @@ class Redactor:
         try:
             if isinstance(value, dict):
                 names: dict[str, int] = {}  # keys that are alike once they are redacted: "[email]", "[email] 2"
-                return {add_name(self.text(key), names, " "): self._field(key, value[key]) for key in value}
+                return {add_name(self.text(key), names, " "): self._redact_field(key, value[key]) for key in value}
             if isinstance(value, list):
                 return [self.value(inner) for inner in value]
         except RecursionError:
@@ -148,7 +148,7 @@ class Redactor:
             return value if redacted == str(value) else redacted
         return value
 
-    def _field(self, name: str, value: Any) -> Any:
+    def _redact_field(self, name: str, value: Any) -> Any:
         """Return the value of {"password": "abc-123"} as the rules see it in the text `"password": "abc-123"`."""
         redacted = self.value(value)
         if redacted == value and isinstance(value, (str, int, float)) and self._is_telling(name):

@@ -73,7 +73,7 @@ class Batch(Endpoint):
                 out = files.enter_context(files.enter_context(replaced_file(self.config.out)).open("wb"))
             for part in progress(parts, "batch", len(parts), "parts"):
                 raise_if_requested()
-                lines = list(self._lines(part, questions_of(part)))
+                lines = list(self._write_lines(part, questions_of(part)))
                 kept = KeptAnswers(answers_file(stage, part), stage.plan)
                 with disk_errors_explained(stage.folder), contextlib.closing(kept):
                     if part in places:
@@ -92,13 +92,13 @@ class Batch(Endpoint):
         self._advise(left, size, len(parts) - len(complete))
         return complete
 
-    def _lines(self, part: int, questions: Sequence[Question]) -> Iterator[Line]:
+    def _write_lines(self, part: int, questions: Sequence[Question]) -> Iterator[Line]:
         """Yield the requests for all votes on the questions of a part."""
         for question in questions:
-            body = self._body(question) | self.extra_body | ({"logprobs": True} if self.config.weigh_votes else {})
+            body = self._make_body(question) | self.extra_body | ({"logprobs": True} if self.config.weigh_votes else {})
             digest = stable_hash(json.dumps(body), self.config.seed, question.turn_id, question.name, bits=64)
             name = re.sub(r"\W", "_", question.turn_id, flags=re.ASCII)
-            for vote, request in enumerate(self._requests([question])):
+            for vote, request in enumerate(self._make_requests([question])):
                 start = f"{part}-{question.name}-{vote}-{digest:016x}-"
                 room = LONGEST_ID - len(start)
                 yield start + name[-room:], request, body
@@ -186,10 +186,10 @@ class Batch(Endpoint):
             return self._read(SimpleNamespace(json=lambda: body), question)
         document = error or body
         failure = SimpleNamespace(status_code=status, json=lambda: document, text=json.dumps(document))
-        if unfit := self._too_long(failure, question):
+        if unfit := self._find_too_long(failure, question):
             return unfit
         code = error.get("code") if isinstance(error, dict) else None
-        kind = f"HTTP {status}" if isinstance(status, int) else self._safe(str(code or "no response"))
+        kind = f"HTTP {status}" if isinstance(status, int) else self._clean(str(code or "no response"))
         raise FailedAttemptError(f"{kind}: {self.excerpt(failure)}")
 
     def _show(self, kind: str, example: str) -> None:

@@ -29,12 +29,12 @@ def ask_judges(
     first judge's votes on these. Without it, the judge answers all questions at once, and there are no rows.
     """
     if not (ask_first and config.first):
-        return _answers_to(questions, config, ask, texts, counters), []
-    first = _answers_to(questions, config.first, ask_first, texts, counters, FIRST)
+        return _ask_judge(questions, config, ask, texts, counters), []
+    first = _ask_judge(questions, config.first, ask_first, texts, counters, FIRST)
     left = [question for question in questions if leaves_open(question.name, first[question.key], texts)]
     counters.count(DECIDED, len(questions) - len(left), label=FIRST)
     counters.count(DECIDED, len(left), label=SECOND)
-    second, escalated = _answers_to(left, config, ask, texts, counters, SECOND), list[JSON]()
+    second, escalated = _ask_judge(left, config, ask, texts, counters, SECOND), list[JSON]()
     overruled = {key: first[key] for key in second}
     for turn_id in dict.fromkeys(question.turn_id for question in left):
         votes = votes_on(turn_id, overruled, texts)
@@ -44,7 +44,7 @@ def ask_judges(
     return first | second, escalated
 
 
-def _answers_to(
+def _ask_judge(
     questions: Sequence[Question], config: JudgeConfig, ask: Ask, texts: Texts, counters: Counters, who: str = ""
 ) -> Answers:
     """Return the answers of one judge. Count their tokens and, of a cascade, the votes; `who` is their label."""

@@ -69,14 +69,14 @@ def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list
 
 def recorded_judge_options(run: Path) -> JSON:
     """Return the options that name the model that judged a run; {} where no model did."""
-    options = _recorded_options(run)
+    options = _read_options(run)
     model, url = options.get("judge_model"), options.get("judge_url")
     # The model of a batch is at hand only at an address. A rollout's options have no `judge`.
     is_absent = options.get("judge") == "rules" or (options.get("judge") == "batch" and not url)
     return {"judge_model": model, "judge_url": url} if model and not is_absent else {}
 
 
-def _recorded_options(run: Path) -> JSON:
+def _read_options(run: Path) -> JSON:
     """Return the options of the command that judged a run; {} where none did."""
     return manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
 
@@ -100,7 +100,7 @@ def open_criterion_judge(
     temperature, at any address; its key is sent to the recorded one alone. `folder`: of the stage that the votes are
     for, where they are given by more than one process. `model`: the local model, if it is loaded already.
     """
-    options, recorded = {name: getattr(config, name) for name in _SHARED}, _recorded_options(config.run)
+    options, recorded = {name: getattr(config, name) for name in _SHARED}, _read_options(config.run)
     if "judge" in recorded and recorded["judge_model"] == options["judge_model"]:
         options |= {name: recorded[name] for name in _AS_RECORDED if name in recorded}
         options["template_arg"] = tuple(recorded.get("template_arg", ()))

@@ -90,7 +90,7 @@ class Endpoint(Server):
 
         Those in `kept` are not asked for again, and each new one is added to it as it comes.
         """
-        requests = self._requests(questions)
+        requests = self._make_requests(questions)
         known = [kept.find(request) if kept else None for request in requests]
         left = [request for request, answer in zip(requests, known, strict=True) if answer is None]
         self.has_answered |= len(left) < len(requests)
@@ -98,7 +98,7 @@ class Endpoint(Server):
             say(f"{counted(len(requests) - len(left), 'vote')} of {len(requests):,} were given before, and are kept")
 
         async def attempt(client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
-            answer = await self._attempt(client, request)
+            answer = await self._try_request(client, request)
             if kept and answer.error is None:
                 kept.add(request, answer)
             return answer
@@ -111,16 +111,16 @@ class Endpoint(Server):
                       for one in answers])  # fmt: skip
         return [list(islice(votes, len(question.votes or range(self.config.votes)))) for question in questions]
 
-    def _requests(self, questions: Sequence[Question]) -> list[VoteRequest]:
+    def _make_requests(self, questions: Sequence[Question]) -> list[VoteRequest]:
         """Return a request per vote. Every server takes a seed of 31 bits."""
         return [VoteRequest(q, stable_hash(self.config.seed, q.turn_id, q.name, vote, bits=31))
                 for q in questions for vote in q.votes or range(self.config.votes)]  # fmt: skip
 
     def count_work(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> Counter[str]:
         """Count one request per vote, but for those in `kept`, and the tokens that they take."""
-        requests = self._requests(questions)
+        requests = self._make_requests(questions)
         left = Counter(id(request.question) for request in requests if not (kept and kept.find(request)))
-        prompts = {id(question): self._prompt(question) for question in questions if id(question) in left}
+        prompts = {id(question): self._encode(question) for question in questions if id(question) in left}
         cold = sum(n * len(prompts[key]) for key, n in left.items())
         warm = count_nodes(prompts.values())
         unit = 1 if self.encode else BYTES_PER_TOKEN
@@ -139,27 +139,27 @@ class Endpoint(Server):
                 return Chat(load_tokenizer(str(file.parent)), template_args).question_ids
         return None
 
-    def _prompt(self, question: Question) -> list[int] | bytes:
+    def _encode(self, question: Question) -> list[int] | bytes:
         """Return the token ids of a question; its UTF-8 where no tokenizer is at hand."""
         if self.encode:
-            return self.encode(self._body(question)["messages"])
+            return self.encode(self._make_body(question)["messages"])
         return "".join(m["content"] for m in question.messages).encode()
 
-    def _body(self, question: Question) -> dict[str, Any]:
+    def _make_body(self, question: Question) -> dict[str, Any]:
         """Return what all requests for votes on a question have in common."""
         asked = question.messages if self.takes_system else [one_message(question.messages)]
         messages = [m | {"content": break_control_tokens(m["content"])} for m in asked]
         return {"model": self.model, "messages": messages, "temperature": self.config.temperature,
                 self.limit_name: self.config.max_new_tokens}  # fmt: skip
 
-    async def _attempt(self, client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
+    async def _try_request(self, client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
         """Send a request once, and again in the way that is left where the server refuses a part of it.
 
         Raises FailedAttemptError for what may pass, OpdkitError for what will not.
         """
         asked = {name: value for name, value in (("logprobs", True), ("seed", request.seed)) if name in self.optional}
         while True:
-            body = self._body(request.question)
+            body = self._make_body(request.question)
             try:
                 response = await client.chat.completions.with_raw_response.create(
                     **body, extra_headers=self.headers, extra_body=self.extra_body | asked or None
@@ -197,19 +197,19 @@ class Endpoint(Server):
             raise FailedAttemptError(f"an answer that is not a chat completion: {self.excerpt(response)}") from None
         self.identity.register_answer(name)
         if not self.identity.is_judge(name):
-            said, others = self._safe(str(name)), self.identity.others
+            said, others = self._clean(str(name)), self.identity.others
             if self.identity.known is None and others.total() < _FIRST_ANSWERS:
                 raise FailedAttemptError(f"a first answer under another name: {said}", early=True)
             if self.identity.known is None:
-                names = self._safe(" and ".join(sorted(others)))
+                names = self._clean(" and ".join(sorted(others)))
                 said = f"it answers as {names}; pass one of them as {self.model_flag}"
             raise FailedAttemptError(f"an answer of another model: {said}")
         self.has_answered, self.refused_in_a_row = True, 0
         # JSON can hold half of a surrogate pair, which no file can.
-        vote = self._without_key(text.encode("utf-8", "replace").decode())
+        vote = self._hide_key(text.encode("utf-8", "replace").decode())
         answer = Answer(vote, reason if isinstance(reason, str) else None, usage=read_usage(document))
         if (silent or is_incomplete(answer.finish_reason)) and not is_cut_off(answer.finish_reason):
-            kind = "says nothing" if silent else f"was interrupted: {self._safe(str(reason))}"
+            kind = "says nothing" if silent else f"was interrupted: {self._clean(str(reason))}"
             raise FailedAttemptError(f"an answer that {kind}", insisted=answer)
         span = decision_span(answer, question) if self.config.weigh_votes else None
         if span is None:
@@ -225,9 +225,9 @@ class Endpoint(Server):
         """Return the answer that an error stands for: the prompt does not fit, or a filter of the server refuses it.
 
         A filter is faster than an answer: until the first answer it may be that the server refuses every prompt. If no
-        answer comes, `ask` raises. Raises as `_attempt` for all others.
+        answer comes, `ask` raises. Raises as `_try_request` for all others.
         """
-        if unfit := self._too_long(error.response, question):
+        if unfit := self._find_too_long(error.response, question):
             return unfit
         failure = self.failure(error)
         is_parameter = error.code == "unsupported_parameter" or not _NO_PARAMETER.match(str(error.param))
@@ -245,7 +245,7 @@ class Endpoint(Server):
             offer = f"{self.model_flag} is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
         raise OpdkitError(f"{self.where} knows no such address or model (HTTP 404). {offer}")
 
-    def _too_long(self, response: Any, question: str) -> Answer | None:
+    def _find_too_long(self, response: Any, question: str) -> Answer | None:
         """Return the answer that an error stands for if it says that the prompt does not fit, else None."""
         if response.status_code in (400, 413, 422) and _TOO_LONG.search(response.text):
             return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}; {REMEDY[question]}")

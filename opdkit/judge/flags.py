@@ -93,13 +93,13 @@ def repeats_call(messages: Sequence[Message], index: int) -> bool:
     """Return whether the reply makes a call twice, or one that was made already since the user last spoke."""
     start = next((i for i in range(index - 1, -1, -1) if messages[i]["role"] == "user"), 0)
     earlier, own = (
-        [_comparable(call) for message in part for call in message["tool_calls"]]
+        [_normalise(call) for message in part for call in message["tool_calls"]]
         for part in (messages[start:index], [messages[index]])
     )
     return len(set(own)) < len(own) or not set(own).isdisjoint(earlier)
 
 
-def _comparable(call: Message) -> tuple[str, str]:
+def _normalise(call: Message) -> tuple[str, str]:
     """Return name and arguments, the latter without regard to the order and spacing of their JSON."""
     try:
         return call["name"], json.dumps(json.loads(call["arguments"]), sort_keys=True)

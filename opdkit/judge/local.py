@@ -63,18 +63,18 @@ class LocalJudge:
         """Count votes and tokens. What questions have in common is read once, for all votes (see `sample`)."""
         work = Counter[str]()
         for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
-            prompts = list(map(self._prompt, questions[start : start + _QUESTIONS_AT_ONCE]))
+            prompts = list(map(self._encode, questions[start : start + _QUESTIONS_AT_ONCE]))
             ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
             work[VOTES] += self.config.votes * len(prompts)
             work[UNASKED] += len(prompts) - len(ids)
-            for indices, new_tokens in self._batches(ids):
+            for indices, new_tokens in self._plan_batches(ids):
                 batch = [ids[i] for i in indices]
                 work[COLD] += self.config.votes * sum(map(len, batch))
                 work[WARM] += self.count_read(batch, max_new_tokens=new_tokens)
                 work[LONGEST] += self.config.votes * len(batch) * new_tokens
         return work
 
-    def _batches(self, ids: dict[int, list[int]]) -> Iterator[tuple[list[int], int]]:
+    def _plan_batches(self, ids: dict[int, list[int]]) -> Iterator[tuple[list[int], int]]:
         """Yield which prompts are sampled together, and how many new tokens each of their votes may have.
 
         Prompts that leave less than --max-new-tokens of the context are sampled one by one.
@@ -88,10 +88,10 @@ class LocalJudge:
 
     def _answer(self, questions: Sequence[Question], on_vote: Callable[[int], None]) -> list[list[Answer]]:
         """Return the answers to questions. Of those sampled together, the first carry the tokens that were read."""
-        prompts = [self._prompt(question) for question in questions]
+        prompts = [self._encode(question) for question in questions]
         ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
         answers = [[Answer("", error=p)] * self.config.votes if isinstance(p, str) else [] for p in prompts]
-        for indices, new_tokens in self._batches(ids):
+        for indices, new_tokens in self._plan_batches(ids):
             requests, unread = [], self.count_read([ids[i] for i in indices], max_new_tokens=new_tokens)
             for i in indices:
                 streams = [random_stream(self.config.seed, questions[i].turn_id, questions[i].name, vote)
@@ -108,7 +108,7 @@ class LocalJudge:
                     answers[i].append(replace(self._read(ids[i], sampled, questions[i].name), usage=usage))
         return answers
 
-    def _prompt(self, question: Question) -> list[int] | str:
+    def _encode(self, question: Question) -> list[int] | str:
         """Return the token ids of a question, or why there are none."""
         try:
             ids = self.chat.question_ids(question.messages)

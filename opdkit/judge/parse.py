@@ -44,18 +44,18 @@ def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> Hin
     A decision 1 whose hint block is missing, empty or unclosed stands, with a null hint: it says that something was
     revealed and counts as a vote, but it is not a candidate. A hint beside a decision -1 is not taken.
     """
-    body, error = _visible_text(answer)
+    body, error = _find_visible_text(answer)
     # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.
     outside, hint = split_hint(body)
-    decision, error = (None, error) if error else _decision(outside, question, (1, -1))
+    decision, error = (None, error) if error else _read_decision(outside, question, (1, -1))
     confidence = None if error else answer.confidence
     return HintVote(decision, hint if decision == 1 else None, answer.text, error, confidence)
 
 
 def parse_reward(answer: Answer, question: str = DEFAULTS["judge"]["reward"]) -> RewardVote:
     """Return the vote on the reward question, whose text an answer may repeat."""
-    body, error = _visible_text(answer)
-    score, error = (None, error) if error else _decision(body, question, (1, 0, -1))
+    body, error = _find_visible_text(answer)
+    score, error = (None, error) if error else _read_decision(body, question, (1, 0, -1))
     return RewardVote(score, answer.text, error, None if error else answer.confidence)
 
 
@@ -73,7 +73,7 @@ def decision_span(answer: Answer, question: str) -> tuple[int, int] | None:
     none for "{1", so the choice between 1 and -1 is made in the token of the brace.
     """
     body, _ = final_answer(answer.text, answer.thinking)
-    parts = _outside_hints(body) if question == "hint" else [(0, len(body))]
+    parts = _find_outside_hints(body) if question == "hint" else [(0, len(body))]
     boxes = [box.end() for part in parts for box in _BOX.finditer(body, *part)]
     number = _DECISION.search(body, boxes[-1]) if boxes else None
     first = len(answer.text) - len(body)
@@ -89,10 +89,10 @@ def split_hint(body: str) -> tuple[str, str | None]:
     if starts := list(_START.finditer(body)):
         last_end = _END.search(body, starts[-1].end())
         hint = body[starts[-1].end() : last_end.start()].strip() or None if last_end else None
-    return "\n".join(body[start:end] for start, end in _outside_hints(body)), hint
+    return "\n".join(body[start:end] for start, end in _find_outside_hints(body)), hint
 
 
-def _outside_hints(body: str) -> list[tuple[int, int]]:
+def _find_outside_hints(body: str) -> list[tuple[int, int]]:
     """Return (start, end) of the parts between the closed hint blocks."""
     parts, position = [], 0
     for end in _END.finditer(body):
@@ -102,7 +102,7 @@ def _outside_hints(body: str) -> list[tuple[int, int]]:
     return [*parts, (position, len(body))]
 
 
-def _visible_text(answer: Answer) -> tuple[str, str | None]:
+def _find_visible_text(answer: Answer) -> tuple[str, str | None]:
     """Return the text after the thinking, and why there is no vote in it if that is clear already."""
     if answer.error:
         return "", answer.error
@@ -129,9 +129,9 @@ class _Box(NamedTuple):
         return int(match[1] + match[2]) if match else None
 
 
-def _decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple[int | None, str | None]:
+def _read_decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple[int | None, str | None]:
     """Return (decision, None), or (None, why there is none)."""
-    boxes = [_Box(m.start(), *_braced(body, m.end())) for m in _BOX.finditer(body)]
+    boxes = [_Box(m.start(), *_find_braced(body, m.end())) for m in _BOX.finditer(body)]
     if not boxes:
         return None, NO_DECISION
     last = boxes[-1]
@@ -146,7 +146,7 @@ def _decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple[int |
     return last.value, None
 
 
-def _braced(text: str, start: int) -> tuple[int, str | None]:
+def _find_braced(text: str, start: int) -> tuple[int, str | None]:
     """Return (end, content) of the group whose opening brace ends at `start`; content is None when it never closes."""
     depth = 1
     for i in range(start, len(text)):

@@ -27,10 +27,10 @@ def turn_text(reply: ReplyInContext, max_section_chars: int) -> str:
     for message in reply.next_state:
         # A line break in a name could begin a line of its own.
         name = defuse(" ".join((message["name"] or "").split())) if message["role"] == "tool" else ""
-        next_state.append(f"(from the {message['role']}{name and f' {name}'})\n{_spoken(message)}")
+        next_state.append(f"(from the {message['role']}{name and f' {name}'})\n{_write_spoken(message)}")
     sections = {
-        "Request": _spoken(reply.request) if reply.request else "",
-        "Reply": _spoken(reply.messages[reply.index]),
+        "Request": _write_spoken(reply.request) if reply.request else "",
+        "Reply": _write_spoken(reply.messages[reply.index]),
         "What came next": "\n\n".join(next_state),
     }
     head, tail = max_section_chars - max_section_chars // 3, max_section_chars // 3
@@ -53,7 +53,7 @@ def defuse(text: str) -> str:
     return _SPEAKER.sub("[", text)
 
 
-def _spoken(message: Message) -> str:
+def _write_spoken(message: Message) -> str:
     """Return what a message says to others: its text and its calls, without the thinking.
 
     A server without a parser of its own logs the thinking as part of the text.

@@ -44,7 +44,7 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batc
     batch_tokens = 1 if depends_on_length(before) or depends_on_length(after) else batch_tokens
     for attempt in budget.batches(lengths, batch_tokens):
         with attempt:
-            shifts |= zip(attempt.items, _batch_shifts((before, after), [read[i] for i in attempt.items]), strict=True)
+            shifts |= zip(attempt.items, _measure_batch((before, after), [read[i] for i in attempt.items]), strict=True)
         if attempt.too_large:
             raise TooLargeError(f"a prompt and reply of {lengths[attempt.items[0]]:,} tokens", "try --dtype bfloat16")
     shift_of = {key: shifts[i] for i, key in enumerate(distinct)}
@@ -52,7 +52,7 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batc
 
 
 @torch.inference_mode()
-def _batch_shifts(models: tuple[Any, Any], sequences: list[PromptResponse]) -> list[Shift]:
+def _measure_batch(models: tuple[Any, Any], sequences: list[PromptResponse]) -> list[Shift]:
     """Return the shifts of one batch."""
     lengths = [len(s.response_ids) for s in sequences]
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids])

@@ -55,7 +55,7 @@ def check_model_folder(name: str, *, asks_hub: bool = True) -> None:
         named = _read_object(index).get("weight_map")
         weights += map(str, named.values()) if isinstance(named, dict) else ["no file"]
     if not weights or any(not file.endswith(".safetensors") for file in weights):
-        raise OpdkitError(f"{name} holds no weights as *.safetensors{_pickle_advice(path)}")
+        raise OpdkitError(f"{name} holds no weights as *.safetensors{_advise_on_pickle(path)}")
 
 
 def find_file(model: str, name: str) -> Path | None:
@@ -110,7 +110,7 @@ def _read_object(path: Path) -> JSON:
     return document if isinstance(document, dict) else {}
 
 
-def _pickle_advice(folder: Path) -> str:
+def _advise_on_pickle(folder: Path) -> str:
     """Return what to do about the pickled weights of a folder; "" without any."""
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     advice = "can run code when it is read: where you trust its source, convert it to safetensors (save_pretrained)"
@@ -142,7 +142,7 @@ def _describe(folder: Path) -> str:
             base = "another model"
         if (folder.parent / "model" / "config.json").is_file():  # as `opdkit train --lora-rank` writes them
             return f"it is an adapter of {base}; {folder.parent / 'model'} is that model with the adapter"
-        return f"it is an adapter of {base}; {MERGE} and pass the merged folder{_pickle_advice(folder)}"
+        return f"it is an adapter of {base}; {MERGE} and pass the merged folder{_advise_on_pickle(folder)}"
     if any(path.suffix.lower() == ".gguf" for path in folder.iterdir()):
         return (
             "it holds GGUF (llama.cpp's format), which gives neither log-probs nor gradients here; pass the folder "

@@ -106,11 +106,11 @@ class Pack:
             before: tuple[range, ...] = ()  # rows of what a cache would hold
             for one in tree:
                 before = cut_ranges(before, 0, one.prefix)
-                blocks += _blocks(one, first, before, device)
+                blocks += _plan_blocks(one, first, before, device)
                 before = (*before, range(first, first + len(one)))
                 first += len(one)
             passes += tree
-        spare = max(0, *(b.start + _rounded(b, device) for b in blocks)) - first
+        spare = max(0, *(b.start + _round_rows(b, device) for b in blocks)) - first
         ids = [i for one in passes for i in one.ids] + [0] * spare
         positions = [p for one in passes for p in one.positions] + [0] * spare
         return cls(
@@ -121,13 +121,13 @@ class Pack:
         )
 
 
-def _rounded(block: Block, device: torch.device) -> int:
+def _round_rows(block: Block, device: torch.device) -> int:
     """Return the rows of a block; those of a trunk on a GPU are rounded up."""
     rows = block.stop - block.start
     return -(-rows // _GRID) * _GRID if block.mask is None and device.type in _ON_GRID else rows
 
 
-def _blocks(one: Pass, first: int, before: tuple[range, ...], device: torch.device) -> Iterator[Block]:
+def _plan_blocks(one: Pass, first: int, before: tuple[range, ...], device: torch.device) -> Iterator[Block]:
     """Yield the blocks in which a pass attends to the rows `before` it and to itself; it begins at row `first`."""
     if one.is_chain and not before:
         rows = range(first, first + len(one))
@@ -245,16 +245,16 @@ def _attend(
         return read[..., :size], weights
     parts = []
     for b in packed_blocks[module.layer_idx]:
-        stop, mask = b.start + _rounded(b, query.device), None if b.mask is None else b.mask.to(query.device)
+        stop, mask = b.start + _round_rows(b, query.device), None if b.mask is None else b.mask.to(query.device)
         keys = (range(b.start, stop),) if mask is None else b.keys
-        with _kernels(query.device, mask):
+        with _choose_kernels(query.device, mask):
             read = sdpa_attention_forward(module, query[:, :, b.start : stop], _rows(key, keys), _rows(value, keys),
                                           mask, **options)[0]  # fmt: skip
         parts.append(read[:, : b.stop - b.start, :, :size])
-    return _filled(parts, query.shape[2] - packed_blocks[module.layer_idx][-1].stop), None
+    return _fill(parts, query.shape[2] - packed_blocks[module.layer_idx][-1].stop), None
 
 
-def _kernels(device: torch.device, mask: Tensor | None) -> AbstractContextManager[None]:
+def _choose_kernels(device: torch.device, mask: Tensor | None) -> AbstractContextManager[None]:
     """Return the context in which a block attends.
 
     On a GPU it prefers cuDNN where there is no mask, and rules it out where there is one: cuDNN plans for each new
@@ -266,7 +266,7 @@ def _kernels(device: torch.device, mask: Tensor | None) -> AbstractContextManage
     return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *rest] if mask is None else rest, set_priority=True)
 
 
-def _filled(parts: Sequence[Tensor], rest: int) -> Tensor:
+def _fill(parts: Sequence[Tensor], rest: int) -> Tensor:
     """Return parts [1, rows, ...] as one, and zeros for the `rest` of the rows, which only fill up a trunk."""
     fill = parts[0].new_zeros(1, rest, *parts[0].shape[2:])
     return torch.cat([*parts, fill] if rest else list(parts), dim=1)
@@ -306,7 +306,7 @@ def _attend_eagerly(
     blocks = packed_blocks[module.layer_idx]
     # The tensors are arguments: torch takes the device from them, and computes again with its precision.
     parts = [checkpoint(attend_to_block, b, query, key, value, use_reentrant=False) for b in blocks]
-    return _filled(parts, query.shape[2] - blocks[-1].stop), None
+    return _fill(parts, query.shape[2] - blocks[-1].stop), None
 
 
 AttentionInterface.register(PACKED["sdpa"], _attend)

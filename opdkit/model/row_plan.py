@@ -84,7 +84,7 @@ class _Planner:
 
     def add(self, branch: int, start: int, after: int) -> None:
         """Plan the subtree of a branch: as rows where that reads few tokens again, else as a trunk with branches."""
-        leaves = self._leaves(branch)
+        leaves = self._find_leaves(branch)
         if len(leaves) > 1 and not self._is_cheap(branch, start):
             self._plan_trunk(branch, start, after)
             return
@@ -112,13 +112,13 @@ class _Planner:
         self.plan_waiting()
         self.waiting = outer
 
-    def _leaves(self, branch: int) -> list[int]:
+    def _find_leaves(self, branch: int) -> list[int]:
         """Return the segments of a subtree that have none beneath them."""
         return [i for i in range(branch, self.segments[branch].stop) if not self.segments[i].children]
 
     def _is_cheap(self, branch: int, start: int) -> bool:
         """Return whether the paths to all leaves of a branch, from `start` on, have few more tokens than the branch."""
-        read = sum(self.segments[leaf].end - start for leaf in self._leaves(branch))
+        read = sum(self.segments[leaf].end - start for leaf in self._find_leaves(branch))
         return read <= (1 + _MOST_READ_AGAIN) * self.segments[branch].size
 
     def plan_waiting(self) -> None:

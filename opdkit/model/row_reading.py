@@ -53,7 +53,7 @@ def hidden_states_of_rows(
         positions_rn = torch.tensor(rows.starts, device=device)[:, None] + torch.arange(width, device=device)
         inputs = dict[str, Any]()
         if len(set(rows.starts)) > 1 and any(isinstance(layer, CacheLayerMixin) for layer in cache.layers):
-            inputs["attention_mask"] = _mask(model, rows.starts, width)
+            inputs["attention_mask"] = _make_mask(model, rows.starts, width)
         nodes = nodes_W[(nodes_W >= first) & (nodes_W < first + len(rows))] - first
         places_m2 = torch.tensor([(r, t) for r, ids in enumerate(rows.ids) for t in range(len(ids))])[nodes]
         first += len(rows)
@@ -95,7 +95,7 @@ def continue_rows(caches: Sequence[Any], starts: Sequence[int]) -> Any:
     return together
 
 
-def _mask(model: PreTrainedModel, starts: Sequence[int], width: int) -> Tensor:
+def _make_mask(model: PreTrainedModel, starts: Sequence[int], width: int) -> Tensor:
     """Return the mask [r, 1, n, S + n] of rows that each see the first `starts[r]` cached tokens and their own."""
     device = input_device(model)
     starts_r11 = torch.tensor(starts, device=device)[:, None, None]

@@ -253,7 +253,7 @@ class TreeStates:
                 pack = Pack.of_passes([plan.passes], nodes_W, input_device(model))
                 self.hidden_WH, self.output_layer = read_packed(model, pack)
             else:
-                read = _hidden_states if windows_of(model) is not None else hidden_states_of_rows
+                read = _read_hidden_states if windows_of(model) is not None else hidden_states_of_rows
                 self.hidden_WH, self.output_layer = read(model, plan.passes, nodes_W, max_piece)
 
     def batch(self, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
@@ -262,7 +262,7 @@ class TreeStates:
         return lambda rows: self.output_layer(self.hidden_WH[rows_N[rows]])
 
 
-def _hidden_states(
+def _read_hidden_states(
     model: PreTrainedModel, passes: Sequence[Pass], nodes_W: Tensor, max_piece: int
 ) -> tuple[Tensor, OutputLayer]:
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits."""
@@ -284,7 +284,7 @@ def _hidden_states(
         branching = dict[str, Any]()
         if not one.is_chain:
             branching["position_ids"] = torch.tensor([one.positions], device=device)
-            branching["attention_mask"] = masks_by_kind(windows, partial(_mask, one, model))
+            branching["attention_mask"] = masks_by_kind(windows, partial(_make_mask, one, model))
         output = body(input_ids=ids_1n, use_cache=True, **{cache_name: cache}, **branching)
         nodes_n = nodes_W[(nodes_W >= first) & (nodes_W < first + len(piece))] - first
         hidden.append(output.last_hidden_state[0, nodes_n.to(output.last_hidden_state.device)])
@@ -292,7 +292,7 @@ def _hidden_states(
     return torch.cat(hidden), OutputLayer(model, output)
 
 
-def _mask(one: Pass, model: PreTrainedModel, window: int | None) -> Tensor:
+def _make_mask(one: Pass, model: PreTrainedModel, window: int | None) -> Tensor:
     """Return the mask [1, 1, n, prefix + n] of a pass: True for visible (sdpa), or 0 and a lowest number (eager)."""
     seen_nk, positions_k = visible_keys(one, 0, len(one), input_device(model))
     return mask_for(model, (seen_nk & within(window, positions_k[one.prefix :, None], positions_k))[None, None])

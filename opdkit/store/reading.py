@@ -50,9 +50,9 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     except FileNotFoundError:
         if has_stage(run, spec.stage) and table not in manifest(run, spec.stage)["plan"]["schemas"]:
             raise OpdkitError(f"{run} has no table {table}: {spec.option or 'a later opdkit'} writes it") from None
-        raise _missing(run, spec.stage, path) from None
+        raise _explain_missing(run, spec.stage, path) from None
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise _unreadable(run, spec.stage, path, error) from error
+        raise _explain_unreadable(run, spec.stage, path, error) from error
     metadata = arrow.schema.metadata or {}
     if metadata.get(VERSION_KEY) != str(spec.version).encode():
         problem = "was written by another version of opdkit"
@@ -73,16 +73,16 @@ def _read_footer(run: Path, table: str, part: int) -> pq.FileMetaData:
     try:
         return pq.read_metadata(path)
     except FileNotFoundError:
-        raise _missing(run, stage, path) from None
+        raise _explain_missing(run, stage, path) from None
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(run, stage, path, error) from error
+        raise _explain_unreadable(run, stage, path, error) from error
 
 
 def _again(run: Path, stage: str, path: Path) -> str:
     return f"run `opdkit {command_of(run, stage)} {quote(path.parents[2])} ...` again"
 
 
-def _unreadable(run: Path, stage: str, path: Path, error: Exception) -> OpdkitError:
+def _explain_unreadable(run: Path, stage: str, path: Path, error: Exception) -> OpdkitError:
     """Return the error for a part that is damaged."""
     return OpdkitError(
         f"{path} cannot be read ({error}): `opdkit check {quote(run)} --recompute` removes what is damaged; then "
@@ -96,10 +96,10 @@ def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
         known = table.stage in stages and table.name in manifest(run, table.stage)["plan"]["schemas"]
         for part in range(part_count(run, table.stage) if known else 0):
             if not (path := part_path(run, table.name, part)).exists():
-                raise _missing(run, table.stage, path)
+                raise _explain_missing(run, table.stage, path)
 
 
-def _missing(run: Path, stage: str, path: Path) -> OpdkitError:
+def _explain_missing(run: Path, stage: str, path: Path) -> OpdkitError:
     """Return the error for a part that is not there."""
     return OpdkitError(
         f"{path} is not there: the {stage} stage has not finished: {_again(run, stage, path)}; where it had, `opdkit "

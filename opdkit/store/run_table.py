@@ -30,7 +30,7 @@ class RunTable:
         for column in columns or ():
             if column not in self.schema.names:
                 raise ConfigError(f"{self.name} has no column {column!r}; {did_you_mean(column, self.schema.names)}")
-        parts = [read_arrow(self.run, self.name, k, columns) for k in range(len(self._paths()))]
+        parts = [read_arrow(self.run, self.name, k, columns) for k in range(len(self._list_paths()))]
         return pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
 
     def pandas(self, columns: Sequence[str] | None = None) -> "pd.DataFrame":
@@ -44,7 +44,7 @@ class RunTable:
         """Return the table as a `datasets.Dataset` in memory-mapped files, for tables larger than the memory."""
         import datasets
 
-        paths = self._paths()
+        paths = self._list_paths()
         if missing := [path for path in paths if not path.exists()]:
             raise OpdkitError(f"{missing[0]} is not there: the stage has not finished; call its method again")
         return cast("datasets.Dataset", datasets.Dataset.from_parquet([str(path) for path in paths]))
@@ -56,9 +56,9 @@ class RunTable:
     __iter__ = rows
 
     def __len__(self) -> int:
-        return sum(count_rows(self.run, self.name, k) for k, path in enumerate(self._paths()) if path.exists())
+        return sum(count_rows(self.run, self.name, k) for k, path in enumerate(self._list_paths()) if path.exists())
 
-    def _paths(self) -> list[Path]:
+    def _list_paths(self) -> list[Path]:
         return [part_path(self.run, self.name, k) for k in range(part_count(self.run, TABLES[self.name].stage))]
 
     def __repr__(self) -> str:

@@ -37,34 +37,34 @@ class Table:
     option: str | None = None
 
 
-def _fields(columns: Mapping[str, Sequence[str]]) -> list[pa.Field]:
+def _declare(columns: Mapping[str, Sequence[str]]) -> list[pa.Field]:
     """Return the columns of a table or a struct, from name -> (type, meaning)."""
     fields = []
     for name, (kind, meaning) in columns.items():
-        type_ = _arrow_type(kind.removesuffix(" or null"))
+        type_ = _find_type(kind.removesuffix(" or null"))
         fields.append(pa.field(name, type_, nullable=kind.endswith(" or null"), metadata={"meaning": meaning}))
     return fields
 
 
-def _arrow_type(kind: str) -> pa.DataType:
+def _find_type(kind: str) -> pa.DataType:
     if kind.startswith("list of "):
-        return pa.list_(pa.field("item", _arrow_type(kind.removeprefix("list of ")), nullable=False))
-    return _TYPES[kind] if kind in _TYPES else pa.struct(_fields(_DECLARED["types"][kind]))
+        return pa.list_(pa.field("item", _find_type(kind.removeprefix("list of ")), nullable=False))
+    return _TYPES[kind] if kind in _TYPES else pa.struct(_declare(_DECLARED["types"][kind]))
 
 
-def _tables(stage: str) -> list[Table]:
+def _read_tables(stage: str) -> list[Table]:
     """Return the tables of a stage, the primary one first."""
     return [
-        Table(stage, name, t["version"], pa.schema(_fields({c: t[c] for c in t if c not in _FACTS})), t.get("option"))
+        Table(stage, name, t["version"], pa.schema(_declare({c: t[c] for c in t if c not in _FACTS})), t.get("option"))
         for name, t in _DECLARED[stage].items()
     ]
 
 
-SESSIONS, TURNS, REJECTED = _tables("extract")
-VERDICTS, ESCALATED, REVIEWS = _tables("judge")
-TARGETS, HINT_CHECKS = _tables("teacher")
-METRICS, VALIDATIONS = _tables("train")
-REPLIES, SCORES = _tables("eval")
+SESSIONS, TURNS, REJECTED = _read_tables("extract")
+VERDICTS, ESCALATED, REVIEWS = _read_tables("judge")
+TARGETS, HINT_CHECKS = _read_tables("teacher")
+METRICS, VALIDATIONS = _read_tables("train")
+REPLIES, SCORES = _read_tables("eval")
 
 # Written by the stages, part by part.
 TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, ESCALATED, TARGETS, HINT_CHECKS, METRICS,
@@ -102,7 +102,7 @@ def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
                 raise OpdkitError(f"table {table.name}: missing columns {missing}, unknown columns {unknown}")
         values = [[row[name] for row in dicts] for name in names]
     try:
-        columns = [_column(field.type, column) for field, column in zip(table.schema, values, strict=True)]
+        columns = [_make_column(field.type, column) for field, column in zip(table.schema, values, strict=True)]
         arrow = pa.Table.from_arrays(columns, schema=table.schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise OpdkitError(f"table {table.name}: {error}") from error
@@ -112,7 +112,7 @@ def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
     return arrow
 
 
-def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:
+def _make_column(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if not (_is_nested(kind) and any(isinstance(value, np.ndarray) and value.ndim == 2 for value in values)):
         return pa.array(values, kind)
     # From the arrays: the supports of one part would be hundreds of millions of Python numbers.
@@ -121,16 +121,16 @@ def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:
     flat = np.concatenate([block.reshape(-1) for block in blocks])
     inner = pa.array(flat.astype(item, casting="same_kind", copy=False))
     widths = np.concatenate([np.full(len(block), block.shape[1]) for block in blocks])
-    per_row = pa.ListArray.from_arrays(_offsets(widths), inner, type=kind.value_type)
+    per_row = pa.ListArray.from_arrays(_sum_up(widths), inner, type=kind.value_type)
     missing = pa.array([value is None for value in values])
-    return pa.ListArray.from_arrays(_offsets([len(b) for b in blocks]), per_row, type=kind, mask=missing)
+    return pa.ListArray.from_arrays(_sum_up([len(b) for b in blocks]), per_row, type=kind, mask=missing)
 
 
 def _is_nested(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) and pa.types.is_list(kind.value_type)
 
 
-def _offsets(lengths: Any) -> pa.Array:
+def _sum_up(lengths: Any) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
 
 

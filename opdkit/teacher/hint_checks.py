@@ -126,7 +126,7 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
     samples = dict(zip(requests, sampled, strict=True))
     asked, tested = dict[tuple[str, Text], FreshReply](), list[tuple[TurnHints, str, list[Text], list[Text]]]()
     for turn in turns:
-        replies = [[_visible_text(scorer, ids, reply) for reply in samples[turn.turn_id, n]]
+        replies = [[_read_visible_text(scorer, ids, reply) for reply in samples[turn.turn_id, n]]
                    for n, ids in enumerate(turn.prompts)]  # fmt: skip
         unhinted, *by_hint = replies or [[]] * (1 + len(turn.hints))
         for hint, hinted in zip(turn.hints, by_hint, strict=True):
@@ -153,7 +153,7 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
     return rows
 
 
-def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
+def _read_visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
     chat = scorer.student.chat
     text = chat.visible_text(chat.text(reply.text_ids), prompt_ids)
     return text if text or reply.finish_reason == "stop" else None

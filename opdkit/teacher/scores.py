@@ -115,12 +115,12 @@ def score_session(
     ask_student = partial(logprobs, Mixture((student,)), top=student_top, vocabulary=options.vocabulary)
     ask_teacher = partial(logprobs, teacher, top=teacher_top, vocabulary=options.vocabulary)
     if options.top_k and teacher_first:
-        hinted = _hinted_logprobs(ask_teacher, replies, None)
+        hinted = _read_hinted_logprobs(ask_teacher, replies, None)
         at = [torch.cat([a.top_ids for a in answers], 1) if answers else None for answers in hinted]
         old = ask_student([LogprobQuery((r.student,), ids) for r, ids in zip(replies, at, strict=True)])
     else:
         old = ask_student([LogprobQuery((r.student,)) for r in replies])
-        hinted = _hinted_logprobs(ask_teacher, replies, [a.top_ids for a in old] if options.top_k else None)
+        hinted = _read_hinted_logprobs(ask_teacher, replies, [a.top_ids for a in old] if options.top_k else None)
 
     answers = iter(logprobs(teacher, [LogprobQuery(readings) for readings in pending if readings]))
     unhinted = [
@@ -148,7 +148,7 @@ def list_sequences(
     return by_model, pending
 
 
-def _hinted_logprobs(
+def _read_hinted_logprobs(
     ask: Callable[[list[LogprobQuery]], list[Logprobs]], replies: Sequence[ReplyReadings], at: Sequence[Tensor] | None
 ) -> list[list[Logprobs]]:
     """Return the teacher's answers to each candidate hint of each reply; `at` holds further ids [R, K] per reply."""

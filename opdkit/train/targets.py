@@ -101,10 +101,10 @@ def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> l
         if count is not None:
             sessions = set(read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()[:count])
         rows = table.select(COLUMNS).to_pylist()
-        matrices = [_matrices(table[name]) if name in table.column_names else repeat(None, len(rows))
+        matrices = [_read_matrices(table[name]) if name in table.column_names else repeat(None, len(rows))
                     for name in SUPPORT_COLUMNS]  # fmt: skip
         for row, *support in zip(rows, *matrices, strict=True):
-            turn = _turn(row, None if support[0] is None or support[1] is None else Support(*support))
+            turn = _make_turn(row, None if support[0] is None or support[1] is None else Support(*support))
             if sessions is None or turn.session_id in sessions:
                 turns.append(turn)
     hinted = [turn for turn in turns if turn.teacher_logprobs is not None]
@@ -118,7 +118,7 @@ def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> l
     return turns
 
 
-def _matrices(column: pa.ChunkedArray) -> Iterator[Any]:
+def _read_matrices(column: pa.ChunkedArray) -> Iterator[Any]:
     """Yield each row of a list<list<number>> column as an array [R, K] or None, without a Python object per number."""
     for row in column:
         if row.values is None:
@@ -128,7 +128,7 @@ def _matrices(column: pa.ChunkedArray) -> Iterator[Any]:
             yield values.reshape(len(row.values), -1)
 
 
-def _turn(row: JSON, support: Support | None) -> Turn:
+def _make_turn(row: JSON, support: Support | None) -> Turn:
     """Return a row of `targets` as a Turn."""
     names = ("old_logprobs", "teacher_logprobs", "behavior_logprobs")
     logprobs: JSON = {name: None if row[name] is None else np.asarray(row[name], np.float32) for name in names}
@@ -181,7 +181,7 @@ def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
     Raises OpdkitError when a prompt is not as long as in the teacher stage: the tokens trained on would not be those
     that were scored.
     """
-    prompts = {turn.turn_id: _prompt_ids(session, turn, chat) for session, turn in with_sessions(run, turns)}
+    prompts = {turn.turn_id: _encode_prompt(session, turn, chat) for session, turn in with_sessions(run, turns)}
     missing = next((turn.turn_id for turn in turns if turn.turn_id not in prompts), None)
     if missing is not None:
         raise OpdkitError(f"turn {missing} has no session in {run}/extract: run the stages again from extract")
@@ -204,7 +204,7 @@ def prompt_messages(session: JSON, turn: Turn) -> list[JSON]:
     return without_first(session["messages"][: message_index_of(turn.turn_id)], turn.cut_messages)
 
 
-def _prompt_ids(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
+def _encode_prompt(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
     """Return the prompt of a turn as token ids."""
     try:
         ids = chat.prompt_ids(prompt_messages(session, turn), session["tools"])

@@ -81,7 +81,7 @@ def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
     rendered = "".join(words)
     expected = tiny_tokenizer(rendered, add_special_tokens=False)["input_ids"]
     assert encoder.ids(rendered) == expected
-    assert encoder._ids_of_copy(rendered) == expected
+    assert encoder._encode_copy(rendered) == expected
 
 
 @settings(max_examples=100)
@@ -95,7 +95,7 @@ def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
     encoder = Encoder(tokenizer)
     for rendered in [*texts, *texts[::-1]]:
         assert encoder.ids(rendered) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        assert encoder._ids_of_copy(rendered) == encoder.ids(rendered)
+        assert encoder._encode_copy(rendered) == encoder.ids(rendered)
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
@@ -131,7 +131,7 @@ def test_the_copy_agrees_for_tokenizers_that_put_a_space_first(scheme):
     encoder = Encoder(tokenizer)
     for rendered in ("hello</s>hello", "[INST] hello </s>", "</s>hello[INST]好"):
         expected = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        assert encoder._ids_of_copy(rendered) == expected
+        assert encoder._encode_copy(rendered) == expected
 
 
 def test_a_continuation_gets_no_space_of_its_own():

@@ -62,7 +62,7 @@ def judge(monkeypatch):
 
     def install(answer) -> None:
         hinted = set()
-        visible_text = hint_checks._visible_text
+        visible_text = hint_checks._read_visible_text
 
         def spy(scorer, prompt_ids, reply):
             text = visible_text(scorer, prompt_ids, reply)
@@ -75,7 +75,7 @@ def judge(monkeypatch):
             replies = (re.sub(r"^\| ", "", text.split("\n\n## Hint")[0], flags=re.MULTILINE) for text in asked)
             return [[Answer(answer(text, " ".join(text.split()) in hinted))] for text in replies]
 
-        monkeypatch.setattr(hint_checks, "_visible_text", spy)
+        monkeypatch.setattr(hint_checks, "_read_visible_text", spy)
         monkeypatch.setattr(hint_checks, "open_judge", lambda *_: ask)
 
     return install

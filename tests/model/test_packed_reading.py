@@ -8,7 +8,7 @@ from model_families import EAGER, FAMILIES, PLAIN, STATES, build
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from opdkit.model.packed_reading import Pack, _kernels, enable_packing, find_chain_problem, read_packed
+from opdkit.model.packed_reading import Pack, _choose_kernels, enable_packing, find_chain_problem, read_packed
 from opdkit.model.scoring import PromptResponse, read_chains, response_logits, token_logprobs
 
 CPU = torch.device("cpu")
@@ -143,9 +143,9 @@ def test_a_trunk_that_is_filled_up_as_on_a_gpu_changes_nothing(family, monkeypat
 def test_a_gpu_plans_no_kernel_for_the_form_of_a_mask() -> None:
     """cuDNN plans anew for each form, for up to a second: it reads trunks, whose lengths are rounded, and no mask."""
     gpu = torch.device("cuda")
-    with _kernels(gpu, None):
+    with _choose_kernels(gpu, None):
         assert torch.backends.cuda.cudnn_sdp_enabled()
-    with _kernels(gpu, torch.ones(1, 1, 2, 2, dtype=torch.bool)):
+    with _choose_kernels(gpu, torch.ones(1, 1, 2, 2, dtype=torch.bool)):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
         assert torch.backends.cuda.mem_efficient_sdp_enabled()
 

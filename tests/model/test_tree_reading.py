@@ -347,8 +347,8 @@ def test_positions_that_depend_on_the_length_read_plainly(kind, capsys):
 
 def test_a_model_that_takes_no_notice_of_the_mask_is_found_out(monkeypatch, capsys):
     model = build("LlamaConfig", {})
-    real = tree_reading._mask
-    monkeypatch.setattr(tree_reading, "_mask", lambda *each: torch.ones_like(real(*each)))
+    real = tree_reading._make_mask
+    monkeypatch.setattr(tree_reading, "_make_mask", lambda *each: torch.ones_like(real(*each)))
     counted = Counter()
     score_session(model, Mixture((model,)), conversation(), ScoreOptions(), batch_tokens=10_000, counted=counted)
     assert counted["tokens saved"] == 0
@@ -413,14 +413,14 @@ def test_queries_that_do_not_fit_together_are_read_in_halves(student, monkeypatc
 
 def wrong_mask(monkeypatch) -> None:
     """A model that sees too much only where there is much to see: the made-up sequences do not find it out."""
-    real = packed_reading._blocks
+    real = packed_reading._plan_blocks
 
     def blocks(*given):
         for block in real(*given):
             is_wrong = block.mask is not None and block.mask.shape[-1] > 200
             yield replace(block, mask=torch.ones_like(block.mask)) if is_wrong else block
 
-    monkeypatch.setattr(packed_reading, "_blocks", blocks)
+    monkeypatch.setattr(packed_reading, "_plan_blocks", blocks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

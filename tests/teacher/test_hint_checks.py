@@ -138,7 +138,7 @@ def test_hints_that_help_stay_and_so_does_every_number(tmp_path, run, config, ju
     other = shutil.copytree(run, tmp_path / "other")
     teacher.run(config(other, top_k=3))
     hinted = Counter()
-    seen = hint_checks._visible_text
+    seen = hint_checks._read_visible_text
 
     def spy(scorer, prompt_ids, reply):
         text = seen(scorer, prompt_ids, reply)
@@ -146,12 +146,12 @@ def test_hints_that_help_stay_and_so_does_every_number(tmp_path, run, config, ju
             hinted[" ".join(text.split())] += 1
         return text
 
-    hint_checks._visible_text = spy
+    hint_checks._read_visible_text = spy
     try:
         judge(lambda question: YES if hinted[" ".join(reply_in(question).split())] else NO)
         summary = teacher.run(config(run, **OPTIONS))
     finally:
-        hint_checks._visible_text = seen
+        hint_checks._read_visible_text = seen
     assert targets(run) == targets(other)
     rows = checks(run)
     assert {row["status"] for row in rows} == {HELPS}

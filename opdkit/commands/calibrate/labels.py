@@ -103,15 +103,15 @@ class Case:
     @cached_property
     def label(self) -> int | None:
         """Return the label that most people gave; None where several are as frequent."""
-        return _most_frequent(label.value for label in self.labels)
+        return _find_most_frequent(label.value for label in self.labels)
 
     @cached_property
     def wanted(self) -> bool | None:
         """Return whether something was wanted, as most of those say who say it."""
-        return _most_frequent(label.wanted for label in self.labels if label.wanted is not None)
+        return _find_most_frequent(label.wanted for label in self.labels if label.wanted is not None)
 
 
-def _most_frequent(values: Iterable[T]) -> T | None:
+def _find_most_frequent(values: Iterable[T]) -> T | None:
     """Return the value that occurs most often; None without values, and where several occur as often."""
     ranked = Counter(values).most_common(2)
     is_tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
@@ -250,11 +250,11 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     is_cascade, is_weighed = "escalated" in plan["schemas"], plan["config"].get("weigh_votes")
     for part in range(part_count(run, "judge")):
         left = read_arrow(run, "escalated", part, _FIRST_COLUMNS).to_pylist() if is_cascade else []
-        votes_of_first = {row["turn_id"]: _votes_on_reward(row) for row in left}
+        votes_of_first = {row["turn_id"]: _read_votes(row) for row in left}
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
             if row["reward_status"] in NOT_BY_VOTES:
                 continue
-            votes, first = _votes_on_reward(row), votes_of_first.get(row["turn_id"])
+            votes, first = _read_votes(row), votes_of_first.get(row["turn_id"])
             session_id, scores = session_of(row["turn_id"]), tuple(score for score, _ in votes)
             weights = confidences_of(first) if first and is_weighed else None
             first_reward = reward_of([score for score, _ in first], weights).reward if first else row["reward"]
@@ -277,7 +277,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     return cases, reasons, guesses
 
 
-def _votes_on_reward(row: JSON) -> list[tuple[int | None, float | None]]:
+def _read_votes(row: JSON) -> list[tuple[int | None, float | None]]:
     return [(vote["score"], vote["confidence"]) for vote in row["reward_votes"]]
 
 

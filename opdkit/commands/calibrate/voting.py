@@ -36,8 +36,8 @@ def find_subset_rewards(counts: Counts, k: int) -> Distribution:
     if not 1 <= k <= sum(counts):
         raise ValueError(f"{k} votes of {sum(counts)}")
     ways: defaultdict[Reward, int] = defaultdict(int)
-    for subset in _compositions(k, counts):
-        ways[_reward(subset)] += math.prod(math.comb(n, c) for n, c in zip(counts, subset, strict=True))
+    for subset in _list_compositions(k, counts):
+        ways[_decide(subset)] += math.prod(math.comb(n, c) for n, c in zip(counts, subset, strict=True))
     total = math.comb(sum(counts), k)
     return MappingProxyType({reward: count / total for reward, count in ways.items()})
 
@@ -47,13 +47,13 @@ def find_independent_rewards(probabilities: Distribution, k: int) -> Distributio
     possible = [probabilities.get(score, 0.0) for score in SCORES]
     rewards: defaultdict[Reward, float] = defaultdict(float)
     limits = tuple(k if p > 0 else 0 for p in possible)
-    for votes in _compositions(k, limits):
+    for votes in _list_compositions(k, limits):
         ways = math.factorial(k) // math.prod(map(math.factorial, votes))
-        rewards[_reward(votes)] += ways * math.prod(p**c for p, c in zip(possible, votes, strict=True))
+        rewards[_decide(votes)] += ways * math.prod(p**c for p, c in zip(possible, votes, strict=True))
     return dict(rewards)
 
 
-def _compositions(k: int, limits: Sequence[int]) -> Iterator[Counts]:
+def _list_compositions(k: int, limits: Sequence[int]) -> Iterator[Counts]:
     """Yield all ways to take k votes, at most `limits` of each kind."""
     minus, zero, plus, null = limits
     for a in range(min(k, minus) + 1):
@@ -63,7 +63,7 @@ def _compositions(k: int, limits: Sequence[int]) -> Iterator[Counts]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _reward(counts: Counts) -> Reward:
+def _decide(counts: Counts) -> Reward:
     return reward_of([score for score, n in zip(SCORES, counts, strict=True) for _ in range(n)]).reward
 
 

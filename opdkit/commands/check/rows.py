@@ -179,7 +179,7 @@ def _is_against_the_votes(row: Row, known: Known) -> bool:
     return reward_of(scores, confidences_of(votes) if known.weighed else None).reward != row["reward"]
 
 
-def _verdict_of(row: Row, known: Known) -> KnownVerdict | None:
+def _find_verdict(row: Row, known: Known) -> KnownVerdict | None:
     """Return the verdict on a target's turn, as the votes and then people say."""
     verdict, decided = (known.verdicts or {}).get(row["turn_id"]), known.decided.get(row["turn_id"], {})
     if verdict is None or not decided:
@@ -262,10 +262,10 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     *[(table, "its turn is not in the same part of verdicts", lambda row, known:
         known.verdicts is not None and row["turn_id"] not in known.verdicts) for table in ("escalated", "targets")],
     ("targets", "reward is not that of its verdict", lambda row, known:
-        (verdict := _verdict_of(row, known)) is not None
+        (verdict := _find_verdict(row, known)) is not None
         and row["reward"] != (verdict.reward if row["written"] is None else None)),
     ("targets", "hint is not one of its verdict's", lambda row, known:
-        (verdict := _verdict_of(row, known)) is not None
+        (verdict := _find_verdict(row, known)) is not None
         and row["hint"] is not None and row["hint"] not in verdict.hints),
     ("targets", "a token id outside the vocabulary", lambda row, known: _has_no_token(row["response_ids"], known)),
     ("targets", "a token id of the support outside the vocabulary", lambda row, known:

@@ -205,7 +205,7 @@ class _Walk:
         for table in tables:
             if not part_path(self.run, table.name, part).exists():
                 # An unfinished stage is not damage. A part that something else was computed from, or with, is.
-                after = primary if done else self._computed_after(stage, part)
+                after = primary if done else self._find_computed_after(stage, part)
                 if after:
                     self._add(stage, table.name, part, f"gone, although {after} has the part that goes with it")
                 elif (table.name, part) in digests:
@@ -227,7 +227,7 @@ class _Walk:
         if primary in parts:
             self.finished[stage] = parts[primary]
 
-    def _computed_after(self, stage: str, part: int) -> str | None:
+    def _find_computed_after(self, stage: str, part: int) -> str | None:
         """Return a table that holds something computed from this part."""
         if stage not in plans.BY_PART:
             return None

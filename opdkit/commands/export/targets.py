@@ -174,7 +174,7 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Row
     counters.count("conversations")
     if without_thinking := sum(bool(messages[i]["reasoning"]) for i in weighted):  # the format has no place for it
         counters.count("replies without the thinking", without_thinking)
-    lines = [_openai_message(message, int(i in weighted)) for i, message in enumerate(messages[: max(weighted) + 1])]
+    lines = [_convert(message, int(i in weighted)) for i, message in enumerate(messages[: max(weighted) + 1])]
     yield {"messages": lines} | ({"tools": json.loads(tools)} if tools else {})
 
 
@@ -206,7 +206,7 @@ def link_tool_calls(messages: list[Message]) -> tuple[list[Message], str]:
     return linked, ""
 
 
-def _openai_message(message: Message, weight: int) -> Message:
+def _convert(message: Message, weight: int) -> Message:
     exported = openai_message(message | {"reasoning": None}, arguments_as_text=True)
     if message["tool_calls"] and not exported["content"]:
         del exported["content"]

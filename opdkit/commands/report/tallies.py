@@ -242,7 +242,7 @@ class Shares:
         source, session = turn.session["source"], logged_session_id(turn.session_id)
         if self._session is None or self._session[:2] != (source, session):
             if self._session is not None:
-                self._sessions.add(self._session, _furthest(self._session[2]))
+                self._sessions.add(self._session, _rank_stages(self._session[2]))
             self._session = (source, session, Counter())
             self._sources[source]["sessions"] += 1
         verdict = turn.decided
@@ -257,8 +257,8 @@ class Shares:
     def summarize(self) -> JSON:
         """Return the totals, and the largest sources and sessions. Call it once, after all turns."""
         if self._session is not None:
-            self._sessions.add(self._session, _furthest(self._session[2]))
-        sources = sorted(self._sources.items(), key=lambda item: _furthest(item[1]), reverse=True)
+            self._sessions.add(self._session, _rank_stages(self._session[2]))
+        sources = sorted(self._sources.items(), key=lambda item: _rank_stages(item[1]), reverse=True)
         total, rest = Counter[str](), Counter[str]()
         for place, (_, counts) in enumerate(sources):
             total.update(counts)
@@ -274,6 +274,6 @@ class Shares:
         }
 
 
-def _furthest(counts: Counter[str]) -> tuple[int, ...]:
+def _rank_stages(counts: Counter[str]) -> tuple[int, ...]:
     """Return the sort key of a source or session: the furthest stage that has anything to count comes first."""
     return counts["tokens"], counts["judged"], counts["turns"]

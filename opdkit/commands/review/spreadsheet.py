@@ -37,7 +37,7 @@ NEEDED = ("turn_id", *FILLED_IN, "decision")
 _NONE = "none"
 _CELL = 2000  # characters of a conversation that a cell shows; what is decided is never cut
 _BAD_ROWS_SHOWN = 10
-_WHOLE = re.compile(r"[.,]0*\Z")  # end of a number that is written 1.0 or 1,0, which `_reward` reads, too
+_WHOLE = re.compile(r"[.,]0*\Z")  # end of a number that is written 1.0 or 1,0, which `_parse_reward` reads, too
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ def write_csv(run: Path, path: Path) -> int:
                     continue
                 texts = [shorten(messages_text(messages), _CELL) for messages in turn_messages(turn)]
                 reward = "" if turn.verdict["reward"] is None else str(turn.verdict["reward"])
-                cells = [turn.turn_id, *texts, reward, turn.verdict["hint"] or "", *_decision_cells(turn.review)]
+                cells = [turn.turn_id, *texts, reward, turn.verdict["hint"] or "", *_format_decision(turn.review)]
                 writer.writerow(escape(cell.replace("\x00", "\N{REPLACEMENT CHARACTER}")) for cell in cells)
                 count += 1
     return count
 
 
-def _decision_cells(review: Review | None) -> tuple[str, ...]:
+def _format_decision(review: Review | None) -> tuple[str, ...]:
     """Return the columns to fill in, as they stand, and the number of the decision."""
     if review is None:
         return ("",) * (len(FILLED_IN) + 1)
@@ -179,14 +179,14 @@ def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review 
     if action == "strike":
         return Review(turn_id, action="strike", note=note or None)
     no_hint = unescape(row["hint"]).rstrip().casefold() == _NONE  # a space before it: a hint of that word
-    review = Review(turn_id, reward_decided=bool(reward), reward=_reward(reward), hint_decided=bool(hint),
+    review = Review(turn_id, reward_decided=bool(reward), reward=_parse_reward(reward), hint_decided=bool(hint),
                     hint=None if no_hint else hint or None, note=note or None)  # fmt: skip
     if (error := reviews.find_problem(review)) is not None:
         raise OpdkitError(error)
     return review
 
 
-def _reward(text: str) -> int | None:
+def _parse_reward(text: str) -> int | None:
     if text.casefold() in ("", _NONE):
         return None
     try:

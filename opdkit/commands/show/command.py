@@ -37,7 +37,7 @@ def run(config: ShowConfig) -> None:
     if config.turn_id is not None:
         return
     if not chosen.lines:
-        say(_why_nothing(config, chosen))
+        say(_explain_nothing(config, chosen))
     elif len(chosen.lines) < chosen.passed and not is_ranked:
         hint = "" if whole else f", `opdkit show {quote(config.run)} TURN_ID` one whole"
         say(f"{len(chosen.lines):,} of {counted(chosen.passed, 'turn')}; --max-turns shows more{hint}")
@@ -55,7 +55,7 @@ def choose_views(config: ShowConfig, whole: bool = True) -> tuple[Chosen, list[J
     return chosen, [views[name] for name in names]
 
 
-def _why_nothing(config: ShowConfig, chosen: Chosen) -> str:
+def _explain_nothing(config: ShowConfig, chosen: Chosen) -> str:
     """Say why no turn is shown, and what there is instead."""
     if not chosen.seen:
         return f"no turn is finished yet: `opdkit status {quote(config.run)}` shows the progress of the run"

@@ -17,12 +17,12 @@ _MESSAGE, _ANSWER, _FAILED = 4000, 600, 300
 
 def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
     """Print a view of `turn_view`. Text of the log and of the judge is shown, never interpreted."""
-    for text in (*_conversation(view), *_verdict(view)):
+    for text in (*_show_conversation(view), *_show_verdict(view)):
         console.print(text, soft_wrap=True)
     colour = console.is_terminal and not console.no_color and console.color_system is not None
     review = view["review"] or {}
     for target in view["targets"]:
-        console.print(_target_head(target), soft_wrap=True)
+        console.print(_show_target_head(target), soft_wrap=True)
         decided = ("hint",) if target["written"] is not None else ("hint", "reward")
         if any(name in review and review[name] != target[name] for name in decided):
             console.print(Text("  older than the decision: `opdkit teacher`, run again as before, scores it again"),
@@ -36,7 +36,7 @@ def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
     console.print()
 
 
-def _conversation(view: JSON) -> Iterator[Text]:
+def _show_conversation(view: JSON) -> Iterator[Text]:
     """Yield the name and origin of a turn, and its messages."""
     yield Text(printable(f"turn {view['turn_id']}"), style="bold")
     facts = [f"{view['source']}, line {view['line']}", view["format"]]
@@ -47,7 +47,7 @@ def _conversation(view: JSON) -> Iterator[Text]:
     for n, message in enumerate(view["messages"]):
         is_reply = n == view["message_index"]
         name = f" ({message['name']})" if message["name"] else ""
-        yield _title(f"{message['role']}{name}" + (", the reply" if is_reply else ""))
+        yield _make_title(f"{message['role']}{name}" + (", the reply" if is_reply else ""))
         if message["reasoning"]:
             yield Text(_cut(f"(thinking) {message['reasoning']}", _MESSAGE), style="dim")
         if message["content"]:
@@ -57,37 +57,37 @@ def _conversation(view: JSON) -> Iterator[Text]:
         if not (message["content"] or message["reasoning"] or message["tool_calls"]):
             yield Text("  (empty)", style="dim")
     for name, text in view["decision"]:
-        yield _title(f"decided in the log: {name}")
+        yield _make_title(f"decided in the log: {name}")
         yield Text(_cut(text, _MESSAGE))
 
 
-def _verdict(view: JSON) -> Iterator[Text]:
+def _show_verdict(view: JSON) -> Iterator[Text]:
     """Yield the verdict with its votes, and the review."""
     verdict, review = view["verdict"], view["review"]
     if verdict is None:
-        yield _title("not judged")
+        yield _make_title("not judged")
         return
     agreement = verdict["reward_agreement"]
     share = "" if agreement is None else f", agreement {agreement:.2f}"
-    yield _title(f"reward {signed(verdict['reward'])} ({verdict['reward_status']}{share})")
+    yield _make_title(f"reward {signed(verdict['reward'])} ({verdict['reward_status']}{share})")
     for vote in verdict["reward_votes"]:
-        yield _vote("failed" if vote["score"] is None else signed(vote["score"]), vote)
-    yield _title(f"hint ({verdict['hint_status']})")
+        yield _show_vote("failed" if vote["score"] is None else signed(vote["score"]), vote)
+    yield _make_title(f"hint ({verdict['hint_status']})")
     yield Text("  none" if verdict["hint"] is None else _cut(verdict["hint"], _MESSAGE), style="bold")
     for vote in verdict["hint_votes"]:
-        yield _vote({1: "hint", -1: "no hint"}.get(vote["decision"], "failed"), vote)
+        yield _show_vote({1: "hint", -1: "no hint"}.get(vote["decision"], "failed"), vote)
     for candidate in verdict["candidates"]:
         yield Text(f"  - {one_line(candidate['hint'])}: {candidate['status']}")
     if review is not None:
         voted = verdict["voted"]
-        yield _title(f"reviewed by {one_line(review['reviewer'])}, {review['time']}")
+        yield _make_title(f"reviewed by {one_line(review['reviewer'])}, {review['time']}")
         yield Text(f"the votes said: reward {signed(voted['reward'])} ({voted['reward_status']}), "
                    f"hint: {one_line(voted['hint'] or 'none')}")  # fmt: skip
         if review["note"]:
             yield Text(_cut(review["note"], _MESSAGE))
 
 
-def _vote(says: str, vote: JSON) -> Text:
+def _show_vote(says: str, vote: JSON) -> Text:
     """Return a vote with its reason; a failed one with its error, and below it the judge's words."""
     if not vote["error"]:
         says += "" if vote["confidence"] is None else f" ({vote['confidence']:.2f})"
@@ -96,7 +96,7 @@ def _vote(says: str, vote: JSON) -> Text:
     return Text(f"  {says}: {one_line(vote['error'])}" + (f"\n    the judge wrote: {wrote}" if wrote else ""))
 
 
-def _target_head(target: JSON) -> Text:
+def _show_target_head(target: JSON) -> Text:
     values = [token["advantage"] for token in target["tokens"] if token["trained"] and token["advantage"] is not None]
     other = {None: "the logged reply", EDIT: "the reply as a person edited it"}
     reply = other.get(target["written"], f"reply {target['written']} that the teacher wrote")
@@ -106,10 +106,10 @@ def _target_head(target: JSON) -> Text:
     total, mean = sum(values), sum(values) / max(1, len(values))
     signal = f"advantages: sum {with_sign(total, 3)}, mean {with_sign(mean, 4)} nats"
     facts.append(signal if values else "no hint, so no advantages")
-    return _title(f"target, {reply}: {'; '.join(facts)}")
+    return _make_title(f"target, {reply}: {'; '.join(facts)}")
 
 
-def _title(text: str) -> Text:
+def _make_title(text: str) -> Text:
     return Text(f"\n-- {one_line(text)}", style="bold cyan")
 
 

@@ -45,7 +45,7 @@ def reply_text(tokens: Sequence[JSON], *, colour: bool) -> Text:
     for token in tokens:
         opening, closing = ("", "") if colour else _MARKS.get(level(token), ("", ""))
         style = _STYLES.get(level(token), "" if token["trained"] else "dim") if colour else ""
-        line.append(opening + _visible(token["text"]) + closing, style=style)
+        line.append(opening + _make_visible(token["text"]) + closing, style=style)
     return line
 
 
@@ -56,7 +56,7 @@ def print_likely(tokens: Sequence[JSON], console: Console) -> None:
         said = {model: ", ".join(f'"{text}" {math.exp(logprob):.2f}' for text, logprob in likely)
                 for model, likely in tokens[n]["likely"].items()}  # fmt: skip
         line = f'at "{tokens[n]["text"]}" the teacher would say {said["teacher"]}; the student {said["student"]}'
-        console.print(Text("  " + _visible(line).replace("\n  ", "")), soft_wrap=True)
+        console.print(Text("  " + _make_visible(line).replace("\n  ", "")), soft_wrap=True)
 
 
 def legend(*, colour: bool) -> Text:
@@ -79,7 +79,7 @@ def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) ->
     for n, token in enumerate(tokens):
         numbers = ["" if token[name] is None else f"{token[name]:z.4f}" for name in ("old", "teacher")]
         advantage = "" if token["advantage"] is None else with_sign(token["advantage"], 4)
-        row = [str(n), _visible(token["text"]).replace("\n  ", ""), str(token["id"]), *numbers, advantage,
+        row = [str(n), _make_visible(token["text"]).replace("\n  ", ""), str(token["id"]), *numbers, advantage,
                "" if token["trained"] else "not sampled"]  # fmt: skip
         style = _STYLES.get(level(token), "") if colour else ""
         table.add_row(*(Text(cell, style=style if k == 1 else "") for k, cell in enumerate(row)))
@@ -90,6 +90,6 @@ def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) ->
         print_tsv(columns, rows)
 
 
-def _visible(text: str) -> str:
+def _make_visible(text: str) -> str:
     """Show line ends and tabs as signs, so that they can be seen to be tokens, and nothing that drives a terminal."""
     return printable(text.replace("\r", "␍").replace("\t", "␉")).replace("\n", "↵\n  ")

@@ -53,12 +53,12 @@ def print_list(lines: Sequence[TurnLine], console: Console) -> None:
         )
         rows.append([one_line(cell) for cell in cells])
     if console.is_terminal:
-        console.print(_table(rows, console.width))
+        console.print(_make_table(rows, console.width))
     else:
         print_tsv(COLUMNS, rows)
 
 
-def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
+def _make_table(rows: Sequence[Sequence[str]], width: int) -> Table:
     """Lay out a table: names and numbers, which a person copies or compares, are never cut; texts share the rest."""
     table = plain_table(gap=1)
     facts = COLUMNS[:-2]

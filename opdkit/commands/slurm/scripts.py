@@ -25,7 +25,7 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
     command = " ".join([*map(shlex.quote, words[:at]), *shard, *map(shlex.quote, words[at:])])
     grace = max(slurm.notice - 30, slurm.notice // 2)  # seconds for the part under way; the rest is for dropping it
     return "\n".join([
-        *_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a",
+        *_write_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a",
                [f"--array={ranges(shards)}{limit}"], place),
         f"# Slurm sends USR1 {slurm.notice} s before the time limit: opdkit finishes the part under way. If that",
         f"# takes over {grace} s it drops the part. Then the task is queued again and resumes.",
@@ -41,7 +41,7 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
         "set -m",
         f"{command} &",
         "task=$!",
-        *_waiting('"$status" -gt 1', "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID", slurm.max_requeues),
+        *_write_wait('"$status" -gt 1', "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID", slurm.max_requeues),
     ])  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def train_script(slurm: SlurmConfig, config: StageConfig, place: Place) -> str:
             f"    -m {command} &",
         ]
     return "\n".join([
-        *_head(slurm, "train", "the training, on all its nodes", "%j",
+        *_write_head(slurm, "train", "the training, on all its nodes", "%j",
                [f"--nodes={slurm.nodes}", "--ntasks-per-node=1"], place),
         f"# Slurm sends USR1 {slurm.notice} s before the time limit, TERM when it preempts or cancels the job. Then",
         "# the training is asked to stop: its processes finish the same step and write a checkpoint. Launchers would",
@@ -85,7 +85,7 @@ def train_script(slurm: SlurmConfig, config: StageConfig, place: Place) -> str:
         "set -m",
         *start,
         "task=$!",
-        *_waiting(f'"$status" -ne 0 ] && [ "$(ls {checkpoints} 2>/dev/null)" != "$before"', "$SLURM_JOB_ID",
+        *_write_wait(f'"$status" -ne 0 ] && [ "$(ls {checkpoints} 2>/dev/null)" != "$before"', "$SLURM_JOB_ID",
                   slurm.max_requeues),
     ])  # fmt: skip
 
@@ -114,7 +114,7 @@ def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _head(slurm: SlurmConfig, stage: str, what: str, log: str, shape: Sequence[str], place: Place) -> list[str]:
+def _write_head(slurm: SlurmConfig, stage: str, what: str, log: str, shape: Sequence[str], place: Place) -> list[str]:
     """Return the first lines of a script; `shape` says how many tasks or nodes it has.
 
     Of several values of an option for one stage the last one counts.
@@ -140,7 +140,7 @@ def _head(slurm: SlurmConfig, stage: str, what: str, log: str, shape: Sequence[s
     ]
 
 
-def _waiting(condition: str, job: str, most: int) -> list[str]:
+def _write_wait(condition: str, job: str, most: int) -> list[str]:
     """Return the lines that wait for the task, and queue the job again if it ran out of time."""
     return [
         "",

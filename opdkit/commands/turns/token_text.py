@@ -50,7 +50,7 @@ class TokenTexts:
         if token is None:
             return f"⟨{token_id}⟩".encode()
         if self._by_bytes:
-            return b"".join(_bytes_of_characters().get(c, c.encode()) for c in token)
+            return b"".join(_map_characters().get(c, c.encode()) for c in token)
         if self._by_pieces:
             match = _BYTE.fullmatch(token)
             return bytes.fromhex(match[1]) if match else token.replace("▁", " ").encode()
@@ -112,7 +112,7 @@ def open_texts(identity: JSON) -> TokenTexts:
 
 
 @functools.cache
-def _bytes_of_characters() -> dict[str, bytes]:
+def _map_characters() -> dict[str, bytes]:
     """Return the alphabet of byte-level BPE: printable Latin-1 stands for itself, the other 68 bytes for U+0100 on.
 
     (Radford et al. 2019, `bytes_to_unicode` of GPT-2.)

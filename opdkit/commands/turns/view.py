@@ -66,10 +66,10 @@ def turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
     texts = cache(load_texts)  # of the tokens: a run without targets needs no tokenizer
     for part in sorted(set(parts.values())):
         for turn in joined_turns(run, part, columns, reviews=reviews, turn_ids=turn_ids, partial=True):
-            yield _view(turn, judge) | {"targets": [_target(row, texts(run)) for row in turn.targets]}
+            yield _make_view(turn, judge) | {"targets": [_make_target(row, texts(run)) for row in turn.targets]}
 
 
-def _view(turn: JoinedTurn, judge: JSON) -> JSON:
+def _make_view(turn: JoinedTurn, judge: JSON) -> JSON:
     """Return a view without its targets. `judge` is the configuration of the judge."""
     messages = turn.session["messages"]
     view: JSON = {name: turn.turn[name] for name in _TURN} | {name: turn.session[name] for name in _SESSION}
@@ -93,7 +93,7 @@ def _view(turn: JoinedTurn, judge: JSON) -> JSON:
     return view
 
 
-def _target(row: JSON, token_texts: TextsOf) -> JSON:
+def _make_target(row: JSON, token_texts: TextsOf) -> JSON:
     ids, mask, old_logprobs = (row[name].tolist() for name in ("response_ids", "response_mask", "old_logprobs"))
     teacher_logprobs = [None] * len(ids) if row["teacher_logprobs"] is None else row["teacher_logprobs"].tolist()
     tokens = []
@@ -101,13 +101,13 @@ def _target(row: JSON, token_texts: TextsOf) -> JSON:
     for n, (text, token_id, trained, old, teacher) in enumerate(columns):
         advantage = None if teacher is None else teacher - old
         is_marked = trained and advantage is not None and abs(advantage) >= STEPS[0]
-        likely = _likely(row, n, token_texts) if is_marked and row["support_ids"] is not None else None
+        likely = _list_likely(row, n, token_texts) if is_marked and row["support_ids"] is not None else None
         tokens.append({"text": text, "id": token_id, "trained": trained, "old": old, "teacher": teacher,
                        "advantage": advantage, "likely": likely})  # fmt: skip
     return {**{name: row[name] for name in _TARGET}, "unit": "token", "tokens": tokens}
 
 
-def _likely(row: JSON, position: int, token_texts: TextsOf) -> JSON:
+def _list_likely(row: JSON, position: int, token_texts: TextsOf) -> JSON:
     """Return the tokens that student and teacher find likeliest at a position, of those that are stored there."""
     ids, found = row["support_ids"][position], JSON()
     for model, column in _SUPPORTS.items():

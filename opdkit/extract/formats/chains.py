@@ -62,11 +62,11 @@ def call_reader(
     unfold: Callable[[JSON], list[JSON]] | None = None,
     closer_than: tuple[str, ...] = (),
 ) -> Reader:
-    """Return the reader of a format with a call of a model per record. Without `id_of`, _session_key groups the calls.
+    """Return the reader of a format with a call of a model per record. Without `id_of`, _find_session groups the calls.
 
     `read_call` raises Unreadable.
     """
-    id_of = id_of or partial(_session_key, read_call)
+    id_of = id_of or partial(_find_session, read_call)
     read = partial(read_chains, read_call)
     return Reader(name, "id", recognises, read, id_of=id_of, unfold=unfold, closer_than=closer_than)
 
@@ -125,7 +125,7 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
     return reply, note
 
 
-def _session_key(read_call: ReadCall, record: JSON) -> str | None:
+def _find_session(read_call: ReadCall, record: JSON) -> str | None:
     """Return the id that groups a call with those that it may continue: the session's, where the log has one.
 
     Otherwise it is a digest of the prompt up to its first user message: a call that continues another begins with the
@@ -138,13 +138,13 @@ def _session_key(read_call: ReadCall, record: JSON) -> str | None:
         return call.session
     chain = _blake()
     for message in call.prompt:
-        chain.update(_canonical(message))
+        chain.update(_normalise(message))
         if message["role"] == "user":
             break
     return f"~{chain.hexdigest()}"
 
 
-def _canonical(message: JSON) -> bytes:
+def _normalise(message: JSON) -> bytes:
     """Return what must agree for two messages to be the same: no whitespace, thinking or end marker, calls parsed."""
     text, calls = message["content"] or "", message["tool_calls"]
     if message["role"] == "assistant":
@@ -185,14 +185,14 @@ class _Node:
 def _make_node(position: int, call: Call) -> _Node:
     chain, last, prefixes = _blake(), b"", []
     for message in call.prompt:
-        last = _canonical(message)
+        last = _normalise(message)
         chain.update(last)
         if message["role"] == "assistant":
             prefixes.append(chain.copy().digest())
     prompt = chain.digest()
-    chain.update(_canonical(call.reply))
+    chain.update(_normalise(call.reply))
     tail, last = chain.digest(), _blake(last).digest()
-    reaction = _blake(_canonical(call.following[-1])).digest() if call.following else None
+    reaction = _blake(_normalise(call.following[-1])).digest() if call.following else None
     decision = _blake(dump(call.note.decision).encode()).digest() if call.note.decision else None
     return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, last, reaction, decision,
                  call.logged.get("id"))  # fmt: skip

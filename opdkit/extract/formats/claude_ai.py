@@ -50,7 +50,7 @@ def _read_node(item: Any, name: str) -> Node:
     if not blocks:
         blocks = [{"type": "text", "text": first_text(item.get("text")) or ""}]
     if role == "assistant":
-        messages, notes = read_messages(split_blocks(map(_with_texts, blocks)))
+        messages, notes = read_messages(split_blocks(map(_convert_texts, blocks)))
     else:
         attached = [a.get("extracted_content") for a in as_list(item.get("attachments")) if isinstance(a, dict)]
         texts = [{"type": "text", "text": text} for text in attached if isinstance(text, str) and text]
@@ -64,7 +64,7 @@ def _read_node(item: Any, name: str) -> Node:
     return node
 
 
-def _with_texts(block: Any) -> Any:
+def _convert_texts(block: Any) -> Any:
     """Return a block; of a result that is a list, as of a search, the parts with a text as texts."""
     parts = block.get("content") if isinstance(block, dict) else None
     if not isinstance(parts, list):

@@ -42,7 +42,7 @@ def recognises(record: JSON) -> bool:
     return is_call(record) or (kind == "reasoning" and "summary" in record and "encrypted_content" in record)
 
 
-def _header(record: JSON) -> JSON | None:
+def _find_header(record: JSON) -> JSON | None:
     """Return the header that a line is or begins with; None for other lines."""
     kind = record.get("type")
     if kind == "session_meta":
@@ -56,7 +56,7 @@ def _header(record: JSON) -> JSON | None:
 
 def id_of(record: JSON) -> str | None:
     """Return the session id of a header; None for other lines."""
-    header = _header(record)
+    header = _find_header(record)
     return None if header is None else header["id"]
 
 
@@ -108,7 +108,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
             record = parse(line)
         except Unreadable as problem:
             record, problems = {}, [problem]
-        header = None if problems else _header(record)
+        header = None if problems else _find_header(record)
         items = as_list(record.get("items")) if header is not None and "session" in record else []
         for piece in [] if problems else [header or record, *items]:
             try:

@@ -32,10 +32,10 @@ def openai_messages(items: Sequence[Any]) -> list[JSON]:
     for item in items:
         if not isinstance(item, dict):
             raise Unreadable("item of unknown shape", f"it is a {type(item).__name__}")
-    return [_openai_message(item) for item in items if item.get("type") not in _NO_MESSAGE]
+    return [_read_item(item) for item in items if item.get("type") not in _NO_MESSAGE]
 
 
-def _openai_message(item: JSON) -> JSON:
+def _read_item(item: JSON) -> JSON:
     """Return an item as a message. Raises Unreadable."""
     kind = item.get("type")
     if kind == "message" or (kind is None and "role" in item):

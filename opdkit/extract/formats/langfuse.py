@@ -60,7 +60,7 @@ def unfold(record: JSON) -> list[JSON]:
         trace = {key: row[key] for key in _OF_TRACE if row.get(key)}
         pieces = [shared | piece for piece in observations]
         calls = [n for n, piece in enumerate(pieces) if piece.get("type", "GENERATION") == "GENERATION"]
-        for n, scores in _scores_of_calls(row.get("scores"), {n: pieces[n] for n in calls}).items():
+        for n, scores in _group_scores(row.get("scores"), {n: pieces[n] for n in calls}).items():
             pieces[n] = pieces[n] | {"rated": scores}
         if calls and trace and len(calls) * len(dump(trace)) > len(dump(row)):
             calls = calls[:1]
@@ -70,7 +70,7 @@ def unfold(record: JSON) -> list[JSON]:
     return unfolded
 
 
-def _scores_of_calls(scores: Any, calls: dict[int, JSON]) -> dict[int, list[JSON]]:
+def _group_scores(scores: Any, calls: dict[int, JSON]) -> dict[int, list[JSON]]:
     """Return the scores of a trace by the call that each is of: the one that it names, or else the last to start."""
     if not calls:
         return {}

@@ -72,7 +72,7 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
     content = [part for part in as_list(item.get("content")) if part is not None]  # the array may be sparse
     *thoughts, text = _THINKING.split(first_text(item.get("text")) or "", maxsplit=1)
     parts = content or [*({"type": "think", "think": t.strip()} for t in thoughts), {"type": "text", "text": text}]
-    node.messages, node.notes = read_messages(split_blocks(block for part in parts for block in _blocks(part)))
+    node.messages, node.notes = read_messages(split_blocks(block for part in parts for block in _convert_part(part)))
     note, feedback = node.last_note, item.get("feedback")
     if note is not None:
         note.finish_reason = first_text(item.get("finish_reason"))
@@ -84,7 +84,7 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
     return node
 
 
-def _blocks(part: Any) -> list[Any]:
+def _convert_part(part: Any) -> list[Any]:
     """Return a part of a reply as blocks of text, thinking, a call and what came of it."""
     kind = part.get("type") if isinstance(part, dict) else None
     call = part.get("tool_call") if kind == "tool_call" else None

@@ -28,7 +28,7 @@ _THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # beside the words th
 def reader_of(fields: FieldMap) -> Reader:
     """Return the reader of logs whose fields are where `fields` says."""
     if fields.messages is None and fields.prompt is None:
-        reader = Reader(NAME, "id", bool, partial(_read_session, fields), id_of=partial(_session_id, fields))
+        reader = Reader(NAME, "id", bool, partial(_read_session, fields), id_of=partial(_find_session_id, fields))
     elif fields.link:
         reader = call_reader(NAME, bool, partial(_read_call, fields))
     else:
@@ -36,7 +36,7 @@ def reader_of(fields: FieldMap) -> Reader:
     return replace(reader, read=partial(_read_and_count, fields, reader)) if fields.rating else reader
 
 
-def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:
+def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:
     """Return logged messages, the first of them number `first`, in OpenAI's form without those of dropped roles.
 
     A text is one message of `role`; so is an object without a role. Raises Unreadable.
@@ -55,7 +55,7 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
         logged = value_at(item, fields.role)
         logged = role if logged is None and is_single else logged
         if logged is None:
-            raise Unreadable("message without a role", f"message {position}: nothing at {_path_text(fields.role)}")
+            raise Unreadable("message without a role", f"message {position}: nothing at {_format_path(fields.role)}")
         known = dict(fields.roles).get(str(logged)) or (_KNOWN_ROLES.get(logged) if isinstance(logged, str) else None)
         if known is None:
             detail = f"message {position} has role {str(logged)[:100]!r}; [roles] can say what it is"
@@ -67,7 +67,7 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
             value = value_at(item, getattr(fields, key))
             if value is not None:
                 read[key] = value if isinstance(value, str) else str(value)
-        if known == "assistant" and (decision := _decision(fields, item)):
+        if known == "assistant" and (decision := _read_decision(fields, item)):
             read["decision"] = decision
         calls = value_at(item, fields.tool_calls)
         if calls and fields.tool_call:
@@ -78,7 +78,7 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
     return messages
 
 
-def _decision(fields: FieldMap, record: JSON) -> JSON:
+def _read_decision(fields: FieldMap, record: JSON) -> JSON:
     """Return what a message, or a pair of prompt and reply, says that a person decided about the reply."""
     rating = _read_rating(value_at(record, fields.rating))
     texts = {name: first_text(value_at(record, getattr(fields, name))) for name in ("comment", "edited")}
@@ -109,7 +109,7 @@ def _read_and_count(
             yield from (LeftOut(NO_THUMB) for logged in given if _read_rating(logged) is None)
 
 
-def _path_text(steps: Sequence[str | int] | None) -> str:
+def _format_path(steps: Sequence[str | int] | None) -> str:
     return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps or ()).lstrip(".")
 
 
@@ -147,7 +147,7 @@ def _make_conversation(
     return Conversation(line.source, line.number, whole, model, tools, metadata, notes)
 
 
-def _session_id(fields: FieldMap, record: JSON) -> str | None:
+def _find_session_id(fields: FieldMap, record: JSON) -> str | None:
     value = value_at(record, fields.session)
     if isinstance(value, float) and value.is_integer():  # pandas stores integers so where one is missing
         value = int(value)
@@ -162,8 +162,8 @@ def _read_conversation(fields: FieldMap, line: Line, record: JSON) -> list[Conve
     items = value_at(record, fields.messages)
     if not isinstance(items, list) or not items:
         shape = "nothing" if items is None else "an empty list" if items == [] else f"a {type(items).__name__}"
-        raise Unreadable("no messages", f"{shape} at {_path_text(fields.messages)}")
-    messages, notes = read_messages(_openai_messages(fields, items))
+        raise Unreadable("no messages", f"{shape} at {_format_path(fields.messages)}")
+    messages, notes = read_messages(_convert_messages(fields, items))
     if not messages:
         raise Unreadable("no messages", "all of them are of roles that the mapping drops")
     return [_make_conversation(fields, line, record, messages, notes)]
@@ -173,29 +173,29 @@ def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note,
     """Return (prompt, reply, note, next state) of a record."""
     prompt_items, reply_items = value_at(record, fields.prompt), value_at(record, fields.reply)
     if prompt_items in (None, "", []):
-        raise Unreadable("no messages", f"nothing at {_path_text(fields.prompt)}")
+        raise Unreadable("no messages", f"nothing at {_format_path(fields.prompt)}")
     if reply_items in (None, "", []):
-        raise Unreadable("no reply", f"nothing at {_path_text(fields.reply)}")
-    prompt, _ = read_messages(_openai_messages(fields, prompt_items))
-    items = _openai_messages(fields, reply_items, role="assistant")
+        raise Unreadable("no reply", f"nothing at {_format_path(fields.reply)}")
+    prompt, _ = read_messages(_convert_messages(fields, prompt_items))
+    items = _convert_messages(fields, reply_items, role="assistant")
     prompt += read_messages(items[:-1])[0]  # calls, and their results
     replies, notes = read_messages(items[-1:])
     if not replies or replies[0]["role"] != "assistant":
         raise Unreadable("no reply", "it is of another role")
     note = notes.get(0) or Note()
     note.finish_reason = note.finish_reason or first_text(value_at(record, fields.finish_reason))
-    note.add_decision(**_decision(fields, record))
+    note.add_decision(**_read_decision(fields, record))
     following = value_at(record, fields.next)
     if following in (None, "", []):
         return prompt, replies[0], note, []
-    return prompt, replies[0], note, read_messages(_openai_messages(fields, following, role=fields.next_role))[0]
+    return prompt, replies[0], note, read_messages(_convert_messages(fields, following, role=fields.next_role))[0]
 
 
 def _read_call(fields: FieldMap, record: JSON) -> Call:
     """Read a pair whose prompt repeats the conversation so far."""
     prompt, reply, note, following = _split_pair(fields, record)
     prompt, model, tools, logged = _read_context(fields, record, prompt)
-    return Call(prompt, reply, note, following, None, model, tools, logged, _session_id(fields, record))
+    return Call(prompt, reply, note, following, None, model, tools, logged, _find_session_id(fields, record))
 
 
 @dataclass(slots=True)
@@ -216,12 +216,12 @@ def _read_session(fields: FieldMap, unit: Sequence[Line]) -> Iterator[Conversati
         item = _Message((0, 0.0, "") if fields.order is None or not items else items[-1].rank, line.number)
         try:
             record = parse(line)
-            if _session_id(fields, record) is None:
+            if _find_session_id(fields, record) is None:
                 value = value_at(record, fields.session)
                 shape = "nothing" if value in (None, "") else f"a {type(value).__name__}"
-                raise Unreadable("no session", f"{shape} at {_path_text(fields.session)}")
+                raise Unreadable("no session", f"{shape} at {_format_path(fields.session)}")
             item.rank = _rank(fields, record)
-            item.messages, item.notes = read_messages(_openai_messages(fields, [record], position))
+            item.messages, item.notes = read_messages(_convert_messages(fields, [record], position))
             item.record = record
         except Unreadable as problem:
             yield line.reject(problem)
@@ -258,4 +258,4 @@ def _rank(fields: FieldMap, record: JSON) -> tuple[int, float, str]:
         return 0, time.timestamp(), ""
     if isinstance(value, str):
         return 1, 0.0, value
-    raise Unreadable("no order", f"nothing at {_path_text(fields.order)}")
+    raise Unreadable("no order", f"nothing at {_format_path(fields.order)}")

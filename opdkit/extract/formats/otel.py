@@ -66,9 +66,9 @@ def unfold(record: JSON) -> list[JSON]:
         return spans
     trees = map(nest_attributes, spans)
     calls = [n for n, tree in enumerate(trees) if _is_call(tree) and _find_messages(tree, spans[n]) != (None, None)]
-    last = {_trace_id(spans[n]): n for n in sorted(calls, key=lambda n: str(_start(spans[n])))}
+    last = {_find_trace_id(spans[n]): n for n in sorted(calls, key=lambda n: str(_start(spans[n])))}
     for n, span in enumerate(spans):
-        target = last.get(_trace_id(span))
+        target = last.get(_find_trace_id(span))
         if span.get("annotations") and target is not None and n not in calls:
             both = [note for index in (target, n) for note in as_list(parse_text(spans[index].get("annotations")))]
             spans[target], spans[n] = spans[target] | {"annotations": both}, span | {"annotations": None}
@@ -81,7 +81,7 @@ def _is_call(tree: JSON) -> bool:
     return kind in (None, "LLM") and operation in (None, *_OPERATIONS)
 
 
-def _trace_id(record: JSON) -> str | None:
+def _find_trace_id(record: JSON) -> str | None:
     return first_text(record.get("traceId"), record.get("trace_id"), value_at(record, ("context", "trace_id")),
                       record.get("context.trace_id"))  # fmt: skip
 
@@ -119,7 +119,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     add_feedback(note, _read_annotations(record))
     logged = {
         "name": record.get("name"),
-        "trace_id": _trace_id(record),
+        "trace_id": _find_trace_id(record),
         "span_id": first_text(record.get("spanId"), record.get("span_id"), value_at(record, ("context", "span_id")),
                               record.get("context.span_id")),
         "timestamp": _start(record),
@@ -161,14 +161,14 @@ def _find_messages(tree: JSON, record: JSON) -> Logged:
     """Return prompt and replies by the first convention that the span keeps to; None where there are none."""
     for logged in (
         (_list_at(tree, "llm", "input_messages"), _list_at(tree, "llm", "output_messages")),
-        _genai_messages(tree),
+        _read_genai(tree),
         (_list_at(tree, "gen_ai", "prompt"), _list_at(tree, "gen_ai", "completion")),
-        _ai_sdk_messages(tree),
+        _read_ai_sdk(tree),
         adk_messages(tree),
     ):
         if logged != (None, None):
             return logged
-    return _event_messages(record, tree)
+    return _read_events(record, tree)
 
 
 def _list_at(tree: JSON, *steps: str) -> list[Any] | None:
@@ -176,7 +176,7 @@ def _list_at(tree: JSON, *steps: str) -> list[Any] | None:
     return value if isinstance(value, list) and value else None
 
 
-def _genai_messages(tree: JSON) -> Logged:
+def _read_genai(tree: JSON) -> Logged:
     prompt, replies = _list_at(tree, "gen_ai", "input", "messages"), _list_at(tree, "gen_ai", "output", "messages")
     system = parse_text(value_at(tree, ("gen_ai", "system_instructions")))
     if prompt is not None and system and value_at(prompt, (0, "role")) not in ("system", "developer"):
@@ -184,7 +184,7 @@ def _genai_messages(tree: JSON) -> Logged:
     return prompt, replies
 
 
-def _ai_sdk_messages(tree: JSON) -> Logged:
+def _read_ai_sdk(tree: JSON) -> Logged:
     prompt, response = _list_at(tree, "ai", "prompt", "messages"), value_at(tree, ("ai", "response"))
     text, made, thought, calls = (value_at(response, (n,)) for n in ("text", "object", "reasoning", "toolCalls"))
     reply = {"content": text or made, "reasoning": thought, "tool_calls": calls}
@@ -199,7 +199,7 @@ def adk_messages(tree: JSON) -> Logged:
     return prompt or None, [response["content"]] if value_at(response, ("content",)) else None
 
 
-def _event_messages(record: JSON, tree: JSON) -> Logged:
+def _read_events(record: JSON, tree: JSON) -> Logged:
     """Return the messages that the events of a span hold, or those that Pydantic AI has in its attribute `events`."""
     own = (event for event in as_list(parse_text(tree.get("events"))) if isinstance(event, dict))
     prompt: list[Any] = []
@@ -214,7 +214,7 @@ def _event_messages(record: JSON, tree: JSON) -> Logged:
         elif name == "gen_ai.choice":
             replies.append(event_message(body))
         elif name == "gen_ai.client.inference.operation.details":
-            logged = _genai_messages(body)
+            logged = _read_genai(body)
             prompt, replies = logged[0] or prompt, logged[1] or replies
         elif name == "gen_ai.content.prompt":
             prompt = _list_at(body, "gen_ai", "prompt") or prompt
@@ -229,10 +229,10 @@ def event_message(body: JSON) -> JSON:
     body = body | (said if isinstance(said, dict) else {"content": said} if said else {})
     reply = parse_text(body.pop("message", None))
     reply = reply if isinstance(reply, dict) else {"content": reply or body.get("content")}
-    return body | reply | _bedrock_parts(reply.get("content"))
+    return body | reply | _read_bedrock(reply.get("content"))
 
 
-def _bedrock_parts(content: Any) -> JSON:
+def _read_bedrock(content: Any) -> JSON:
     """Return content as Strands logs it, JSON text of Bedrock's parts, as `parts`; {} for any other content."""
     logged = as_list(parse_text(content))
     if not logged or not all(isinstance(part, dict) and len(part) == 1 and part.keys() <= _BEDROCK for part in logged):

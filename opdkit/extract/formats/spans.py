@@ -46,7 +46,7 @@ def split_spans(record: JSON) -> list[JSON]:
 def nest_attributes(holder: JSON) -> JSON:
     """Return the attributes of a span or an event as nested objects."""
     logged = holder.get("attributes")
-    pairs = [*logged.items()] if isinstance(logged, dict) else _otlp_pairs(logged)
+    pairs = [*logged.items()] if isinstance(logged, dict) else _read_otlp_pairs(logged)
     pairs += [(k.removeprefix(_PREFIX), v) for k, v in holder.items() if k.startswith(_PREFIX) and v is not None]
     tree: JSON = {}
     for key, value in pairs:
@@ -67,10 +67,10 @@ def otlp_value(value: Any) -> Any:
     if not isinstance(nested, dict):
         return None
     items = as_list(nested.get("values"))
-    return [otlp_value(item) for item in items] if is_array else dict(_otlp_pairs(items))
+    return [otlp_value(item) for item in items] if is_array else dict(_read_otlp_pairs(items))
 
 
-def _otlp_pairs(items: Any) -> list[tuple[str, Any]]:
+def _read_otlp_pairs(items: Any) -> list[tuple[str, Any]]:
     """Return the (name, value) of each attribute in a list of OTLP JSON."""
     objects = (item for item in as_list(items) if isinstance(item, dict) and isinstance(item.get("key"), str))
     return [(item["key"], otlp_value(item.get("value"))) for item in objects]

@@ -38,7 +38,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one trajectory."""
     items = record.get("history", record.get("messages"))
     if items is None and isinstance(record.get("trajectory"), list):
-        items = _history_of_steps(record["trajectory"])
+        items = _make_history(record["trajectory"])
     items = [item for item in as_list(items) if value_at(item, ("role",)) != "exit"]  # of mini-swe-agent: for no model
     if not items:
         raise Unreadable("no messages", "neither a history nor a trajectory with steps")
@@ -73,7 +73,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     return [conversation]
 
 
-def _history_of_steps(steps: Sequence[Any]) -> list[JSON]:
+def _make_history(steps: Sequence[Any]) -> list[JSON]:
     """Return a history made of steps: the prompt of the first, if it was kept, then replies and observations."""
     check_message_count(steps)
     items: list[JSON] = []

@@ -171,8 +171,8 @@ def read_branches(
     children: dict[str | None, list[Node]] = {}
     for node in by_id.values():
         children.setdefault(node.parent, []).append(node)
-    reached = _nodes_below(children, None)
-    orphans = [node for key in children if key not in by_id and key is not None for node in _nodes_below(children, key)]
+    reached = _list_below(children, None)
+    orphans = [node for key in children if key not in by_id and key is not None for node in _list_below(children, key)]
     in_circles = by_id.keys() - {node.id for node in (*reached, *orphans)}
     for reason, lost in ((NO_PARENT, orphans), (CIRCLE, [by_id[name] for name in by_id if name in in_circles])):
         yield from (_reject(line, node, reason) for node in lost if node.messages)
@@ -201,7 +201,7 @@ def _reject(line: Line, node: Node, reason: str) -> Rejected:
     return Rejected(line.source, line.number, reason, detail, dump(node.messages).encode())
 
 
-def _nodes_below(children: _Children, parent: str | None) -> list[Node]:
+def _list_below(children: _Children, parent: str | None) -> list[Node]:
     """Return all nodes below a parent, each behind its own parent."""
     nodes = list(children.get(parent, ()))
     for node in nodes:  # the list grows
@@ -250,14 +250,14 @@ def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
         others = [node for node in children[chosen.parent] if node is not chosen]
         if not others:
             continue
-        kept = next(filter(None, map(_first_message, kept_path[position:])), None)
+        kept = next(filter(None, map(_read_first, kept_path[position:])), None)
         if kept is None or kept[0]["role"] != "assistant" or kept[0]["tool_calls"] or not kept[0]["content"]:
             continue
         if kept[1].skip_reason not in (None, EDITED) or (chosen.parallel and chosen is kept_path[-1]):
             continue
         text = (kept[1].decision or NO_DECISION)["edited"] or kept[0]["content"]
         for node in others:  # the list grows
-            message, note = _first_message(node) or (None, Note())
+            message, note = _read_first(node) or (None, Note())
             if message is None:
                 others.extend(children.get(node.id, ()))
                 continue
@@ -267,7 +267,7 @@ def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
                 note.add_decision(kept=text)
 
 
-def _first_message(node: Node) -> tuple[JSON, Note] | None:
+def _read_first(node: Node) -> tuple[JSON, Note] | None:
     """Return the first message of a node that is neither of the system nor thinking alone, with its note."""
     for index, message in enumerate(node.messages):
         if message["role"] != "system" and not _is_thinking(message):

@@ -82,7 +82,7 @@ def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> 
     """
     seen: set[Path] = set()
     for number, log in enumerate(logs):
-        for source, path in _files_of(log, scratch, number, rotated):
+        for source, path in _list_files(log, scratch, number, rotated):
             if path.resolve() in seen:
                 warn(f"{source} is named twice; it is read once")
                 continue
@@ -98,7 +98,7 @@ def unpack_members(source: str, path: Path, given: bool, folder: Path, names: di
     for member, copy, problem in unpack(path, SUFFIXES, folder) if packing(path) == "zip" else [("", path, None)]:
         text = f"{source}/{member}" if member else source
         text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table may not
-        yield Input(add_name(_stem(text), names), text, copy, given and not member, problem)
+        yield Input(add_name(_choose_stem(text), names), text, copy, given and not member, problem)
 
 
 def add_name(stem: str, names: dict[str, int], between: str = "-") -> str:
@@ -114,7 +114,7 @@ def add_name(stem: str, names: dict[str, int], between: str = "-") -> str:
     return name
 
 
-def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[tuple[str, Path]]:
+def _list_files(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[tuple[str, Path]]:
     """Yield (source, path) of every file behind one argument."""
     path = Path(log)
     if log == "-":
@@ -128,8 +128,8 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
         next(path.iterdir(), None)  # raises where it cannot be read; of a folder within, that is a warning
         walk = os.walk(path, onerror=lambda why: warn(f"{why.filename} cannot be read, left out: {why.strerror}"))
         suffixes, paths = (*SUFFIXES, ".zip"), (Path(folder, name) for folder, _, names in walk for name in names)
-        named = [p for p in paths if (_unrotated(p) if rotated else p).name.endswith(suffixes) and p.is_file()]
-        files = sorted((p for p in named if not _is_of_a_run(p)), key=_oldest_first if rotated else None)
+        named = [p for p in paths if (_strip_rotation(p) if rotated else p).name.endswith(suffixes) and p.is_file()]
+        files = sorted((p for p in named if not _is_of_a_run(p)), key=_rank_by_age if rotated else None)
         if not files and not rotated:
             own = " but those of a run, which are no logs" if named else ""
             raise ConfigError(f"the folder {log} holds no {', '.join(suffixes)} files{own}")
@@ -141,24 +141,24 @@ def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[t
         yield log, copy
     else:
         near = path.parent.iterdir() if rotated and path.parent.is_dir() else ()
-        beside = [p for p in near if p.name != path.name and _unrotated(p).name == path.name]
-        files = sorted(beside, key=_oldest_first) + ([path] if path.exists() else [])
+        beside = [p for p in near if p.name != path.name and _strip_rotation(p).name == path.name]
+        files = sorted(beside, key=_rank_by_age) + ([path] if path.exists() else [])
         if not files:  # a log may be gone until its next line, when it was rotated
             others = "or folders of them" if rotated else "folders of them, - or hf:NAME"
             raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, {others}")
         yield from ((log if file is path else str(file), file) for file in files)
 
 
-def _unrotated(path: Path) -> Path:
+def _strip_rotation(path: Path) -> Path:
     """Return the path under which a log was written before it was rotated."""
     return path.with_name(_ROTATED.sub("", path.name) or path.name)
 
 
-def _oldest_first(path: Path) -> tuple[Path, bool, int]:
+def _rank_by_age(path: Path) -> tuple[Path, bool, int]:
     """Return the sort key of a log: behind those that were rotated from it, whose dates rise and whose numbers fall."""
     rotation = _ROTATED.search(path.name)
     digits = re.sub(r"\D", "", rotation[1]) if rotation else "0"
-    return _unrotated(path), rotation is None, int(digits) if len(digits) >= len("261124") else -int(digits)
+    return _strip_rotation(path), rotation is None, int(digits) if len(digits) >= len("261124") else -int(digits)
 
 
 def _is_of_a_run(path: Path) -> bool:
@@ -179,7 +179,7 @@ def _is_manifest(path: Path) -> bool:
     return False
 
 
-def _stem(source: str) -> str:
+def _choose_stem(source: str) -> str:
     """Return the name of an input before it is made unique: the file's, without suffixes, blanks and colons."""
     if source == "-":
         return "stdin"

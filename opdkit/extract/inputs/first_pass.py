@@ -170,7 +170,7 @@ def make_survey(
             else:
                 find_format(surveyed, log_format, line_limit)
             if surveyed.format is None or surveyed.is_by_line:
-                with _digested(surveyed, digester):
+                with _digest_meanwhile(surveyed, digester):
                     if surveyed.is_by_line:
                         _cut_into_chunks(surveyed, part_bytes, line_limit, scratch)
                 if shared and surveyed.path is surveyed.input.path:
@@ -182,13 +182,13 @@ def make_survey(
         for surveyed in entries:
             surveyed.units = range(first, first)
             if surveyed.format is not None and not surveyed.is_by_line:
-                with _digested(surveyed, digester):
+                with _digest_meanwhile(surveyed, digester):
                     index.execute("BEGIN")
                     _index_units(surveyed, index, line_limit, scratch)
                     index.execute("COMMIT")
             first = surveyed.units.stop
         stop = _mark_behind(entries, limit, line_limit)
-        borders = _part_borders(entries, index, part_bytes, stop)
+        borders = _choose_borders(entries, index, part_bytes, stop)
     return Survey(entries, path, line_limit, [*borders, stop])
 
 
@@ -205,7 +205,7 @@ def file_state(path: Path) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _digested(surveyed: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None]:
+def _digest_meanwhile(surveyed: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None]:
     """Digest an input while the block reads it: hashing lets other threads run beside it."""
     digest = digester.submit(file_digest, surveyed.input.path)  # `xxhsum -H2`
     yield
@@ -213,7 +213,7 @@ def _digested(surveyed: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator
     surveyed.check_unchanged()
 
 
-def _part_borders(
+def _choose_borders(
     inputs: Iterable[SurveyedInput], index: sqlite3.Connection, part_bytes: int, stop: Mark
 ) -> list[Mark]:
     """Return where each part begins: as many chunks or units as fit into `part_bytes`, and at least one."""
@@ -271,7 +271,7 @@ def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: i
         return
     if not surveyed.by_row:
         surveyed.documents = find_documents(surveyed.path, line_limit)
-    numbered = (line for _, line in _lines_until_damage(surveyed, line_limit))
+    numbered = (line for _, line in _read_until_damage(surveyed, line_limit))
     if (first := next(numbered, None)) is None:
         return
     if log_format != AUTO:
@@ -292,7 +292,7 @@ def _cut_into_chunks(surveyed: SurveyedInput, part_bytes: int, line_limit: int, 
     if surveyed.by_row:
         from opdkit.extract.inputs.parquet import row_chunks
 
-        with _noting_damage(surveyed):
+        with _note_damage(surveyed):
             surveyed.size, chunks = row_chunks(surveyed.path, part_bytes)
             surveyed.chunks = [(Mark(surveyed.number, row, row + 1), size) for row, size in chunks]
         return
@@ -313,7 +313,7 @@ def _index_units(surveyed: SurveyedInput, index: sqlite3.Connection, line_limit:
     copied = surveyed.by_row or surveyed.reader.unfold is not None
     if (packing(surveyed.input.path) or surveyed.documents) and not copied:
         _unpack(surveyed, scratch / f"plain-{surveyed.number}.jsonl")
-    numbered, path = _lines_until_damage(surveyed, line_limit), surveyed.path
+    numbered, path = _read_until_damage(surveyed, line_limit), surveyed.path
     if copied:
         path = scratch / f"plain-{surveyed.number}.jsonl"
         numbered = copy_lines(numbered, path, surveyed.reader.unfold)
@@ -325,9 +325,9 @@ def _index_units(surveyed: SurveyedInput, index: sqlite3.Connection, line_limit:
         surveyed.path, surveyed.copied, surveyed.by_row, surveyed.documents = path, True, False, ""
 
 
-def _lines_until_damage(surveyed: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
+def _read_until_damage(surveyed: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
     """Yield (place, line) of every line up to where the input breaks off, if it does."""
-    with _noting_damage(surveyed):
+    with _note_damage(surveyed):
         yield from read_lines(surveyed, line_limit)
 
 
@@ -339,7 +339,7 @@ def copy_plain(entry: Input, documents: str, line_limit: int, path: Path) -> Unr
     surveyed = begin_survey(entry)
     surveyed.documents = documents
     if surveyed.by_row:
-        deque(copy_lines(_lines_until_damage(surveyed, line_limit), path, None), maxlen=0)
+        deque(copy_lines(_read_until_damage(surveyed, line_limit), path, None), maxlen=0)
     else:
         _unpack(surveyed, path)
     return surveyed.problem
@@ -347,14 +347,14 @@ def copy_plain(entry: Input, documents: str, line_limit: int, path: Path) -> Unr
 
 def _unpack(surveyed: SurveyedInput, path: Path) -> None:
     """Copy an input to `path` as plain JSON lines, up to where it breaks off, if it does."""
-    with _noting_damage(surveyed), open_plain(surveyed.path, surveyed.documents) as packed, path.open("wb") as plain:
+    with _note_damage(surveyed), open_plain(surveyed.path, surveyed.documents) as packed, path.open("wb") as plain:
         while block := packed.read1(BLOCK):
             plain.write(block)
     surveyed.path, surveyed.documents = path, ""
 
 
 @contextlib.contextmanager
-def _noting_damage(surveyed: SurveyedInput) -> Iterator[None]:
+def _note_damage(surveyed: SurveyedInput) -> Iterator[None]:
     """Keep what was read before a compressed stream breaks off. The damage counts as one more unit."""
     with until_damage() as damage:
         yield

@@ -55,7 +55,7 @@ def read_rows(path: Path, source: str, limit: int, start: int = 0) -> Iterator[L
             try:
                 for batch in file.iter_batches(size, row_groups=[number]):
                     skipped = min(max(0, start - row), batch.num_rows)
-                    yield from _lines_of(batch.slice(skipped), source, row + skipped + 1, limit)
+                    yield from _read_lines(batch.slice(skipped), source, row + skipped + 1, limit)
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
@@ -65,7 +65,7 @@ def read_rows(path: Path, source: str, limit: int, start: int = 0) -> Iterator[L
                     yield Line(source, missing + 1, b"", lost)
 
 
-def _lines_of(batch: pa.RecordBatch, source: str, first: int, limit: int) -> Iterator[Line]:
+def _read_lines(batch: pa.RecordBatch, source: str, first: int, limit: int) -> Iterator[Line]:
     """Yield rows as lines of JSON, those that cannot be read with their problem. The first is number `first`."""
     try:
         rows = batch.to_pylist()
@@ -75,11 +75,11 @@ def _lines_of(batch: pa.RecordBatch, source: str, first: int, limit: int) -> Ite
             yield Line(source, first, b"", Unreadable(reason, str(error)[:500]))
             return
         for index in range(batch.num_rows):
-            yield from _lines_of(batch.slice(index, 1), source, first + index, limit)
+            yield from _read_lines(batch.slice(index, 1), source, first + index, limit)
         return
     for number, row in enumerate(rows, first):
         try:
-            data = orjson.dumps(row, default=_as_text, option=orjson.OPT_APPEND_NEWLINE)
+            data = orjson.dumps(row, default=_convert_to_text, option=orjson.OPT_APPEND_NEWLINE)
         except orjson.JSONEncodeError as error:
             yield Line(source, number, b"", Unreadable("not JSON", str(error)[:500]))
             continue
@@ -87,7 +87,7 @@ def _lines_of(batch: pa.RecordBatch, source: str, first: int, limit: int) -> Ite
         yield Line(source, number, data[:SHOWN] if too_long else data, too_long)
 
 
-def _as_text(value: Any) -> str:
+def _convert_to_text(value: Any) -> str:
     """Return a value that JSON cannot hold as text."""
     if hasattr(value, "isoformat"):
         return str(value.isoformat())

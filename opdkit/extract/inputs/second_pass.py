@@ -57,16 +57,16 @@ class Units:
             if surveyed.format is None or start.at >= stop:
                 continue
             if not surveyed.is_by_line:
-                yield from self._indexed(surveyed, max(start.at, surveyed.units.start), min(stop, surveyed.units.stop))
+                yield from self._look_up(surveyed, max(start.at, surveyed.units.start), min(stop, surveyed.units.stop))
             elif start.at < surveyed.size:  # a part may begin with the damage behind the last line
-                read = self._rows_from if surveyed.by_row else self.lines_from
+                read = self._read_rows if surveyed.by_row else self.lines_from
                 for line in read(surveyed, start, min(stop, surveyed.size)):
                     yield Unit(surveyed, None, (line,))
             if surveyed.problem is not None and start.at <= END < stop:
                 yield Unit(surveyed, None, (), surveyed.problem)
             surveyed.check_unchanged()
 
-    def _rows_from(self, surveyed: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
+    def _read_rows(self, surveyed: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
         """Yield the rows of a Parquet file from `start` up to row `stop`."""
         if self._rows is None or self._rows[0] is not surveyed or self._row != start.at:
             rows = read_rows(surveyed.path, surveyed.input.source, self.survey.line_limit, start.at)
@@ -96,7 +96,7 @@ class Units:
             yield read_copy(line) if surveyed.copied else line
         self._at = stop
 
-    def _indexed(self, surveyed: SurveyedInput, first: int, stop: int) -> Iterator[Unit]:
+    def _look_up(self, surveyed: SurveyedInput, first: int, stop: int) -> Iterator[Unit]:
         """Yield the sessions, or the ids, from unit `first` up to unit `stop`."""
         for number in range(first, stop):
             (name,) = self.index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()

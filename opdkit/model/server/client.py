@@ -61,7 +61,7 @@ class Server:
 
     async def _answer_all(self, requests: Sequence[Any], attempt: SendOnce, doing: str, unit: str) -> list[Any]:
         with tally(doing, len(requests), unit) as on_answer:
-            async with self._client() as client:
+            async with self._make_client() as client:
                 answers = await self.traffic.answer_all(requests, partial(attempt, client), on_answer)
         if failed := self.traffic.failed_attempts:
             kinds = ", ".join(f"{kind} {n:,}" for kind, n in failed.most_common())
@@ -69,7 +69,7 @@ class Server:
             failed.clear()
         return answers
 
-    def _client(self) -> openai.AsyncOpenAI:
+    def _make_client(self) -> openai.AsyncOpenAI:
         """Return a client that sends each request once, to this address and no other, for as long as Traffic waits."""
         try:
             # Reading the certificates takes a while, and plain http needs none.
@@ -90,7 +90,7 @@ class Server:
         """Return what an error of the client means: FailedAttemptError for what may pass."""
         if isinstance(error, openai.APIConnectionError):
             cause = error.__cause__ or error
-            return FailedAttemptError(f"the connection broke: {self._safe(f'{type(cause).__name__} {cause}')}")
+            return FailedAttemptError(f"the connection broke: {self._clean(f'{type(cause).__name__} {cause}')}")
         response = error.response
         status, excerpt = response.status_code, self.excerpt(response)
         if {str(error.code), str(error.type)} & {"insufficient_quota", "budget_exceeded"}:  # of OpenAI; of LiteLLM
@@ -101,7 +101,7 @@ class Server:
             retry_after = response.headers.get("retry-after", "")
             pause = retry_after_seconds(retry_after)
             if not pause <= LONGEST_WAIT:  # also not a number
-                asked = f"asks to be left alone (HTTP {status}, Retry-After: {self._safe(retry_after)[:40]})"
+                asked = f"asks to be left alone (HTTP {status}, Retry-After: {self._clean(retry_after)[:40]})"
                 return OpdkitError(f"{self.where} {asked}: start the same command again then; finished parts are kept")
             limited = status == 429 or pause > 0
             return FailedAttemptError(f"HTTP {status}: {excerpt}", pause=max(0.0, pause), limited=limited)
@@ -109,7 +109,7 @@ class Server:
             given = "does not accept the key in" if self.key else "wants an API key, and there is none in"
             return OpdkitError(f"{self.where} {given} the environment variable {self.api_key_env} (HTTP 401)")
         if 300 <= status < 400:
-            location = self._safe(str(response.next_request.url) if response.next_request else "elsewhere")
+            location = self._clean(str(response.next_request.url) if response.next_request else "elsewhere")
             return OpdkitError(f"{self.where} redirects to {location} (HTTP {status}): pass that as {self.flag}")
         advice = "" if status != 404 or self.base_url.endswith("/v1") else f"; should {self.flag} end in /v1?"
         return RefusedError(f"{self.where} refuses the request (HTTP {status}): {excerpt}{advice}")
@@ -122,7 +122,7 @@ class Server:
         try:
             async with asyncio.timeout(self.timeout / 2):
                 response = await client.models.with_raw_response.list(extra_headers=self.headers)
-            return [self._safe(str(model["id"])) for model in response.http_response.json()["data"] or []]
+            return [self._clean(str(model["id"])) for model in response.http_response.json()["data"] or []]
         except (openai.OpenAIError, TimeoutError, *MALFORMED):
             return None
 
@@ -134,13 +134,13 @@ class Server:
             error = error.get("message", error) if isinstance(error, dict) else error
         except (ValueError, RecursionError):
             error = response.text
-        return self._safe(error if isinstance(error, str) else json.dumps(error))
+        return self._clean(error if isinstance(error, str) else json.dumps(error))
 
-    def _safe(self, text: str) -> str:
+    def _clean(self, text: str) -> str:
         """Return `text` on one line, short, and without the key."""
-        return printable(" ".join(self._without_key(text).split()))[:200]
+        return printable(" ".join(self._hide_key(text).split()))[:200]
 
-    def _without_key(self, text: str) -> str:
+    def _hide_key(self, text: str) -> str:
         return text.replace(self.key, "[the API key]") if self.key else text
 
 

@@ -111,13 +111,13 @@ class Traffic:
         while True:
             history.began = clock()
             try:
-                async with asyncio.timeout(self._allowed_seconds(history)) as self._under_way[history]:
+                async with asyncio.timeout(self._limit_seconds(history)) as self._under_way[history]:
                     answer = await attempt(request)
                     self._count_answer(clock() - history.began)
                 break
             except TimeoutError:
                 failure = FailedAttemptError(f"no answer within {self.timeout:g} seconds")
-                if self._allowed_seconds(history) < self.timeout:
+                if self._limit_seconds(history) < self.timeout:
                     failure = FailedAttemptError("no answer for far longer than others took", early=True)
             except FailedAttemptError as error:
                 failure = error
@@ -141,7 +141,7 @@ class Traffic:
         on_answer(1)
         return answer
 
-    def _allowed_seconds(self, history: _History) -> float:
+    def _limit_seconds(self, history: _History) -> float:
         """Return the seconds that the attempt under way may take."""
         if len(self._seconds) < _KNOWN:
             return self.timeout
@@ -153,7 +153,7 @@ class Traffic:
         self._seconds.append(seconds)
         for history, timeout in self._under_way.items():
             if not timeout.expired():
-                timeout.reschedule(history.began + self._allowed_seconds(history))
+                timeout.reschedule(history.began + self._limit_seconds(history))
 
     def _count_failure(self, history: _History, failure: FailedAttemptError, now: float) -> Any:
         """Count a failed attempt. Return the answer of a request that is given up, None while it may be sent again.

@@ -198,7 +198,7 @@ def step_loss(
     advantages, `clip_fraction` where there are ratios, `approx_kl`, and `shift` (mean |l - l_old|, nats per token).
     """
     sampled_terms = [term for term in terms if term.name in SAMPLED]
-    loss, clipped, metrics = _sampled_loss(logprobs_N, tokens, sampled_terms, totals, objective)
+    loss, clipped, metrics = _compute_sampled_loss(logprobs_N, tokens, sampled_terms, totals, objective)
     losses = [loss]
     for term in terms:
         if term.name in SAMPLED:
@@ -232,7 +232,7 @@ def step_loss(
     return torch.stack(losses).sum(), metrics
 
 
-def _sampled_loss(
+def _compute_sampled_loss(
     logprobs_N: Tensor, tokens: Tokens, terms: Sequence[Term], totals: Mapping[str, int], objective: Objective
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the loss of the sampled token's terms, clipped as one; the number of clipped ratios; each `NAME_loss`."""
