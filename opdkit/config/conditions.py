@@ -131,9 +131,9 @@ def _compare(logged: Any, op: str, value: str) -> bool | None:
     """Return True when the comparison holds; None when the two cannot be compared. One element of a list is enough."""
     if isinstance(logged, list):
         results = [_compare(item, op, value) for item in flat(logged) if item is not None]
-        if op == "!=":
-            return all(result is not False for result in results)
-        return any(results) if any(result is not None for result in results) else None
+        if all(result is None for result in results):
+            return None
+        return all(result is not False for result in results) if op == "!=" else any(results)
     if isinstance(logged, bool):
         logged = "true" if logged else "false"
     if isinstance(logged, (int, float)):
@@ -202,9 +202,9 @@ def first_of(metadata: JSON, keys: Sequence[str]) -> Any:
 
 
 def time_of(metadata: JSON) -> datetime.datetime | None:
-    """Return the time of a session in UTC, from the first field that has one."""
+    """Return the time of a session in UTC, from the first field that has one; a small number is a duration."""
     times = (parse_time(holder.get(key)) for holder in (metadata, *_list_records(metadata)[:1]) for key in TIMES)
-    return next((time for time in times if time is not None), None)
+    return next((time for time in times if time is not None and time.year > 1970), None)
 
 
 def parse_time(value: Any) -> datetime.datetime | None:

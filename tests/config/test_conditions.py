@@ -59,6 +59,8 @@ def test_what_holds(expression, metadata):
     ("metadata.tags!=b", {"tags": DEEP}, "filtered: metadata.tags!=b"),
     ("metadata.task!=[draft]", {"task": "[draft]"}, "filtered: metadata.task!=[draft]"),
     ("metadata.tags=b", {"tags": [[[]]]}, "filtered: no metadata.tags to compare"),
+    ("metadata.tags!=b", {"tags": [{"x": 1}]}, "filtered: no metadata.tags to compare"),
+    ("time>=2026-01-01", {"time": 3.2}, "filtered: no time"),
 ])  # fmt: skip
 def test_what_does_not_hold_says_why(expression, metadata, reason):
     assert verdict(expression, **metadata) == reason

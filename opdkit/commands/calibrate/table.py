@@ -23,14 +23,6 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     if turns != measured.labels:  # labels of sessions, which have several
         statuses = f"of their {counted(turns, 'turn')}: {statuses}"
     used = measured.rows - sum(measured.set_aside.values())
-    print_line(f"{counted(measured.rows, 'label')}: {used:,} of judged turns or sessions{set_aside}")
-    if measured.people:
-        _show_people(measured.people)
-    if used != measured.labels:
-        tied = f"; {measured.tied:,} without one left out" if measured.tied else ""
-        print_line(f"from here on {counted(measured.labels, 'label')}: the most frequent one of each turn{tied}")
-    print_line(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
-               f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip
     print_line(f"accuracy {_show(measured.accuracy, measured.accuracy_interval)}")
     reason = ""
     if not measured.answered:
@@ -41,6 +33,14 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
         reason = " (no interval: few labels, no errors, or labels so alike that in some resamples all are the same)"
     weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"
     print_line(f"Cohen's kappa{weights} {_show(measured.kappa, measured.kappa_interval)}{reason}")
+    print_line(f"{counted(measured.rows, 'label')}: {used:,} of judged turns or sessions{set_aside}")
+    if used != measured.labels:
+        tied = f"; {measured.tied:,} without one left out" if measured.tied else ""
+        print_line(f"of several labels the most frequent one counts: {counted(measured.labels, 'label')} left{tied}")
+    print_line(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
+               f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip
+    if measured.people:
+        _show_people(measured.people)
 
     table = RichTable("label", *(f"judged {signed(label)}" for label in CLASSES), "precision", "recall")
     for row, scores in zip(measured.confusion, measured.classes, strict=True):

@@ -259,10 +259,11 @@ def test_thirty_labels_per_turn_are_as_readable_as_three(
         run(CalibrateConfig(run=judged, labels=label_file(tmp_path / "l", labels)))
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines())) <= 80
-        tables.append(shown.partition("\nfrom here on ")[0].splitlines())
+        assert shown.startswith("accuracy "), "the answer comes first"
+        tables.append(shown.partition("people and judges")[2].partition("judged +1")[0].splitlines())
     few, many = tables
     assert len(many) <= len(few) + 1 <= 25
-    assert "1,800 labels: 30 per turn" in many[1]
+    assert "1,800 labels: 30 per turn" in many[0]
     assert "435 pairs of 30 raters" in "\n".join(many)
     for words in ("another person", "the judge", "always +1", "chance", "share of people's"):
         assert words in "\n".join(many)
