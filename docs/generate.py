@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from opdkit.api import options_of
+from opdkit.api import list_options
 from opdkit.config.commands import COMMANDS, STAGES
 from opdkit.config.fields import Field, fields_of
 from opdkit.config.renamed import RENAMED
@@ -148,7 +148,7 @@ def options() -> str:
     parts = [OPTIONS]
     for name in methods:
         lines = [f"\n\nclass {name.capitalize()}Options(TypedDict, total=False):"]
-        for field in options_of(name):
+        for field in list_options(name):
             if not field.positional:
                 lines += [f"    {field.name}: {_annotation(field)} | None", f'    """{field.text}"""']
         if name in STAGES:

@@ -47,7 +47,7 @@ _RETURNED = {
 _FORM = ("json", "replies", "whole", "one_line", "logprobs")
 
 
-def options_of(command: str) -> list[Field]:
+def list_options(command: str) -> list[Field]:
     """Return the options of a command that its method takes."""
     left_out = ("run", *_FORM) if command in (*_RETURNED, "eval") else ("run",)
     fields = [field for field in fields_of(COMMANDS[command].config) if field.name not in left_out]
@@ -182,15 +182,15 @@ class Run:
 
     def decisions(self) -> "Reviews":
         """Return the decisions of `opdkit review`, by turn_id. They win over the verdicts, whose table stays."""
-        from opdkit.store.reviews import reviews_in_force
+        from opdkit.store.reviews import read_reviews_in_force
 
-        return reviews_in_force(self.path)
+        return read_reviews_in_force(self.path)
 
     def __repr__(self) -> str:
         """Return one line per stage, from the footers of its parts; cheap for a run of any size."""
-        from opdkit.store.plans import named_trainings
+        from opdkit.store.plans import list_trainings
 
-        runs = (self.path, *named_trainings(self.path).values())
+        runs = (self.path, *list_trainings(self.path).values())
         started = [(run, stage) for run in runs for stage in STAGES if (run / stage / "manifest.json").exists()]
         if not started:
             return f"Run({str(self.path)!r})\n  nothing is done yet"
@@ -201,7 +201,7 @@ class Run:
 
     def _configure(self, command: str, options: Mapping[str, Any]) -> Any:
         """Return the configuration of a command. Raises ConfigError for wrong options, as the command line does."""
-        fields, file = options_of(command), None
+        fields, file = list_options(command), None
         flags: dict[str, Any] = {"run": self.path}
         for name, value in options.items():
             if command in STAGES and name == "config":  # run and slurm hand the file on: it is an option of theirs
@@ -236,7 +236,7 @@ def _convert(field: Field, value: Any) -> Any:
 
 def _name_options(method: Callable[..., Any], command: str) -> None:
     """Name the options of a command in the signature of its method, and explain them in its help."""
-    fields = [field for field in options_of(command) if not field.positional]
+    fields = [field for field in list_options(command) if not field.positional]
     defaults = {field.name: field.default for field in fields} | ({"config": None} if command in STAGES else {})
     named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()]
     signature = inspect.signature(method)

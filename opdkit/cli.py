@@ -100,9 +100,9 @@ def errors_as_exit_codes(debug: bool, command: str) -> Iterator[None]:
 
 def _describe(error: Exception, command: str) -> str:
     """Return the message for an error of a command that is not one of opdkit's own."""
-    from opdkit.store.disk import disk_error_message  # imported here: `opdkit --help` needs no store
+    from opdkit.store.disk import explain_disk_error  # imported here: `opdkit --help` needs no store
 
-    if message := disk_error_message(error):
+    if message := explain_disk_error(error):
         return message
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")

@@ -79,26 +79,26 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def markdown_text(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return a text for a line of Markdown: no character of it is markup, and no @name is told of it."""
     text = re.sub(r"[\\`*\[\]<>|~]|\b_|_\b", r"\\\g<0>", printable(text).replace("\n", " "))
     return text.replace("@", "@<!-- -->")  # a backslash before it does not keep GitHub from telling @name
 
 
-def markdown_table(rows: Iterable[Iterable[str]]) -> str:
+def format_markdown_table(rows: Iterable[Iterable[str]]) -> str:
     """Return rows of Markdown, the head first, as a table; all columns but the first are flush right."""
     head, *body = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *body))
 
 
-def plain_table(*headers: str, gap: int = 2, **options: Any) -> "Table":
+def make_plain_table(*headers: str, gap: int = 2, **options: Any) -> "Table":
     """Return a table of rich without lines, with `gap` spaces between its columns."""
     from rich.table import Table  # imported here: --help shows no table
 
     return Table(*headers, box=None, padding=(0, gap, 0, 0), pad_edge=False, **options)
 
 
-def with_sign(value: float, digits: int) -> str:
+def add_sign(value: float, digits: int) -> str:
     """Return "+0.12" or "-0.12", and no sign before a value that rounds to zero."""
     text = f"{value:+z.{digits}f}"
     return text if text.strip("+0.") else text[1:]

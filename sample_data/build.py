@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
-from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.prompts import judge_messages, write_turn
 from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.model.load import load_tokenizer
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, sample
 
 from world import TOPICS, TRACK_TOOL, Message, Reaction, Style, Topic, order_answer, react, request, track_order
@@ -220,7 +220,7 @@ def _policy_lesson(ask: Ask, tools: str | None, rng: random.Random) -> Lesson:
 def _judge_lessons(messages: list[Message], labels: Labels, rng: random.Random) -> Iterator[Lesson]:
     for index, reaction in labels.items():
         end = next((k for k in range(index + 1, len(messages)) if messages[k]["role"] == "assistant"), len(messages))
-        common = turn_text(ReplyInContext(messages, index, messages[index + 1 : end]), 6000)
+        common = write_turn(ReplyInContext(messages, index, messages[index + 1 : end]), 6000)
         for question in ("hint", "reward"):
             answer = message("assistant", verdict(question, reaction, messages[index + 1]["role"], rng))
             yield Lesson(judge_messages(common, question), answer, None)
@@ -382,7 +382,7 @@ def play(folder: Path, sessions: int, seed: int) -> list[Session]:
         asks[k] = next(talks[k])
     while asks:
         requests = [
-            Request(chat.prompt_ids(ask.messages, TOOLS), [random_stream(seed, "logs", k, len(ask.messages))])
+            Request(chat.prompt_ids(ask.messages, TOOLS), [make_random_stream(seed, "logs", k, len(ask.messages))])
             for k, ask in asks.items()
         ]
         replies = sample(

@@ -21,7 +21,7 @@ from opdkit.judge import stage as judge
 from opdkit.store.counters import Counters, read_counters
 from opdkit.store.digests import forget_digest
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import manifest, model_identity, stage_dir
+from opdkit.store.plans import identify_model, manifest, stage_dir
 from opdkit.store.reading import part_path, read_all, read_part
 from opdkit.store.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, VALIDATIONS, Table, to_arrow
 
@@ -35,7 +35,7 @@ def whole_run(run: Path) -> Path:
     logs = str(DATA / "logs" / "openai.jsonl")
     extract.run(ExtractConfig(run=run, logs=(logs,), limit=24, part_mb=PART_MB, shard="0/1"))
     judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
-    identity = {"model": model_identity(str(MODEL))}
+    identity = {"model": identify_model(str(MODEL))}
     teacher = Stage.open(TeacherConfig(run=run, model=str(MODEL), shard="0/1"), "teacher", [TARGETS], parts=3,
                          inputs=identity, upstream=["extract", "judge"])  # fmt: skip
     random = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import choose_reward
 from opdkit.model.load import load_tokenizer
 from opdkit.store.counters import Summary
 from opdkit.store.part_writer import Stage
@@ -87,7 +87,7 @@ def judged_run(
 
 
 def verdict_of(turn_id: str, scores: Sequence[int | None], confidences: Sequence[float | None]) -> dict:
-    reward = reward_of(scores)
+    reward = choose_reward(scores)
     votes = [{"score": s, "raw": "", "error": None if s is not None else "failed", "confidence": c}
              for s, c in zip(scores, confidences, strict=True)]  # fmt: skip
     return verdict(turn_id) | {

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from opdkit.store.atomic import find_left_overs
 from opdkit.store.plans import stage_dir
-from opdkit.store.reading import part_count
+from opdkit.store.reading import count_parts
 from opdkit.store.tables import TABLES
 
 ROOT = Path(__file__).parent.parent
@@ -135,7 +135,7 @@ def differences(stage: str, run: Path, expected: Path) -> list[str]:
         timed = [column for column in TIMED if column in ours.column_names]
         if not ours.drop_columns(timed).equals(theirs.drop_columns(timed)):
             found.append(f"{name} differs")
-        parts = [f"part-{k:05d}.parquet" for k in range(part_count(run, TABLES[name].stage))]
+        parts = [f"part-{k:05d}.parquet" for k in range(count_parts(run, TABLES[name].stage))]
         if sorted(p.name for p in folders[0].iterdir()) != parts:
             found.append(f"{name} holds other files than its parts")
     home = stage_dir(run, TABLES[WORK[stage].tables[0]].stage)

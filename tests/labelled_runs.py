@@ -8,7 +8,7 @@ from small_logs import run as extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.store.part_writer import Stage
-from opdkit.store.reading import part_count, read_part
+from opdkit.store.reading import count_parts, read_part
 from opdkit.store.tables import VERDICTS
 
 
@@ -19,7 +19,7 @@ def labelled_run(run: Path, **options: Any) -> Path:
     """
     extract(run, DATA / "logs", **options)
     known = {row["turn_id"]: row for row in labels()}
-    parts = part_count(run, "extract")
+    parts = count_parts(run, "extract")
     stage = Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=parts, upstream=["extract"])
     for part in range(parts):
         with stage.writing(part) as out:

@@ -17,7 +17,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import model_identity
+from opdkit.store.plans import identify_model
 from opdkit.store.tables import METRICS, REJECTED, REPLIES, SCORES, SESSIONS, TARGETS, TURNS, VERDICTS
 
 Row = dict[str, Any]
@@ -60,7 +60,7 @@ def _open(run: Path, parts: int) -> dict[str, Stage]:
         JudgeConfig(run=run, judge="rules", shard="0/1"), "judge", [VERDICTS], parts=parts, upstream=["extract"]
     )
     teacher = Stage.open(TeacherConfig(run=run, model=str(MODEL), shard="0/1"), "teacher", [TARGETS], parts=parts,
-                         inputs={"model": model_identity(str(MODEL))}, upstream=["extract", "judge"])  # fmt: skip
+                         inputs={"model": identify_model(str(MODEL))}, upstream=["extract", "judge"])  # fmt: skip
     return {"extract": extract, "judge": judge, "teacher": teacher}
 
 

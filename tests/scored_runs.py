@@ -122,7 +122,7 @@ def _verdict(turn_id: str, said: Said) -> dict[str, Any]:
 
 def train_and_kill(config: TrainConfig, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start a training that dies after so many steps."""
-    step, seen = train.optimizer_step, []
+    step, seen = train.take_optimizer_step, []
 
     def killed(*args):
         if len(seen) == steps:
@@ -130,10 +130,10 @@ def train_and_kill(config: TrainConfig, steps: int, monkeypatch: pytest.MonkeyPa
         seen.append(1)
         return step(*args)
 
-    monkeypatch.setattr(train, "optimizer_step", killed)
+    monkeypatch.setattr(train, "take_optimizer_step", killed)
     with pytest.raises(KeyboardInterrupt):
         train.run(config)
-    monkeypatch.setattr(train, "optimizer_step", step)
+    monkeypatch.setattr(train, "take_optimizer_step", step)
 
 
 def read_supports(run: Path, model: Path) -> dict[str, tuple[Support, np.ndarray]]:

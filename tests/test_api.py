@@ -30,7 +30,7 @@ from opdkit.commands.show.choose import choose_turns
 from opdkit.config.commands import COMMANDS, STAGES
 from opdkit.config.fields import PythonFunction, fields_of
 from opdkit.config.judge import JudgeConfig
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import RunConfig
 from opdkit.config.show import ShowConfig
 from opdkit.evaluate.checks import read_prompts
@@ -267,7 +267,7 @@ def test_where_a_function_cannot_judge(tmp_path: Path) -> None:
         made.slurm("logs", model="m", judge=strict)
     with pytest.raises(opdkit.ConfigError, match="hint_select"):
         made.judge(judge="rules", hint_select=strict)
-    stages = stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge=PythonFunction(strict)))
+    stages = make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge=PythonFunction(strict)))
     assert stages["judge"].judge.call is strict, "the pipeline hands it on"
 
 

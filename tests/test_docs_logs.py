@@ -8,7 +8,7 @@ import pytest
 from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect
-from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.formats.mapped import make_mapped_reader
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.mapping import load
 
@@ -40,6 +40,6 @@ def test_the_mappings_read_their_examples(tmp_path):
     assert len(mappings) == len(rows) == 4
     for mapping, block in zip(mappings, rows, strict=True):
         (tmp_path / "fields.toml").write_text(mapping)
-        (told,) = reader_of(load(str(tmp_path / "fields.toml"))).read(lines(block))
+        (told,) = make_mapped_reader(load(str(tmp_path / "fields.toml"))).read(lines(block))
         assert isinstance(told, Conversation)
         assert told.messages[0] | {"role": "user", "content": "hi"} == told.messages[0]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.errors import OpdkitError
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, sample
 from opdkit.store.reading import read_all
 
@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_sampled_from_says_so() -> None:
     """RWKV keeps its state in a form of its own and ignores the mask that hides padding."""
     model = build("RwkvConfig", {"attention_hidden_size": 32})
     with pytest.raises(OpdkitError, match="RwkvForCausalLM") as error:
-        sample(model, [Request([5, 6], [random_stream(0)])], temperature=1.0, max_new_tokens=2,
+        sample(model, [Request([5, 6], [make_random_stream(0)])], temperature=1.0, max_new_tokens=2,
                stop_ids=frozenset(), batch_tokens=64)  # fmt: skip
     assert "--teacher-samples 0" in str(error.value)
     assert "--validate 0" in str(error.value)

@@ -151,7 +151,7 @@ class Encoder:
             return self._pieces.ids(rendered)
         return self._encode_copy(rendered)
 
-    def continuation_ids(self, rendered: str) -> list[int]:
+    def encode_continuation(self, rendered: str) -> list[int]:
         """Return the ids of text that continues a prompt, encoded on its own and never together with the prompt.
 
         A control token goes before it and is taken off again: tokenizers of the SentencePiece kind put a space before
@@ -181,7 +181,7 @@ class Encoder:
     def _copy(self) -> tuple["_Pieces", dict[int, int]]:
         """Copy of the tokenizer with private characters for added tokens; their ids in it -> the ids they stand for.
 
-        One more private character stands at the end, for `continuation_ids`; it maps to nothing (-1).
+        One more private character stands at the end, for `encode_continuation`; it maps to nothing (-1).
         """
         definition = json.loads(self.tokenizer.backend_tokenizer.to_str())
         flags = {token["id"]: token for token in definition["added_tokens"]}

@@ -58,7 +58,7 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def message_key(record: JSON, keys: Iterable[str], field: str = "role") -> str | None:
+def find_key(record: JSON, keys: Iterable[str], field: str = "role") -> str | None:
     """Return the first of `keys` that holds a list of objects with `field`, judged by the first object."""
     for key in keys:
         items = record.get(key)
@@ -146,7 +146,7 @@ def _read_reply(item: JSON, content: Any) -> JSON:
         reasoning = reasoning or "\n".join(thoughts) or None
         calls = calls or [read_call(part) for part in content if _is_block(part, *_CALL_PARTS)]
         content = [block for block in content if not _is_block(block, *_OWN_FIELDS)] or None
-    content = content_text(content, between="")
+    content = join_content(content, between="")
     if content is None:
         content = first_text(item.get("refusal"))
     return message("assistant", content, reasoning=reasoning, name=first_text(item.get("name")), tool_calls=calls)
@@ -175,20 +175,20 @@ def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
                 kind = output.get("type") if isinstance(output, dict) and "output" in block else None  # version 5
                 output = output.get("value", output.get("reason", output)) if kind else output
                 is_text = isinstance(output, str) or (kind == "content" and isinstance(output, list))
-                text = content_text(output) if is_text else dump(output)
+                text = join_content(output) if is_text else dump(output)
                 name, call_id = first_text(block.get("toolName")), first_text(block.get("toolCallId"))
                 yield message(role, text, name=name, tool_call_id=call_id)
         return
     blocks = content if role == "user" and isinstance(content, list) else []
     results = [block for block in blocks if _is_block(block, "tool_result")]
     for block in results:
-        yield message("tool", content_text(block.get("content")), tool_call_id=first_text(block.get("tool_use_id")))
+        yield message("tool", join_content(block.get("content")), tool_call_id=first_text(block.get("tool_use_id")))
     rest = [block for block in content if not _is_block(block, "tool_result")] if results else content
     if rest or not results:
-        yield message(role, content_text(rest), name=name, tool_call_id=call_id)
+        yield message(role, join_content(rest), name=name, tool_call_id=call_id)
 
 
-def content_text(content: Any, between: str = "\n") -> str | None:
+def join_content(content: Any, between: str = "\n") -> str | None:
     """Return content as one text. A part that is not text leaves a placeholder such as `[image]` on its own line.
 
     `between`: the separator of two texts. The texts of a reply were written in one go (cited passages, say).

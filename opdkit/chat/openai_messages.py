@@ -25,7 +25,7 @@ def openai_message(message: Message, *, arguments_as_text: bool = False) -> Mess
     return converted | ({"tool_calls": calls} if calls else {})
 
 
-def tool_definitions(tools: str | None) -> list[Message] | None:
+def read_tool_definitions(tools: str | None) -> list[Message] | None:
     """Return logged tools, which are JSON, as templates expect them (OpenAI's wrapped form); None if unusable."""
     parsed = _parse(tools) if tools else None
     definitions = [parsed] if isinstance(parsed, dict) else parsed
@@ -39,7 +39,7 @@ def tool_definitions(tools: str | None) -> list[Message] | None:
     return definitions or None
 
 
-def one_message(messages: list[Message]) -> Message:
+def merge_messages(messages: list[Message]) -> Message:
     """Return messages of text as one of the user, for a template that takes no system message."""
     return {"role": "user", "content": "\n\n".join(m["content"] for m in messages)}
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_incomplete
 from opdkit.chat.markup import split_thinking, visible
-from opdkit.chat.openai_messages import Message, one_message, openai_message, tool_definitions
+from opdkit.chat.openai_messages import Message, merge_messages, openai_message, read_tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 
@@ -101,12 +101,12 @@ class Chat:
         """Return the token ids of the messages with the generation prompt. Raises ChatError."""
         return self._encoder.ids(self._render(messages, tools, generation_prompt=True))
 
-    def question_ids(self, messages: list[Message]) -> list[int]:
+    def encode_question(self, messages: list[Message]) -> list[int]:
         """Return the ids of a judge's question, as one message of the user if the template takes no system message."""
         try:
             return self.prompt_ids(messages)
         except ChatError:
-            return self.prompt_ids([one_message(messages)])
+            return self.prompt_ids([merge_messages(messages)])
 
     def reply(
         self,
@@ -144,18 +144,18 @@ class Chat:
                 return self.reply([*messages[:index], apart], index, tools, "length" if is_open else finish_reason)
             masked = "" if is_closed else empty_thinking[0]
         sampled = self._cut_sampled(rendered[len(masked) :], message, is_incomplete(finish_reason))
-        masked_ids, sampled_ids = map(self._encoder.continuation_ids, (masked, sampled))
+        masked_ids, sampled_ids = map(self._encoder.encode_continuation, (masked, sampled))
         return ReplyTokens(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
 
     def reply_ids(self, text: str) -> list[int]:
         """Return the token ids of a reply as a model wrote it, control tokens included. Raises ChatError."""
-        return self._encoder.continuation_ids(text)
+        return self._encoder.encode_continuation(text)
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the ids as people read them, control tokens included."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def tokens_between(self, ids: list[int], start: int, end: int) -> range:
+    def find_tokens_between(self, ids: list[int], start: int, end: int) -> range:
         """Return the indices of the tokens that hold the characters from `start` up to `end` of `text(ids)`."""
         text = self.text(ids)
 
@@ -182,7 +182,7 @@ class Chat:
         if not messages:
             raise ChatError("no prompt")
         try:
-            definitions = self._encoder.as_data(tool_definitions(tools), sampled=False)
+            definitions = self._encoder.as_data(read_tool_definitions(tools), sampled=False)
             as_data = []
             for message in messages:
                 fields = openai_message(message, arguments_as_text=self._arguments_as_text)
@@ -287,7 +287,7 @@ class Chat:
         whole = self._try_render(_REPLIED)
         if whole is None:  # a template may demand more than a question; then the configured stop tokens must do
             return None
-        after = self._encoder.continuation_ids(whole[whole.rfind(_REPLY) + len(_REPLY) :])
+        after = self._encoder.encode_continuation(whole[whole.rfind(_REPLY) + len(_REPLY) :])
         added = self.tokenizer.added_tokens_decoder
         return next((i for i in after if i in added and added[i].special), None)
 
@@ -312,7 +312,7 @@ def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, t
     fitting = None
     while low < high:  # the fewest messages cut: fewer messages are fewer tokens
         middle = (low + high) // 2
-        ids = chat.prompt_ids(without_first(messages, counts[middle]), tools)
+        ids = chat.prompt_ids(drop_first_messages(messages, counts[middle]), tools)
         if len(ids) <= budget:
             fitting, high = FittedPrompt(ids, counts[middle]), middle
         else:
@@ -322,7 +322,7 @@ def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, t
     return fitting
 
 
-def without_first(messages: list[Message], count: int) -> list[Message]:
+def drop_first_messages(messages: list[Message], count: int) -> list[Message]:
     """Return `messages` without the first `count` of those that are not system messages."""
     kept, left = [], count
     for message in messages:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from opdkit.config.blame import BlameConfig
 from opdkit.config.command_line import command_line, quote
-from opdkit.config.conditions import SESSION, USERS, find_rejection, logged_value, parse_session_filters
+from opdkit.config.conditions import SESSION, USERS, find_rejection, parse_session_filters, read_logged_value
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, did_you_mean, from_saved
 from opdkit.config.train import TrainConfig
-from opdkit.console import counted, markdown_table, markdown_text, say
+from opdkit.console import counted, escape_markdown, format_markdown_table, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.blame import WeightedReply, WorsePrompt, blame_turns, find_worse_prompts
-from opdkit.evaluate.checks import HeldOutPrompt, evaluated_prompts
+from opdkit.evaluate.checks import HeldOutPrompt, read_evaluated_prompts
 from opdkit.evaluate.conclusion import check_evaluated
 from opdkit.evaluate.generation import prompt_ids
 from opdkit.evaluate.models import load_chat, model_names
@@ -26,7 +26,7 @@ from opdkit.model.scoring import PromptResponse
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.plans import manifest, stage_dir
 from opdkit.store.reading import read_all, read_arrow
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 from opdkit.store.turn_ids import session_of
 from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import load_prompts
@@ -53,11 +53,11 @@ class Blame:
                    f"{row['share']:.1%}", "; ".join(row["hints"])] for row in self.groups[:most]]  # fmt: skip
         turns = [[row["turn_id"], row["value"] or "(none)", f"{row['share']:.1%}", row["hint"] or ""]
                  for row in self.turns[:most]]  # fmt: skip
-        groups, turns = ([list(map(markdown_text, row)) for row in rows] for rows in (groups, turns))
-        blocks = [markdown_text(self.sentence)]
+        groups, turns = ([list(map(escape_markdown, row)) for row in rows] for rows in (groups, turns))
+        blocks = [escape_markdown(self.sentence)]
         if self.groups:
-            blocks.append(markdown_table([[self.by, "sessions", "turns", "blame", "hints"], *groups]))
-            blocks.append(markdown_table([["turn", self.by, "blame", "hint"], *turns]))
+            blocks.append(format_markdown_table([[self.by, "sessions", "turns", "blame", "hints"], *groups]))
+            blocks.append(format_markdown_table([["turn", self.by, "blame", "hint"], *turns]))
         if self.commands:
             blocks += ["Train without them, and compare:", "\n".join(f"    {command}" for command in self.commands)]
         return "\n\n".join(blocks)
@@ -92,10 +92,10 @@ def blame(config: BlameConfig) -> Blame:
         return Blame(f"Nothing to blame: {why} in {config.domain or 'any domain'}.", [], by, [], [], [])
 
     # The training set again, and the gradient of what was lost.
-    chat = load_template(trained.model, template_args_of(run, "teacher", trained.template_arg))
+    chat = load_template(trained.model, choose_template_args(run, "teacher", trained.template_arg))
     objectives = make_objectives(trained)
     data, prompts = load_training_set(trained, objectives, chat)
-    known_prompts = evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
+    known_prompts = read_evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
     replies = weigh_replies(worse_prompts, known_prompts, evaluated)
     model = load_model(trained.model, device=config.device, dtype="float32")
     say(f"what {counted(len(data.turns), 'reply')} taught about {counted(len(worse_prompts), 'prompt')} that got worse")
@@ -130,7 +130,7 @@ def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
     for by in fields:
         values = dict[str, str | None]()
         for session in sessions:
-            logged = logged_value(by, session, session.format)
+            logged = read_logged_value(by, session, session.format)
             texts = {str(value).lower() if isinstance(value, bool) else str(value)
                      for value in (logged if isinstance(logged, list) else [logged])
                      if isinstance(value, (str, int, float)) and value != ""}  # fmt: skip

@@ -9,10 +9,10 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import did_you_mean, from_saved
 from opdkit.console import say, stdout
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import evaluated_prompts
+from opdkit.evaluate.checks import read_evaluated_prompts
 from opdkit.evaluate.comparison import Comparison, compare_trainings, print_comparison
 from opdkit.evaluate.conclusion import is_evaluated
-from opdkit.store.plans import check_upstream, differences, has_stage, manifest, name_runs, named_trainings, stage_dir
+from opdkit.store.plans import check_upstream, differences, has_stage, list_trainings, manifest, name_runs, stage_dir
 from opdkit.store.run_stage import run_stage
 
 # Options and inputs of eval that decide what is measured, beside the models.
@@ -45,7 +45,7 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
     ConfigError where a name is unknown, or only one training is left.
     """
     home = stage_dir(config.run, "teacher").parent  # of a named training, the run whose targets it shares
-    names = {name: path for name, path in named_trainings(home).items() if path != config.run}
+    names = {name: path for name, path in list_trainings(home).items() if path != config.run}
     train = f"`opdkit train {quote(home)} --name NAME ...` adds one"
     for word in config.others:
         if word not in names and not Path(word).is_dir():
@@ -96,4 +96,4 @@ def compare_runs(runs: dict[str, Path], prompts: str | None = None) -> Compariso
             raise OpdkitError(f"{first} and {other} were evaluated differently:{lines}\nRun {again} with the file and "
                               f"the options of {first}")  # fmt: skip
     remedy = "pass that as --prompts FILE, or run `opdkit eval` again for each, with --overwrite"
-    return compare_trainings(runs, evaluated_prompts(runs[first], remedy, prompts), options["seed"])
+    return compare_trainings(runs, read_evaluated_prompts(runs[first], remedy, prompts), options["seed"])

@@ -29,13 +29,13 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.forecast import ForecastConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.train import TrainConfig, epochs_over
+from opdkit.config.train import TrainConfig, fit_epochs
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted, duration, print_facts
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, resample_sums
 from opdkit.judge.criterion import FreshReply, judge_replies
-from opdkit.judge.prompts import turn_text
+from opdkit.judge.prompts import write_turn
 from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.judge.stage import MODEL_JUDGES, SERVED
 from opdkit.judge.votes import USAGE, Ask
@@ -43,14 +43,14 @@ from opdkit.model.tree import count_nodes
 from opdkit.store.counters import Counters, list_reasons
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.plans import manifest
-from opdkit.store.reading import part_count, summary_of
-from opdkit.store.reviews import reviews_in_force
+from opdkit.store.reading import count_parts, summary_of
+from opdkit.store.reviews import read_reviews_in_force
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 from opdkit.store.turn_ids import session_of
 from opdkit.teacher import hint_checks
 from opdkit.teacher.costs import measure_scoring
-from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, reply_of
+from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, encode_reply
 from opdkit.teacher.models import Scorer, load_scorer
 
 SAMPLES = 8  # replies with each hint, and without
@@ -104,13 +104,13 @@ def predict(config: ForecastConfig) -> JSON:
 
     Raises OpdkitError where no turn has a hint, or none of the drawn ones can be scored.
     """
-    args = template_args_of(config.run, "extract", config.template_arg)
+    args = choose_template_args(config.run, "extract", config.template_arg)
     teacher = TeacherConfig(
         run=config.run, model=config.model, template_arg=args, check_hints=SAMPLES, judge_model=config.judge_model,
         judge_url=config.judge_url, api_key_env=config.api_key_env, max_new_tokens=config.max_new_tokens,
         device=config.device, dtype=config.dtype, seed=config.seed, shard="0/1",
     )  # fmt: skip
-    teacher = replace(teacher, **hint_checks.hint_judge_options(teacher))
+    teacher = replace(teacher, **hint_checks.choose_hint_judge(teacher))
     log = read_log(config.run)
     drawn = draw_turns(log.hinted, config)
     # Hints that people decided are tested like those of the votes.
@@ -142,8 +142,8 @@ def predict(config: ForecastConfig) -> JSON:
 
 def read_log(run: Path) -> JudgedLog:
     """Return the judged turns of a run. Raises OpdkitError where none of them has a hint."""
-    reviews = reviews_in_force(run)
-    turns = [turn for part in range(part_count(run, "judge"))
+    reviews = read_reviews_in_force(run)
+    turns = [turn for part in range(count_parts(run, "judge"))
              for turn in joined_turns(run, part, reviews=reviews, partial=True)]  # fmt: skip
     verdicts = {turn.turn_id: turn.decided for turn in turns if turn.decided is not None}
     judged = [turn for turn in turns if turn.turn_id in verdicts]
@@ -205,7 +205,7 @@ def measure_costs(
     turns, hinted, speed = len(log.turns) * log.scale, len(log.hinted) * log.scale, read / alone.seconds
     tokens_per_epoch = round(logged / 2 * turns + written / 2 * hinted)  # half is read without the hint
     scoring = tokens_per_epoch + round((logged + written) / 2 * hinted)
-    training = tokens_per_epoch * epochs_over(round((turns + teacher.samples * hinted) / TrainConfig.batch_turns))
+    training = tokens_per_epoch * fit_epochs(round((turns + teacher.samples * hinted) / TrainConfig.batch_turns))
     return {"scoring": scoring, "training": training}, {
         "scoring": (scoring - written * hinted) / speed + sampling * hinted,
         "training": TRAINING_PASSES * training / speed,
@@ -249,7 +249,7 @@ def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], log: Judged
             if replied is None or log.verdicts[replied.turn_id]["reward"] != reward:
                 continue
             try:
-                ids = reply_of(chat, replied.session, replied.turn, left_out)[0].ids
+                ids = encode_reply(chat, replied.session, replied.turn, left_out)[0].ids
             except ChatError as error:
                 left_out.drop(error.reason)
                 continue
@@ -279,7 +279,7 @@ def count_judging(config: ForecastConfig, chat: Chat, log: JudgedLog) -> dict[st
         verdict = log.verdicts[turn.turn_id]
         votes = {name: [vote["raw"] for vote in verdict[f"{name}_votes"]] for name in ("hint", "reward")}
         reply = reply_in_context(turn.session["messages"], turn.turn)
-        common = texts["system"] + turn_text(reply, plan["config"]["max_section_chars"])
+        common = texts["system"] + write_turn(reply, plan["config"]["max_section_chars"])
         prompts = [encode(common + texts[name]) for name in votes for _ in votes[name]]
         total += sum(map(len, prompts)) if judge in SERVED else count_nodes(prompts)
         total += sum(len(encode(answer)) for answers in votes.values() for answer in answers)

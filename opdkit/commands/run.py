@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import StageConfig, fields_of
 from opdkit.config.judge import WARNINGS
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import ORDER, RunConfig
 from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS
 from opdkit.console import print_facts, say, stdout, warn
@@ -16,7 +16,7 @@ from opdkit.model.folder import check_stages
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.reading import is_complete, summary_of
-from opdkit.store.reviews import known_inputs, outdated_targets, reviews_in_force
+from opdkit.store.reviews import find_known_inputs, find_outdated_targets, read_reviews_in_force
 from opdkit.store.run_stage import run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -28,19 +28,19 @@ def run(config: RunConfig) -> Summary:
 
     With `--dry-run` each stage reports what it would do. For one that reads an unfinished stage, bounds are printed.
     """
-    stages = stage_configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
+    stages = make_configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
     check_stages(stages.values())
     if stages["judge"].effective()["judge"] == "rules":
         warn(WARNINGS["rules"])
     say(f"options of {', '.join(ORDER)} that `opdkit run` lacks are given as --set STAGE.OPTION=VALUE")
-    reporting = [name for name in ORDER if not config.dry_run or first_unfinished(config, name) is None]
+    reporting = [name for name in ORDER if not config.dry_run or find_first_unfinished(config, name) is None]
     extracted = Counters()
     for name in ORDER:
         try:
             if config.dry_run:
                 stdout.print(name, style="bold")
             if config.dry_run and name in ("extract", "train"):  # the dry runs of the others compare their plans
-                check_options(stages[name], name, known_inputs(stages[name].run, name))
+                check_options(stages[name], name, find_known_inputs(stages[name].run, name))
             if name not in reporting:
                 print_facts(bounds(config, name, stages, extracted))
             elif name == "extract" and "judge" in reporting and config.dry_run:  # it is done: nothing to preview
@@ -49,7 +49,7 @@ def run(config: RunConfig) -> Summary:
             else:
                 summary = run_stage(name, stages[name])
         except OpdkitError as error:
-            error.args = (with_set_forms(str(error), name),)
+            error.args = (add_set_forms(str(error), name),)
             raise
         if name == "extract":
             extracted = summary.counters
@@ -60,7 +60,7 @@ def run(config: RunConfig) -> Summary:
     return summary
 
 
-def first_unfinished(config: RunConfig, name: str) -> str | None:
+def find_first_unfinished(config: RunConfig, name: str) -> str | None:
     """Return the first stage before this one that has something left to do, None without one.
 
     With `--overwrite` every stage is done again.
@@ -68,7 +68,7 @@ def first_unfinished(config: RunConfig, name: str) -> str | None:
     for before in ORDER[: ORDER.index(name)]:
         if config.overwrite or not is_complete(config.run, before):
             return before
-        if before == "teacher" and outdated_targets(config.run, reviews_in_force(config.run)):
+        if before == "teacher" and find_outdated_targets(config.run, read_reviews_in_force(config.run)):
             return before
     return None
 
@@ -83,7 +83,7 @@ def bounds(
     replies = turns + max(turns * stages["teacher"].plan()["teacher_samples"], extracted.labels("decisions")["edited"])
     steps = math.ceil(replies / options["train"]["batch_turns"])
     epochs = options["train"]["epochs"]
-    # Without --epochs, see epochs_over. In whole sessions a step can be larger than a batch.
+    # Without --epochs, see fit_epochs. In whole sessions a step can be larger than a batch.
     steps = steps * epochs if epochs else MOST_CYCLES * min(MOST_EPOCHS * steps, steps + ENOUGH_STEPS - 1)
     judges = 2 if options["judge"]["judge_first"] else 1
     counts = {
@@ -91,13 +91,13 @@ def bounds(
         "teacher": {"replies to score": replies},
         "train": {"optimizer steps": steps},
     }
-    yield "waits for", str(first_unfinished(config, name))
+    yield "waits for", str(find_first_unfinished(config, name))
     part = " for the first 1,000 lines per input" if extracted.total("longer inputs") else ""
     for what, number in counts[name].items():
         yield what, f"at most {number:,}{part}"
 
 
-def with_set_forms(message: str, stage: str) -> str:
+def add_set_forms(message: str, stage: str) -> str:
     """Return an error of `stage`, followed by `--set STAGE.OPTION=VALUE` for each flag in it that `run` lacks.
 
     Of two stages that have the flag, `stage` counts, else the earlier one.

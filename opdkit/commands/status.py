@@ -6,14 +6,14 @@ from pathlib import Path
 
 from opdkit.config.commands import STAGES
 from opdkit.config.status import StatusConfig
-from opdkit.console import counted, duration, plain_table, print_line, stdout
+from opdkit.console import counted, duration, make_plain_table, print_line, stdout
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import command_of, find_upstream_change, has_stage, named_trainings, no_run_error, stage_dir
-from opdkit.store.progress_marks import live_claims
+from opdkit.store.plans import find_command, find_upstream_change, has_stage, list_trainings, no_run_error, stage_dir
+from opdkit.store.progress_marks import find_live_claims
 from opdkit.store.reading import part_path, summary_of
-from opdkit.store.reviews import outdated_targets, reviews_in_force
+from opdkit.store.reviews import find_outdated_targets, read_reviews_in_force
 from opdkit.store.tables import PRIMARY
 
 COLUMNS = ("stage", "parts", "running", "failed", "rows in/s", "time left")
@@ -24,24 +24,24 @@ def run(config: StatusConfig) -> None:
 
     Raises OpdkitError if the directory holds no run.
     """
-    directory, trainings = config.run, named_trainings(config.run).values()
+    directory, trainings = config.run, list_trainings(config.run).values()
     started = [(directory, stage) for stage in STAGES if has_stage(directory, stage)]
     started += [(run, stage) for run in trainings for stage in ("train", "eval") if has_stage(run, stage)]
     errors = [(run, error) for run in (directory, *trainings) for error in read_failures(run)]
     if not started and not errors:
         raise no_run_error(directory)
     failed = Counter((run, error["stage"]) for run, error in errors)
-    table, lines = plain_table(), list[str]()
+    table, lines = make_plain_table(), list[str]()
     for name in COLUMNS:
         table.add_column(name, no_wrap=name not in ("stage", "time left"), overflow="fold",
                          justify="right" if name == "rows in/s" else "left")  # fmt: skip
     for run, stage in started:
         summary, name = summary_of(run, stage), "" if run == directory else f" {run.stem}"
         table.add_row(stage + name, *_row(run, summary, failed[run, stage]))
-        summary.stage = command_of(run, stage) + name  # rollout may have written what extract writes
+        summary.stage = find_command(run, stage) + name  # rollout may have written what extract writes
         lines.append(summary.rows())
-    if decided := reviews_in_force(directory):
-        outdated = outdated_targets(directory, decided)
+    if decided := read_reviews_in_force(directory):
+        outdated = find_outdated_targets(directory, decided)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
     for run, stage in started:
@@ -65,15 +65,15 @@ def run(config: StatusConfig) -> None:
 
 def _row(directory: Path, summary: Summary, failed: int) -> Sequence[str]:
     stage = summary.stage
-    under_way = {claim.part for claim in live_claims(stage_dir(directory, stage) / ".tmp")}
+    under_way = {claim.part for claim in find_live_claims(stage_dir(directory, stage) / ".tmp")}
     running = sum(not part_path(directory, PRIMARY[stage].name, part).exists() for part in under_way)
     total = summary.counters
     shards = counted(failed, "shard") if failed else "0"
     rate = f"{total.rows_in / total.seconds:,.1f}" if total.seconds else "-"
-    return (f"{summary.parts_done}/{summary.parts}", str(running), shards, rate, time_left(summary, running))
+    return (f"{summary.parts_done}/{summary.parts}", str(running), shards, rate, estimate_time_left(summary, running))
 
 
-def time_left(summary: Summary, running: int) -> str:
+def estimate_time_left(summary: Summary, running: int) -> str:
     """Return the time for the parts that are not done, at the mean of those that are, with as many processes as now."""
     left = summary.parts - summary.parts_done
     if not left:

@@ -89,7 +89,7 @@ def find_rejection(filters: Sequence[Filter], session: Any, log_format: str) -> 
     """Return the reason of the first condition that leaves a Conversation of this format out; None if it is kept."""
     for condition in filters:
         field, op, value = condition.field, condition.op, condition.value
-        logged = logged_value(field, session, log_format)
+        logged = read_logged_value(field, session, log_format)
         if logged in (None, "", []):
             return f"{FILTERED}no {field}"
         holds: bool | None
@@ -106,15 +106,15 @@ def find_rejection(filters: Sequence[Filter], session: Any, log_format: str) -> 
     return None
 
 
-def logged_value(field: str, session: Any, log_format: str) -> Any:
+def read_logged_value(field: str, session: Any, log_format: str) -> Any:
     """Return the value of a field of a Conversation, or of LoggedFields, which alone have the field SESSION.
 
     Where the metadata of a session lack NAME, metadata.NAME is the list of the values that its logged calls have.
     """
     if field == "time":
-        return time_of(session.metadata)
+        return find_time(session.metadata)
     if field == "language":
-        return first_of(session.metadata, LANGUAGES)
+        return find_first(session.metadata, LANGUAGES)
     if field == SESSION:
         return session.session_id
     if not field.startswith("metadata."):
@@ -195,13 +195,13 @@ def _list_records(metadata: JSON) -> list[JSON]:
     return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
 
 
-def first_of(metadata: JSON, keys: Sequence[str]) -> Any:
+def find_first(metadata: JSON, keys: Sequence[str]) -> Any:
     """Return the first of these fields that the metadata have, else the first record's; None without any."""
     values = (holder.get(key) for holder in (metadata, *_list_records(metadata)[:1]) for key in keys)
     return next((value for value in values if value not in (None, "")), None)
 
 
-def time_of(metadata: JSON) -> datetime.datetime | None:
+def find_time(metadata: JSON) -> datetime.datetime | None:
     """Return the time of a session in UTC, from the first field that has one; a small number is a duration."""
     times = (parse_time(holder.get(key)) for holder in (metadata, *_list_records(metadata)[:1]) for key in TIMES)
     return next((time for time in times if time is not None and time.year > 1970), None)

@@ -10,7 +10,7 @@ from opdkit.config.run import ORDER, PipelineConfig
 from opdkit.errors import ConfigError
 
 
-def stage_configurations(
+def make_configurations(
     config: PipelineConfig, own_judge: str | None = None, more: Sequence[str] = ()
 ) -> dict[str, StageConfig]:
     """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults.

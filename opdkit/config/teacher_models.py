@@ -55,7 +55,7 @@ def parse_shares(options: Sequence[str], teachers: Sequence[str]) -> dict[str, f
     return {name: share / total for name, share in shares.items()}
 
 
-def routed_name(metadata: str | None, field: str) -> str | None:
+def read_routed_name(metadata: str | None, field: str) -> str | None:
     """Return one field of a session's metadata (JSON) as text; None where it is missing."""
     try:
         fields = json.loads(metadata) if metadata else None

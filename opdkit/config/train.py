@@ -16,7 +16,7 @@ NIGHTLY_SHARE = 0.8  # of the way to the trained weights, in a night: trainings 
 MOST_CYCLES = 3  # of the schedule: where much is left to learn, training continues for as many epochs again
 
 
-def epochs_over(steps: int) -> int:
+def fit_epochs(steps: int) -> int:
     """Return the passes that make ENOUGH_STEPS optimizer steps where each makes `steps`: 1 to MOST_EPOCHS."""
     return min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / max(1, steps)))
 

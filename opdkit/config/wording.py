@@ -72,7 +72,7 @@ def judge_texts(wording: Path | None, criterion: Path | None) -> Texts:
     return texts | {"reward": f"{text}\n{DEFAULTS['judge']['reward'].splitlines()[-1]}"}
 
 
-def wording_inputs(tables: dict[str, Texts]) -> JSON:
+def make_wording_inputs(tables: dict[str, Texts]) -> JSON:
     """Return the texts of these tables as an input of a stage's plan, without those that are the defaults."""
     own = {table: texts for table, texts in tables.items() if texts != DEFAULTS[table]}
     return {"wording": own} if own else {}

@@ -32,11 +32,11 @@ from opdkit.config.fields import JSON
 from opdkit.console import progress
 from opdkit.evaluate.gate import select_measured
 from opdkit.model.scoring import PromptResponse
-from opdkit.train.batches import requested_ids, tokens_of
+from opdkit.train.batches import collect_ids, collect_tokens
 from opdkit.train.forwards import plan_forwards
-from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of
+from opdkit.train.objective.terms import Objective, compute_loss, count_totals, make_terms
 from opdkit.train.policy import Policy
-from opdkit.train.targets import Prompts, sequence_of
+from opdkit.train.targets import Prompts, make_sequence
 from opdkit.train.training_set import TrainingSet
 
 LAYERS = 0.5  # share of the layers, the last ones, whose weights are looked at
@@ -113,7 +113,7 @@ def blame_turns(
             for p in weights:
                 if p.grad is not None:
                     p.add_(p.grad, alpha=change)
-        sides.append(turn_losses(policy, data, prompts, objectives, batch_tokens))
+        sides.append(measure_turn_losses(policy, data, prompts, objectives, batch_tokens))
     return (sides[1] - sides[0]) / (2 * step)
 
 
@@ -136,24 +136,24 @@ def add_gradient(policy: Policy, replies: Sequence[WeightedReply], batch_tokens:
 
 
 @torch.no_grad()
-def turn_losses(
+def measure_turn_losses(
     policy: Policy, data: TrainingSet, prompts: Prompts, objectives: Sequence[Objective], batch_tokens: int
 ) -> NDArray[np.float64]:
     """Return the loss [T] of each turn, so that the mean over a phase is the loss of one step on all its turns."""
     turns, device = data.turns, next(policy.parameters()).device
     totals = list[dict[str, int]]()
     for phase, objective in enumerate(objectives):
-        tokens = tokens_of([turn for turn, p in zip(turns, data.phases, strict=True) if p == phase] or turns)
-        totals.append(step_totals(terms_of(objective, tokens), tokens, objective.aggregation))
-    sequences = [sequence_of(turn, prompts) for turn in turns]
-    ids = [requested_ids([turn], tokens_of([turn])) for turn in turns]
+        tokens = collect_tokens([turn for turn, p in zip(turns, data.phases, strict=True) if p == phase] or turns)
+        totals.append(count_totals(make_terms(objective, tokens), tokens, objective.aggregation))
+    sequences = [make_sequence(turn, prompts) for turn in turns]
+    ids = [collect_ids([turn], collect_tokens([turn])) for turn in turns]
     losses, turns_in = np.zeros(len(turns)), Counter(data.phases)
     for members, logprobs in read_forwards(policy, sequences, [turn.branch_root for turn in turns], ids, batch_tokens):
         for i, x_NK in zip(members, logprobs, strict=True):
             phase = data.phases[i]
-            tokens, objective = tokens_of([turns[i]]).to(device), objectives[phase]
-            terms = terms_of(objective, tokens)
-            loss, _ = step_loss(x_NK[:, 0], x_NK[:, 1:], tokens, terms, totals[phase], objective)
+            tokens, objective = collect_tokens([turns[i]]).to(device), objectives[phase]
+            terms = make_terms(objective, tokens)
+            loss, _ = compute_loss(x_NK[:, 0], x_NK[:, 1:], tokens, terms, totals[phase], objective)
             losses[i] = float(loss) * turns_in[phase]
     return losses
 

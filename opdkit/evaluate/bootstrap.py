@@ -12,7 +12,7 @@ Interval = tuple[float, float] | None
 RESAMPLES, RESAMPLES_OF_SUMS = 10_000, 2_000
 # n differences have the same sign by chance with probability 2 / 2^n (the sign test): 6% for n = 5. So fewer than six
 # values other than 0 show no change at 95%, however many zeros are beside them. The bootstrap's interval excludes 0 for
-# three of six: it shows how large a change is, and `chance_of_rise` decides whether there is one.
+# three of six: it shows how large a change is, and `compute_chance_of_rise` decides whether there is one.
 FEWEST = 6
 EXACT = 16  # differences of which all 65,536 signs are counted
 _AT_ONCE = 1 << 22  # drawn indices or weights held in memory
@@ -38,10 +38,10 @@ def interval(
         drawn_bn = rng.integers(count, size=(min(block, resamples - start), count))
         sums_b = (values_n * weights_n)[drawn_bn].sum(1)
         means[start : start + len(drawn_bn)] = sums_b / weights_n[drawn_bn].sum(1)
-    return quantile_interval(means)
+    return compute_quantile_interval(means)
 
 
-def quantile_interval(values_B: Array) -> Interval:
+def compute_quantile_interval(values_B: Array) -> Interval:
     """Return the 2.5% and 97.5% quantiles of a statistic over B resamples.
 
     None where one has no value (NaN), and where both are equal: no sample is so certain.
@@ -63,7 +63,7 @@ def score_rise(differences: Array, noise: float = 0.0) -> float:
     return float((total - square / np.abs(differences).sum()) / max(square, noise) ** 0.5) if total > 0 else 0.0
 
 
-def chance_of_rise(differences: Array, noise: float = 0.0) -> float:
+def compute_chance_of_rise(differences: Array, noise: float = 0.0) -> float:
     """Return the probability that chance makes a sum of differences d that is as large; 1 where it is not above 0.
 
     Where nothing changed for the better or worse, each d is as likely as -d. Of up to EXACT differences other than 0,
@@ -103,7 +103,7 @@ def share_interval(values_B: Array, share: float | None, sessions: int) -> Inter
     """
     if share is None or np.isnan(values_B).any():
         return None
-    if interval := quantile_interval(values_B):
+    if interval := compute_quantile_interval(values_B):
         return interval if sessions >= FEWEST else None
     z2 = 1.959964**2
     middle = share + z2 / (2 * sessions)

@@ -33,7 +33,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.key_words import fold_text, key_words
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line
-from opdkit.store.digests import file_digest
+from opdkit.store.digests import digest_file
 from opdkit.store.plans import manifest
 
 # Domains that the scores add: everything, and what the logs correct or do not.
@@ -121,7 +121,7 @@ class HeldOutPrompt:
     @property
     def unit(self) -> Hashable:
         """Return what the prompt counts as where chance is estimated."""
-        return unit_of(self.id, self.session)
+        return choose_unit(self.id, self.session)
 
     def domains(self) -> tuple[str, ...]:
         """Return the domains that the prompt counts in: its own, and those that group several."""
@@ -134,12 +134,12 @@ class HeldOutPrompt:
         return "\n".join(text for text in (*chain.from_iterable(texts), self.tools) if text)
 
 
-def unit_of(prompt_id: str, session: str | None) -> Hashable:
+def choose_unit(prompt_id: str, session: str | None) -> Hashable:
     """Return what a prompt counts as where chance is estimated: its session, or itself. The two are never equal."""
     return session or (prompt_id,)
 
 
-def evaluated_prompts(run: Path, remedy: str, file: str | None = None) -> dict[str, HeldOutPrompt]:
+def read_evaluated_prompts(run: Path, remedy: str, file: str | None = None) -> dict[str, HeldOutPrompt]:
     """Return the prompts that a run was evaluated on, by id, from `file` or from where eval read them.
 
     Raises OpdkitError, which ends with `remedy`, where the file is gone or another one.
@@ -147,7 +147,7 @@ def evaluated_prompts(run: Path, remedy: str, file: str | None = None) -> dict[s
     document = manifest(run, "eval")
     options = document["plan"]["config"] | document["plan"]["inputs"]
     path = Path(file or document["configuration"]["prompts"])
-    if not path.is_file() or file_digest(path) != options["prompts"]:
+    if not path.is_file() or digest_file(path) != options["prompts"]:
         raise OpdkitError(f"{path} is not the file of prompts that {run} was evaluated on: {remedy}")
     # The replies were checked: a function only stands for the checks that the rows lack.
     check = PythonFunction(read_prompts) if "check" in options else None

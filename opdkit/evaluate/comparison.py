@@ -19,9 +19,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from opdkit.config.fields import JSON
-from opdkit.console import counted, plain_table, printable, stdout
+from opdkit.console import counted, make_plain_table, printable, stdout
 from opdkit.evaluate.checks import ALL, HeldOutPrompt
-from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
+from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, choose_shares, choose_word
 from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS, RARE, UNSEEN, make_reply_scores, print_scores
 from opdkit.store.plans import manifest
@@ -111,12 +111,12 @@ def conclude_pairs(names: Sequence[str], pairs: Mapping[tuple[str, str], Sequenc
     """
     shares: dict[str, dict[str, float]] = {name: {} for name in names}  # training -> domain -> share of right replies
     words: dict[tuple[str, str], str] = {}
-    deciding = {pair: deciding_shares(scores) for pair, scores in pairs.items()}
+    deciding = {pair: choose_shares(scores) for pair, scores in pairs.items()}
     comparisons = sum(map(len, deciding.values()))
     for (a, b), rows in deciding.items():
         if not rows:
             return f"Not known: the judge's checks gave no held-out prompt a verdict on both {a} and {b}."
-        words[b, a], _ = word_of(rows, comparisons)
+        words[b, a], _ = choose_word(rows, comparisons)
         words[a, b] = _REVERSED.get(words[b, a], words[b, a])
         for name, side in ((a, "before"), (b, "after")):
             shares[name] |= {row["domain"]: row[side] for row in rows}
@@ -184,10 +184,10 @@ def print_comparison(comparison: Comparison, shown_replies: int = 3) -> None:
     stdout.print(f"{printable(comparison.sentence)}\n", style="bold", markup=False)
     for name, scores in comparison.scores.items():
         print_scores(scores, [], (comparison.trainings[0]["training"], name))
-    table = plain_table("", show_header=False)
+    table = make_plain_table("", show_header=False)
     for _ in comparison.trainings:
         table.add_column(justify="right", overflow="fold")
-    for cells in training_rows(comparison.trainings):
+    for cells in make_training_rows(comparison.trainings):
         table.add_row(*(escape(printable(cell)) for cell in cells))
     stdout.print("", table)
     count = len(comparison.replies)
@@ -219,7 +219,7 @@ def mark_changes(old: str, new: str) -> Text:
     return marked
 
 
-def training_rows(trainings: Sequence[JSON]) -> list[list[str]]:
+def make_training_rows(trainings: Sequence[JSON]) -> list[list[str]]:
     """Return what each training did and cost as texts, a column each: first the options in which they differ."""
     rows = [["", *(one["training"] for one in trainings)]]
     for name in trainings[0]["options"]:

@@ -13,9 +13,9 @@ import numpy as np
 
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import counted, print_line, printable, stdout, with_sign
+from opdkit.console import add_sign, counted, print_line, printable, stdout
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.bootstrap import chance_of_rise
+from opdkit.evaluate.bootstrap import compute_chance_of_rise
 from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
 from opdkit.store.plans import check_upstream, find_upstream_change, manifest, stage_dir
 from opdkit.store.reading import is_written, read_part
@@ -72,12 +72,12 @@ def read_conclusion(run: Path) -> Conclusion | None:
 def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     """Return the conclusion on the rows of the table `scores`."""
     rows = by_name(scores)
-    measured = deciding_shares(scores)
+    measured = choose_shares(scores)
     drift = [rows["kl_replies", ALL]] if ("kl_replies", ALL) in rows else []
     if not measured:
         sentence = "Not known: the judge's checks gave no held-out prompt a verdict on both models."
         return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Ask another judge with --judge-model.")
-    word, few = word_of(measured)
+    word, few = choose_word(measured)
     shares, watch = list[str](), find_unusual(rows)
     for row in measured:
         of_what = "" if shares else " of its replies are right"
@@ -106,7 +106,7 @@ def by_name(scores: Sequence[JSON]) -> dict[tuple[str, str], JSON]:
     return {(row["metric"], row["domain"]): row for row in scores if row["count"]}
 
 
-def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
+def choose_shares(scores: Sequence[JSON]) -> list[JSON]:
     """Return the rows of `scores` that decide: right replies to what users corrected and did not, or to all."""
     rows = by_name(scores)
     passed = next((metric for metric in PASSED if (metric, ALL) in rows), "")
@@ -114,7 +114,7 @@ def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
     return split or ([rows[passed, ALL]] if (passed, ALL) in rows else [])
 
 
-def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str, list[str]]:
+def choose_word(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str, list[str]]:
     """Return the word for what happened to `shares`, and where there are too few prompts to tell.
 
     The word is BETTER where one share rose and none fell, and so on. `comparisons`: how many shares are compared in
@@ -122,7 +122,7 @@ def word_of(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str
     """
     level = LEVEL / (comparisons or len(shares))
     few = [WHERE[row["domain"]] for row in shares
-           if row["chance"] is None or 2 * chance_of_rise(np.ones(row["units"])) > level]  # fmt: skip
+           if row["chance"] is None or 2 * compute_chance_of_rise(np.ones(row["units"])) > level]  # fmt: skip
     rose = {row["difference"] > 0 for row in shares if has_moved(row, level)}
     if rose:
         return MIXED if len(rose) == 2 else BETTER if rose == {True} else WORSE, few
@@ -171,10 +171,10 @@ def print_conclusion(conclusion: Conclusion, *, and_next: bool = True) -> None:
         if row["metric"] == "kl_replies":
             line = f"{DRIFT}: {row['after']:.2f}"
         else:
-            span = (f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}" if row["low"] is not None
+            span = (f"95% interval {add_sign(row['low'], 2)} to {add_sign(row['high'], 2)}" if row["low"] is not None
                     else "too few for an interval" if row["chance"] is None
                     else "no interval: all changes are equal")  # fmt: skip
-            change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
+            change = f"{row['before']:.2f} -> {row['after']:.2f}, {add_sign(row['difference'], 2)} ({span})"
             line = f"right replies, {row['domain']}: {change}, {counted(row['count'], 'prompt')}"
         print_line(f"  {line}")
     for line in conclusion.watch:

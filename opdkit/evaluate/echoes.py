@@ -54,7 +54,7 @@ def index_hints(hints: Iterable[str]) -> Hints:
 
 
 @lru_cache
-def marker_pattern(hint_text: str) -> re.Pattern[str]:
+def make_marker_pattern(hint_text: str) -> re.Pattern[str]:
     """Return the pattern, in folded text, of the words around a hint in a prompt (two or more) or in a vote."""
     around = [fold_text(part) for part in hint_text.split("{hint}")]
     markers = [re.escape(re.sub(r"^\W+|\W+$", "", text)) for text, words in around if len(words) > 1]
@@ -67,7 +67,7 @@ def echo_of(reply: str, prompt: str, hints: Hints, hint_text: str = DEFAULTS["te
     `reply` includes the thinking; `prompt` is everything that the model had read; `hint_text` is the teacher's.
     """
     folded, words = fold_text(reply)
-    markers = marker_pattern(hint_text).findall(folded)
+    markers = make_marker_pattern(hint_text).findall(folded)
     phrases = [(match[0].strip(), reason) for phrase, reason in _PHRASES.items() if (match := phrase.search(folded))]
     starts = range(len(words) - MIN_WORDS + 1)
     repeated = [hint for start in starts for hint in hints.get(words[start : start + MIN_WORDS], ())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from opdkit.config.fields import JSON
 from opdkit.evaluate.checks import read_patterns
-from opdkit.judge.words import FILLER, says_nothing, specific_words
+from opdkit.judge.words import FILLER, find_specific_words, says_nothing
 
 # The fewest requests on either side whose replies a form or a word of the hints (FEW), or any word (MANY) must tell
 # apart. Two small sets differ in something by chance, and in a word more easily than in a form. Requests are counted,
@@ -61,7 +61,7 @@ def _propose(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[s
     """Yield checks, those to prefer first."""
     if 2 * sum(bool(_ABOUT_LENGTH.search(hint.casefold())) for hint in hints) > len(hints):
         yield from _propose_lengths(praised, corrected)
-    named = specific_words([word.casefold() for hint in hints for word in _WORD.findall(hint)]) - FILLER
+    named = find_specific_words([word.casefold() for hint in hints for word in _WORD.findall(hint)]) - FILLER
     sides = (("match", praised, corrected), ("absent", corrected, praised))
     for name, texts, others in sides:
         if is_own or name == "match":

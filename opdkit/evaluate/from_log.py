@@ -11,9 +11,9 @@ from opdkit.console import say
 from opdkit.errors import ConfigError, NoPromptsError
 from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
 from opdkit.evaluate.models import load_chat
-from opdkit.model.behavior_policy import student_names
+from opdkit.model.behavior_policy import list_student_names
 from opdkit.store.atomic import write_text
-from opdkit.store.plans import has_stage, manifest, model_identity
+from opdkit.store.plans import has_stage, identify_model, manifest
 
 
 def read_held_out_share(run: Path) -> float:
@@ -34,7 +34,7 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | 
         reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
         opinions = count_opinions(config.run, reactions)
         room, before = longest - config.max_new_tokens, names["before"]
-        own_names = student_names(before, model_identity(before).get("files", {}), config.served_as)
+        own_names = list_student_names(before, identify_model(before).get("files", {}), config.served_as)
         rows, left_out = make_prompts(reactions, opinions, chat, room, criteria, own_names)
         say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
     if not rows:

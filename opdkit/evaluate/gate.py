@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from opdkit.chat.markup import has_broken_call, visible
 from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
-from opdkit.console import counted, markdown_table, markdown_text, with_sign
+from opdkit.console import add_sign, counted, escape_markdown, format_markdown_table
 from opdkit.evaluate.bootstrap import FEWEST, score_rise
-from opdkit.evaluate.checks import ALL, UNCORRECTED, unit_of
+from opdkit.evaluate.checks import ALL, UNCORRECTED, choose_unit
 from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_moved, has_unusual_length
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.judge.flags import loops
@@ -73,17 +73,17 @@ class Decision:
             if "check" in row:
                 checks.append([CHECKS[row["check"]], before, after, "**failed**" if row["worse"] else "passed"])
                 continue
-            span = "-" if row["low"] is None else f"{with_sign(row['low'], 3)} to {with_sign(row['high'], 3)}"
-            change = "-" if row["difference"] is None else with_sign(row["difference"], 3)
-            rows.append([markdown_text(row["domain"]), f"{row['prompts']:,}", before, after, change, span, noise, finds,
-                         marks[row["worse"]]])  # fmt: skip
+            span = "-" if row["low"] is None else f"{add_sign(row['low'], 3)} to {add_sign(row['high'], 3)}"
+            change = "-" if row["difference"] is None else add_sign(row["difference"], 3)
+            rows.append([escape_markdown(row["domain"]), f"{row['prompts']:,}", before, after, change, span, noise,
+                         finds, marks[row["worse"]]])  # fmt: skip
         notes = (
             f"worse: beyond chance, which stops at most {FALSE_STOPS:.1%} of the models that are no worse, all "
             f"{counted(self.comparisons, 'comparison')} together. noise: 95 of 100 times, two evaluations of the "
             "model before training differ by less. would find: the smallest loss that is found 95 of 100 times."
         )
         word, rest = self.sentence.split(":", 1)
-        return "\n\n".join([f"**{word}:**{markdown_text(rest)}", *map(markdown_table, (rows, checks)), notes])
+        return "\n\n".join([f"**{word}:**{escape_markdown(rest)}", *map(format_markdown_table, (rows, checks)), notes])
 
 
 def decide(
@@ -192,7 +192,7 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
     """
     measured = select_measured(replies)
     texts = measured["reply"].combine_chunks().dictionary_encode()
-    shown = [faults_of(text) for text in texts.dictionary.to_pylist()]
+    shown = [find_faults(text) for text in texts.dictionary.to_pylist()]
     not_right = pc.invert(pc.fill_null(measured["passed"], False))
     columns = {"passed": measured["passed"], "cut_off": pc.equal(measured["finish_reason"], "length"),
                "hint_echo": pc.is_valid(measured["hint_echo"]),
@@ -208,7 +208,7 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
         sides.setdefault(row["prompt_id"], {})[row["model"]] = row
     before, after = zip(*((both["before"], both["after"]) for both in sides.values() if len(both) == 2), strict=True)
     numbers: dict[Hashable, int] = {}
-    unit_N = [numbers.setdefault(unit_of(row["prompt_id"], row["session"]), len(numbers)) for row in before]
+    unit_N = [numbers.setdefault(choose_unit(row["prompt_id"], row["session"]), len(numbers)) for row in before]
     shares = dict[str, Shares]()
     for name in columns:
         read = ((before, f"{name}_mean"), (after, f"{name}_mean"), (before, f"{name}_count"))
@@ -265,7 +265,7 @@ def find_least_loss(count: int, unit_size: float, variance: float, limit: float)
     return float(found[0]) if len(found) else None
 
 
-def faults_of(text: str) -> set[str]:
+def find_faults(text: str) -> set[str]:
     """Return those of refusal, loop and broken_call that a reply shows; refusals in English alone."""
     answer = visible(text, thinking=False)
     signs = {"refusal": bool(_REFUSAL.match(answer[:_FIRST_CHARS])), "loop": loops(text),

@@ -9,10 +9,10 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.console import counted, say, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import HeldOutPrompt
-from opdkit.evaluate.probes import hollow_kind
+from opdkit.evaluate.probes import find_hollow_kind
 from opdkit.evaluate.replies import Reply
 from opdkit.model.memory import TooLargeError
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.scoring import PromptResponse
@@ -53,7 +53,7 @@ def generate(
     for numbers, temperature in ((range(int(greedy)), 0.0), (range(1, config.samples + 1), config.temperature)):
         if not numbers:
             continue
-        streams = [[random_stream(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
+        streams = [[make_random_stream(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
         requests = [Request(ids, generators) for (_, ids), generators in zip(prompts, streams, strict=True)]
         drawn = sampler.sample(model, chat, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
                                batch_tokens=config.batch_tokens)  # fmt: skip
@@ -64,7 +64,7 @@ def generate(
                 text = chat.text(reply.text_ids)
                 seen = chat.visible_text(text, ids)
                 calls = bool(split_calls(seen)[1])
-                hollow = None if calls else hollow_kind(seen, prompt.messages[-1]["content"] or "")
+                hollow = None if calls else find_hollow_kind(seen, prompt.messages[-1]["content"] or "")
                 replies.append(Reply(prompt, label, k, text, seen, PromptResponse(ids, reply.ids), reply.finish_reason,
                                      hollow=hollow, called=calls if prompt.tools else None))  # fmt: skip
     return replies

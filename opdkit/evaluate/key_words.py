@@ -2,7 +2,7 @@
 
 import re
 
-from opdkit.judge.words import NEGATION, specific_words
+from opdkit.judge.words import NEGATION, find_specific_words
 
 # Emphasis and quotation marks are dropped; typographic apostrophes are apostrophes.
 _FOLDED = str.maketrans(dict.fromkeys('*`"“”„«»') | {"’": "'", "‘": "'"})
@@ -26,7 +26,7 @@ def key_words(text: str, *, affirmed: bool = False) -> set[str]:
         clauses = _CLAUSE_END.split(text.translate(_FOLDED))
         text = " ".join(clause for clause in clauses if not NEGATION.search(clause))
     found = (word for word in fold_text(text)[1] if len(word) > 3 or any(map(str.isdigit, word)) or word > "\u0e00")
-    return specific_words(list(found))
+    return find_specific_words(list(found))
 
 
 def fold_text(text: str) -> tuple[str, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from opdkit.chat.messages import message
-from opdkit.chat.openai_messages import openai_message, tool_definitions
+from opdkit.chat.openai_messages import openai_message, read_tool_definitions
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.wording import Texts
@@ -28,13 +28,13 @@ from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import AFTER_CORRECTION, POOLED, read_patterns
 from opdkit.evaluate.expressions import ERRORS, FEW, find_check
 from opdkit.evaluate.key_words import key_words
-from opdkit.evaluate.similar import SimilarTexts, Words, fold_words, request_words
-from opdkit.extract.known_turns import id_in_log, turn_digests
-from opdkit.judge.claims import commonest_wording
-from opdkit.judge.words import without_judgements
+from opdkit.evaluate.similar import SimilarTexts, Words, fold_words, list_request_words
+from opdkit.extract.known_turns import digest_turns, find_id_in_log
+from opdkit.judge.claims import choose_wording
+from opdkit.judge.words import drop_judgements
 from opdkit.model.behavior_policy import is_other_model
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions, joined_turns
-from opdkit.store.reading import part_count
+from opdkit.store.reading import count_parts
 from opdkit.store.skip_reasons import DUPLICATE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, is_held_out
@@ -66,7 +66,7 @@ class Reaction:
     @cached_property
     def request(self) -> Words:
         """Words of what is asked."""
-        return frozenset(request_words(self.turn))
+        return frozenset(list_request_words(self.turn))
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
     """
     examples = list[tuple[int, str, Reaction]]()  # a heap: minus the hash of the turn, its id
     seen, conversation, verdicts = Counter[str](), "", dict[bytes, JSON]()  # of the turns of a conversation's branches
-    for part in range(part_count(run, "judge")):
+    for part in range(count_parts(run, "judge")):
         for turns in joined_sessions(run, part, CHECKED, partial=True):
             session_id = turns[0].session_id
             is_kept = is_held_out(session_id, holdout)
-            if id_in_log(session_id) != conversation:
-                conversation, verdicts = id_in_log(session_id), {}
+            if find_id_in_log(session_id) != conversation:
+                conversation, verdicts = find_id_in_log(session_id), {}
             judged = _find_verdicts([turn for turn in turns if turn.index], verdicts)
             for reaction in _find_reactions(judged, is_kept):
                 turn_id, hint = reaction.turn.turn_id, str(reaction.hint)
@@ -143,7 +143,7 @@ def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> 
     `verdicts`: those of the earlier branches, by the digests of their turns. Those of this branch are added.
     """
     judged = list[tuple[JoinedTurn, JSON]]()
-    for turn, digest in zip(turns, turn_digests(turns, reactions=False) if turns else (), strict=True):
+    for turn, digest in zip(turns, digest_turns(turns, reactions=False) if turns else (), strict=True):
         if turn.decided is not None:
             verdicts[digest] = turn.decided
         if turn.decided is not None or turn.turn["skip_reason"] == DUPLICATE:
@@ -155,7 +155,7 @@ def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
     """Return what all users of a run made of the held-out replies, wherever the log holds the same ones."""
     opinions: Opinions = {key: Counter() for reaction in reactions
                           if reaction.is_held_out and (key := _make_key(reaction.turn))}  # fmt: skip
-    for part in range(part_count(run, "judge")) if opinions else ():
+    for part in range(count_parts(run, "judge")) if opinions else ():
         for turn in joined_turns(run, part, CHECKED, partial=True):
             verdict = turn.decided
             if verdict is not None and turn.index and (counts := opinions.get(_make_key(turn))) is not None:
@@ -173,7 +173,7 @@ def _make_key(turn: JoinedTurn) -> ReplyKey | None:
     first, reply = messages[0], messages[turn.index]
     asked = [m["content"] or "" for m in messages[: turn.index] if m["role"] == "user"][-2:]
     text = (reply["content"] or "") + "".join(call["arguments"] for call in reply["tool_calls"])
-    if key_words(" ".join(asked)).isdisjoint(key_words(without_judgements(text))):
+    if key_words(" ".join(asked)).isdisjoint(key_words(drop_judgements(text))):
         return None
     return (first["content"] or "" if first["role"] == "system" else "", text)
 
@@ -184,7 +184,7 @@ def make_prompts(
     """Return rows of a file of prompts, in the order of the log, and how many turns were left out, by reason.
 
     Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens. `names`: of the model
-    that the prompts are for (`student_names`).
+    that the prompts are for (`list_student_names`).
     """
     complaints = _group_complaints(reactions)
     direct = [reaction for reaction in reactions
@@ -228,7 +228,7 @@ def make_prompts(
 
 def _group_complaints(reactions: Sequence[Reaction]) -> _Complaints:
     complaints = [reaction for reaction in reactions if reaction.kind == COMPLAINT]
-    group_of = commonest_wording(Counter(str(complaint.hint) for complaint in complaints).most_common(_TEXTS))
+    group_of = choose_wording(Counter(str(complaint.hint) for complaint in complaints).most_common(_TEXTS))
     members = defaultdict[str, list[Reaction]](list)
     for complaint in complaints:
         members[group_of.setdefault(str(complaint.hint), str(complaint.hint))].append(complaint)
@@ -377,7 +377,7 @@ def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, c
         "messages": [openai_message(m, arguments_as_text=True) for m in prompt]}  # fmt: skip
     return {"id": turn.turn_id, "session": conversation_id(turn.session_id), "domain": "", **asked,
             "check": check or question, "hint": reaction.hint, "logged": logged, "turns": 1,
-            "tools": tool_definitions(tools) or tools}  # fmt: skip
+            "tools": read_tool_definitions(tools) or tools}  # fmt: skip
 
 
 def _read_reply(turn: JoinedTurn, chat: Chat) -> str:

@@ -20,7 +20,7 @@ from opdkit.model.load import (
 )
 from opdkit.store.plans import manifest, stage_dir
 from opdkit.store.reading import is_written
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 
 
 def model_names(config: EvalConfig) -> dict[str, str]:
@@ -44,7 +44,7 @@ def load_models(
 
 def load_chat(config: EvalConfig, names: dict[str, str]) -> tuple[Chat, float]:
     """Return the chat template of both models, and how many tokens both read. Raises ConfigError for two tokenizers."""
-    template_args = template_args_of(config.run, "teacher", config.template_arg, binding=False)
+    template_args = choose_template_args(config.run, "teacher", config.template_arg, binding=False)
     chat = load_template(names["before"], template_args)
     check_same_tokenizer(chat.tokenizer, load_tokenizer(names["after"]))
     return chat, min(context_length(load_skeleton(name)) for name in names.values())

@@ -25,7 +25,7 @@ _SENTENCE_ENDS = re.compile(r"(?<=[.!?\u061f\u037e\u2026])\s+|(?<=[\u3002\uff01\
 _QUESTION = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")  # of Latin, Chinese, Arabic and Greek
 
 
-def hollow_kind(reply: str, request: str) -> str | None:
+def find_hollow_kind(reply: str, request: str) -> str | None:
     """Return QUESTION for a reply that only asks, CONFIRMATION for one that only says that it is done; None for others.
 
     Beside questions there may be confirmations and words of the request. A closing formula ("Anything else?") is not

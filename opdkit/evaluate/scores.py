@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.text import Text
 
 from opdkit.config.fields import JSON
-from opdkit.console import counted, markdown_table, plain_table, printable, stdout, warn, with_sign
-from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise, interval
+from opdkit.console import add_sign, counted, format_markdown_table, make_plain_table, printable, stdout, warn
+from opdkit.evaluate.bootstrap import FEWEST, compute_chance_of_rise, interval
 from opdkit.evaluate.checks import ALL, POOLED, PROBES, HeldOutPrompt
 from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.evaluate.replies import Reply, choose_measured
-from opdkit.store.reading import part_count, read_part
+from opdkit.store.reading import count_parts, read_part
 
 if TYPE_CHECKING:
     from opdkit.model.comparison import Shift
@@ -157,7 +157,7 @@ def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
         difference, changes = after - before, np.subtract(afters, befores)
         low, high = interval((changes / weights).tolist(), weights, seed=seed) or (None, None)
         if len(whole) >= FEWEST:  # in either direction
-            chance = min(1.0, 2 * min(chance_of_rise(changes), chance_of_rise(-changes)))
+            chance = min(1.0, 2 * min(compute_chance_of_rise(changes), compute_chance_of_rise(-changes)))
     return {"metric": metric, "domain": domain, "before": before, "after": after, "difference": difference,
             "low": low, "high": high, "chance": chance, "count": len(units), "units": len(whole)}  # fmt: skip
 
@@ -171,7 +171,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
     seen = {row["metric"] for row in scores if row["before"] or row["after"]}
     never = [metric for metric in RARE if metric not in seen and replies]
     left_out = {*never, *STREAKS, *(metric for metric in UNSEEN if metric not in seen)}
-    table = plain_table(gap=1, title=escape(f"{title}, on held-out prompts"), title_justify="left")
+    table = make_plain_table(gap=1, title=escape(f"{title}, on held-out prompts"), title_justify="left")
     # Domains too long to stand beside the metric stand below it: the other columns take 65.
     is_beside = max((len(row["domain"]) for row in scores), default=0) <= stdout.width - 65
     if is_beside:
@@ -209,7 +209,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
 def format_scores(scores: Sequence[JSON]) -> str:
     """Return the scores of all prompts as a table of Markdown, for the model's card."""
     (head, *rows) = score_rows([row for row in scores if row["domain"] == ALL])
-    table = markdown_table([[row[0], *row[2:]] for row in (head, *rows)])
+    table = format_markdown_table([[row[0], *row[2:]] for row in (head, *rows)])
     return f"Measured by `opdkit eval`, with the {DRIFT}:\n\n{table}\n"
 
 
@@ -223,8 +223,8 @@ def score_rows(scores: Sequence[JSON], names: Sequence[str] = MODELS) -> list[li
 def _format_cells(row: JSON) -> tuple[str, ...]:
     """Return the cells of a row, behind its metric. A streak that never comes is as long as the log."""
     digits = {"reply_tokens": 1, **dict.fromkeys(STREAKS, 0)}.get(row["metric"], 3)
-    bounds = "-" if row["low"] is None else f"{with_sign(row['low'], digits)} to {with_sign(row['high'], digits)}"
-    change = "-" if row["difference"] is None else with_sign(row["difference"], digits)
+    bounds = "-" if row["low"] is None else f"{add_sign(row['low'], digits)} to {add_sign(row['high'], digits)}"
+    change = "-" if row["difference"] is None else add_sign(row["difference"], digits)
     numbers = ["-" if row[side] is None else f"{row[side]:z.{digits}f}" for side in MODELS]
     if row["metric"] in STREAKS:
         numbers = ["never" if row[side] == row["count"] else n for side, n in zip(MODELS, numbers, strict=True)]
@@ -238,7 +238,7 @@ class Scores(list[JSON]):
     """
 
     def __init__(self, run: Path) -> None:
-        part_count(run, "eval")
+        count_parts(run, "eval")
         super().__init__(read_part(run, "scores", 0))
         self.conclusion = conclude(self, run)
         self._replies = read_part(run, "replies", 0)

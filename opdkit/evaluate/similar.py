@@ -4,14 +4,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from opdkit.judge.words import FILLER, specific_words, split_words
+from opdkit.judge.words import FILLER, find_specific_words, split_words
 from opdkit.store.joined_turns import JoinedTurn
 
 Words = frozenset[str]  # of a text
 _SPECIFIC = 3  # words of a request that says what it is about; "Go on." does not
 
 
-def request_words(turn: JoinedTurn) -> list[str]:
+def list_request_words(turn: JoinedTurn) -> list[str]:
     """Return the words of the last message of a prompt; all numbers are the same word.
 
     If that says little ("Go on."), or is the result of a call, the words of the user's message before it follow, since
@@ -19,7 +19,7 @@ def request_words(turn: JoinedTurn) -> list[str]:
     """
     *before, last = turn.session["messages"][: turn.index]
     found = fold_words(last["content"])
-    if last["role"] == "user" and len(specific_words(found) - FILLER) >= _SPECIFIC:
+    if last["role"] == "user" and len(find_specific_words(found) - FILLER) >= _SPECIFIC:
         return found
     context = next((m["content"] for m in reversed(before) if m["role"] == "user"), None)
     return found + [f"before: {word}" for word in fold_words(context)]

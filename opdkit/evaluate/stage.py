@@ -16,7 +16,7 @@ import torch
 from opdkit.chat.template import Chat
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, PythonFunction
-from opdkit.config.wording import read_wording, wording_inputs
+from opdkit.config.wording import make_wording_inputs, read_wording
 from opdkit.console import counted, is_main_process, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
@@ -29,21 +29,21 @@ from opdkit.evaluate.probes import make_probes
 from opdkit.evaluate.replies import Reply, check_replies, choose_measured, find_right_replies, mark_echoes
 from opdkit.evaluate.scores import MODELS, format_scores, make_kl_scores, make_reply_scores, print_scores, score_shifts
 from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, read_logged_sessions, score_streaks
-from opdkit.judge.criterion import recorded_judge_options, try_criterion_judge
-from opdkit.model.comparison import kl_shifts
+from opdkit.judge.criterion import read_judge_options, try_criterion_judge
+from opdkit.model.comparison import measure_kl_shifts
 from opdkit.model.folder import pin_model
 from opdkit.model.load import context_length, load_template
 from opdkit.store.counters import Summary
-from opdkit.store.digests import file_digest
+from opdkit.store.digests import digest_file
 from opdkit.store.part_writer import PartWriter, Stage
-from opdkit.store.plans import has_stage, recorded_hint_text
+from opdkit.store.plans import has_stage, read_hint_text
 from opdkit.store.reading import is_written, read_all, read_part
-from opdkit.store.reviews import check_targets_current, decisions_in_targets, plan_inputs, reviews_in_force
+from opdkit.store.reviews import check_targets_current, plan_inputs, read_decisions_in_targets, read_reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 from opdkit.store.turn_ids import is_held_out
 from opdkit.train.model_card import add_scores
-from opdkit.train.targets import load_prompts, load_turns, sequence_of
+from opdkit.train.targets import load_prompts, load_turns, make_sequence
 
 
 def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
@@ -60,7 +60,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     prompts = read_prompts(Path(str(config.prompts)), config.max_prompts, check)
     judged = [prompt for prompt in prompts if isinstance(prompt.check, Criterion)]
     if judged and not config.judge_model:
-        config = replace(config, **recorded_judge_options(run_dir))
+        config = replace(config, **read_judge_options(run_dir))
     if judged and not config.judge_model:
         what = f"{counted(len(judged), 'held-out prompt')}, such as {judged[0].id}"
         raise ConfigError(f"the checks of {what}, need a judge: pass --judge-model PATH, or with --judge-url the "
@@ -69,7 +69,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     passages = read_passages(run_dir, config.neutral_text) if config.neutral_text or has_logs else []
     hints = set[str]()
     if has_stage(run_dir, "judge"):
-        hints.update(review.hint for review in reviews_in_force(run_dir).values() if review.hint is not None)
+        hints.update(review.hint for review in read_reviews_in_force(run_dir).values() if review.hint is not None)
         hints.update(hint for row in read_all(run_dir, "verdicts", ["hints"]) for hint in row["hints"])
     if config.overwrite or not is_written(run_dir, "scores", 0):  # the judge is needed once all replies are sampled
         try_criterion_judge(config)
@@ -114,7 +114,7 @@ def compare_models(
     own = choose_measured(before)
     say(f"drift on {counted(len(own), 'reply')} of the model before")
     sequences = [sequence for r in own if (sequence := r.sequence)]
-    shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
+    shifts = measure_kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
     drift = make_kl_scores(own, shifts, config.seed) + score_drift(models, chat, passages, config)
     sessions: list[LoggedSession] = []
     if has_stage(config.run, "judge"):  # the models answer the sessions that were held out of training, if any were
@@ -130,7 +130,7 @@ def compare_models(
     count = len(replies) + len(probed)
     checked = check_replies([*replies, *probed, *to_log], config)
     streaks = score_streaks(sessions, checked[count:])
-    replies = mark_echoes(checked[:count], hints, recorded_hint_text(config.run))
+    replies = mark_echoes(checked[:count], hints, read_hint_text(config.run))
     kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(own, shifts, strict=True)}
     out.rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
     out.rows("scores", make_reply_scores(replies, config.seed) + drift + streaks)
@@ -169,7 +169,7 @@ def score_drift(models: dict[str, Any], chat: Chat, passages: Sequence[str], con
     sequences = encode_passages(chat.tokenizer, passages)
     if sequences:
         say(f"drift on {counted(len(sequences), 'passage')} of neutral text")
-        shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
+        shifts = measure_kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
         scores += [score_shifts(metric, shifts, config.seed) for metric in ("logprob_neutral", "kl_neutral")]
     return scores
 
@@ -182,13 +182,13 @@ def score_judged_replies(models: dict[str, Any], config: EvalConfig) -> list[JSO
         turns, which = [t for t in turns if is_held_out(t.session_id, share)], " in sessions held out of training"
     say(f"log-probs of {counted(len(turns), 'judged reply')}{which}")
     # Prompts with the template arguments of the teacher stage; the sampled replies may have others.
-    chat = load_template(models["before"].name_or_path, template_args_of(config.run, "teacher"))
+    chat = load_template(models["before"].name_or_path, choose_template_args(config.run, "teacher"))
     scores = []
     for metric, reward in (("logprob_good", 1), ("logprob_bad", -1)):
         chosen = choose_by_hash((t for t in turns if t.reward == reward), lambda t: t.turn_id, MAX_TURNS)
         if chosen:
             prompts = load_prompts(config.run, chosen, chat)
-            sequences = [sequence_of(t, prompts) for t in chosen]
+            sequences = [make_sequence(t, prompts) for t in chosen]
             masks = [torch.from_numpy(t.sampled) for t in chosen]
             shifts = measure_shifts(models["before"], models["after"], sequences, masks, config.batch_tokens)
             scores.append(score_shifts(metric, shifts, config.seed))
@@ -199,13 +199,13 @@ def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction 
     """Pin the plan: both models, the prompts, the check, the neutral text, the judge, and the run's stages."""
     inputs: JSON = {label: pin_model(name) for label, name in names.items()}
     texts = read_wording(config.wording)
-    inputs |= wording_inputs({table: texts[table] for table in ("criterion", "probe")})
-    inputs |= {"prompts": file_digest(Path(str(config.prompts)))} | ({"check": check} if check else {})
+    inputs |= make_wording_inputs({table: texts[table] for table in ("criterion", "probe")})
+    inputs |= {"prompts": digest_file(Path(str(config.prompts)))} | ({"check": check} if check else {})
     if config.neutral_text:
-        inputs["neutral"] = file_digest(Path(config.neutral_text))
+        inputs["neutral"] = digest_file(Path(config.neutral_text))
     if config.judge_model and not config.judge_url:
         inputs["judge"] = pin_model(config.judge_model)
     if has_stage(config.run, "teacher"):
-        inputs |= plan_inputs(decisions_in_targets(config.run))
+        inputs |= plan_inputs(read_decisions_in_targets(config.run))
     upstream = [stage for stage in ("extract", "judge", "teacher", "train") if has_stage(config.run, stage)]
     return Stage.open(config, "eval", [REPLIES, SCORES], parts=1, inputs=inputs, upstream=upstream)

@@ -15,7 +15,7 @@ from opdkit.evaluate.checks import ALL, Criterion, HeldOutPrompt
 from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS
 from opdkit.store.joined_turns import joined_turns
-from opdkit.store.reading import part_count
+from opdkit.store.reading import count_parts
 from opdkit.store.turn_ids import is_held_out
 
 IN_A_ROW = 3
@@ -30,7 +30,7 @@ class LoggedSession:
     prompt: HeldOutPrompt | None = None
 
 
-def sessions_before_streak(right: Sequence[bool]) -> int:
+def count_sessions_before_streak(right: Sequence[bool]) -> int:
     """Return the sessions before the first three in a row that are right. Never counts as all of them."""
     starts = range(len(right) - IN_A_ROW + 1)
     return next((s for s in starts if all(right[s : s + IN_A_ROW])), len(right))
@@ -41,7 +41,7 @@ def read_logged_sessions(run: Path, limit: int | None, holdout: float, texts: Te
 
     `texts` hold the words of the criterion.
     """
-    for part in range(part_count(run, "judge")):
+    for part in range(count_parts(run, "judge")):
         sessions: dict[str, LoggedSession] = {}
         for turn in joined_turns(run, part, limit=limit, partial=True):
             if (verdict := turn.decided) is None:
@@ -68,7 +68,7 @@ def score_streaks(sessions: Sequence[LoggedSession], replies: Sequence[Reply]) -
     rows: list[JSON] = []
     for metric, sides in (("hint_streak", (before, after)), ("log_streak", (logged, None))):
         if sides[0]:
-            old, new = (None if right is None else float(sessions_before_streak(right)) for right in sides)
+            old, new = (None if right is None else float(count_sessions_before_streak(right)) for right in sides)
             difference = None if old is None or new is None else new - old
             rows.append({"metric": metric, "domain": ALL, "before": old, "after": new, "difference": difference,
                          "low": None, "high": None, "chance": None, "count": len(sides[0]),

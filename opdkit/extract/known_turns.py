@@ -23,7 +23,7 @@ _REPLY = 16  # bytes of a digest, the first ones: of all but the decision
 BY_LINE = "@"  # in the name of a snapshot whose lines have no ids, before the number of the night
 
 
-def id_in_log(session_id: str) -> str:
+def find_id_in_log(session_id: str) -> str:
     """Return the part of a session id that the log itself gives: the same for all branches of a conversation."""
     return session_id.partition(":")[2].partition("#")[0]
 
@@ -35,7 +35,7 @@ def skip_known(
 
     `seen` counts the trainable turns of the unit, by digest. Where `known` holds n equal turns, the first n are known.
     """
-    scope = session["format"], id_in_log(session["session_id"])
+    scope = session["format"], find_id_in_log(session["session_id"])
     # Ledgers of earlier versions hold the last bytes alone.
     query = "SELECT max(count) FROM turn WHERE format = ? AND id = ? AND digest IN (?, ?)"
     marked = []
@@ -56,17 +56,17 @@ def record_turns(ledger: Path, run: Path) -> None:
     Calling it again changes nothing. Sessions that a log gives no id do not continue, and are left out.
     """
     from opdkit.store.joined_turns import joined_sessions  # pyarrow is slow to import
-    from opdkit.store.reading import part_count
+    from opdkit.store.reading import count_parts
 
     columns = {"sessions": ["session_id", "format", "messages"], "turns": None}
     counts: Counter[tuple[str, str, bytes]] = Counter()
     replies = set[tuple[str, str, bytes]]()
-    for part in range(part_count(run, "extract")):
+    for part in range(count_parts(run, "extract")):
         for turns in joined_sessions(run, part, columns, reviews={}):
-            name, scope = turns[0].session_id, (turns[0].session["format"], id_in_log(turns[0].session_id))
+            name, scope = turns[0].session_id, (turns[0].session["format"], find_id_in_log(turns[0].session_id))
             if BY_LINE in name.partition(":")[0]:
                 continue
-            for turn, digest in zip(turns, turn_digests(turns), strict=True):
+            for turn, digest in zip(turns, digest_turns(turns), strict=True):
                 replies.add((*scope, digest[:_REPLY]))
                 if turn.turn["skip_reason"] in (None, READ_BEFORE):
                     counts[*scope, digest] += 1
@@ -82,7 +82,7 @@ def record_turns(ledger: Path, run: Path) -> None:
         connection.execute("COMMIT")
 
 
-def turn_digests(turns: Sequence[Any], *, reactions: bool = True) -> Iterator[bytes]:
+def digest_turns(turns: Sequence[Any], *, reactions: bool = True) -> Iterator[bytes]:
     """Yield the digest of each JoinedTurn of one session; without `reactions`, of its prompt and reply alone."""
     facts = [(turn.index, turn.turn["next_count"], turn.turn["decision"]) if reactions else (turn.index, 0, None)
              for turn in turns]  # fmt: skip
@@ -94,7 +94,7 @@ def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
     with open_ledger(ledger) as connection:
         connection.execute("PRAGMA secure_delete = ON")
         connection.executemany("DELETE FROM turn WHERE format = ? AND id = ?",
-                               [(log_format, id_in_log(name)) for name, log_format in sessions.items()
+                               [(log_format, find_id_in_log(name)) for name, log_format in sessions.items()
                                 if BY_LINE not in name.partition(":")[0]])  # fmt: skip
         connection.execute("VACUUM")
 

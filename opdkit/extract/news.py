@@ -28,7 +28,7 @@ from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
+from opdkit.extract.formats.detect import NO_LINES, detect, explain_problem
 from opdkit.extract.formats.json_lines import find_id
 from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.files import add_name, scratch_folder
@@ -46,7 +46,7 @@ from opdkit.extract.inputs.growing import (
     match_sources,
     naming_lost_files,
     open_sources,
-    whole_lines,
+    read_whole_lines,
 )
 from opdkit.extract.known_turns import BY_LINE
 from opdkit.extract.ledger import apply_changes, copy_records, open_news, read_news
@@ -238,14 +238,14 @@ class _Night:
             if source.known.format not in READERS:
                 raise ConfigError(f"{source.input.source} was read with --map before: name that mapping again")
             return source.known.format
-        whole = (line for _, _, line in whole_lines(source, 0, self.line_limit))
+        whole = (line for _, _, line in read_whole_lines(source, 0, self.line_limit))
         if (first := next(whole, None)) is None:
             return None
         try:
             return detect(chain([first], whole))
         except Unreadable as error:
             self.look_again(source.file)
-            problem = problem_text(source.input.source, error)
+            problem = explain_problem(source.input.source, error)
             if source.input.given and error.reason != NO_LINES:
                 raise ConfigError(problem) from None
             warn(problem)
@@ -304,7 +304,7 @@ class _Night:
         pending: list[tuple[int, int, int, bytes]] = []  # places before the first id of a session that may begin so
         digests: defaultdict[str, list[bytes]] = defaultdict(list)
         stop = known.read
-        for offset, stop, line in whole_lines(source, known.read, self.line_limit):
+        for offset, stop, line in read_whole_lines(source, known.read, self.line_limit):
             records = split_records(reader, line)
             for number, data in enumerate(records):
                 digest = xxh3_128_digest(data.strip())

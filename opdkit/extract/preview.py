@@ -15,7 +15,7 @@ from typing import NamedTuple
 import orjson
 
 from opdkit.chat.conversation import LEFT_OUT
-from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
+from opdkit.config.conditions import FILTERED, LANGUAGES, find_first, find_time
 from opdkit.config.fields import JSON
 from opdkit.console import print_line, printable
 from opdkit.extract.inputs.files import Input, find_documents, open_plain, packing, until_damage
@@ -71,7 +71,7 @@ def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:
         left_out = {why: n for why, n in out.counters.dropped.items() if why.startswith((FILTERED, LEFT_OUT))}
         skipped = Counter(t["skip_reason"] for t in turns if t["skip_reason"])
         metadata = [orjson.loads(s["metadata"] or "{}") for s in sessions]
-        languages = Counter(str(first_of(m, LANGUAGES) or "(none)") for m in metadata)
+        languages = Counter(str(find_first(m, LANGUAGES) or "(none)") for m in metadata)
         facts = {
             "sessions": f"{len(sessions):,}",
             "turns": f"{len(turns):,}, of which {sum(t['trainable'] for t in turns):,} trainable"
@@ -81,7 +81,7 @@ def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:
             "models": _format_counts(Counter(s["model"] or "(none)" for s in sessions)),
             "roles": _format_counts(Counter(m["role"] for s in sessions for m in s["messages"])),
             "languages": _format_counts(languages) if set(languages) - {"(none)"} else "",
-            "times": _format_span([time_of(m) for m in metadata]),
+            "times": _format_span([find_time(m) for m in metadata]),
             "metadata": _format_counts(Counter(key for m in metadata for key in m)),
         }
         report += [f"  {label:<10}{text}" for label, text in facts.items() if text]

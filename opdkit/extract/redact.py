@@ -43,7 +43,7 @@ def find_runs(text: str) -> str:
     return "\n".join(text[max(0, m.start() - 80) : m.end()] for m in runs).lower()
 
 
-def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
+def parse_own_patterns(pairs: Sequence[str]) -> dict[str, str]:
     """Parse --redact-pattern: ["order=ORD-[0-9]+"] -> {"order": "ORD-[0-9]+"}.
 
     Raises ConfigError for a pattern that is not a regular expression or matches the empty text.

@@ -20,9 +20,9 @@ from opdkit.config.fields import PythonFunction
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
 from opdkit.errors import ConfigError, NothingLearnedError, OpdkitError
-from opdkit.extract.formats.detect import NO_LINES, problem_text
-from opdkit.extract.formats.function import reader_of_function
-from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.formats.detect import NO_LINES, explain_problem
+from opdkit.extract.formats.function import make_function_reader
+from opdkit.extract.formats.mapped import make_mapped_reader
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.archives import DAMAGED
@@ -32,13 +32,13 @@ from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.ledger import describe_news, read_news
 from opdkit.extract.mapping import load
 from opdkit.extract.preview import BEGINNING, DAMAGE, WHOLE, copy_head, print_report
-from opdkit.extract.redact import Redactor, own_patterns
+from opdkit.extract.redact import Redactor, parse_own_patterns
 from opdkit.extract.unit_rows import SKIPPED, UNREAD, RowOptions, write_unit
 from opdkit.extract.workers import Workers
 from opdkit.store import stopping
 from opdkit.store.atomic import remove_entries
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary, list_reasons
-from opdkit.store.digests import file_digest
+from opdkit.store.digests import digest_file
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT, SIDE
@@ -89,7 +89,7 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
             for surveyed in survey.inputs
         }  # fmt: skip
         if known is not None:
-            pinned[":known turns"] = {"xxh3_128": file_digest(known)}  # no input has a colon in its name
+            pinned[":known turns"] = {"xxh3_128": digest_file(known)}  # no input has a colon in its name
         stage = Stage.open(config, "extract", TABLES, parts=max(1, survey.parts), inputs=pinned)
         todo = stage.todo()
         if workers is None:
@@ -142,8 +142,8 @@ def choose_format(config: ExtractConfig) -> str | Reader:
     """
     make_redactor(config)
     if isinstance(config.format, PythonFunction):
-        return reader_of_function(config.format)
-    return config.format if config.map is None else reader_of(load(config.map))
+        return make_function_reader(config.format)
+    return config.format if config.map is None else make_mapped_reader(load(config.map))
 
 
 def make_redactor(config: ExtractConfig) -> Redactor | None:
@@ -158,7 +158,7 @@ def make_redactor(config: ExtractConfig) -> Redactor | None:
 @functools.lru_cache(1)
 def _build_redactor(redact: bool, patterns: tuple[str, ...], names_model: str | None) -> Redactor:
     """Build it once per process: its cache of texts is of use to every part."""
-    return Redactor(redact, own_patterns(patterns), names_model)
+    return Redactor(redact, parse_own_patterns(patterns), names_model)
 
 
 def redact_sources(inputs: list[Input], redactor: Redactor | None) -> list[Input]:
@@ -248,13 +248,13 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     # An extraction ends with these errors about inputs that the user named: damage if there is nothing else to read,
     # and first lines that no reader knows. `make_survey` finds no error in the copies, which nobody named.
     fatal = [
-        problem_text(entry.source, problem) for entry, problem in problems if entry.given
+        explain_problem(entry.source, problem) for entry, problem in problems if entry.given
         and (is_nothing_read if problem.reason == DAMAGED else entry.problem is None and problem.reason != VOTES)
     ]  # fmt: skip
     if fatal:
         raise ConfigError("\n".join(fatal))
     if is_nothing_read:
-        texts = [problem_text(entry.source, problem) for entry, problem in problems]
+        texts = [explain_problem(entry.source, problem) for entry, problem in problems]
         names = ", ".join(entry.source for entry in inputs)
         raise OpdkitError("\n".join(texts) or f"nothing to read: no record in {names}")
     if total.total(UNREAD) and not total.rows_out:

@@ -37,7 +37,7 @@ def ask_judges(
     second, escalated = _ask_judge(left, config, ask, texts, counters, SECOND), list[JSON]()
     overruled = {key: first[key] for key in second}
     for turn_id in dict.fromkeys(question.turn_id for question in left):
-        votes = votes_on(turn_id, overruled, texts)
+        votes = list_votes_on(turn_id, overruled, texts)
         for error in filter(None, [vote.error for vote in votes.hint] + [vote.error for vote in votes.reward]):
             counters.count(UNREAD, label=error.partition(":")[0])
         escalated.append(votes.columns(turn_id))
@@ -57,7 +57,7 @@ def _ask_judge(
     return answers
 
 
-def votes_on(turn_id: str, answers: Answers, texts: Texts) -> Votes:
+def list_votes_on(turn_id: str, answers: Answers, texts: Texts) -> Votes:
     """Return the votes in the answers about a turn; none on a question that was not asked."""
     hint_votes = [parse_hint(answer, texts["hint"]) for answer in answers.get((turn_id, "hint"), ())]
     reward_votes = [parse_reward(answer, texts["reward"]) for answer in answers.get((turn_id, "reward"), ())]

@@ -7,23 +7,23 @@ A hint makes claims: a word, and whether it is wanted. "Use Python, not Java" cl
 import re
 from collections.abc import Iterable
 
-from opdkit.judge.words import FILLER, LEAD, NEGATION, OPPOSITES, specific_words, split_terms, without_judgements
+from opdkit.judge.words import FILLER, LEAD, NEGATION, OPPOSITES, drop_judgements, find_specific_words, split_terms
 
 Claims = frozenset[tuple[str, bool]]
 
 _CLAUSE = re.compile(r"[.,;:!?](?=\s|\Z)|[。，、；：！？]|\bbut\b")
 
 
-def claims_of(hint: str) -> Claims:
+def find_claims(hint: str) -> Claims:
     """Return what a hint claims, without words that any hint could hold; all of its words where it has no others.
 
-    >>> sorted(claims_of("Please use Celsius, not miles."))
+    >>> sorted(find_claims("Please use Celsius, not miles."))
     [('celsiu', True), ('kilometer', True)]
     """
     claims = set[tuple[str, bool]]()
     for clause in _CLAUSE.split(LEAD.sub("", hint.replace("’", "'"))):
         for place, piece in enumerate(NEGATION.split(clause)):
-            for word in specific_words(split_terms(without_judgements(piece))) - FILLER:
+            for word in find_specific_words(split_terms(drop_judgements(piece))) - FILLER:
                 about, wanted = OPPOSITES.get(word, (word, True))
                 claims.add((about.removesuffix("s") if len(about) > 3 else about, wanted == (place == 0)))
     return frozenset(claims or {(word, True) for word in split_terms(hint) or [hint]})
@@ -37,7 +37,7 @@ def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]
     """
     groups: list[tuple[Claims, list[tuple[str, int]]]] = []
     for text, number in sorted(texts, key=lambda one: (-one[1], one[0])):
-        claims = claims_of(text)
+        claims = find_claims(text)
         for first, members in groups:
             denied = any((word, not wanted) in first for word, wanted in claims)
             fewer, shared = min(len(claims), len(first)), len(claims & first)
@@ -49,7 +49,7 @@ def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]
     return sorted((members for _, members in groups), key=lambda members: -sum(number for _, number in members))
 
 
-def commonest_wording(counts: Iterable[tuple[str, int]]) -> dict[str, str]:
+def choose_wording(counts: Iterable[tuple[str, int]]) -> dict[str, str]:
     """Return hint -> the commonest one of its group, from hints with how often each is given."""
     return {text: members[0][0] for members in group_alike(counts) for text, _ in members}
 

@@ -14,9 +14,9 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.parse import parse_reward
-from opdkit.judge.prompts import defuse, judge_messages, quote, turn_text
+from opdkit.judge.prompts import defuse, judge_messages, quote, write_turn
 from opdkit.judge.reply_in_context import ReplyInContext
-from opdkit.judge.votes import TRIAL, Ask, Question, Reward, RewardVote, reward_of
+from opdkit.judge.votes import TRIAL, Ask, Question, Reward, RewardVote, choose_reward
 from opdkit.store.plans import has_stage, manifest
 
 _SECTION_CHARS = 6000
@@ -40,10 +40,10 @@ class FreshReply:
     praised: str | None = None  # a reply to the same request that a user praised or accepted
 
 
-def criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) -> list[JSON]:
+def make_criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) -> list[JSON]:
     """Return the chat that asks a judge whether a reply meets its criterion; it may mention hint or good reply."""
     messages = [*reply.messages, message("assistant", reply.seen)]
-    common = turn_text(ReplyInContext(messages, len(reply.messages), []), _SECTION_CHARS)
+    common = write_turn(ReplyInContext(messages, len(reply.messages), []), _SECTION_CHARS)
     common = common.rpartition("\n\n## What came next\n")[0]  # nothing did
     for title, text in (("Hint", reply.hint), ("Good reply", reply.praised)):
         if text is not None:
@@ -58,16 +58,16 @@ def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list
     Equal replies to one prompt are one question. A reply that shows its reader nothing is not asked about: it gets -1.
     """
     names = [f"{r.prompt_id}:{hashlib.sha256(r.seen.encode()).hexdigest()[:16]}" for r in replies]
-    questions = {name: Question(name, "criterion", criterion_messages(reply, texts))
+    questions = {name: Question(name, "criterion", make_criterion_messages(reply, texts))
                  for name, reply in zip(names, replies, strict=True) if reply.seen}  # fmt: skip
     judged: dict[str, tuple[list[RewardVote], Reward]] = {}
     for name, answers in zip(questions, ask(list(questions.values())) if questions else (), strict=True):
         votes = [parse_reward(answer, texts["question"]) for answer in answers]
-        judged[name] = votes, reward_of([vote.score for vote in votes])
+        judged[name] = votes, choose_reward([vote.score for vote in votes])
     return [judged.get(name, ([], EMPTY)) for name in names]
 
 
-def recorded_judge_options(run: Path) -> JSON:
+def read_judge_options(run: Path) -> JSON:
     """Return the options that name the model that judged a run; {} where no model did."""
     options = _read_options(run)
     model, url = options.get("judge_model"), options.get("judge_url")

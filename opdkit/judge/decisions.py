@@ -11,7 +11,7 @@ from opdkit.judge.hints import Choice
 from opdkit.judge.votes import CONFLICT, EDITED, KEPT_REPLY, OUTCOME, Reward
 
 
-def reward_of_decision(decision: JSON) -> Reward | None:
+def choose_decided_reward(decision: JSON) -> Reward | None:
     """Return the reward that a decision gives; None for a comment or tags alone."""
     reward = decision["rating"]
     if reward is None and (decision["edited"] or decision["kept"]):
@@ -19,7 +19,7 @@ def reward_of_decision(decision: JSON) -> Reward | None:
     return None if reward is None else Reward(reward, OUTCOME, None)
 
 
-def hint_of_decision(decision: JSON, choice: Choice, texts: Texts) -> Choice:
+def choose_decided_hint(decision: JSON, choice: Choice, texts: Texts) -> Choice:
     """Return the hint with the reply that a person wanted: the edit alone, or the kept reply behind the voted hint."""
     if decision["edited"]:
         hint, status = texts["edited"].replace("{reply}", decision["edited"]), EDITED

@@ -27,15 +27,15 @@ import openai
 
 from opdkit.chat.control_tokens import break_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
-from opdkit.chat.openai_messages import Message, one_message
+from opdkit.chat.openai_messages import Message, merge_messages
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM
 from opdkit.judge.kept_answers import KeptAnswers
-from opdkit.judge.parse import decision_span
-from opdkit.judge.votes import NO_ANSWER, REMEDY, TOO_LONG, Answer, Question, Usage, VoteRequest, confidence_of
+from opdkit.judge.parse import find_decision_span
+from opdkit.judge.votes import NO_ANSWER, REMEDY, TOO_LONG, Answer, Question, Usage, VoteRequest, compute_confidence
 from opdkit.model.folder import find_file
 from opdkit.model.server.client import MALFORMED, RefusedError, Server
 from opdkit.model.server.traffic import FailedAttemptError
@@ -136,7 +136,7 @@ class Endpoint(Server):
         with contextlib.suppress(ValueError, OpdkitError):  # no folder of a chat model
             if file := find_file(self.model, "tokenizer.json"):
                 template_args = self.extra_body.get("chat_template_kwargs", {})
-                return Chat(load_tokenizer(str(file.parent)), template_args).question_ids
+                return Chat(load_tokenizer(str(file.parent)), template_args).encode_question
         return None
 
     def _encode(self, question: Question) -> list[int] | bytes:
@@ -147,7 +147,7 @@ class Endpoint(Server):
 
     def _make_body(self, question: Question) -> dict[str, Any]:
         """Return what all requests for votes on a question have in common."""
-        asked = question.messages if self.takes_system else [one_message(question.messages)]
+        asked = question.messages if self.takes_system else [merge_messages(question.messages)]
         messages = [m | {"content": break_control_tokens(m["content"])} for m in asked]
         return {"model": self.model, "messages": messages, "temperature": self.config.temperature,
                 self.limit_name: self.config.max_new_tokens}  # fmt: skip
@@ -211,10 +211,10 @@ class Endpoint(Server):
         if (silent or is_incomplete(answer.finish_reason)) and not is_cut_off(answer.finish_reason):
             kind = "says nothing" if silent else f"was interrupted: {self._clean(str(reason))}"
             raise FailedAttemptError(f"an answer that {kind}", insisted=answer)
-        span = decision_span(answer, question) if self.config.weigh_votes else None
+        span = find_decision_span(answer, question) if self.config.weigh_votes else None
         if span is None:
             return answer
-        confidence = server_confidence(document["choices"][0].get("logprobs"), answer.text, *span)
+        confidence = read_confidence(document["choices"][0].get("logprobs"), answer.text, *span)
         if confidence is None and not self.warned:
             self.warned = True
             warn(f"{self.where} gives no log-probs of its answers' tokens: where a vote has none, --weigh-votes counts "
@@ -270,7 +270,7 @@ def read_usage(document: Any) -> Usage | None:
     return counts if all(type(count) is int and 0 <= count < 1 << 31 for count in counts) else None
 
 
-def server_confidence(logprobs: Any, text: str, start: int, end: int) -> float | None:
+def read_confidence(logprobs: Any, text: str, start: int, end: int) -> float | None:
     """Return the probability of the tokens that hold text[start:end], from the log-probs of a chat completion.
 
     Other tokens may precede the text (thinking) and follow it (a stop token). None where the tokens do not hold the
@@ -288,7 +288,7 @@ def server_confidence(logprobs: Any, text: str, start: int, end: int) -> float |
     ends = list(accumulate(map(len, pieces)))
     first = bisect_right(ends, position + len(text[:start].encode()))
     last = bisect_left(ends, position + len(text[:end].encode()))
-    return None if position < 0 else confidence_of(values[first : last + 1])
+    return None if position < 0 else compute_confidence(values[first : last + 1])
 
 
 class Identity:

@@ -15,8 +15,8 @@ from itertools import accumulate
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.judge.reply_in_context import ReplyInContext, reply_in_context
-from opdkit.judge.votes import CONFLICT, KEPT_REPLY, NOT_JUDGED, Reward, weight_of
-from opdkit.judge.words import specific_words, split_terms, split_words, without_judgements, word_weight
+from opdkit.judge.votes import CONFLICT, KEPT_REPLY, NOT_JUDGED, Reward, sum_weights
+from opdkit.judge.words import drop_judgements, find_specific_words, split_terms, split_words, weigh_word
 
 LEAK_WORDS = 8.0  # a run of this weight, shared with the next state, is a quotation
 _SCORE_WORDS = 25  # where a hint of even density scores highest: one or two sentences
@@ -65,9 +65,9 @@ def choose_hint(
     """Filter the candidates of one turn and choose a hint.
 
     `votes` are (decision, hint), the decision 1, -1 or null (no vote). Every vote with decision 1 is a candidate; one
-    that quotes `next_state` (see `unquotable_text`) is rejected. A hint is chosen only when at least half of the votes
-    are valid (else no_quorum) and more of them say 1 than -1 (else outvoted): one lucky vote of five gives no hint,
-    and the candidates stay in `hints` all the same. With `weights` the weights of the two sides are compared.
+    that quotes `next_state` (see `find_unquotable_text`) is rejected. A hint is chosen only when at least half of the
+    votes are valid (else no_quorum) and more of them say 1 than -1 (else outvoted): one lucky vote of five gives no
+    hint, and the candidates stay in `hints` all the same. With `weights` the weights of the two sides are compared.
     """
     rejected: Counter[str] = Counter()
     accepted = []
@@ -81,7 +81,7 @@ def choose_hint(
     decisions = [decision for decision, _ in votes]
     if 2 * sum(decision is not None for decision in decisions) < len(votes):
         return Choice(hints, None, "no_quorum", rejected)
-    if weight_of(1, decisions, weights) <= weight_of(-1, decisions, weights):
+    if sum_weights(1, decisions, weights) <= sum_weights(-1, decisions, weights):
         return Choice(hints, None, "outvoted" if hints else "none", rejected)
     if not hints:
         return Choice([], None, rejected.most_common(1)[0][0] if rejected else "none", rejected)
@@ -94,7 +94,7 @@ def find_fault(hint: str, next_state: str, *, min_chars: int, max_chars: int) ->
 
     What counts is that a word says something, in any script: two characters can be a whole instruction in Chinese.
     """
-    if not specific_words(split_words(without_judgements(hint))):
+    if not find_specific_words(split_words(drop_judgements(hint))):
         return "empty_judgement"
     if len(hint.strip()) < min_chars:
         return "too_short"
@@ -109,7 +109,7 @@ def is_leak(hint: str, next_state: str) -> bool:
     Two Han or Kana characters count as one word, and so do four characters of Thai.
     """
     ours, theirs = split_words(hint), _line_up(next_state)
-    sums = [0.0, *accumulate(map(word_weight, ours))]
+    sums = [0.0, *accumulate(map(weigh_word, ours))]
     spans = ((start, bisect_left(sums, before + LEAK_WORDS)) for start, before in enumerate(sums))
     return any(end < len(sums) and f" {' '.join(ours[start:end])} " in theirs for start, end in spans)
 
@@ -120,7 +120,7 @@ def _line_up(next_state: str) -> str:
     return f" {' '.join(split_words(next_state))} "
 
 
-def unquotable_text(judge: str, reply: ReplyInContext) -> str:
+def find_unquotable_text(judge: str, reply: ReplyInContext) -> str:
     """Return the text that a hint about a reply gives away when it quotes it: the whole next state.
 
     The rules write no hint of their own: they quote the user's instruction, which is what makes it actionable.
@@ -175,7 +175,7 @@ def score_specificity(hint: str) -> float:
     grows with n the score grows up to 25 words, one or two sentences, and padding costs from the first word on.
     """
     all_words = split_words(hint)
-    return len(specific_words(all_words)) * math.exp(-len(all_words) / _SCORE_WORDS)
+    return len(find_specific_words(all_words)) * math.exp(-len(all_words) / _SCORE_WORDS)
 
 
 def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, config: JSON) -> list[JSON]:
@@ -193,7 +193,7 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     )
     if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
         return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
-    next_state = unquotable_text(config["judge"], reply_in_context(messages, turn))
+    next_state = find_unquotable_text(config["judge"], reply_in_context(messages, turn))
     rows: list[JSON] = []
     limits = {"min_chars": config["min_hint_chars"], "max_chars": config["max_hint_chars"]}
     for text in texts:

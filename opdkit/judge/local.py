@@ -18,12 +18,12 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
 from opdkit.judge.kept_answers import KeptAnswers
-from opdkit.judge.parse import decision_span
-from opdkit.judge.votes import REMEDY, TOO_LONG, Answer, Question, Usage, confidence_of
+from opdkit.judge.parse import find_decision_span
+from opdkit.judge.votes import REMEDY, TOO_LONG, Answer, Question, Usage, compute_confidence
 from opdkit.judge.warnings import UNBUILT
 from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device
 from opdkit.model.memory import TOO_LARGE
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
 
 _QUESTIONS_AT_ONCE = 256  # of one call of `sample`, in which the next one takes the place of one that is done
@@ -94,7 +94,7 @@ class LocalJudge:
         for indices, new_tokens in self._plan_batches(ids):
             requests, unread = [], self.count_read([ids[i] for i in indices], max_new_tokens=new_tokens)
             for i in indices:
-                streams = [random_stream(self.config.seed, questions[i].turn_id, questions[i].name, vote)
+                streams = [make_random_stream(self.config.seed, questions[i].turn_id, questions[i].name, vote)
                            for vote in range(self.config.votes)]  # fmt: skip
                 requests.append(Request(ids[i], streams))
             drawn = sample(self.model, requests, temperature=self.config.temperature, max_new_tokens=new_tokens,
@@ -111,7 +111,7 @@ class LocalJudge:
     def _encode(self, question: Question) -> list[int] | str:
         """Return the token ids of a question, or why there are none."""
         try:
-            ids = self.chat.question_ids(question.messages)
+            ids = self.chat.encode_question(question.messages)
         except ChatError as error:
             return f"{UNBUILT}: {error}"
         if len(ids) >= self.context:
@@ -124,7 +124,7 @@ class LocalJudge:
             tokens = f"{len(prompt_ids):,} tokens, and its answer"
             return Answer("", error=f"the prompt {TOO_LARGE}: {tokens}; {REMEDY[question]}")
         answer = Answer(self.chat.text(drawn.text_ids), drawn.finish_reason, self.chat.opens_thinking(prompt_ids))
-        if span := decision_span(answer, question):
-            decisive = self.chat.tokens_between(drawn.text_ids, *span)
-            answer = replace(answer, confidence=confidence_of([drawn.logprobs[i] for i in decisive]))
+        if span := find_decision_span(answer, question):
+            decisive = self.chat.find_tokens_between(drawn.text_ids, *span)
+            answer = replace(answer, confidence=compute_confidence([drawn.logprobs[i] for i in decisive]))
         return answer

@@ -66,7 +66,7 @@ def read_decisions(answers: Iterable[Answer], question: str, texts: Texts) -> li
     return [(vote.score, vote.confidence) for vote in (parse_reward(one, texts["reward"]) for one in answers)]
 
 
-def decision_span(answer: Answer, question: str) -> tuple[int, int] | None:
+def find_decision_span(answer: Answer, question: str) -> tuple[int, int] | None:
     """Return (start, end) of the last decision in the text of an answer, None without one that is a number.
 
     The span is the sign and the digit, with the character before them: many vocabularies have one token for "{-" but

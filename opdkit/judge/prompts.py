@@ -18,7 +18,7 @@ _BROKEN = str.maketrans("\\[]<>", "/()()")
 _SPEAKER = re.compile(r"\(\s*(?=from the )", re.IGNORECASE)
 
 
-def turn_text(reply: ReplyInContext, max_section_chars: int) -> str:
+def write_turn(reply: ReplyInContext, max_section_chars: int) -> str:
     """Return the common text of both questions: last user message, reply, whole next state with its roles.
 
     Each section is cut to its head and tail: requests open with the point, errors close with it.
@@ -41,7 +41,7 @@ def turn_text(reply: ReplyInContext, max_section_chars: int) -> str:
 
 
 def judge_messages(common: str, question: str, texts: Texts = DEFAULTS["judge"]) -> list[Message]:
-    """Return the chat that puts one question of `texts`, such as "hint" or "reward", about `turn_text`."""
+    """Return the chat that puts one question of `texts`, such as "hint" or "reward", about `write_turn`."""
     user = f"{common}\n\n## Question\n{texts[question]}"
     return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": user}]
 

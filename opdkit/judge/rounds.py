@@ -18,7 +18,7 @@ def ask_in_rounds(ask: Ask, questions: Sequence[Question], config: JudgeConfig, 
     """Return the answers to each question, up to the vote that decides it."""
     answers = [list[Answer]() for _ in questions]
     while more := {
-        i: n for i, question in enumerate(questions) if (n := votes_missing(question, answers[i], config, texts))
+        i: n for i, question in enumerate(questions) if (n := count_missing_votes(question, answers[i], config, texts))
     }:
         # A local judge gives all votes whatever `votes` says, and is asked for all of them.
         asked = [replace(questions[i], votes=range(len(answers[i]), len(answers[i]) + n)) for i, n in more.items()]
@@ -27,7 +27,7 @@ def ask_in_rounds(ask: Ask, questions: Sequence[Question], config: JudgeConfig, 
     return answers
 
 
-def votes_missing(question: Question, answers: Sequence[Answer], config: JudgeConfig, texts: Texts) -> int:
+def count_missing_votes(question: Question, answers: Sequence[Answer], config: JudgeConfig, texts: Texts) -> int:
     """Return how many more votes to ask on a question: see `count_missing`.
 
     It is all of them with `--all-votes`, of a local judge, which reads a prompt once for all its votes, and in a batch,

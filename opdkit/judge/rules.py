@@ -15,7 +15,7 @@ from opdkit.judge import phrases
 from opdkit.judge.flags import reports_failure
 from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.judge.votes import HintVote, RewardVote, Votes
-from opdkit.judge.words import is_english, specific_words
+from opdkit.judge.words import find_specific_words, is_english
 
 _QUOTED_CHARS = 100  # of a correction that no pattern turns into an instruction
 NOT_ENGLISH = "another language than English"
@@ -76,7 +76,7 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
         if len(quoted) > _QUOTED_CHARS:  # end at a word
             quoted = quoted[:_QUOTED_CHARS].rsplit(" ", 1)[0] + " ..."
         # "That doesn't work" says nothing to act on.
-        hint = f"User correction: {quoted}" if specific_words(re.findall(r"\w+(?:'\w+)*", rest)) else None
+        hint = f"User correction: {quoted}" if find_specific_words(re.findall(r"\w+(?:'\w+)*", rest)) else None
         return Judgement(-1, hint, f"a correction ({complaint!r})")
     # Requests of 4 words or more that share 3 words of 4.
     words, earlier_words = (set(re.findall(r"\w+", s.lower())) for s in (own, keep_own_words(request[:_READ_CHARS])))

@@ -15,19 +15,19 @@ from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON, PythonFunction
 from opdkit.config.judge import JudgeConfig
-from opdkit.config.wording import Texts, judge_texts, wording_inputs
+from opdkit.config.wording import Texts, judge_texts, make_wording_inputs
 from opdkit.console import counted, progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
-from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, votes_on
+from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, list_votes_on
 from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
-from opdkit.judge.decisions import hint_of_decision, resolve_conflict, reward_of_decision
+from opdkit.judge.decisions import choose_decided_hint, choose_decided_reward, resolve_conflict
 from opdkit.judge.flags import find_flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, keep_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import find_outcomes
-from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.prompts import judge_messages, write_turn
 from opdkit.judge.reply_in_context import ReplyInContext, reply_in_context
-from opdkit.judge.rounds import ask_in_rounds, votes_missing
+from opdkit.judge.rounds import ask_in_rounds, count_missing_votes
 from opdkit.judge.votes import (
     TRIAL,
     USAGE,
@@ -38,8 +38,8 @@ from opdkit.judge.votes import (
     Reward,
     RewardVote,
     Votes,
-    confidences_of,
-    reward_of,
+    choose_reward,
+    list_confidences,
 )
 from opdkit.judge.warnings import NO_REWARD, count_votes, describe_failure, find_warnings
 from opdkit.model.folder import pin_model
@@ -48,7 +48,7 @@ from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_sessions
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import find_outdated_upstream, has_stage, record_usage
-from opdkit.store.reading import part_count, part_path
+from opdkit.store.reading import count_parts, part_path
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import ESCALATED, VERDICTS
@@ -92,7 +92,7 @@ def run(config: JudgeConfig) -> Summary:
     is not written, and the same command resumes with it.
     """
     texts = judge_texts(config.wording, config.criterion)  # once: all parts are asked in the words of the plan
-    inputs = wording_inputs({"judge": texts})
+    inputs = make_wording_inputs({"judge": texts})
     first_config = config.first
     for name, one in (("model", config), ("first model", first_config)):
         if one and one.judge == "local" and one.judge_model:
@@ -103,7 +103,7 @@ def run(config: JudgeConfig) -> Summary:
     # They may answer otherwise the next time, whatever the seed.
     may_change = config.judge in SERVED or bool(config.judge_first_url) or isinstance(config.judge, PythonFunction)
     stage = Stage.open(config, "judge", [VERDICTS, ESCALATED] if first_config else [VERDICTS], inputs=inputs,
-                       parts=part_count(config.run, "extract"), upstream=["extract"], drawn=may_change)  # fmt: skip
+                       parts=count_parts(config.run, "extract"), upstream=["extract"], drawn=may_change)  # fmt: skip
     todo = stage.todo()
     if todo and may_change and not config.overwrite:  # which makes all targets outdated
         _check_lost_votes(config, todo)
@@ -153,7 +153,7 @@ def judge_part(
     if ask:
         questions = write_questions(turns, config, texts)
         answers, escalated = ask_judges(questions, config, ask, texts, out.counters, ask_first)
-        votes = [votes_on(turn.joined.turn_id, answers, texts) for turn in turns]
+        votes = [list_votes_on(turn.joined.turn_id, answers, texts) for turn in turns]
         if ask_first:
             out.rows("escalated", escalated)
     elif isinstance(config.judge, PythonFunction):
@@ -188,7 +188,7 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
                 kept = KeptAnswers(answers_file(stage, part, ESCALATED.name), stage.plan)
                 first_work.update(first.count_work(asked, kept))
             else:
-                work[LEAST] += sum(votes_missing(question, (), config, texts) for question in asked)
+                work[LEAST] += sum(count_missing_votes(question, (), config, texts) for question in asked)
             by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
             drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
     costs, left = dict[str, int | str](), drawn  # a first judge leaves fewer
@@ -243,7 +243,7 @@ def read_turns(config: JudgeConfig, part: int, counters: Counters) -> Iterator[T
         for joined in session_turns:
             counters.rows_in += 1
             skip_reason, decision = joined.turn["skip_reason"], joined.turn["decision"]
-            outcome = outcomes.get(joined.index) or (reward_of_decision(decision) if decision else None)
+            outcome = outcomes.get(joined.index) or (choose_decided_reward(decision) if decision else None)
             if joined.turn["trainable"] or (outcome and skip_reason == NO_NEXT):  # an outcome is a reaction, too
                 yield TurnToJudge(joined, outcome)
             else:
@@ -284,7 +284,7 @@ def write_questions(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Te
     """Return the questions to put to a model, in the words of `texts`; those about one turn are neighbours."""
     questions = []
     for turn in turns:
-        common = turn_text(turn.reply, config.max_section_chars)
+        common = write_turn(turn.reply, config.max_section_chars)
         asked = {name: judge_messages(common, name, texts) for name in turn.questions}
         questions += [Question(turn.joined.turn_id, name, messages) for name, messages in asked.items()]
     return questions
@@ -300,18 +300,18 @@ def make_verdict(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Te
                  "reward": [(vote.score, vote.confidence) for vote in votes.reward]}  # fmt: skip
     weights: dict[str, list[float] | None] = dict.fromkeys(decisions)
     if config.weigh_votes:
-        weights = {name: confidences_of(cast) for name, cast in decisions.items()}
+        weights = {name: list_confidences(cast) for name, cast in decisions.items()}
         for question in (name for name, own in weights.items() if own is None):
             counters.count("questions not weighed", label=question)
     if config.judge == "reaction":
         reward, choice = hints.take_reaction(turn.reply)
     else:
-        reward = reward_of([vote.score for vote in votes.reward], weights["reward"])
-        unquotable = hints.unquotable_text(config.judge, turn.reply)
+        reward = choose_reward([vote.score for vote in votes.reward], weights["reward"])
+        unquotable = hints.find_unquotable_text(config.judge, turn.reply)
         choice = hints.choose_hint([(vote.decision, vote.hint) for vote in votes.hint], unquotable,
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
-    reward, choice = turn.outcome or reward, hint_of_decision(turn.decision, choice, texts)
+    reward, choice = turn.outcome or reward, choose_decided_hint(turn.decision, choice, texts)
     if turn.decision["rating"] == reward.reward == 1 and choice.hint is not None:  # --bad comes before the rating
         counters.count("conflicts", label=f"rated +1, {choice.status if choice.status in WANTED_REPLIES else 'hinted'}")
         reward, choice = resolve_conflict(reward, choice, config.conflicts)

@@ -130,15 +130,15 @@ class Reward:
 NOT_JUDGED = Reward(None, "not_judged", None)  # nobody was asked
 
 
-def reward_of(scores: Sequence[int | None], weights: Sequence[float] | None = None) -> Reward:
+def choose_reward(scores: Sequence[int | None], weights: Sequence[float] | None = None) -> Reward:
     """Return the value with the most valid votes, or with `weights` the one with the largest sum; a tie is 0.
 
     Null scores are votes that failed, never neutral ones. When none is valid the reward is null (failed), and when
     fewer than half are (no_quorum), whatever they weigh.
 
-    >>> reward_of([1, 1, -1, 1, 0])
+    >>> choose_reward([1, 1, -1, 1, 0])
     Reward(reward=1, status='ok', agreement=0.6)
-    >>> reward_of([1, 1, -1], [0.4, 0.5, 0.95])
+    >>> choose_reward([1, 1, -1], [0.4, 0.5, 0.95])
     Reward(reward=-1, status='ok', agreement=0.3333333333333333)
     """
     valid = [score for score in scores if score is not None]
@@ -146,13 +146,13 @@ def reward_of(scores: Sequence[int | None], weights: Sequence[float] | None = No
         return Reward(None, "failed", None)
     if 2 * len(valid) < len(scores):
         return Reward(None, "no_quorum", None)
-    totals = {score: weight_of(score, scores, weights) for score in valid}
+    totals = {score: sum_weights(score, scores, weights) for score in valid}
     best = [score for score, total in totals.items() if total == max(totals.values())]
     reward, status = (best[0], "ok") if len(best) == 1 else (0, "tie")
     return Reward(reward, status, valid.count(reward) / len(valid))
 
 
-def weight_of(value: int, decisions: Sequence[int | None], weights: Sequence[float] | None) -> float:
+def sum_weights(value: int, decisions: Sequence[int | None], weights: Sequence[float] | None) -> float:
     """Return the sum of the weights of the votes for `value`, or their number where there are no weights.
 
     The sum is rounded once, so that the order of the votes does not matter.
@@ -162,7 +162,7 @@ def weight_of(value: int, decisions: Sequence[int | None], weights: Sequence[flo
     return math.fsum(weight for decision, weight in zip(decisions, weights, strict=True) if decision == value)
 
 
-def confidences_of(votes: Sequence[tuple[int | None, float | None]]) -> list[float] | None:
+def list_confidences(votes: Sequence[tuple[int | None, float | None]]) -> list[float] | None:
     """Return the weights of (decision, confidence) votes on one question: the confidences, 0 for failed votes.
 
     None where the confidence of a valid vote is not known: then each vote of the question counts as one.
@@ -187,8 +187,8 @@ def count_missing(votes: Sequence[tuple[int | None, float | None]], question: st
     valid = sum(decision is not None for decision in decisions)
     leads: dict[int, float] = {}  # of a value over its best rival, in the way to count that is worse for it
     rivals = {-1: (1,)} if question == "hint" else {1: (0, -1), 0: (1, -1), -1: (1, 0)}
-    for weights in [None, confidences_of(votes)] if weigh else [None]:
-        totals = {value: weight_of(value, decisions, weights) for value in (1, 0, -1)}
+    for weights in [None, list_confidences(votes)] if weigh else [None]:
+        totals = {value: sum_weights(value, decisions, weights) for value in (1, 0, -1)}
         for value, others in rivals.items():
             lead = totals[value] - max(totals[other] for other in others) - (_SUM_ROUNDING if weights else 0)
             leads[value] = min(lead, leads.get(value, lead))
@@ -200,7 +200,7 @@ def count_missing(votes: Sequence[tuple[int | None, float | None]], question: st
     return min(max(votes_to_win, votes_to_quorum, 0), votes_to_certain_failure, left)
 
 
-def confidence_of(logprobs: Sequence[float]) -> float | None:
+def compute_confidence(logprobs: Sequence[float]) -> float | None:
     """Return the probability of tokens from their log-probs (nats), in float32; None where one is not a log-prob."""
     if not logprobs or not all(math.isfinite(x) and x < ROUNDING for x in logprobs):
         return None

@@ -62,7 +62,7 @@ def split_terms(text: str) -> list[str]:
     return [term.replace("’", "'").replace("−", "-") for term in found]
 
 
-def word_weight(word: str) -> float:
+def weigh_word(word: str) -> float:
     """Return how many words of a language with spaces a word stands for."""
     return 0.5 if _HAN.match(word) else max(1.0, len(word) / 4) if _THAI.match(word) else 1.0
 
@@ -81,7 +81,7 @@ def is_english(text: str) -> bool:
     return other <= english and not (is_prose and english == 0 and _SHARED.isdisjoint(words))
 
 
-def specific_words(words: list[str]) -> set[str]:
+def find_specific_words(words: list[str]) -> set[str]:
     """Return the case-folded `words` that say something: neither judgements nor words that any hint could hold."""
     return {word for word in words if word not in _EMPTY}
 
@@ -99,6 +99,6 @@ def says_nothing(text: str, known: str = "", confirms: bool = False) -> bool:
     return not others and not any(map(str.isdigit, text)) and (is_confirmed or not confirms)
 
 
-def without_judgements(text: str) -> str:
+def drop_judgements(text: str) -> str:
     """Return a text without the judgements that are written without spaces, such as Chinese ones."""
     return _UNSPACED.sub(" ", text)

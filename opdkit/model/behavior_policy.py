@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.console import counted, verb
-from opdkit.model.folder import weights_name
+from opdkit.model.folder import name_weights
 
 OTHER_MODEL = "sessions of another model"  # counter, labelled by the model's name
 LONGEST_NAME = 80  # characters of a logged name that are kept
 _WITH_DIGEST = re.compile(r".*(@[0-9a-f]{12})")
 
 
-def student_names(model: str, files: Mapping[str, str], served_as: Sequence[str] = ()) -> frozenset[str]:
+def list_student_names(model: str, files: Mapping[str, str], served_as: Sequence[str] = ()) -> frozenset[str]:
     """Return the names by which a log may know the student.
 
-    They are the name as passed, the folder's name, `_name_or_path` of its config.json, its `weights_name`, and those of
-    `--served-as`. `files` (file name -> digest) comes from `model_identity`.
+    They are the name as passed, the folder's name, `_name_or_path` of its config.json, its `name_weights`, and those of
+    `--served-as`. `files` (file name -> digest) comes from `identify_model`.
     """
     folder, config = Path(model), None
-    names: list[Any] = [model, weights_name(model, files), *served_as]
+    names: list[Any] = [model, name_weights(model, files), *served_as]
     if folder.is_dir():
         with contextlib.suppress(OSError, ValueError):
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def student_names(model: str, files: Mapping[str, str], served_as: Sequence[str]
     return frozenset(_normalize(name) for name in names if isinstance(name, str) and name)
 
 
-def unusable_reason(logprobs: Sequence[float], ids: Sequence[int] | None) -> str | None:
+def find_unusable_reason(logprobs: Sequence[float], ids: Sequence[int] | None) -> str | None:
     """Return why logged log-probs of a reply cannot be used; None where they can.
 
     `ids` are the logged tokens, or None where the reply had to be encoded again. No policy is certain of every token of
@@ -50,7 +50,7 @@ def is_other_model(logged: str | None, student: frozenset[str]) -> bool:
     return bool(logged) and _normalize(logged or "") not in student
 
 
-def off_policy_warning(sessions: Mapping[str, int], model: str) -> str | None:
+def describe_off_policy(sessions: Mapping[str, int], model: str) -> str | None:
     """Return a warning about sessions of other models (name -> number of sessions); None where there are none."""
     if not sessions:
         return None

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opdkit.model.memory import TooLargeError, budget_of
-from opdkit.model.scoring import PromptResponse, read_padded, rows_at_once, token_logprobs
+from opdkit.model.memory import TooLargeError, find_budget
+from opdkit.model.scoring import PromptResponse, count_rows_at_once, read_padded, token_logprobs
 from opdkit.model.windows import depends_on_length
 
 
@@ -31,7 +31,7 @@ class Shift:
         return self.kl / self.tokens if math.isfinite(self.kl) else None
 
 
-def kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batch_tokens: int) -> list[Shift]:
+def measure_kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batch_tokens: int) -> list[Shift]:
     """Return for each response its log-prob under both models, and the sum of KL(before || after) at its positions.
 
     The KL is over the whole vocabulary, at temperature 1. Equal sequences are read once: a confident model often
@@ -40,7 +40,7 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batc
     keys = [(*sequence.prompt_ids, -1, *sequence.response_ids) for sequence in sequences]
     distinct = dict(zip(keys, sequences, strict=True))
     read, shifts = list(distinct.values()), dict[int, Shift]()
-    lengths, budget = list(map(len, read)), budget_of(before, "comparing two models")
+    lengths, budget = list(map(len, read)), find_budget(before, "comparing two models")
     batch_tokens = 1 if depends_on_length(before) or depends_on_length(after) else batch_tokens
     for attempt in budget.batches(lengths, batch_tokens):
         with attempt:
@@ -57,7 +57,7 @@ def _measure_batch(models: tuple[Any, Any], sequences: list[PromptResponse]) -> 
     lengths = [len(s.response_ids) for s in sequences]
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids])
     logits_of = [read_padded(model, sequences) for model in models]
-    step, numbers = rows_at_once(*models), []
+    step, numbers = count_rows_at_once(*models), []
     for start in range(0, len(ids_N), step):
         old_nV, new_nV = (logits(slice(start, start + step)).float() for logits in logits_of)
         ids_n, new_nV = ids_N[start : start + step].to(old_nV.device), new_nV.to(old_nV.device)

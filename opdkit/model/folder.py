@@ -8,8 +8,8 @@ from pathlib import Path
 
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.errors import OpdkitError
-from opdkit.store.announce import models_of
-from opdkit.store.plans import check_model_path, model_identity
+from opdkit.store.announce import list_models
+from opdkit.store.plans import check_model_path, identify_model
 
 _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.json, *.safetensors"
 MERGE = "merge it into its model first (peft: merge_and_unload, then save_pretrained with the tokenizer)"
@@ -75,7 +75,7 @@ def check_stages(stages: Collection[StageConfig], *, asks_hub: bool = True) -> N
 
     A command that runs several stages calls it before the first of them. Without `asks_hub`, names on the hub pass.
     """
-    models = dict.fromkeys(model for stage in stages for model in models_of(stage))
+    models = dict.fromkeys(model for stage in stages for model in list_models(stage))
     for model in models:
         check_model_folder(model, asks_hub=False)
     for stage in stages:
@@ -87,7 +87,7 @@ def check_stages(stages: Collection[StageConfig], *, asks_hub: bool = True) -> N
 def pin_model(name: str) -> JSON:
     """Return the identity of a model, for a plan. Raises OpdkitError unless it is a model folder or on the hub."""
     check_model_folder(name)
-    return model_identity(name)
+    return identify_model(name)
 
 
 def read_config(folder: Path) -> JSON:
@@ -117,17 +117,17 @@ def _advise_on_pickle(folder: Path) -> str:
     return f"; {pickles[0]} is a pickle, which {advice}" if pickles else ""
 
 
-def weights_name(model: str, files: Mapping[str, str]) -> str:
+def name_weights(model: str, files: Mapping[str, str]) -> str:
     """Return the name under which rollouts record a model: folder name and digest, such as "model@3fa9c2d1e07b".
 
     Every training run names its folder `model`; the digest of the weights tells the rounds apart. `files` (file name ->
-    digest) comes from `model_identity`. A model on the hub keeps its name.
+    digest) comes from `identify_model`. A model on the hub keeps its name.
     """
-    digest = weights_digest(files)
+    digest = digest_weights(files)
     return f"{Path(model).resolve().name}@{digest}" if digest else model
 
 
-def weights_digest(files: Mapping[str, str]) -> str | None:
+def digest_weights(files: Mapping[str, str]) -> str | None:
     """Return one digest of config.json and the weights, the files that determine log-probs; None without `files`."""
     decisive = {name: f for name, f in files.items() if name == "config.json" or name.endswith(".safetensors")}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12] if decisive else None

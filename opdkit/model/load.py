@@ -33,7 +33,7 @@ from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.compiled import compile_small_operations
 from opdkit.model.folder import MERGE, check_is_here, check_model_folder, read_config
-from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
+from opdkit.model.memory import TooLargeError, find_state, is_out_of_memory
 
 transformers_logging.disable_progress_bar()  # while weights load; opdkit shows its own progress
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel for CPUs whenever it is imported
@@ -141,7 +141,7 @@ def load_model(
         for layer in (module for module in model.modules() if hasattr(module, "support_avx512bf16_for_cpu")):
             # Else bitsandbytes repacks weights on a CPU in evaluation mode, which rounds, and loses later gradients.
             layer.support_avx512bf16_for_cpu = False
-        state_of(model).lockstep = tensor_parallel
+        find_state(model).lockstep = tensor_parallel
         if compiled:
             compile_small_operations(model)
         return (model if device_map or tensor_parallel else model.to(place)).eval()
@@ -154,7 +154,7 @@ def load_model(
                           "it again") from error  # fmt: skip
 
 
-def cache_name_of(model: Any) -> str:
+def find_cache_name(model: Any) -> str:
     """Return the argument of the model's forward that takes its cache; the output has it under the same name.
 
     It is `cache` since transformers 5.24. The names before warn there, and some models with a state ignore them.
@@ -191,7 +191,7 @@ def count_quantized(name: str) -> int:
                if (type(m) is nn.Linear or isinstance(m, Conv1D)) and m is not head)  # fmt: skip
 
 
-def input_device(model: nn.Module) -> torch.device:
+def find_input_device(model: nn.Module) -> torch.device:
     """Return the device for the token ids that a model reads: the first one where it is spread over several."""
     hook = getattr(model, "_hf_hook", None)  # accelerate's; parameters that wait on disk have no device
     device: torch.device = model.device if hook is None else torch.device(hook.execution_device)

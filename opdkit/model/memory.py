@@ -1,6 +1,6 @@
 """Running out of memory: the work is split into smaller pieces, and an item too large by itself is set aside.
 
-budget = budget_of(model, "scoring")
+budget = find_budget(model, "scoring")
 for attempt in budget.batches(lengths, batch_tokens):
     with attempt:
         results |= zip(attempt.items, score(attempt.items))
@@ -149,7 +149,7 @@ def batch_by_length(lengths: Sequence[int], batch_tokens: int, most_items: int =
 
 @dataclass
 class ModelState:
-    """Facts about a loaded model that this process has found out. `state_of` stores them on the model."""
+    """Facts about a loaded model that this process has found out. `find_state` stores them on the model."""
 
     lockstep: bool = False  # several processes share the layers and run the same forwards
     reads_trees: bool | None = None  # result of `check_tree_reading`; None before it ran
@@ -157,7 +157,7 @@ class ModelState:
     budgets: dict[str, Budget] = field(default_factory=dict)  # kind of work -> its budget
 
 
-def state_of(model: nn.Module) -> ModelState:
+def find_state(model: nn.Module) -> ModelState:
     """Return the state of a model, always the same object; with adapters over it, that of the model beneath them."""
     base: Any = model
     attributes: dict[str, Any] = vars(base.get_base_model() if hasattr(base, "get_base_model") else base)
@@ -170,10 +170,10 @@ def without_gradients(*models: nn.Module) -> AbstractContextManager[None]:
 
     Weights that processes share are gathered into tensors that training writes to, as it may not in inference mode.
     """
-    return torch.no_grad() if any(state_of(model).lockstep for model in models) else torch.inference_mode()
+    return torch.no_grad() if any(find_state(model).lockstep for model in models) else torch.inference_mode()
 
 
-def budget_of(model: nn.Module, work: str) -> Budget:
+def find_budget(model: nn.Module, work: str) -> Budget:
     """Return the budget for one kind of work with a model, always the same object."""
-    state = state_of(model)
+    state = find_state(model)
     return state.budgets.setdefault(work, Budget(work, state.lockstep))

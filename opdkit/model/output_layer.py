@@ -25,11 +25,11 @@ class OutputLayer:
         output = replace(self._output, last_hidden_state=hidden_nH.unsqueeze(0))
         ids_1n = torch.zeros((1, len(hidden_nH)), dtype=torch.long, device=hidden_nH.device)
         # The whole model runs, so that what it does around the output layer (soft-capping, scaling) still happens.
-        with forward_replaced(decoder_of(self._model), lambda *args, **kwargs: output):
+        with forward_replaced(find_decoder(self._model), lambda *args, **kwargs: output):
             return self._model(input_ids=ids_1n, use_cache=False).logits[0]
 
 
-def decoder_of(model: Any) -> Any:
+def find_decoder(model: Any) -> Any:
     """Return the module of all layers below the output layer; None, or the whole model, where there is none.
 
     `get_decoder` misses those of Llama 4, whose base model has another name than its class says.
@@ -42,7 +42,7 @@ def decoder_of(model: Any) -> Any:
 def has_separate_output_layer(model: nn.Module) -> bool:
     """Return whether the output layer is outside the decoder, so that each can run without the other."""
     whole: Any = model
-    head, body = whole.get_output_embeddings(), decoder_of(whole)
+    head, body = whole.get_output_embeddings(), find_decoder(whole)
     return body is not None and body is not model and all(module is not head for module in body.modules())
 
 

@@ -23,11 +23,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from opdkit.model.memory import is_out_of_memory
-from opdkit.model.output_layer import OutputLayer, decoder_of
+from opdkit.model.output_layer import OutputLayer, find_decoder
 from opdkit.model.rounding import find_difference
 from opdkit.model.scoring import PromptResponse, read_chains, score, token_logprobs
 from opdkit.model.tree import PACK_TOKENS, Pass, Plan, cut_ranges, plan_passes
-from opdkit.model.windows import PACKED, additive_mask, find_prefix_problem, made_up_tokens, windows_of, within
+from opdkit.model.windows import PACKED, find_prefix_problem, find_windows, make_additive_mask, make_up_tokens, within
 
 # Rows of a mask in one block.
 _BLOCK = 1024
@@ -135,13 +135,13 @@ def _plan_blocks(one: Pass, first: int, before: tuple[range, ...], device: torch
         return
     for start in range(0, len(one), _BLOCK):
         stop = min(start + _BLOCK, len(one))
-        mask_bk, positions_k = visible_keys(one, start, stop, device)
+        mask_bk, positions_k = find_visible_keys(one, start, stop, device)
         keys = (*before, range(first, first + stop))
         lowest = min(one.positions[start:stop])
         yield Block(first + start, first + stop, keys, mask_bk[None, None], positions_k, lowest)
 
 
-def visible_keys(one: Pass, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def find_visible_keys(one: Pass, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return which keys the tokens [start, stop) of a pass see, bool [stop - start, keys], and the keys' positions.
 
     The keys are those of the prefix, then those of the pass up to `stop`.
@@ -160,9 +160,9 @@ def read_packed(model: Any, pack: Pack) -> tuple[Tensor, OutputLayer]:
     The model must have been prepared by `enable_packing`.
     """
     is_eager = model.config.get_text_config(decoder=True)._attn_implementation == PACKED["eager"]
-    windows = [window or (sys.maxsize if is_eager else None) for window in windows_of(model) or []]
+    windows = [window or (sys.maxsize if is_eager else None) for window in find_windows(model) or []]
     blocks = {window: tuple(cut for block in pack.blocks for cut in block.cut(window)) for window in set(windows)}
-    output = decoder_of(model)(
+    output = find_decoder(model)(
         input_ids=pack.ids_1n,
         position_ids=pack.positions_1n,
         # With a mask as input the model makes none of its own; `_attend` ignores it and uses the blocks.
@@ -183,7 +183,7 @@ def enable_packing(model: Any) -> str | None:
     config = model.config.get_text_config(decoder=True)
     own = config._attn_implementation
     packed = PACKED.get(own, own)
-    if windows_of(model) is None:
+    if find_windows(model) is None:
         return "not all of its layers see all tokens before a token, or those in a window"
     if packed not in PACKED.values():
         return f"its attention ({own}) takes no custom mask"
@@ -203,7 +203,7 @@ def find_chain_problem(model: Any) -> str | None:
 @torch.inference_mode()
 def _read_made_up(model: Any, *, chains: bool) -> str | None:
     """Read made-up sequences, packed or in chains. Return why the log-probs are not those of plain reading, or None."""
-    a, b, c, d = made_up_tokens(model, 12)
+    a, b, c, d = make_up_tokens(model, 12)
     chain = [PromptResponse(a, b), PromptResponse(a + b + c, d)]
     fork = [PromptResponse(a, c + d), PromptResponse(a + b, d), PromptResponse(a, b[:7])]
     trees = [chain, *([s] for s in fork)] if chains else [chain, fork, [PromptResponse(d, c)]]
@@ -300,7 +300,7 @@ def _attend_eagerly(
     def attend_to_block(b: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         assert b.mask is not None  # `read_packed` sees to it
         inputs = query[:, :, b.start : b.stop], _rows(key, b.keys), _rows(value, b.keys)
-        block: Tensor = attend(module, *inputs, additive_mask(b.mask.to(query.device), query.dtype), **options)[0]
+        block: Tensor = attend(module, *inputs, make_additive_mask(b.mask.to(query.device), query.dtype), **options)[0]
         return block
 
     blocks = packed_blocks[module.layer_idx]

@@ -5,6 +5,6 @@ import torch
 from opdkit.store.stable_hash import stable_hash
 
 
-def random_stream(seed: int, *parts: str | int) -> torch.Generator:
+def make_random_stream(seed: int, *parts: str | int) -> torch.Generator:
     """Return a CPU generator that depends only on the seed and the parts, such as (seed, turn_id, vote)."""
     return torch.Generator().manual_seed(stable_hash(seed, *parts, bits=63))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from opdkit.model.tree import Plan, Segment, build_segments, paths_of, trunk_of
+from opdkit.model.tree import Plan, Segment, build_segments, find_trunk, trace_paths
 
 # Share of tokens that may be read again in order not to cut the trunk at a fork, or not to read a branch as a trunk.
 # Hints that begin alike part again after a few tokens.
@@ -56,7 +56,7 @@ def plan_rows(sequences: Sequence[list[int]], pack_tokens: int, *, one_fork: boo
     for root in (i for i, segment in enumerate(segments) if segment.parent is None):
         planner.add(root, 0, -1)
     planner.plan_waiting()
-    paths = paths_of(segments, leaves, planner.first_node)
+    paths = trace_paths(segments, leaves, planner.first_node)
     return Plan(tuple(planner.passes), paths, planner.tokens, sum(map(len, sequences)) - planner.tokens)
 
 
@@ -98,7 +98,7 @@ class _Planner:
     def _plan_trunk(self, root: int, start: int, after: int) -> None:
         """Plan a trunk, cut at its forks, and the branches that leave it."""
         outer, self.waiting = self.waiting, []
-        trunk = trunk_of(self.segments, root)
+        trunk = find_trunk(self.segments, root)
         for segment, following in pairwise(trunk):
             fork = self.segments[segment].end
             branches = [c for c in self.segments[segment].children if c != following]

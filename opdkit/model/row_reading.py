@@ -16,11 +16,11 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from opdkit.console import progress
-from opdkit.model.load import cache_name_of, input_device
-from opdkit.model.output_layer import OutputLayer, decoder_of
+from opdkit.model.load import find_cache_name, find_input_device
+from opdkit.model.output_layer import OutputLayer, find_decoder
 from opdkit.model.row_plan import Rows
 from opdkit.model.scans import WatchedCache, scan_modules, scans_continued
-from opdkit.model.windows import mask_for
+from opdkit.model.windows import make_mask
 
 # Tokens of a piece where a scan continues from a state: what the state adds takes memory per token and number of state.
 _SCANNED = 512
@@ -33,8 +33,8 @@ def hidden_states_of_rows(
 
     A single row of more than `max_piece` tokens is read in pieces. What a pass keeps is freed after its last use.
     """
-    device, body, hidden, first = input_device(model), decoder_of(model), list[Tensor](), 0
-    cache_name, takes_positions = cache_name_of(body), "position_ids" in signature(body.forward).parameters
+    device, body, hidden, first = find_input_device(model), find_decoder(model), list[Tensor](), 0
+    cache_name, takes_positions = find_cache_name(body), "position_ids" in signature(body.forward).parameters
     last_use = {a: i for i, rows in enumerate(passes) for a in rows.after}
     scans = scan_modules(model)
     max_piece = min(max_piece, _SCANNED) if scans else max_piece
@@ -97,9 +97,9 @@ def continue_rows(caches: Sequence[Any], starts: Sequence[int]) -> Any:
 
 def _make_mask(model: PreTrainedModel, starts: Sequence[int], width: int) -> Tensor:
     """Return the mask [r, 1, n, S + n] of rows that each see the first `starts[r]` cached tokens and their own."""
-    device = input_device(model)
+    device = find_input_device(model)
     starts_r11 = torch.tensor(starts, device=device)[:, None, None]
     cached_S, own_n = (torch.arange(size, device=device) for size in (max(starts), width))
     before_rnS = (cached_S < starts_r11).expand(-1, width, -1)
     own_rnn = (own_n <= own_n[:, None]).expand(len(starts), -1, -1)
-    return mask_for(model, torch.cat([before_rnS, own_rnn], -1)[:, None])
+    return make_mask(model, torch.cat([before_rnS, own_rnn], -1)[:, None])

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from opdkit.model.load import input_device
-from opdkit.model.memory import TooLargeError, budget_of, without_gradients
-from opdkit.model.output_layer import OutputLayer, decoder_of, has_separate_output_layer
+from opdkit.model.load import find_input_device
+from opdkit.model.memory import TooLargeError, find_budget, without_gradients
+from opdkit.model.output_layer import OutputLayer, find_decoder, has_separate_output_layer
 from opdkit.model.windows import depends_on_length
 
 # Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k, and on a GPU
@@ -97,7 +97,7 @@ def read_padded(model: nn.Module, sequences: Sequence[PromptResponse]) -> Callab
     if has_separate_output_layer(model):
         hidden_NH, output_layer = read_chains(model, [[sequence] for sequence in sequences])
         return lambda rows: output_layer(hidden_NH[rows])
-    ids_BL, rows_N, positions_N = _pad([[sequence] for sequence in sequences], input_device(model))
+    ids_BL, rows_N, positions_N = _pad([[sequence] for sequence in sequences], find_input_device(model))
     logits_NV = model(input_ids=ids_BL, use_cache=False).logits[rows_N, positions_N]
     return lambda rows: logits_NV[rows]
 
@@ -108,8 +108,8 @@ def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) ->
     Each sequence of a chain begins with the one before it, so its last one is read. Any causal model can do that: there
     is no mask, and padding comes last. Differentiable.
     """
-    ids_BL, rows_N, positions_N = _pad(chains, input_device(model))
-    output = decoder_of(model)(input_ids=ids_BL, use_cache=False)
+    ids_BL, rows_N, positions_N = _pad(chains, find_input_device(model))
+    output = find_decoder(model)(input_ids=ids_BL, use_cache=False)
     hidden_BLH = output.last_hidden_state  # of a model on several devices, on its last one
     at = rows_N.to(hidden_BLH.device), positions_N.to(hidden_BLH.device)
     return hidden_BLH[at], OutputLayer(model, output)
@@ -136,10 +136,10 @@ def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> Te
     return read_padded(model, sequences)(slice(None)).float()
 
 
-def rows_at_once(*models: nn.Module) -> int:
+def count_rows_at_once(*models: nn.Module) -> int:
     """Return how many rows of logits may be held together, in float32 for the largest vocabulary."""
     whole: Any = models
-    logits, device = _LOGITS, input_device(whole[0])
+    logits, device = _LOGITS, find_input_device(whole[0])
     if device.type == "cuda":
         logits = max(logits, torch.cuda.get_device_properties(device).total_memory // (4 * _SHARE_OF_GPU))
     return max(1, logits // max(model.get_input_embeddings().weight.shape[0] for model in whole))
@@ -174,7 +174,7 @@ def logprobs_of(
     answers: dict[int, Logprobs] = {}
     lengths = [max(map(reader.length, mixture.models, query.sequences)) for query in queries]
     batch_tokens = 1 if any(map(depends_on_length, mixture.models)) else batch_tokens
-    for attempt in budget_of(mixture.models[0], "scoring").batches(lengths, batch_tokens):
+    for attempt in find_budget(mixture.models[0], "scoring").batches(lengths, batch_tokens):
         with attempt, without_gradients(*mixture.models):
             batch = _logprobs_of_batch(mixture, [queries[i] for i in attempt.items], top, size, reader)
             answers |= zip(attempt.items, batch, strict=True)
@@ -187,10 +187,10 @@ def logprobs_of(
 def _logprobs_of_batch(
     mixture: Mixture, queries: list[LogprobQuery], top: int, vocabulary: int, reader: Reader
 ) -> list[Logprobs]:
-    """Return the answers of one batch. At most `rows_at_once` rows of logits are in memory at any time."""
+    """Return the answers of one batch. At most `count_rows_at_once` rows of logits are in memory at any time."""
     batches = [reader.batch(model, [q.sequences[j] for q in queries]) for j, model in enumerate(mixture.models)]
     ids_NM = _requested_ids(queries)
-    step, parts = rows_at_once(*mixture.models), list[tuple[Tensor, Tensor, Tensor]]()
+    step, parts = count_rows_at_once(*mixture.models), list[tuple[Tensor, Tensor, Tensor]]()
     for start in range(0, len(ids_NM), step):
         rows = slice(start, start + step)
         logprobs_by_model = list[Tensor]()  # [n, V] each

@@ -93,10 +93,10 @@ def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan[Pass]:
         passes.append(_make_pass(segments, order))
         first_node |= zip(order, accumulate((len(segments[i].ids) for i in order), initial=first), strict=False)
     tokens = sum(map(len, passes))
-    return Plan(tuple(passes), paths_of(segments, leaves, first_node), tokens, sum(map(len, sequences)) - tokens)
+    return Plan(tuple(passes), trace_paths(segments, leaves, first_node), tokens, sum(map(len, sequences)) - tokens)
 
 
-def paths_of(
+def trace_paths(
     segments: Sequence["Segment"], leaves: Sequence[int | None], first_node: Mapping[int, int]
 ) -> tuple[tuple[range, ...], ...]:
     """Return the nodes of each sequence, given its leaf and the first node of each segment."""
@@ -117,10 +117,10 @@ def count_nodes(sequences: Iterable[list[int] | bytes]) -> int:
     15
     """
     ordered: list[Any] = sorted(sequences)
-    return sum(map(len, ordered)) - sum(common_length(a, b) for a, b in pairwise(ordered))
+    return sum(map(len, ordered)) - sum(count_common(a, b) for a, b in pairwise(ordered))
 
 
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+def count_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # the first `low` tokens are equal; comparing slices is faster than tokens one by one
@@ -159,7 +159,7 @@ def build_segments(sequences: Sequence[list[int]]) -> tuple[list[Segment], list[
         group = [i for i in order if sequences[i][start] == token]
         stack.append((order[len(group) :], start, parent))
         first, last = sequences[group[0]], sequences[group[-1]]
-        end = start + common_length(first[start:], last[start:])
+        end = start + count_common(first[start:], last[start:])
         segment = len(segments)
         segments.append(Segment(first[start:end], start, end, parent))
         if parent is not None:
@@ -173,7 +173,7 @@ def build_segments(sequences: Sequence[list[int]]) -> tuple[list[Segment], list[
     return segments, leaves
 
 
-def trunk_of(segments: Sequence[Segment], root: int) -> list[int]:
+def find_trunk(segments: Sequence[Segment], root: int) -> list[int]:
     """Return the path from `root` that goes to the child with the most tokens beneath it, as segments."""
     trunk = [root]
     while children := segments[trunk[-1]].children:
@@ -196,7 +196,7 @@ def _order_passes(segments: list[Segment], branches: list[int], pack_tokens: int
         if size <= pack_tokens:
             waiting, tokens = [*waiting, *range(branch, segments[branch].stop)], tokens + size
             continue
-        trunk = trunk_of(segments, branch)
+        trunk = find_trunk(segments, branch)
         yield trunk
         leaving = {c for i in trunk for c in segments[i].children}.difference(trunk)
         yield from _order_passes(segments, sorted(leaving), pack_tokens)

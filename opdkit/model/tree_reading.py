@@ -18,10 +18,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
-from opdkit.model.load import cache_name_of, input_device
-from opdkit.model.memory import budget_of, is_out_of_memory, state_of, without_gradients
-from opdkit.model.output_layer import OutputLayer, decoder_of
-from opdkit.model.packed_reading import Pack, read_packed, visible_keys
+from opdkit.model.load import find_cache_name, find_input_device
+from opdkit.model.memory import find_budget, find_state, is_out_of_memory, without_gradients
+from opdkit.model.output_layer import OutputLayer, find_decoder
+from opdkit.model.packed_reading import Pack, find_visible_keys, read_packed
 from opdkit.model.rounding import find_difference
 from opdkit.model.row_plan import plan_rows
 from opdkit.model.row_reading import hidden_states_of_rows
@@ -30,10 +30,10 @@ from opdkit.model.tree import PACK_TOKENS, Pass, Plan, plan_passes
 from opdkit.model.windows import (
     PACKED,
     find_prefix_problem,
-    made_up_tokens,
-    mask_for,
-    masks_by_kind,
-    windows_of,
+    find_windows,
+    make_mask,
+    make_masks,
+    make_up_tokens,
     within,
 )
 
@@ -90,9 +90,9 @@ def read_trees(
             # A masked NaN is still a NaN times 0. In padded batches it affects only the turns that have it.
             trees.tokens += plan.tokens + total
             continue
-        if not state_of(model).tree_compared:
+        if not find_state(model).tree_compared:
             _compare_with_padded(tree)
-            state_of(model).tree_compared = True
+            find_state(model).tree_compared = True
         trees.by_model[id(model)] = tree
         trees.tokens, trees.saved = trees.tokens + plan.tokens, trees.saved + plan.saved
     return trees
@@ -105,7 +105,7 @@ def plan_tree(model: PreTrainedModel, sequences: Sequence[PromptResponse], pack_
     rows of several forks can share these.
     """
     ids = [s.prompt_ids + s.response_ids for s in sequences]
-    if windows_of(model) is not None:
+    if find_windows(model) is not None:
         return plan_passes(ids, pack_tokens)
     with_keys = {type(x).__name__ for x in DynamicCache(config=model.config).layers if isinstance(x, CacheLayerMixin)}
     return plan_rows(ids, pack_tokens, one_fork=not with_keys <= _KEEP_ALL_KEYS)
@@ -143,7 +143,7 @@ def logprobs_in_trees(
     Where a tree does not fit into memory, each half of the queries is read by itself, and a query that does not fit
     alone has no result. `work` names what is done, in the warning.
     """
-    budget, results, tokens = budget_of(model, work), dict[int, Logprobs](), 0
+    budget, results, tokens = find_budget(model, work), dict[int, Logprobs](), 0
     for attempt in budget.halves([len(query.sequences[0]) for query in queries]):
         own = [queries[i] for i in attempt.items]
         with attempt:
@@ -163,17 +163,17 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
     not matter. The model keeps the attention of packed rows, or else its own: the first with which the numbers are
     right. `read_trees` also compares real sequences, once, and raises where they differ.
     """
-    state, config = state_of(model), model.config.get_text_config(decoder=True)
+    state, config = find_state(model), model.config.get_text_config(decoder=True)
     if state.reads_trees is not None:
         return state.reads_trees
     problem, own = find_build_problem(model), config._attn_implementation  # the last to be tried below
     if problem is None:
-        a, b, c, d = made_up_tokens(model, 16)
+        a, b, c, d = make_up_tokens(model, 16)
         pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
         sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
         queries = [LogprobQuery((s,)) for s in sequences]
         padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
-        packed = own if windows_of(model) is None else PACKED.get(own, own)
+        packed = own if find_windows(model) is None else PACKED.get(own, own)
         for attention in dict.fromkeys((packed, own)):
             config._attn_implementation, worst = attention, 0.0
             try:
@@ -250,10 +250,10 @@ class TreeStates:
         packed = model.config.get_text_config(decoder=True)._attn_implementation in PACKED.values()
         with without_gradients(model):
             if packed and plan.tokens <= max_piece:
-                pack = Pack.of_passes([plan.passes], nodes_W, input_device(model))
+                pack = Pack.of_passes([plan.passes], nodes_W, find_input_device(model))
                 self.hidden_WH, self.output_layer = read_packed(model, pack)
             else:
-                read = _read_hidden_states if windows_of(model) is not None else hidden_states_of_rows
+                read = _read_hidden_states if find_windows(model) is not None else hidden_states_of_rows
                 self.hidden_WH, self.output_layer = read(model, plan.passes, nodes_W, max_piece)
 
     def batch(self, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
@@ -266,10 +266,10 @@ def _read_hidden_states(
     model: PreTrainedModel, passes: Sequence[Pass], nodes_W: Tensor, max_piece: int
 ) -> tuple[Tensor, OutputLayer]:
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits."""
-    device, body = input_device(model), decoder_of(model)
+    device, body = find_input_device(model), find_decoder(model)
     # Without the model's configuration, the cache keeps all keys of layers that see a window: branches need them.
-    cache, hidden, first, cache_name = DynamicCache(), list[Tensor](), 0, cache_name_of(body)
-    windows = windows_of(model) or ()
+    cache, hidden, first, cache_name = DynamicCache(), list[Tensor](), 0, find_cache_name(body)
+    windows = find_windows(model) or ()
     pieces = list[tuple[Pass, range]]()
     for one in passes:  # a chain longer than `max_piece` goes through the layers in pieces
         size = min(_CHUNK, max_piece) if one.is_chain and len(one) > max_piece else len(one)
@@ -284,7 +284,7 @@ def _read_hidden_states(
         branching = dict[str, Any]()
         if not one.is_chain:
             branching["position_ids"] = torch.tensor([one.positions], device=device)
-            branching["attention_mask"] = masks_by_kind(windows, partial(_make_mask, one, model))
+            branching["attention_mask"] = make_masks(windows, partial(_make_mask, one, model))
         output = body(input_ids=ids_1n, use_cache=True, **{cache_name: cache}, **branching)
         nodes_n = nodes_W[(nodes_W >= first) & (nodes_W < first + len(piece))] - first
         hidden.append(output.last_hidden_state[0, nodes_n.to(output.last_hidden_state.device)])
@@ -294,5 +294,5 @@ def _read_hidden_states(
 
 def _make_mask(one: Pass, model: PreTrainedModel, window: int | None) -> Tensor:
     """Return the mask [1, 1, n, prefix + n] of a pass: True for visible (sdpa), or 0 and a lowest number (eager)."""
-    seen_nk, positions_k = visible_keys(one, 0, len(one), input_device(model))
-    return mask_for(model, (seen_nk & within(window, positions_k[one.prefix :, None], positions_k))[None, None])
+    seen_nk, positions_k = find_visible_keys(one, 0, len(one), find_input_device(model))
+    return make_mask(model, (seen_nk & within(window, positions_k[one.prefix :, None], positions_k))[None, None])

@@ -1,7 +1,7 @@
 """Attention windows, masks and prefixes: how many tokens back each layer of a model sees.
 
 A layer with a state in place of keys (state-space, linear attention, convolution) has no window, and neither has one
-with chunked attention: `windows_of` then returns None.
+with chunked attention: `find_windows` then returns None.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ _KEEP_KEYS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
 _LONGEST_MADE_UP = 1024
 
 
-def windows_of(model: PreTrainedModel) -> list[int | None] | None:
+def find_windows(model: PreTrainedModel) -> list[int | None] | None:
     """Return each layer's window: how many tokens a token sees, itself included. None in the list: all before it.
 
     Return None in place of the list for a model with layers of other kinds, or with windows of several sizes.
@@ -46,29 +46,29 @@ def within(window: int | None, queries: Tensor, keys: Tensor) -> Tensor:
     return torch.ones_like(queries - keys, dtype=torch.bool) if window is None else queries - keys < window
 
 
-def masks_by_kind(windows: Iterable[int | None], mask: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
+def make_masks(windows: Iterable[int | None], mask: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
     """Return the masks of these windows, by the kind of layer; where all layers are alike, the only mask."""
     masks = {SLIDING if window else FULL: mask(window) for window in set(windows)}
     return masks if len(masks) > 1 else masks.popitem()[1]
 
 
-def mask_for(model: PreTrainedModel, visible: Tensor) -> Tensor:
-    """Return a mask in the form that the model's attention takes: True for visible (sdpa), else `additive_mask`."""
+def make_mask(model: PreTrainedModel, visible: Tensor) -> Tensor:
+    """Return a mask as the attention of the model takes it: True for visible (sdpa), else `make_additive_mask`."""
     sdpa = model.config.get_text_config(decoder=True)._attn_implementation in ("sdpa", PACKED["sdpa"])
-    return visible if sdpa else additive_mask(visible, model.dtype)
+    return visible if sdpa else make_additive_mask(visible, model.dtype)
 
 
-def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+def make_additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what is added to attention scores: 0 where visible, the lowest number of the dtype elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
-def made_up_tokens(model: PreTrainedModel, length: int) -> list[list[int]]:
+def make_up_tokens(model: PreTrainedModel, length: int) -> list[list[int]]:
     """Return four lists of `length` token ids, always the same. The first is longer, by the window of the model.
 
     So tokens after the first list do not see its beginning. For a window of more than 1,024 tokens it is not longer.
     """
-    window = max((size for size in windows_of(model) or () if size and size <= _LONGEST_MADE_UP), default=0)
+    window = max((size for size in find_windows(model) or () if size and size <= _LONGEST_MADE_UP), default=0)
     generator = torch.Generator().manual_seed(0)
     size = min(model.get_input_embeddings().weight.shape[0], 1000)
     a, b, c, d = torch.randint(0, size, (4, length), generator=generator).tolist()

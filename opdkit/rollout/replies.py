@@ -14,16 +14,16 @@ from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
-from opdkit.model.folder import weights_name
+from opdkit.model.folder import name_weights
 from opdkit.model.load import context_length, load_model, load_template
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.sampling.samples import find_sample_problem
 from opdkit.store.dropped_hints import DROPPED
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import PartWriter
-from opdkit.store.plans import model_identity
+from opdkit.store.plans import identify_model
 from opdkit.store.reviews import Reviews
 from opdkit.store.turn_ids import rollout_session_id, turn_id
 
@@ -58,7 +58,7 @@ def load_answering_model(config: RolloutConfig) -> Student:
     """Load the model that answers, from disk or hub."""
     chat = load_template(config.model, config.template_arg)
     model = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
-    name = weights_name(config.model, model_identity(config.model).get("files", {}))
+    name = name_weights(config.model, identify_model(config.model).get("files", {}))
     vocabulary = model.get_input_embeddings().weight.shape[0]
     return Student(model, chat, name, context_length(model), vocabulary, Sampler(config))
 
@@ -83,7 +83,7 @@ def write_replies(
         except ChatError as error:
             counters.drop(error.reason)
             continue
-        streams = [random_stream(config.seed, "rollout", turn.turn_id, g) for g in range(config.samples)]
+        streams = [make_random_stream(config.seed, "rollout", turn.turn_id, g) for g in range(config.samples)]
         answered.append(turn)
         requests.append(Request(ids, streams))
     drawn = student.sampler.sample(student.model, student.chat, requests, temperature=1.0,

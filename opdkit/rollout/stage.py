@@ -13,7 +13,7 @@ from functools import partial
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
-from opdkit.config.wording import read_wording, wording_inputs
+from opdkit.config.wording import make_wording_inputs, read_wording
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.criterion import open_criterion_judge, try_criterion_judge
@@ -25,11 +25,11 @@ from opdkit.rollout.rewards import write_verdicts
 from opdkit.store.counters import Counters, Summary, mostly_dropped
 from opdkit.store.dropped_hints import has_hint_checks
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
-from opdkit.store.reading import part_count
-from opdkit.store.reviews import Reviews, decisions, plan_inputs, reviews_in_force
+from opdkit.store.plans import manifest, read_hint_text, stage_dir
+from opdkit.store.reading import count_parts
+from opdkit.store.reviews import Reviews, decisions, plan_inputs, read_reviews_in_force
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 
 _SOURCE = ("extract", "judge")
 
@@ -40,9 +40,9 @@ def run(config: RolloutConfig) -> Summary:
     Raises OpdkitError when the source run is not judged yet or has no hints, or when a judge cannot be reached: the
     replies are kept then, and the same command resumes with them.
     """
-    template_args = template_args_of(config.from_run, "teacher", config.template_arg, binding=False)
+    template_args = choose_template_args(config.from_run, "teacher", config.template_arg, binding=False)
     config = replace(config, template_arg=template_args)
-    parts, reviews = part_count(config.from_run, "judge"), reviews_in_force(config.from_run)
+    parts, reviews = count_parts(config.from_run, "judge"), read_reviews_in_force(config.from_run)
     hinted = (verdict for part in range(parts) for _, verdict in hinted_turns(config, part, reviews))
     if all(verdict["hint"] is None for verdict in hinted):
         within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
@@ -90,9 +90,9 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
         | plan_inputs({turn: decision["hint"] for turn, decision in decisions(reviews).items() if "hint" in decision}),
     }
     # The new run's teacher takes the words around a hint from here, unless it is given others.
-    inputs |= wording_inputs({"teacher": {"hint": recorded_hint_text(config.from_run)}})
+    inputs |= make_wording_inputs({"teacher": {"hint": read_hint_text(config.from_run)}})
     texts = read_wording(config.wording)["criterion"]
-    judge: JSON = wording_inputs({"criterion": texts}) if config.judge_model else {}
+    judge: JSON = make_wording_inputs({"criterion": texts}) if config.judge_model else {}
     judge |= {"judge": pin_model(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
     open_replies = partial(Stage.open, name="extract", tables=[SESSIONS, TURNS, REJECTED], parts=parts, inputs=inputs,

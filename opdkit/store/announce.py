@@ -5,7 +5,7 @@ from opdkit.config.teacher_models import parse_teachers
 from opdkit.console import say
 
 
-def models_of(config: CommandConfig) -> list[str]:
+def list_models(config: CommandConfig) -> list[str]:
     """Return the models that a command is told to load, by path or name; those behind a server are not among them."""
     options = vars(config)
     judge = options.get("judge_model") if options.get("judge") == "local" else None
@@ -16,6 +16,6 @@ def models_of(config: CommandConfig) -> list[str]:
 
 def announce_models(name: str, config: CommandConfig) -> None:
     """Say which models a command loads. Called before its module is imported: torch alone takes seconds."""
-    models = models_of(config) or ([f"{vars(config)['run']}/train/model"] if name == "eval" else [])
+    models = list_models(config) or ([f"{vars(config)['run']}/train/model"] if name == "eval" else [])
     if models and name not in ("init", "run", "slurm", "night"):  # these load none, or their stages do
         say(f"{name}: loading torch and {' and '.join(dict.fromkeys(models))} ...")

@@ -32,7 +32,7 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-def owned_name(name: str, suffix: str = "") -> str:
+def make_owned_name(name: str, suffix: str = "") -> str:
     """Return a new name for a temporary file of this process."""
     return f"{name}-{uuid.uuid4().hex[:8]}-{host_name()}-{os.getpid()}{suffix}"
 
@@ -75,7 +75,7 @@ def remove_entries(paths: Iterable[Path]) -> None:
 @contextlib.contextmanager
 def temporary_file(final: Path, temporary: Path | None = None) -> Iterator[Path]:
     """Yield a path to write to, beside `final` and hidden unless it is given. It is gone when the block ends."""
-    temporary = temporary or final.with_name(owned_name(f".{final.name}"))
+    temporary = temporary or final.with_name(make_owned_name(f".{final.name}"))
     try:
         yield temporary
     finally:
@@ -144,14 +144,14 @@ def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
     is emptied in the same way.
     """
     if keep or folder.is_symlink() or folder.is_mount():
-        trash = folder / owned_name(f".{folder.name}")  # within it, so on the same disk
+        trash = folder / make_owned_name(f".{folder.name}")  # within it, so on the same disk
         trash.mkdir()
         keep = {*keep, trash.name}
         for path in sorted(folder.iterdir(), key=lambda path: (path.name == "manifest.json", path.name)):
             if path.name not in keep:
                 path.replace(trash / path.name)
     else:
-        trash = folder.with_name(owned_name(f".{folder.name}"))
+        trash = folder.with_name(make_owned_name(f".{folder.name}"))
         folder.replace(trash)
     shutil.rmtree(trash)
 
@@ -163,7 +163,7 @@ def replaced_folder(final: Path) -> Iterator[Path]:
     When the block fails, what was there stays, and the new folder is removed: a full disk gets its room back.
     Its files get the permissions of the umask, whatever the library that wrote them gave them.
     """
-    temporary = final.with_name(owned_name(f".{final.name}"))
+    temporary = final.with_name(make_owned_name(f".{final.name}"))
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_entries(find_left_overs(final.parent, f".{glob.escape(final.name)}-*"))
     temporary.mkdir()

@@ -23,7 +23,7 @@ from opdkit.store.atomic import sync
 _NAME = re.compile(r"(?P<table>[a-z_]+)-(?P<part>\d{5,})-(?P<digest>[0-9a-f]{32})")
 
 
-def file_digest(path: Path) -> str:
+def digest_file(path: Path) -> str:
     """Return the xxh3_128 of a file as hex. It finds damage at the speed of the memory."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, xxhash.xxh3_128).hexdigest()

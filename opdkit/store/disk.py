@@ -27,12 +27,12 @@ def disk_errors_explained(where: Path) -> Iterator[None]:
     except OpdkitError:
         raise
     except Exception as error:
-        if message := disk_error_message(error, where):
+        if message := explain_disk_error(error, where):
             raise OpdkitError(message) from error
         raise
 
 
-def disk_error_message(error: BaseException, where: Path | None = None) -> str | None:
+def explain_disk_error(error: BaseException, where: Path | None = None) -> str | None:
     """Return the remedy for an error of the disk, or for one that such an error led to; None for any other error.
 
     `where` is what was being written, in case the error does not name a file itself.

@@ -25,7 +25,7 @@ def by_turn(rows: Iterable[JSON]) -> dict[str, list[JSON]]:
     return rows_of
 
 
-def without_dropped(verdict: JSON, checks: Sequence[JSON]) -> JSON:
+def remove_dropped_hints(verdict: JSON, checks: Sequence[JSON]) -> JSON:
     """Return the verdict of the votes without the hints that its rows of `hint_checks` drop.
 
     Its hint is then the first of those that stay. Without any, the turn has no hint, and `hint_status` says why.

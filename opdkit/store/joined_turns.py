@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opdkit.config.fields import JSON
-from opdkit.store.dropped_hints import by_turn, has_hint_checks, without_dropped
-from opdkit.store.reading import is_written, read_arrow, sessions_within
-from opdkit.store.reviews import Review, Reviews, apply_review, reviews_in_force
+from opdkit.store.dropped_hints import by_turn, has_hint_checks, remove_dropped_hints
+from opdkit.store.reading import count_sessions_within, is_written, read_arrow
+from opdkit.store.reviews import Review, Reviews, apply_review, read_reviews_in_force
 
 # Table -> the columns to read, None for all of them. A table that is not a key is not read.
 Columns = Mapping[str, Sequence[str] | None]
@@ -76,17 +76,17 @@ def joined_turns(
     turns, sessions, verdicts, targets = (read(table) for table in ("turns", "sessions", "verdicts", "targets"))
     if turns is None or sessions is None:
         return
-    sessions = sessions.slice(0, sessions_within(run, part, limit))
+    sessions = sessions.slice(0, count_sessions_within(run, part, limit))
     if turn_ids is not None:
         sessions = _keep(sessions, "session_id", turns["session_id"].to_pylist())
     session_of = {row["session_id"]: row for row in sessions.to_pylist()}
     verdict_of = {row["turn_id"]: row for row in verdicts.to_pylist()} if verdicts is not None else {}
     if "hint_checks" in columns and has_hint_checks(run) and (tested := read("hint_checks")) is not None:
         checks = by_turn(tested.to_pylist())
-        verdict_of = {name: without_dropped(row, checks.get(name, ())) for name, row in verdict_of.items()}
+        verdict_of = {name: remove_dropped_hints(row, checks.get(name, ())) for name, row in verdict_of.items()}
     lists = [] if targets is None else [field.name for field in targets.schema if pa.types.is_list(field.type)]
-    targets_of = {} if targets is None else by_turn(rows_with_arrays(targets, lists))
-    reviews = reviews_in_force(run) if reviews is None else reviews
+    targets_of = {} if targets is None else by_turn(read_rows_with_arrays(targets, lists))
+    reviews = read_reviews_in_force(run) if reviews is None else reviews
     for turn in turns.to_pylist():
         if turn["session_id"] in session_of:
             name = turn["turn_id"]
@@ -100,7 +100,7 @@ def joined_sessions(run: Path, part: int, columns: Columns = JUDGED, **options: 
         yield list(turns)
 
 
-def rows_with_arrays(table: pa.Table, lists: Sequence[str]) -> list[JSON]:
+def read_rows_with_arrays(table: pa.Table, lists: Sequence[str]) -> list[JSON]:
     """Return the rows of a table. The `lists` among its columns are arrays, without a Python object for each number."""
     rows: list[JSON] = table.drop_columns(lists).to_pylist()
     for name in lists:

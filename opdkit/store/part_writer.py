@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
 from opdkit.store import stopping
-from opdkit.store.atomic import find_left_overs, move_into_place, owned_name, remove_entries, temporary_file
+from opdkit.store.atomic import find_left_overs, make_owned_name, move_into_place, remove_entries, temporary_file
 from opdkit.store.counters import (
     COUNTERS_KEY,
     FILES_KEY,
@@ -26,12 +26,12 @@ from opdkit.store.counters import (
     Summary,
     read_inputs,
 )
-from opdkit.store.digests import file_digest, forget_digest, record_digest
+from opdkit.store.digests import digest_file, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import DRAW, check_upstream, manifest, model_identity, stage_dir, write_or_check_manifest
+from opdkit.store.plans import DRAW, check_upstream, identify_model, manifest, stage_dir, write_or_check_manifest
 from opdkit.store.progress_marks import mark_part
 from opdkit.store.reading import check_parts_exist, part_path, summary_of
-from opdkit.store.tables import TABLES, Row, Table, parquet_options, to_arrow
+from opdkit.store.tables import TABLES, Row, Table, choose_parquet_options, to_arrow
 from opdkit.version import __version__
 
 
@@ -149,7 +149,7 @@ class Stage:
         primary = table is self.tables[0]
         beside = self.folder.iterdir() if primary and self.parts == 1 else ()  # there may be a trained model
         models = sorted(p for p in beside if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
-        files = {p.name: model_identity(str(p))["files"] for p in models if any(p.glob("*.safetensors"))}
+        files = {p.name: identify_model(str(p))["files"] for p in models if any(p.glob("*.safetensors"))}
         arrow = arrow.replace_schema_metadata({
             VERSION_KEY: str(table.version), PLAN_KEY: self.plan,
             COUNTERS_KEY: counters.to_json(), PART_KEY: f"{table.name}/{part}",
@@ -158,17 +158,17 @@ class Stage:
         })  # fmt: skip
         final = part_path(self.config.run, table.name, part)
         record = None
-        name = owned_name(f"{table.name}-{part:05d}", ".parquet")
+        name = make_owned_name(f"{table.name}-{part:05d}", ".parquet")
         with disk_errors_explained(final), temporary_file(final, self.folder / ".tmp" / name) as temporary:
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary.parent.mkdir(exist_ok=True)
-            with pq.ParquetWriter(temporary, arrow.schema, **parquet_options(arrow.schema)) as file:
+            with pq.ParquetWriter(temporary, arrow.schema, **choose_parquet_options(arrow.schema)) as file:
                 if arrow.num_rows:  # some readers cannot take an empty row group
                     file.write_table(arrow)
             try:
-                record = record_digest(self.folder, table.name, part, file_digest(temporary))
+                record = record_digest(self.folder, table.name, part, digest_file(temporary))
                 # A primary file that is there and not done was computed from other inputs.
-                replaced = file_digest(final) if primary and final.exists() and not self.is_done(part) else None
+                replaced = digest_file(final) if primary and final.exists() and not self.is_done(part) else None
                 # Files of other tables are replaced: a killed process left them, without its primary table.
                 move_into_place(temporary, final, replace=not primary or replaced is not None)
             except BaseException:

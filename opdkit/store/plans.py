@@ -15,7 +15,7 @@ from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted
 from opdkit.errors import AnotherPlanError, ConfigError, OpdkitError
 from opdkit.store.atomic import remove_folder, write_text
-from opdkit.store.digests import file_digest
+from opdkit.store.digests import digest_file
 from opdkit.store.disk import disk_errors_explained
 
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a large file of weights, which are digested
@@ -48,7 +48,7 @@ def checkpoints_dir(run: Path) -> Path:
     return stage_dir(run, "train") / "checkpoints"
 
 
-def named_trainings(run: Path) -> dict[str, Path]:
+def list_trainings(run: Path) -> dict[str, Path]:
     """Return the named trainings of a run, by name: each is a run for every command."""
     folders = sorted(path.parent.parent for path in run.glob(f"*{TRAINING}/train/manifest.json"))
     return {folder.stem: folder for folder in folders}
@@ -82,7 +82,7 @@ def manifest(run: Path, stage: str) -> JSON:
     return document
 
 
-def command_of(run: Path, stage: str) -> str:
+def find_command(run: Path, stage: str) -> str:
     """Return the command that writes a stage of a run: its own, unless the manifest names another."""
     return str(manifest(run, stage)["plan"].get("command", stage)) if has_stage(run, stage) else stage
 
@@ -97,7 +97,7 @@ def judge_kind(run: Path) -> str | None:
     return str(options["judge"]) if "judge" in options else None
 
 
-def recorded_hint_text(run: Path, *stages: str) -> str:
+def read_hint_text(run: Path, *stages: str) -> str:
     """Return the words around a hint that a run's teacher recorded, else the rollout that made it, else the defaults.
 
     `stages`: where to look, by default in both. The first that has been started counts.
@@ -108,7 +108,7 @@ def recorded_hint_text(run: Path, *stages: str) -> str:
     return str(inputs.get("wording", {}).get("teacher", DEFAULTS["teacher"])["hint"])
 
 
-def changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:
+def find_changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:
     """Return the stages that a plan was bound to, and that have another fingerprint now."""
     pins = plan["upstream"].items()
     return [stage for stage, pin in pins if stage in manifests and manifests[stage]["fingerprint"] != pin]
@@ -117,7 +117,7 @@ def changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:
 def find_outdated_upstream(run: Path, stage: str) -> str | None:
     """Return the first changed stage of those that `stage` was computed from. Raises OpdkitError if one is gone."""
     plan = manifest(run, stage)["plan"]
-    return next(iter(changed_upstream(plan, {name: manifest(run, name) for name in plan["upstream"]})), None)
+    return next(iter(find_changed_upstream(plan, {name: manifest(run, name) for name in plan["upstream"]})), None)
 
 
 def find_upstream_change(run: Path, stage: str) -> str | None:
@@ -135,7 +135,7 @@ def check_upstream(run: Path, stages: Sequence[str]) -> None:
             folder = stage_dir(run, stage)
             raise OpdkitError(
                 f"{folder} was computed from another {upstream} stage than is there now: run `opdkit "
-                f"{command_of(run, stage)} {quote(folder.parent)} ...` as before, with --overwrite"
+                f"{find_command(run, stage)} {quote(folder.parent)} ...` as before, with --overwrite"
             )
 
 
@@ -199,7 +199,7 @@ def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | N
     if changes:  # perhaps a model lies elsewhere
         values = [one for value in options.values() for one in (value if isinstance(value, list) else [value])]
         words = {word for text in values if isinstance(text, str) for word in (text, *text.split("="))}
-        models = [model_identity(word) for word in words if (Path(word) / "config.json").is_file()]
+        models = [identify_model(word) for word in words if (Path(word) / "config.json").is_file()]
         old, new = without_moves(plan, {"config": options, "inputs": models})
         changes = differences(old["config"], new["config"], "config")
     changes += differences({name: plan["inputs"].get(name) for name in inputs or {}}, dict(inputs or {}), "inputs")
@@ -293,7 +293,7 @@ def check_model_path(model: str) -> None:
                           "Face format or a name on the hub")  # fmt: skip
 
 
-def model_identity(name: str) -> JSON:
+def identify_model(name: str) -> JSON:
     """Return what pins a model in a plan: its name and, for a folder, sizes and digests of its files.
 
     Weights are sampled (64 blocks of 64 KiB per file), so that pinning a 100 GB model takes a moment; training changes
@@ -304,14 +304,14 @@ def model_identity(name: str) -> JSON:
     if not folder.is_dir():
         return {"name": name}
     files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt"))
-    return {"name": name, "files": {p.name: file_identity(p) for p in files}}
+    return {"name": name, "files": {p.name: identify_file(p) for p in files}}
 
 
-def file_identity(path: Path) -> str:
-    """Return size and digest of one of a model's files, as `model_identity` pins it."""
+def identify_file(path: Path) -> str:
+    """Return size and digest of one of a model's files, as `identify_model` pins it."""
     size = path.stat().st_size
     if size <= _BLOCKS * _BLOCK_BYTES:
-        return f"{size}:{file_digest(path)[:16]}"
+        return f"{size}:{digest_file(path)[:16]}"
     digest = hashlib.sha256()
     with path.open("rb") as handle:
         for i in range(_BLOCKS):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.store.atomic import is_gone, owned_name
+from opdkit.store.atomic import is_gone, make_owned_name
 
 BEAT, STALE = 15.0, 60.0  # seconds between two touches; a mark that was not touched for so long counts for nothing
 _NAME = re.compile(r"(?P<table>[a-z_]+)-(?P<part>\d+)-[0-9a-f]{8}-(?P<host>.+)-(?P<pid>\d+)\.\w+")
@@ -42,7 +42,7 @@ def read_claim(path: Path) -> Claim | None:
 def mark_part(folder: Path, table: str, part: int) -> Iterator[None]:
     """Show, while the block lasts, that this process works on a part."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / owned_name(f"{table}-{part:05d}", ".running")
+    path = folder / make_owned_name(f"{table}-{part:05d}", ".running")
     path.touch()
     over = threading.Event()
     threading.Thread(target=_touch_until, args=(path, over), daemon=True).start()
@@ -59,7 +59,7 @@ def _touch_until(path: Path, over: threading.Event) -> None:
             os.utime(path)
 
 
-def live_claims(folder: Path) -> list[Claim]:
+def find_live_claims(folder: Path) -> list[Claim]:
     """Return who works on a part now, as far as the marks tell."""
     claims = []
     for path in folder.glob("*.running"):

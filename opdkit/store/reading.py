@@ -11,11 +11,11 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store.counters import PLAN_KEY, VERSION_KEY, Counters, Summary, read_counters
-from opdkit.store.plans import command_of, has_stage, manifest, stage_dir
+from opdkit.store.plans import find_command, has_stage, manifest, stage_dir
 from opdkit.store.tables import PRIMARY, TABLES, Table
 
 
-def part_count(run: Path, stage: str) -> int:
+def count_parts(run: Path, stage: str) -> int:
     """Return the number of parts of a stage, done or not."""
     return int(manifest(run, stage)["plan"]["parts"])
 
@@ -79,7 +79,7 @@ def _read_footer(run: Path, table: str, part: int) -> pq.FileMetaData:
 
 
 def _again(run: Path, stage: str, path: Path) -> str:
-    return f"run `opdkit {command_of(run, stage)} {quote(path.parents[2])} ...` again"
+    return f"run `opdkit {find_command(run, stage)} {quote(path.parents[2])} ...` again"
 
 
 def _explain_unreadable(run: Path, stage: str, path: Path, error: Exception) -> OpdkitError:
@@ -94,7 +94,7 @@ def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError if a part of one of these stages has not been done, or is gone."""
     for table in TABLES.values():
         known = table.stage in stages and table.name in manifest(run, table.stage)["plan"]["schemas"]
-        for part in range(part_count(run, table.stage) if known else 0):
+        for part in range(count_parts(run, table.stage) if known else 0):
             if not (path := part_path(run, table.name, part)).exists():
                 raise _explain_missing(run, table.stage, path)
 
@@ -109,18 +109,18 @@ def _explain_missing(run: Path, stage: str, path: Path) -> OpdkitError:
 
 def read_all(run: Path, table: str, columns: Sequence[str] | None = None) -> Iterator[JSON]:
     """Yield the rows of all parts, in order, whole or with these columns alone."""
-    for part in range(part_count(run, TABLES[table].stage)):
+    for part in range(count_parts(run, TABLES[table].stage)):
         yield from read_arrow(run, table, part, columns).to_pylist()
 
 
-def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
+def find_parts(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
     """Return turn_id -> the part that holds the turn, for those of `turn_ids` that the run has.
 
     Reads one column, and only of the parts whose statistics do not rule out all of the turns.
     """
     part_of: dict[str, int] = {}
     missing = set(turn_ids)
-    for part in range(part_count(run, "extract")) if missing else ():
+    for part in range(count_parts(run, "extract")) if missing else ():
         if not part_path(run, "turns", part).exists():
             continue
         ranges, footer = [], _read_footer(run, "turns", part)
@@ -141,14 +141,14 @@ def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
 
 def summary_of(run: Path, stage: str, primary: Table | None = None) -> Summary:
     """Sum the counters of a stage's finished parts, from the footers of its primary table."""
-    total, parts, table = Counters(), part_count(run, stage), (primary or PRIMARY[stage]).name
+    total, parts, table = Counters(), count_parts(run, stage), (primary or PRIMARY[stage]).name
     paths = [path for k in range(parts) if (path := part_path(run, table, k)).exists()]
     for path in paths:
         total.merge(read_counters(path))
     return Summary(stage, total, len(paths), parts, stage_dir(run, stage) / table)
 
 
-def sessions_within(run: Path, part: int, limit: int | None) -> int | None:
+def count_sessions_within(run: Path, part: int, limit: int | None) -> int | None:
     """Return how many sessions of this part are among the first `limit` of the run. None means all of them."""
     if limit is None:
         return None

@@ -31,7 +31,7 @@ from opdkit.store.atomic import move_into_place, sync, temporary_file
 from opdkit.store.counters import read_inputs
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import fingerprint, has_stage, stage_dir
-from opdkit.store.reading import part_count, part_path, parts_of_turns
+from opdkit.store.reading import count_parts, find_parts, part_path
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REVIEWS
 from opdkit.store.turn_ids import session_of
@@ -82,7 +82,7 @@ def reviews_dir(run: Path) -> Path:
     return stage_dir(run, REVIEWS.stage) / REVIEWS.name
 
 
-def reviews_in_force(run: Path) -> Reviews:
+def read_reviews_in_force(run: Path) -> Reviews:
     """Return turn_id -> the decision in force. Turns that nobody decided on are absent."""
     return ReviewLog(run).in_force()
 
@@ -265,14 +265,14 @@ def part_inputs(run: Path, reviews: Reviews) -> Callable[[int], JSON]:
     """
     decided = decisions(reviews)
     by_part: defaultdict[int, JSON] = defaultdict(dict)
-    for name, part in parts_of_turns(run, list(decided)).items() if decided else ():
+    for name, part in find_parts(run, list(decided)).items() if decided else ():
         by_part[part][name] = decided[name]
     return lambda part: {"reviews": dict(sorted(by_part[part].items()))} if part in by_part else {}
 
 
-def decisions_in_targets(run: Path) -> JSON:
+def read_decisions_in_targets(run: Path) -> JSON:
     """Return turn_id -> the decided values that the existing parts of the targets were computed from."""
-    paths = (part_path(run, "targets", part) for part in range(part_count(run, "teacher")))
+    paths = (part_path(run, "targets", part) for part in range(count_parts(run, "teacher")))
     return {k: v for path in paths if path.exists() for k, v in read_inputs(path).get("reviews", {}).items()}
 
 
@@ -281,31 +281,31 @@ def plan_inputs(decided: JSON) -> JSON:
     return {"reviews": fingerprint(decided)} if decided else {}
 
 
-def known_inputs(run: Path, stage: str) -> JSON:
+def find_known_inputs(run: Path, stage: str) -> JSON:
     """Return the inputs of a stage's plan that are known before it runs, for `plans.check_options`.
 
     Of a training, what pins the decisions in force once the targets were computed from them; none of other stages.
     """
     if stage != "train":
         return {}
-    decided = decisions(reviews_in_force(run))
-    return {"reviews": None} | plan_inputs({name: decided[name] for name in parts_of_turns(run, list(decided))})
+    decided = decisions(read_reviews_in_force(run))
+    return {"reviews": None} | plan_inputs({name: decided[name] for name in find_parts(run, list(decided))})
 
 
-def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
+def find_outdated_targets(run: Path, reviews: Reviews) -> list[int]:
     """Return the parts of the targets that were computed from other decisions than `reviews`."""
     if not has_stage(run, "teacher"):
         return []
     now = part_inputs(run, reviews)
-    paths = {part: part_path(run, "targets", part) for part in range(part_count(run, "teacher"))}
+    paths = {part: part_path(run, "targets", part) for part in range(count_parts(run, "teacher"))}
     return [part for part, path in paths.items() if path.exists() and read_inputs(path) != now(part)]
 
 
 def check_targets_current(run: Path) -> None:
     """Raise OpdkitError if the targets were computed from other decisions than those in force."""
-    if outdated := outdated_targets(run, reviews_in_force(run)):
+    if outdated := find_outdated_targets(run, read_reviews_in_force(run)):
         raise OpdkitError(
-            f"{len(outdated)} of {counted(part_count(run, 'teacher'), 'part')} of {run}/teacher/targets "
+            f"{len(outdated)} of {counted(count_parts(run, 'teacher'), 'part')} of {run}/teacher/targets "
             f"{verb(len(outdated), 'is', 'are')} older than the "
             f"decisions of `opdkit review` on their turns: run `opdkit teacher {quote(run)} ...` again as before; it "
             "does only these"

@@ -10,7 +10,7 @@ from opdkit.config.fields import StageConfig
 from opdkit.store.announce import announce_models
 from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
-from opdkit.store.plans import command_of, has_stage, manifest
+from opdkit.store.plans import find_command, has_stage, manifest
 from opdkit.store.reading import is_complete
 from opdkit.store.stopping import listen_for_signals
 
@@ -22,11 +22,11 @@ _NEXT = {
 }
 
 
-def next_step(run: Path) -> str:
+def find_next_step(run: Path) -> str:
     """Return the command that continues a run whose training is not evaluated: the first stage that is not done."""
     undone = next((stage for stage in _NEXT if not is_complete(run, stage)), None)
     if undone is not None and has_stage(run, undone):
-        return f"Next: run `opdkit {command_of(run, undone)} {quote(run)} ...` again as before: it does what is left."
+        return f"Next: run `opdkit {find_command(run, undone)} {quote(run)} ...` again as before: it does what is left."
     stage = undone or "eval"
     text = _NEXT[stage]
     if stage == "train":
@@ -47,7 +47,7 @@ def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
     with record, listen_for_signals():
         summary: Summary = load_function(COMMANDS[name].target)(config, *more)
     if name == "train" and not config.is_dry_run:
-        summary.next = next_step(config.run)
+        summary.next = find_next_step(config.run)
     if summary.parts_done == summary.parts:
         forget_failures(config.run, name)
     return summary

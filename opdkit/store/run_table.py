@@ -9,7 +9,7 @@ import pyarrow as pa
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.plans import has_stage
-from opdkit.store.reading import count_rows, part_count, part_path, read_all, read_arrow
+from opdkit.store.reading import count_parts, count_rows, part_path, read_all, read_arrow
 from opdkit.store.tables import TABLES
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RunTable:
         return sum(count_rows(self.run, self.name, k) for k, path in enumerate(self._list_paths()) if path.exists())
 
     def _list_paths(self) -> list[Path]:
-        return [part_path(self.run, self.name, k) for k in range(part_count(self.run, TABLES[self.name].stage))]
+        return [part_path(self.run, self.name, k) for k in range(count_parts(self.run, TABLES[self.name].stage))]
 
     def __repr__(self) -> str:
         """Return the number of rows, and every column with its type and meaning."""

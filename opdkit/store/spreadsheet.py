@@ -23,7 +23,7 @@ def read_utf8(path: Path) -> str:
         raise OpdkitError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def csv_rows(path: Path, text: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
+def read_csv_rows(path: Path, text: str, *, strict: bool) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of CSV `text`, the header first, as (line where the row begins, cells). Blank lines are skipped.
 
     The delimiter is the most frequent one in the header. With `strict`, a quotation mark inside a cell is an error.

@@ -134,7 +134,7 @@ def _sum_up(lengths: Any) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
 
 
-def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+def choose_parquet_options(schema: pa.Schema) -> dict[str, Any]:
     """Return the options of pyarrow's ParquetWriter for the file of a table: compression, checksums, encodings.
 
     A column keeps a dictionary of its values, so that messages which several branches of a conversation share are

@@ -10,7 +10,7 @@ from opdkit.store.plans import has_stage, manifest
 _FLAG = "--template-arg"
 
 
-def template_args_of(run: Path, stage: str, given: Sequence[str] = (), *, binding: bool = True) -> tuple[str, ...]:
+def choose_template_args(run: Path, stage: str, given: Sequence[str] = (), *, binding: bool = True) -> tuple[str, ...]:
     """Return the arguments, each as NAME=VALUE, that `stage` of `run` recorded; `given` where it recorded none.
 
     `given` is the `--template-arg` of the stage that asks. Where it reads what the recorded one wrote (`binding`), the

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_thinking
-from opdkit.chat.template import Chat, ChatError, FittedPrompt, Message, ReplyTokens, fit, without_first
+from opdkit.chat.template import Chat, ChatError, FittedPrompt, Message, ReplyTokens, drop_first_messages, fit
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
 from opdkit.judge.votes import EDITED
-from opdkit.model.behavior_policy import unusable_reason
+from opdkit.model.behavior_policy import find_unusable_reason
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
 from opdkit.store.joined_turns import joined_sessions
@@ -83,7 +83,7 @@ def make_example(
     if verdict["hint"] is None and verdict["reward"] is None:
         raise ChatError("no signal")
     before, tools = session["messages"][: turn["message_index"]], session["tools"]
-    reply, behavior = reply_of(scorer.student.chat, session, turn, counters)
+    reply, behavior = encode_reply(scorer.student.chat, session, turn, counters)
     if not any(reply.mask):
         raise ChatError("no response tokens")
     budget = scorer.max_tokens - len(reply.ids)
@@ -156,12 +156,12 @@ def fit_together(renderings: list[Rendering], tools: str | None, budget: float, 
     cut = max(p.cut for p in prompts)
     for n, (chat, messages) in enumerate(renderings):
         if prompts[n].cut != cut:
-            ids = fit(chat, without_first(messages, cut), tools, budget, "drop").ids
+            ids = fit(chat, drop_first_messages(messages, cut), tools, budget, "drop").ids
             prompts[n] = FittedPrompt(ids, cut)
     return prompts
 
 
-def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[ReplyTokens, list[float] | None]:
+def encode_reply(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[ReplyTokens, list[float] | None]:
     """Return the reply's tokens and their logged log-probs under the behaviour policy, or None without usable ones.
 
     The tokens are the logged ones if they are this tokenizer's. Otherwise the text is encoded again, and the logged
@@ -175,7 +175,7 @@ def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[R
     logprobs = turn["behavior_logprobs"]
     if logprobs is None:
         return reply, None
-    reason = unusable_reason(logprobs, ids)
+    reason = find_unusable_reason(logprobs, ids)
     counters.count("with unusable behaviour log-probs" if reason else "with behaviour log-probs", label=reason or "")
     return reply, None if reason else logprobs
 

@@ -17,11 +17,11 @@ from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import read_wording
 from opdkit.console import counted
-from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, recorded_judge_options
+from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, read_judge_options
 from opdkit.judge.votes import WANTED_REPLIES, Ask
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample
-from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
+from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, remove_dropped_hints
 from opdkit.store.reviews import REVIEWED
 from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, choose_candidates, fit_together
 from opdkit.teacher.models import Scorer
@@ -54,7 +54,7 @@ class TestWork(NamedTuple):
     tokens_written: int = 0
 
 
-def status_of(pairs: Sequence[Pair]) -> str:
+def decide_status(pairs: Sequence[Pair]) -> str:
     """Return HELPS, NOT_NEEDED or NOT_JUDGED for a hint that stays, or why it is dropped.
 
     `NOT_JUDGED`: the judge has read both replies in less than half of the pairs.
@@ -68,15 +68,15 @@ def status_of(pairs: Sequence[Pair]) -> str:
     return NOT_NEEDED if hinted >= 0.5 else NO_BETTER
 
 
-def hint_judge_options(config: TeacherConfig) -> JSON:
+def choose_hint_judge(config: TeacherConfig) -> JSON:
     """Return the options that name the judge of `--check-hints`: the model that judged the run, else the student."""
     if not config.check_hints or config.judge_model:
         return {}
-    return recorded_judge_options(config.run) or {"judge_model": config.model}
+    return read_judge_options(config.run) or {"judge_model": config.model}
 
 
 def open_judge(config: TeacherConfig, scorer: Scorer, folder: Path | None = None) -> Ask:
-    """Return the judge that `hint_judge_options` names, with one vote per reply. The student is not loaded again.
+    """Return the judge that `choose_hint_judge` names, with one vote per reply. The student is not loaded again.
 
     `folder`: of the stage that stores the votes; None where nobody does.
     """
@@ -118,7 +118,7 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
     student, texts = scorer.student, read_wording(config.wording)["criterion"]
     turns = list(find_turn_hints(config, scorer, sessions))
     numbers, seed = range(config.check_hints), config.seed
-    requests = {(turn.turn_id, n): Request(ids, [random_stream(seed, "check", turn.turn_id, k) for k in numbers])
+    requests = {(turn.turn_id, n): Request(ids, [make_random_stream(seed, "check", turn.turn_id, k) for k in numbers])
                 for turn in turns for n, ids in enumerate(turn.prompts)}  # fmt: skip
     sampled = scorer.sampler.sample(student.model, student.chat, list(requests.values()), temperature=1.0,
                                     max_new_tokens=config.max_new_tokens,
@@ -144,7 +144,7 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
         both = [pair for pair in pairs if None not in pair]
         shares: list[float | None] = [sum(map(bool, side)) / len(both) for side in zip(*both, strict=True)]
         with_it, without_it = shares or (None, None)
-        status = f"{NOT_TESTED}: {turn.reason}" if turn.reason else status_of(pairs)
+        status = f"{NOT_TESTED}: {turn.reason}" if turn.reason else decide_status(pairs)
         if status == NOT_JUDGED and any(2 * column.count(None) > len(column) for column in columns):
             status = REPLIES_CUT_OFF
         rows.append({"turn_id": turn.turn_id, "hint": hint, "samples": len(pairs), "judged": len(both),
@@ -164,7 +164,7 @@ def leave_out_dropped(sessions: Sequence[JudgedSession], rows: Iterable[Row]) ->
     checks = by_turn(rows)
     return [
         JudgedSession(session, [
-            JudgedTurn(turn, without_dropped(verdict, checks.get(turn["turn_id"], ()))) for turn, verdict in turns
+            JudgedTurn(turn, remove_dropped_hints(verdict, checks.get(turn["turn_id"], ()))) for turn, verdict in turns
         ])
         for session, turns in sessions
     ]  # fmt: skip

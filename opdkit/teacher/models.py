@@ -11,16 +11,16 @@ from transformers import PreTrainedModel
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_name
-from opdkit.config.wording import DEFAULTS, read_wording, wording_inputs
+from opdkit.config.teacher_models import parse_shares, parse_teachers, read_routed_name
+from opdkit.config.wording import DEFAULTS, make_wording_inputs, read_wording
 from opdkit.console import say
 from opdkit.errors import ConfigError
-from opdkit.model.behavior_policy import student_names
-from opdkit.model.folder import pin_model, weights_digest
+from opdkit.model.behavior_policy import list_student_names
+from opdkit.model.folder import digest_weights, pin_model
 from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.scoring import Mixture
-from opdkit.store.plans import model_identity, recorded_hint_text
+from opdkit.store.plans import identify_model, read_hint_text
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Scorer:
     hint_text: str
     sampler: Sampler
 
-    def teacher_of(self, session: JSON) -> Teacher:
+    def choose_teacher(self, session: JSON) -> Teacher:
         """Return the teacher of a session. Raises ChatError where its metadata names none."""
         if self.route is None:
             return self.teachers[""]
-        name = routed_name(session["metadata"], self.route)
+        name = read_routed_name(session["metadata"], self.route)
         if name is None:
             raise ChatError("session names no teacher")
         if name not in self.teachers:
@@ -81,12 +81,12 @@ def pin_models(config: TeacherConfig) -> JSON:
     texts = read_wording(config.wording)["criterion"]
     if config.check_hints and texts != DEFAULTS["criterion"]:
         models["criterion"] = texts
-    return models | wording_inputs({"teacher": {"hint": hint_text_of(config)}})
+    return models | make_wording_inputs({"teacher": {"hint": choose_hint_text(config)}})
 
 
-def hint_text_of(config: TeacherConfig) -> str:
+def choose_hint_text(config: TeacherConfig) -> str:
     """Return the words around a hint: those of `--wording`, else those that a rollout hands on, else the defaults."""
-    recorded = {"teacher": {"hint": recorded_hint_text(config.run, "extract")}}
+    recorded = {"teacher": {"hint": read_hint_text(config.run, "extract")}}
     return read_wording(config.wording, DEFAULTS | recorded)["teacher"]["hint"]
 
 
@@ -101,10 +101,10 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel, "compiled": config.compile}
     load: Callable[[str], PreTrainedModel] = load_skeleton if config.dry_run else partial(load_model, **options)
     resolve_device(config.device)  # a wrong one is an error in a dry run, too
-    files = model_identity(config.model).get("files", {})
+    files = identify_model(config.model).get("files", {})
     chat, model = load_template(config.model, config.template_arg), load(config.model)
     student = ChatModel(model, chat)
-    loaded = {weights_digest(files) or config.model: model}  # by digest of the weights; on the hub by name
+    loaded = {digest_weights(files) or config.model: model}  # by digest of the weights; on the hub by name
     paths = parse_teachers(config.teacher)
     named: dict[str, ChatModel] = {}  # teachers, by the names that the options give them
     for name, path in paths.items():
@@ -112,7 +112,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
             named[name] = student
             continue
         chat = load_template(path, config.template_arg, student.chat)
-        weights = weights_digest(model_identity(path).get("files", {})) or path
+        weights = digest_weights(identify_model(path).get("files", {})) or path
         if weights not in loaded:
             loaded[weights] = load(path)
         named[name] = ChatModel(loaded[weights], chat)
@@ -135,6 +135,6 @@ def load_scorer(config: TeacherConfig) -> Scorer:
             raise ConfigError(f"--max-tokens is {max_tokens}; {model.name_or_path} was built for at most {context}")
     if config.top_k > vocabulary:
         raise ConfigError(f"--top-k is {config.top_k}; the models have {vocabulary} tokens")
-    names = student_names(config.model, files, config.served_as)
-    return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names, hint_text_of(config),
+    names = list_student_names(config.model, files, config.served_as)
+    return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names, choose_hint_text(config),
                   Sampler(config))  # fmt: skip

@@ -15,7 +15,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import progress
 from opdkit.model.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model
-from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
+from opdkit.model.memory import TOO_LARGE, Attempt, Budget, find_budget
 from opdkit.model.tree_reading import estimate_tokens
 from opdkit.store.counters import Counters
 from opdkit.store.tables import TARGETS, to_arrow
@@ -51,7 +51,7 @@ def score_part(
     """
     for session, _ in sessions:
         try:
-            scorer.teacher_of(session)
+            scorer.choose_teacher(session)
         except ChatError:
             counters.count(UNROUTED)
         else:
@@ -117,7 +117,7 @@ def _make_examples(
         for session, turn, verdict in ((one.session, *judged) for one in branches for judged in one.turns):
             counters = results[verdict["turn_id"]].counters
             try:
-                teacher = scorer.teacher_of(session)
+                teacher = scorer.choose_teacher(session)
                 example = make_example(config, scorer, teacher, session, turn, verdict, counters)
             except ChatError as error:
                 counters.drop(error.reason)
@@ -156,7 +156,7 @@ def score_replies(
     turns: list[HintedTurn] = []
     overlap = (config.top_k or _OVERLAP_TOP) if config.teacher_hint == "overlap" else 0
     options = ScoreOptions(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
-    budget = budget_of(student, "scoring sessions")
+    budget = find_budget(student, "scoring sessions")
     for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
         every = [example.readings.tokens for example in examples]
         shared = count_tree_tokens(example.readings for example in examples) / max(1, sum(every))
@@ -197,7 +197,7 @@ def count_reads(
 ) -> None:
     """Count what `score_replies` would read (`--dry-run`: models have no weights). Add rows without log-probs."""
     student = scorer.student.model
-    for teacher, examples in batch_sessions(sessions, budget_of(student, "scoring sessions"), config.batch_tokens):
+    for teacher, examples in batch_sessions(sessions, find_budget(student, "scoring sessions"), config.batch_tokens):
         by_model, _ = list_sequences(student, teacher.mixture, [example.readings for example in examples])
         read, saved = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
         counters.count("tokens read", read)

@@ -10,8 +10,8 @@ from itertools import groupby
 
 from opdkit.chat.template import ReplyTokens
 from opdkit.config.teacher import TeacherConfig
-from opdkit.model.random_streams import random_stream
-from opdkit.model.sampling import Request, Sample, reply_room
+from opdkit.model.random_streams import make_random_stream
+from opdkit.model.sampling import Request, Sample, choose_reply_room
 from opdkit.model.sampling.samples import find_sample_problem
 from opdkit.store.counters import Counters
 from opdkit.store.turn_ids import session_of
@@ -41,7 +41,7 @@ def sample_replies(
     replaced by the student's own, which is not trained.
     """
     samples: dict[int, list[Sample]] = {}
-    max_new_tokens = reply_room(longest_reply, config.max_new_tokens)
+    max_new_tokens = choose_reply_room(longest_reply, config.max_new_tokens)
     for teacher in scorer.teachers.values():
         (model,), (chat,) = teacher.mixture.models, teacher.chats
         requests: dict[int, Request] = {}
@@ -53,7 +53,7 @@ def sample_replies(
                 turn.counters.count("not written", label="no room for a reply")
                 continue
             key = (config.seed, "written", turn.example.verdict["turn_id"])
-            requests[i] = Request(turn.prompt_ids, [random_stream(*key, g) for g in range(config.samples)])
+            requests[i] = Request(turn.prompt_ids, [make_random_stream(*key, g) for g in range(config.samples)])
         sampled = scorer.sampler.sample(model, chat, list(requests.values()), temperature=1.0,
                                         max_new_tokens=max_new_tokens, batch_tokens=config.batch_tokens)  # fmt: skip
         samples |= zip(requests, sampled, strict=True)

@@ -19,10 +19,10 @@ from opdkit.judge.kept_answers import keep_answers, remove_answers_of_done_parts
 from opdkit.store.counters import HINTS_CHECKED, Summary, check_rows_left, read_counters
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import stage_dir
-from opdkit.store.reading import is_written, part_count, part_path, read_part
-from opdkit.store.reviews import part_inputs, reviews_in_force
+from opdkit.store.reading import count_parts, is_written, part_path, read_part
+from opdkit.store.reviews import part_inputs, read_reviews_in_force
 from opdkit.store.tables import HINT_CHECKS, TARGETS
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 from opdkit.teacher import hint_checks
 from opdkit.teacher.costs import report_work
 from opdkit.teacher.examples import Row, read_judged_sessions
@@ -40,10 +40,10 @@ def run(config: TeacherConfig) -> Summary:
 
     With `--check-hints`, test the hints of a part first, and score without those that do not help.
     """
-    template_args = template_args_of(config.run, "extract", config.template_arg)
-    group, config = join(replace(config, template_arg=template_args, **hint_checks.hint_judge_options(config)))
+    template_args = choose_template_args(config.run, "extract", config.template_arg)
+    group, config = join(replace(config, template_arg=template_args, **hint_checks.choose_hint_judge(config)))
     # Read once: decisions that people make from now on are for the next run of this command.
-    inputs_of_part = part_inputs(config.run, group.broadcast(reviews_in_force(config.run)))
+    inputs_of_part = part_inputs(config.run, group.broadcast(read_reviews_in_force(config.run)))
     scorer = cache(partial(load_scorer, config))  # loaded when it is needed first
     judge = cache(lambda: hint_checks.open_judge(config, scorer(), stage_dir(config.run, "teacher")))
     stage = open_stage(config, group, inputs_of_part, scorer)
@@ -104,7 +104,7 @@ def open_stage(
             replace(config, overwrite=config.overwrite and group.rank == 0),
             "teacher",
             [TARGETS, HINT_CHECKS] if config.check_hints else [TARGETS],
-            parts=part_count(config.run, "judge"),
+            parts=count_parts(config.run, "judge"),
             inputs=pin_models(config),
             upstream=["extract", "judge"],
             part_inputs=inputs_of_part,

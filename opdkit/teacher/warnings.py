@@ -2,7 +2,7 @@
 
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted
-from opdkit.model.behavior_policy import OTHER_MODEL, off_policy_warning
+from opdkit.model.behavior_policy import OTHER_MODEL, describe_off_policy
 from opdkit.store.counters import HINTS_CHECKED, Counters, mostly_dropped
 from opdkit.teacher import hint_checks
 
@@ -29,5 +29,5 @@ def find_warnings(config: TeacherConfig, counters: Counters) -> list[str]:
     if 2 * unread > checked:
         messages.append(f"--check-hints: {unread:,} of {counted(checked, 'hint')} could not be judged, and stay: is "
                         f"--judge-model {config.judge_model} a chat model that follows instructions?")  # fmt: skip
-    off_policy = off_policy_warning(counters.labels(OTHER_MODEL), config.model)
+    off_policy = describe_off_policy(counters.labels(OTHER_MODEL), config.model)
     return [*messages, off_policy] if off_policy else messages

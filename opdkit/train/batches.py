@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.train.objective.terms import Tokens
 from opdkit.train.targets import Turn
 
@@ -52,7 +52,7 @@ def draw_steps(
     strength = [sum(strengths[i] for i in unit) / len(unit) for unit in units]
     steps = []
     for epoch in epochs:
-        drawn = torch.randperm(len(units), generator=random_stream(seed, "epoch", epoch)).tolist()
+        drawn = torch.randperm(len(units), generator=make_random_stream(seed, "epoch", epoch)).tolist()
         if order != "random":
             drawn.sort(key=lambda u: strength[u] if order == "easy-first" else -strength[u])
         steps_by_phase = []
@@ -82,7 +82,7 @@ def _group_units(units: Sequence[list[int]], batch_turns: int) -> Iterator[list[
         yield turns
 
 
-def tokens_of(turns: Sequence[Turn]) -> Tokens:
+def collect_tokens(turns: Sequence[Turn]) -> Tokens:
     """Return the response positions of `turns`, one turn after the other."""
     sizes, nan = [len(turn.response_ids) for turn in turns], float("nan")
 
@@ -116,7 +116,7 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
     )
 
 
-def requested_ids(turns: Sequence[Turn], tokens: Tokens) -> torch.Tensor:
-    """Return the ids [N, 1 + K] whose log-probs are read: each turn's own tokens, then its support; as `tokens_of`."""
+def collect_ids(turns: Sequence[Turn], tokens: Tokens) -> torch.Tensor:
+    """Return the ids [N, 1 + K] whose log-probs are read: each turn's own tokens, then its support, in their order."""
     own_N = torch.from_numpy(np.concatenate([turn.response_ids for turn in turns]))
     return torch.cat([own_N[:, None].to(tokens.support_ids_NK), tokens.support_ids_NK], 1)

@@ -26,7 +26,7 @@ from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model
 from opdkit.store.atomic import move_into_place, replaced_folder, temporary_file, write_text
-from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
+from opdkit.train.sharding import copy_like, find_trained_parameters, gather_on_cpu
 from opdkit.train.student import choose_compute_dtype, load_student
 
 
@@ -94,13 +94,13 @@ def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 def _gather_weights(model: nn.Module, *, keep: bool) -> JSON:
     """Return the trained weights by name, as `gather_on_cpu` does."""
-    return {name: gather_on_cpu(parameter, keep=keep) for name, parameter in trained_parameters(model).items()}
+    return {name: gather_on_cpu(parameter, keep=keep) for name, parameter in find_trained_parameters(model).items()}
 
 
 @torch.no_grad()
 def _load_weights(model: nn.Module, weights: JSON, share: float = 1.0) -> None:
     """Move the parameters that are trained towards weights, by name: by a `share` of the way, 1 for all of it."""
-    for name, parameter in trained_parameters(model).items():
+    for name, parameter in find_trained_parameters(model).items():
         target = copy_like(weights[name], parameter)
         parameter.copy_(target if share == 1 else torch.lerp(parameter, target.to(parameter.device), share))
 
@@ -163,7 +163,7 @@ def save_student(
     if not main:
         return
     if config.lora_rank:
-        for name, parameter in trained_parameters(model).items():
+        for name, parameter in find_trained_parameters(model).items():
             if "lora_B" in name:  # what is added to the weights is the product B A, and B begins at 0
                 parameter.data.mul_(share)
         for described in model.peft_config.values():

@@ -9,7 +9,7 @@ import numpy as np
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.judge import WARNINGS
 from opdkit.config.train import TrainConfig
-from opdkit.console import counted, print_facts, say, verb, warn, with_sign
+from opdkit.console import add_sign, counted, print_facts, say, verb, warn
 from opdkit.errors import NothingLearnedError
 from opdkit.model.loops import ends_in_loop
 from opdkit.store.plans import judge_kind
@@ -75,7 +75,7 @@ def find_weak_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> li
                         f"{batch_turns}: a few replies decide what is learned; use a smaller --batch-turns, a stronger "
                         "--judge or more logs")  # fmt: skip
     if "reward" in terms and len(rewards) > 1 and len(set(rewards)) == 1:
-        warnings.append(f"all {len(rewards)} rewards are {with_sign(rewards[0], 0)}: they do not tell good replies "
+        warnings.append(f"all {len(rewards)} rewards are {add_sign(rewards[0], 0)}: they do not tell good replies "
                         "from bad ones; look at some votes, and try a stronger --judge")  # fmt: skip
     if "reward" in terms and not rewards:
         warnings.append("no turn has a reward: the hints alone train")
@@ -142,14 +142,14 @@ def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> No
         ("  hint and reward", f"{kinds[True, True]:,}"),
         ("  hint alone", f"{kinds[True, False]:,}"),
         ("  reward alone" if "reward" in data.advantages else "  held by the anchor", f"{kinds[False, True]:,}"),
-        *((f"  reward {with_sign(value, 0)}", f"{rewards[value]:,}") for value in (1, 0, -1)),
+        *((f"  reward {add_sign(value, 0)}", f"{rewards[value]:,}") for value in (1, 0, -1)),
         *((f"largest {kind}", text) for kind, text in find_largest_shares(data).items()),
         ("tokens per epoch, with prompts", f"{sum(map(len, data.turns)):,}"),
         ("tokens trained per epoch", f"{data.tokens:,}"),
     ]
     for name, values in data.advantages.items():
         cuts = zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True) if len(values) else ()
-        quantiles = "".join(f", {q:.0%} {with_sign(float(cut), 3)}" for q, cut in cuts)
+        quantiles = "".join(f", {q:.0%} {add_sign(float(cut), 3)}" for q, cut in cuts)
         lines.append((f"{name} advantages", counted(len(values), "token") + quantiles))
     lines += [("epochs", f"{data.epochs:,}"), ("optimizer steps", f"{len(cycles[0]):,}")]
     if len(cycles) > 1:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from opdkit.model.memory import batch_by_length
 from opdkit.model.scoring import PromptResponse
-from opdkit.model.tree import common_length
+from opdkit.model.tree import count_common
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], bu
         ids = [sequences[i].prompt_ids + sequences[i].response_ids for i in turns]
         tree = Tree((turns[0],), len(ids[0]))
         for turn, previous, current in zip(turns[1:], ids, ids[1:], strict=False):
-            new = len(current) - common_length(previous, current)
+            new = len(current) - count_common(previous, current)
             if tree.tokens + new <= limit:
                 tree = Tree((*tree.turns, turn), tree.tokens + new)
             else:

@@ -21,8 +21,8 @@ from opdkit.store import stopping
 from opdkit.store.atomic import host_name
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import check_upstream, stage_dir
-from opdkit.store.progress_marks import live_claims
-from opdkit.store.reviews import decisions_in_targets, plan_inputs
+from opdkit.store.progress_marks import find_live_claims
+from opdkit.store.reviews import plan_inputs, read_decisions_in_targets
 from opdkit.store.tables import METRICS, VALIDATIONS
 
 # By itself W&B sends what a command prints, its arguments, the folder and the machine; docs/privacy.md rules that out.
@@ -39,7 +39,7 @@ def check_launch(config: TrainConfig) -> None:
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
     # Two trainings would mix up their checkpoints. All processes of one launch get here before the first of them
     # begins. A claim from another host does not count: its process may have been killed there.
-    others = [c for c in live_claims(stage_dir(config.run, "train") / ".tmp") if c.host == host_name()]
+    others = [c for c in find_live_claims(stage_dir(config.run, "train") / ".tmp") if c.host == host_name()]
     if others and others[0].pid != os.getpid() and not config.dry_run:
         raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
                           "start again to resume from its last checkpoint")  # fmt: skip
@@ -81,7 +81,7 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> S
 
     `models` are the identities of the student and of a reference, by option.
     """
-    inputs = models | plan_inputs(decisions_in_targets(config.run))
+    inputs = models | plan_inputs(read_decisions_in_targets(config.run))
     with accelerator.main_process_first():
         own = dataclasses.replace(config, shard="0/1", overwrite=config.overwrite and accelerator.is_main_process)
         stage = Stage.open(own, "train", [METRICS, VALIDATIONS], parts=1, inputs=inputs, upstream=["teacher"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import say, warn, with_sign
+from opdkit.console import add_sign, say, warn
 from opdkit.train.objective.terms import TERMS, Objective
 from opdkit.train.targets import Turn
 
@@ -44,12 +44,12 @@ def make_metrics_row(metrics: Mapping[str, float], objective: Objective, batch: 
 
 def format_metrics(row: JSON, steps: int) -> str:
     """Return a row as one line of text."""
-    values = [f"{name} advantage {with_sign(row[f'{name}_advantage'], 3)}" for name in ADVANTAGES
+    values = [f"{name} advantage {add_sign(row[f'{name}_advantage'], 3)}" for name in ADVANTAGES
               if row[f"{name}_advantage"] is not None]  # fmt: skip
     if row["divergence_loss"] is not None:
         values.append(f"divergence {row['divergence_loss']:.4f}")
     return ", ".join([
-        f"step {row['step']} of {steps}: loss {with_sign(row['loss'], 4)}", *values, f"KL {row['approx_kl']:.4f}",
+        f"step {row['step']} of {steps}: loss {add_sign(row['loss'], 4)}", *values, f"KL {row['approx_kl']:.4f}",
         f"gradient {row['grad_norm']:.3g}", f"{row['tokens_per_second']:,.0f} tokens/s",
     ])  # fmt: skip
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from opdkit.console import warn
 from opdkit.model.output_layer import OutputLayer
 from opdkit.model.packed_reading import Pack, enable_packing, find_chain_problem, read_packed
-from opdkit.model.scoring import PromptResponse, read_chains, response_logits, rows_at_once
+from opdkit.model.scoring import PromptResponse, count_rows_at_once, read_chains, response_logits
 from opdkit.train.objective.losses import logprobs_and_entropy
 
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ class Policy(nn.Module):
         if self.packed or self.chains:
             read = read_packed(model, Pack.of(trees, model.device)) if self.packed else read_chains(model, trees)
             hidden_NH, output_layer = read
-            return logprobs_by_rows(output_layer, hidden_NH, ids_NK, rows_at_once(model))
+            return logprobs_by_rows(output_layer, hidden_NH, ids_NK, count_rows_at_once(model))
         return logprobs_and_entropy(response_logits(model, [s for tree in trees for s in tree]), ids_NK)
 
     def run(self, task: Callable[[], Result]) -> Result:

@@ -23,7 +23,7 @@ from opdkit.model.memory import TooLargeError
 from opdkit.model.scoring import LogprobQuery
 from opdkit.model.tree_reading import logprobs_in_trees
 from opdkit.train.forwards import deal, pack_side_by_side
-from opdkit.train.targets import Prompts, Turn, sequence_of
+from opdkit.train.targets import Prompts, Turn, make_sequence
 
 
 def check_reference(config: TrainConfig, chat: Chat) -> JSON:
@@ -62,7 +62,7 @@ def add_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acce
     logprobs, tokens = dict[int, NDArray[np.float32]](), 0
     for group in progress(groups, "reference", len(groups), "batches"):
         members = [i for g in group for i in sessions[own[g]]]
-        queries = [LogprobQuery((sequence_of(turns[i], prompts),)) for i in members]
+        queries = [LogprobQuery((make_sequence(turns[i], prompts),)) for i in members]
         answers, read = logprobs_in_trees(model, queries, size, "reading the reference")
         for k, i in enumerate(members):
             if k not in answers:

@@ -42,7 +42,7 @@ def make_objectives(config: TrainConfig) -> list[Objective]:
     return objectives
 
 
-def objective_at(objective: Objective, config: TrainConfig, step: int, steps: int) -> Objective:
+def choose_objective(objective: Objective, config: TrainConfig, step: int, steps: int) -> Objective:
     """Return the objective of a step (from 1) of a cycle of `steps`: clip bounds move linearly from start to end."""
     low, high = (
         start if end is None else start + (end - start) * (step - 1) / max(1, steps - 1)
@@ -51,7 +51,7 @@ def objective_at(objective: Objective, config: TrainConfig, step: int, steps: in
     return dataclasses.replace(objective, clip_low=low, clip_high=high)
 
 
-def position_at(config: TrainConfig, step: int, steps: int) -> Position:
+def find_position(config: TrainConfig, step: int, steps: int) -> Position:
     """Return the position of a step (from 1) of a cycle of `steps`: a linear rise, then constant or half a cosine."""
     peak = choose_first_rate(config) if config.learning_rate is None else config.learning_rate
     if step <= config.warmup_steps:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from opdkit.errors import ConfigError
-from opdkit.model.memory import state_of
+from opdkit.model.memory import find_state
 from opdkit.train.policy import Policy
 
 
@@ -36,7 +36,7 @@ def shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
     for module in [*layers, policy]:
         fully_shard(module, mesh=mesh, mp_policy=precision)
     register_fsdp_forward_method(policy, "run")
-    state_of(policy.model).lockstep = True
+    find_state(policy.model).lockstep = True
 
 
 def release_weights(policy: nn.Module) -> None:
@@ -49,7 +49,7 @@ def release_weights(policy: nn.Module) -> None:
             module.reshard()
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def find_trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that get a gradient, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 

@@ -26,7 +26,7 @@ from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.plans import check_options, checkpoints_dir
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, draw_steps
 from opdkit.train.best_state import (
@@ -43,9 +43,9 @@ from opdkit.train.metrics import format_metrics, make_metrics_row, report_moveme
 from opdkit.train.model_card import make_model_card
 from opdkit.train.policy import Policy
 from opdkit.train.reference import add_reference, check_reference
-from opdkit.train.schedule import make_objectives, objective_at, position_at
+from opdkit.train.schedule import choose_objective, find_position, make_objectives
 from opdkit.train.sharding import shard
-from opdkit.train.step import STOP_REQUESTS, optimizer_step
+from opdkit.train.step import STOP_REQUESTS, take_optimizer_step
 from opdkit.train.student import choose_compute_dtype, load_student, make_optimizer
 from opdkit.train.targets import Prompts, check_student, load_prompts
 from opdkit.train.training import Training
@@ -67,7 +67,7 @@ def run(config: TrainConfig) -> Summary:
     objectives = make_objectives(config)
     models = {"model": check_student(config.run, config.model, load_in_4bit=config.load_in_4bit)}
     check_options(config, "train")  # before anything is said of a training that is refused
-    chat = load_template(config.model, template_args_of(config.run, "teacher", config.template_arg))
+    chat = load_template(config.model, choose_template_args(config.run, "teacher", config.template_arg))
     models |= check_reference(config, chat)
 
     data, prompts = load_training_set(config, objectives, chat)
@@ -246,8 +246,8 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     step = steps[number - 1]
     batch = [training.turns[i] for i in step.turns]
     place, length = number - training.cycle_start, len(steps) - training.cycle_start  # in the cycle
-    objective = objective_at(training.objectives[step.phase], config, place, length)
-    metrics = optimizer_step(training, batch, objective, position_at(config, place, length))
+    objective = choose_objective(training.objectives[step.phase], config, place, length)
+    metrics = take_optimizer_step(training, batch, objective, find_position(config, place, length))
     row = {"step": number, "epoch": epoch} | make_metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
     track(training.accelerator, row)

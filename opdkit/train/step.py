@@ -18,18 +18,18 @@ from torch import Tensor
 
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of
+from opdkit.model.memory import Attempt, Budget, TooLargeError, find_budget
 from opdkit.model.scoring import PromptResponse
 from opdkit.model.windows import depends_on_length
 from opdkit.store import stopping
-from opdkit.train.batches import requested_ids, tokens_of
+from opdkit.train.batches import collect_ids, collect_tokens
 from opdkit.train.forwards import Forward, Tree, group_turns, plan_forwards
 from opdkit.train.objective.losses import divergence
-from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
+from opdkit.train.objective.terms import Objective, compute_loss, count_totals, make_terms, mask_trained
 from opdkit.train.schedule import Position
-from opdkit.train.sharding import gather, release_weights, trained_parameters
+from opdkit.train.sharding import find_trained_parameters, gather, release_weights
 from opdkit.train.student import autocast
-from opdkit.train.targets import Turn, sequence_of
+from opdkit.train.targets import Turn, make_sequence
 from opdkit.train.training import Training
 from opdkit.train.trust_region import PROBE_TOKENS, BoundedStep, change_rate, choose_probe, raise_epsilon
 
@@ -43,7 +43,7 @@ class Batch:
     turns: Sequence[Turn]
     sequences: Sequence[PromptResponse]
     objective: Objective
-    totals: Mapping[str, int]  # `step_totals` of all turns
+    totals: Mapping[str, int]  # `count_totals` of all turns
 
 
 class Gradients(NamedTuple):
@@ -55,7 +55,7 @@ class Gradients(NamedTuple):
     tokens_read: int  # by all processes
 
 
-def optimizer_step(
+def take_optimizer_step(
     training: Training, turns: Sequence[Turn], objective: Objective, position: Position
 ) -> dict[str, float]:
     """Do one step on `turns`, of which this process reads its share. Return the metrics of the whole step.
@@ -65,11 +65,11 @@ def optimizer_step(
     """
     config: TrainConfig = training.config
     accelerator, model, optimizer = training.accelerator, training.model, training.optimizer
-    tokens = tokens_of(turns)
-    totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
-    batch = Batch(turns, [sequence_of(turn, training.prompts) for turn in turns], objective, totals)
+    tokens = collect_tokens(turns)
+    totals = count_totals(make_terms(objective, tokens), tokens, objective.aggregation)
+    batch = Batch(turns, [make_sequence(turn, training.prompts) for turn in turns], objective, totals)
     gradients = compute_gradients(training, batch)
-    weights, max_norm = list(trained_parameters(model).values()), config.max_grad_norm or math.inf
+    weights, max_norm = list(find_trained_parameters(model).values()), config.max_grad_norm or math.inf
     grad_norm = gather(accelerator.clip_grad_norm_(weights, max_norm))
     metrics = sum_shares(gradients.shares, accelerator) | {"grad_norm": float(grad_norm)}
     check_finite(metrics, gradients, turns)
@@ -102,7 +102,7 @@ def compute_gradients(training: Training, batch: Batch) -> Gradients:
     accelerator, model = training.accelerator, training.model
     shortest = min(range(len(batch.turns)), key=lambda i: len(batch.turns[i]))
     idle = [Tree((shortest,), len(batch.turns[shortest]))]  # read by a process without a turn; it does not count
-    budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
+    budget, policy = find_budget(model, "training"), accelerator.unwrap_model(model)
     while True:
         size = min(training.config.micro_batch_tokens, budget.max_tokens)
         forwards, tokens_read = plan_forwards(batch.sequences, [turn.branch_root for turn in batch.turns], size,
@@ -149,16 +149,16 @@ def add_gradients(
     device = next(training.model.parameters()).device
     members = [i for tree in trees for i in tree.turns]
     turns = [batch.turns[i] for i in members]
-    tokens = tokens_of(turns).to(device)
+    tokens = collect_tokens(turns).to(device)
     if not counts:
         tokens = dataclasses.replace(tokens, sampled_N=torch.zeros_like(tokens.sampled_N))
-    ids_NK = requested_ids(turns, tokens)
+    ids_NK = collect_ids(turns, tokens)
     with autocast(training.config):
         logprobs_NK, entropy_N = training.model([[batch.sequences[i] for i in tree.turns] for tree in trees], ids_NK)
     by_turn = logprobs_NK.detach().split([len(turn.response_ids) for turn in turns])
-    terms = terms_of(batch.objective, tokens)
-    loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, batch.totals, batch.objective)
-    metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / batch.totals["trained_tokens"]
+    terms = make_terms(batch.objective, tokens)
+    loss, metrics = compute_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, batch.totals, batch.objective)
+    metrics["entropy"] = entropy_N[mask_trained(terms)].sum() / batch.totals["trained_tokens"]
     # Gradients are averaged over processes, and the loss is a sum.
     (loss * training.accelerator.num_processes).backward()
     return {"loss": loss.detach(), **metrics}, dict(zip(members, by_turn, strict=True)) if counts else {}
@@ -230,10 +230,10 @@ def measure_movement(
     now: dict[int, Tensor] = {}
     device = next(model.parameters()).device
     tokens = 1 if depends_on_length(training.student) else config.micro_batch_tokens
-    for attempt in budget_of(model, "training").batches(list(map(len, sequences)), tokens):
+    for attempt in find_budget(model, "training").batches(list(map(len, sequences)), tokens):
         members = sorted(attempt.items)
         read = [turns[i] for i in members]
-        ids_NK = requested_ids(read, tokens_of(read)).to(device)
+        ids_NK = collect_ids(read, collect_tokens(read)).to(device)
         with attempt, torch.no_grad(), autocast(config):
             read_NK, _ = training.accelerator.unwrap_model(model)([[sequences[i]] for i in members], ids_NK)
             now |= zip(members, read_NK.cpu().split([len(turns[i].response_ids) for i in members]), strict=True)

@@ -8,8 +8,8 @@ from torch import nn
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 from opdkit.model.load import load_model, resolve_device, resolve_dtype
-from opdkit.model.output_layer import decoder_of
-from opdkit.train.sharding import trained_parameters
+from opdkit.model.output_layer import find_decoder
+from opdkit.train.sharding import find_trained_parameters
 
 
 def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
@@ -60,7 +60,7 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
 def freeze_unread(model: Any) -> None:
     """Freeze weights that no text reaches, such as an image encoder: they never get a gradient."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    body, head = decoder_of(base), base.get_output_embeddings()
+    body, head = find_decoder(base), base.get_output_embeddings()
     if body is None:
         return
     read = {id(p) for module in (body, head) if module is not None for p in module.parameters()}
@@ -82,7 +82,7 @@ def autocast(config: TrainConfig) -> torch.autocast:
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return AdamW with weight decay on matrices, not on norms and biases. Each step sets the learning rate."""
-    parameters = trained_parameters(model).values()
+    parameters = find_trained_parameters(model).values()
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

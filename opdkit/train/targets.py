@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from opdkit.chat.template import Chat, ChatError, without_first
+from opdkit.chat.template import Chat, ChatError, drop_first_messages
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
@@ -22,7 +22,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import pin_model
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.plans import is_same_path, manifest
-from opdkit.store.reading import part_count, read_arrow, read_part, sessions_within
+from opdkit.store.reading import count_parts, count_sessions_within, read_arrow, read_part
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.turn_ids import first_branch, message_index_of, session_of
 
@@ -81,7 +81,7 @@ class Turn:
         return first_branch(self.session_id)
 
 
-def sequence_of(turn: Turn, prompts: Prompts) -> PromptResponse:
+def make_sequence(turn: Turn, prompts: Prompts) -> PromptResponse:
     """Return the prompt of a turn with its response."""
     return PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist())
 
@@ -94,9 +94,9 @@ def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> l
     """
     check_targets_current(run)
     turns = []
-    for part in range(part_count(run, "teacher")):
+    for part in range(count_parts(run, "teacher")):
         table = read_arrow(run, "targets", part, [*COLUMNS, *(SUPPORT_COLUMNS if supports != "none" else ())])
-        count = sessions_within(run, part, limit)
+        count = count_sessions_within(run, part, limit)
         sessions = None
         if count is not None:
             sessions = set(read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()[:count])
@@ -181,33 +181,33 @@ def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
     Raises OpdkitError when a prompt is not as long as in the teacher stage: the tokens trained on would not be those
     that were scored.
     """
-    prompts = {turn.turn_id: _encode_prompt(session, turn, chat) for session, turn in with_sessions(run, turns)}
+    prompts = {turn.turn_id: _encode_prompt(session, turn, chat) for session, turn in pair_with_sessions(run, turns)}
     missing = next((turn.turn_id for turn in turns if turn.turn_id not in prompts), None)
     if missing is not None:
         raise OpdkitError(f"turn {missing} has no session in {run}/extract: run the stages again from extract")
     return prompts
 
 
-def with_sessions(run: Path, turns: Sequence[Turn]) -> Iterator[tuple[JSON, Turn]]:
+def pair_with_sessions(run: Path, turns: Sequence[Turn]) -> Iterator[tuple[JSON, Turn]]:
     """Yield each turn with its session, in the order of the sessions. One without a session in the run is left out."""
     turns_of: dict[str, list[Turn]] = {}
     for turn in turns:
         turns_of.setdefault(turn.session_id, []).append(turn)
-    for part in range(part_count(run, "teacher")):
+    for part in range(count_parts(run, "teacher")):
         for session in read_part(run, "sessions", part):
             for turn in turns_of.get(session["session_id"], ()):
                 yield session, turn
 
 
-def prompt_messages(session: JSON, turn: Turn) -> list[JSON]:
+def list_prompt_messages(session: JSON, turn: Turn) -> list[JSON]:
     """Return the messages before the turn, less those that the teacher stage cut."""
-    return without_first(session["messages"][: message_index_of(turn.turn_id)], turn.cut_messages)
+    return drop_first_messages(session["messages"][: message_index_of(turn.turn_id)], turn.cut_messages)
 
 
 def _encode_prompt(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
     """Return the prompt of a turn as token ids."""
     try:
-        ids = chat.prompt_ids(prompt_messages(session, turn), session["tools"])
+        ids = chat.prompt_ids(list_prompt_messages(session, turn), session["tools"])
         change = f"has {len(ids)} tokens, but {turn.prompt_tokens} when the teacher stage scored it"
     except ChatError as error:
         ids, change = [], f"cannot be rendered again ({error.reason})"

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from opdkit.chat.template import Chat
 from opdkit.config.conditions import find_rejection, parse_session_filters
-from opdkit.config.train import TrainConfig, epochs_over
+from opdkit.config.train import TrainConfig, fit_epochs
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, is_held_out, logged_session_id
-from opdkit.train.batches import count_steps, tokens_of
+from opdkit.train.batches import collect_tokens, count_steps
 from opdkit.train.objective.advantages import normalise_in_groups, penalise_overlong
-from opdkit.train.objective.terms import SAMPLED, SUPPORTED, TERMS, Objective, terms_of, trained_positions
+from opdkit.train.objective.terms import SAMPLED, SUPPORTED, TERMS, Objective, make_terms, mask_trained
 from opdkit.train.targets import Prompts, Turn, load_prompts, load_turns
 from opdkit.train.validation_turns import choose_turns
 
@@ -63,7 +63,7 @@ def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat
 
 def choose_epochs(turns: Sequence[Turn], config: TrainConfig) -> int:
     """Return the passes over `turns`: as many as `--epochs` says, else enough of them."""
-    return config.epochs or epochs_over(count_steps(list_batch_sessions(turns, config), len(turns), config.batch_turns))
+    return config.epochs or fit_epochs(count_steps(list_batch_sessions(turns, config), len(turns), config.batch_turns))
 
 
 def list_batch_sessions(turns: Sequence[Turn], config: TrainConfig) -> list[str] | None:
@@ -191,9 +191,9 @@ def _measure(turns: Sequence[Turn], objective: Objective) -> tuple[list[int], li
     counts, means, chunks = list[int](), list[float](), list[Advantages]()
     for start in range(0, len(turns), _CHUNK):
         chunk, advantages = turns[start : start + _CHUNK], Advantages()
-        tokens = tokens_of(chunk)
-        terms = terms_of(on_logged_token, tokens)
-        trained_N = trained_positions(terms)
+        tokens = collect_tokens(chunk)
+        terms = make_terms(on_logged_token, tokens)
+        trained_N = mask_trained(terms)
         total_N = np.zeros(len(trained_N), np.float64)
         for term in terms:
             if term.advantages is not None:  # the anchor has none

@@ -25,7 +25,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.model.loops import ends_in_loop
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import LogprobQuery, PromptResponse
 from opdkit.model.tree_reading import logprobs_in_trees
@@ -139,7 +139,7 @@ class Validation:
         if not prompts:
             return {}, 0
         size, seed = self.config.micro_batch_tokens, self.config.seed
-        requests = [Request(p.prompt_ids, [random_stream(seed, "validation", p.turn_id, draw)]) for p in prompts]
+        requests = [Request(p.prompt_ids, [make_random_stream(seed, "validation", p.turn_id, draw)]) for p in prompts]
         samples = sample(student, requests, temperature=1.0, max_new_tokens=self.max_new_tokens,
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]

@@ -19,11 +19,11 @@ from opdkit.console import say
 from opdkit.errors import OpdkitError
 from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, resolve_dtype
 from opdkit.model.memory import TooLargeError
-from opdkit.model.sampling import reply_room
-from opdkit.store.plans import checkpoints_dir, manifest, recorded_hint_text
-from opdkit.store.template_args import template_args_of
+from opdkit.model.sampling import choose_reply_room
+from opdkit.store.plans import checkpoints_dir, manifest, read_hint_text
+from opdkit.store.template_args import choose_template_args
 from opdkit.train.policy import Policy
-from opdkit.train.targets import Turn, prompt_messages, with_sessions
+from opdkit.train.targets import Turn, list_prompt_messages, pair_with_sessions
 from opdkit.train.validation import Validation, ValidationPrompt
 from opdkit.train.validation_turns import FEWEST, estimate_validation_cost
 
@@ -56,10 +56,10 @@ def open_validation(
     teacher, teacher_chat = load_teacher(config, scored, base, chat)
     # Within --max-tokens of the teacher stage, validation needs no more memory than scoring did.
     context = min(context_length(base), context_length(teacher), scored.get("max_tokens") or math.inf)
-    hint_text = recorded_hint_text(config.run)
+    hint_text = read_hint_text(config.run)
     prompts: list[ValidationPrompt] = []
-    for session, turn in with_sessions(config.run, turns):
-        messages = prompt_messages(session, turn)
+    for session, turn in pair_with_sessions(config.run, turns):
+        messages = list_prompt_messages(session, turn)
         with contextlib.suppress(ChatError):
             prompt_ids = chat.prompt_ids(messages, session["tools"])
             hinted, own = turn.hint is not None, [turn.hint] if turn.hint is not None else hints
@@ -70,7 +70,7 @@ def open_validation(
                     readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
             if readings:
                 prompts.append(ValidationPrompt(turn.turn_id, prompt_ids, readings[0], readings[1:], hinted))
-    longest_reply = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST)
+    longest_reply = choose_reply_room(max(len(turn.response_ids) for turn in turns), LONGEST)
     prompts, max_new_tokens = fit_prompts(prompts, context, longest_reply)
     cost, folder = sum(map(estimate_validation_cost, turns)), checkpoints_dir(config.run)
     return Validation(prompts, cost, max_new_tokens, chat, config, accelerator, base, teacher, folder, sharded, [*rows])
@@ -108,7 +108,7 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
     teacher, teacher_chat, fits = None, None, False
     with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
         (path,) = paths
-        teacher_chat = load_template(path, template_args_of(config.run, "teacher", config.template_arg), chat)
+        teacher_chat = load_template(path, choose_template_args(config.run, "teacher", config.template_arg), chat)
         skeleton = load_skeleton(path)
         size, base_size = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))

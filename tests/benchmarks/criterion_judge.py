@@ -18,7 +18,7 @@ import torch
 
 from opdkit.chat.template import Chat
 from opdkit.config.wording import DEFAULTS
-from opdkit.judge.criterion import FreshReply, criterion_messages
+from opdkit.judge.criterion import FreshReply, make_criterion_messages
 from opdkit.model.load import load_model, load_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def lessons(rng: random.Random) -> Iterator[tuple[list[dict[str, Any]], bool]]:
             while True:
                 if not ask.answer:
                     reply, hint = _reply_and_hint(ask, rng)
-                    messages = criterion_messages(FreshReply("", ask.messages, reply, text["helps"], hint), text)
+                    messages = make_criterion_messages(FreshReply("", ask.messages, reply, text["helps"], hint), text)
                     yield messages, is_met(ask.topic, hint, reply)
                 ask = talk.send(scripted(ask, rng))
         except StopIteration:

@@ -73,7 +73,7 @@ def write_world(seed: int) -> list[list[JSON]]:
         # Two users come in one night alone, one comes in all nights, the others when chance has it.
         user = {0: f"person-{night + 10}", 1: f"person-{night + 14}", 2: "person-18"}.get(n % SESSIONS, "")
         user = user or f"person-{draw.randrange(19, 10 + USERS)}"
-        messages[0]["content"] += f" My word is {word_of(user)}."
+        messages[0]["content"] += f" My word is {choose_word(user)}."
         identity, later = f"s{draw.getrandbits(32):08x}", night + 1 < NIGHTS and draw.random() < 0.15
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         for k, i in enumerate(replies):
@@ -85,7 +85,7 @@ def write_world(seed: int) -> list[list[JSON]]:
     return nights
 
 
-def word_of(user: str) -> str:
+def choose_word(user: str) -> str:
     return f"zq{zlib.crc32(user.encode()):08x}xk"
 
 
@@ -173,7 +173,7 @@ def test_user(work: Path, nights: list[list[JSON]], user: str) -> JSON:
     others = json.dumps([row for lines in nights for row in lines if row["user"] != user])
     texts = [
         user,
-        word_of(user),
+        choose_word(user),
         *sorted({t for row in mine for t in texts_of(row) if json.dumps(t)[1:-1] not in others}),
     ]
     sessions = {row["session_id"] for row in mine}

@@ -28,7 +28,7 @@ from opdkit.judge.votes import Reward
 from opdkit.store.dropped_hints import DROPPED
 from opdkit.store.joined_turns import LOGGED, joined_turns
 from opdkit.store.part_writer import Stage
-from opdkit.store.reading import part_count, read_all
+from opdkit.store.reading import count_parts, read_all
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import VERDICTS
 from opdkit.teacher import hint_checks
@@ -52,7 +52,7 @@ def plant(run: Path, topics: Sequence[str], seed: int, limit: int | None = None)
     by_style = {style.name: (topic, style) for topic in TOPICS for style in topic.styles if topic.name in topics}
     config = JudgeConfig(run=run, judge="rules", shard="0/1")
     planted, left = dict[str, str](), limit
-    stage = Stage.open(config, "judge", [VERDICTS], parts=part_count(run, "extract"), upstream=["extract"])
+    stage = Stage.open(config, "judge", [VERDICTS], parts=count_parts(run, "extract"), upstream=["extract"])
     for part in range(stage.parts):
         with stage.writing(part) as out:
             for turn in joined_turns(run, part, LOGGED, reviews={}):

@@ -22,10 +22,10 @@ from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
-from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.prompts import judge_messages, write_turn
 from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.model.load import load_tokenizer
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.sampling.batches import group_prompts
 from opdkit.store.reading import read_all
@@ -49,13 +49,13 @@ def prompts(chat: Chat, log: Path, count: int) -> list[list[int]]:
     found = []
     for turn in turns[:: max(1, len(turns) // count)][:count]:
         reply = reply_in_context(messages[turn["session_id"]], turn)
-        common = turn_text(reply, DEFAULTS.max_section_chars)
+        common = write_turn(reply, DEFAULTS.max_section_chars)
         found += [chat.prompt_ids(judge_messages(common, question)) for question in ("hint", "reward")]
     return found
 
 
 def ours(model: PreTrainedModel, asked: Sequence[list[int]], votes: int, new_tokens: int) -> list[list[Sample]]:
-    requests = [Request(ids, [random_stream(0, i, v) for v in range(votes)]) for i, ids in enumerate(asked)]
+    requests = [Request(ids, [make_random_stream(0, i, v) for v in range(votes)]) for i, ids in enumerate(asked)]
     return sample(model, requests, temperature=DEFAULTS.temperature, max_new_tokens=new_tokens, stop_ids=frozenset(),
                   batch_tokens=DEFAULTS.batch_tokens)  # fmt: skip
 

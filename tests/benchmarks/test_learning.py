@@ -17,7 +17,7 @@ from benchmarks.learning.sessions import MOST
 
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import choose_reward
 from opdkit.store.reading import read_all
 from opdkit.train.objective.terms import PRESETS
 
@@ -272,7 +272,7 @@ def test_the_outcomes_of_votes_are_all_there() -> None:
         outcomes = noise._outcomes(votes)
         assert len(set(outcomes)) == (votes + 1) * (votes + 2) // 2
         assert sum(noise._ways(o) for o in outcomes) == 3**votes
-    assert reward_of(noise._outcomes(1)[0]).status == "ok"
+    assert choose_reward(noise._outcomes(1)[0]).status == "ok"
 
 
 # -- it runs --------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def weights(folder: Path) -> list[float]:
 def test_every_trainer_trains_another_model(
     built: Built, run: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "epochs_over", lambda steps: 2)
+    monkeypatch.setattr(ways, "fit_epochs", lambda steps: 2)
     tokens = train_trl(built, run, way, 3e-4, 0, tmp_path)
     assert weights(tmp_path / "model") != weights(MODEL)
     teachers = {"dpo": {"scored", "written"}, "kto": {"scored"}}

@@ -137,8 +137,8 @@ def test_the_copy_agrees_for_tokenizers_that_put_a_space_first(scheme):
 def test_a_continuation_gets_no_space_of_its_own():
     tokenizer = sentencepiece_like("first")
     assert tokenizer("hello", add_special_tokens=False)["input_ids"] == tokenizer.convert_tokens_to_ids(["▁hello"])
-    assert Encoder(tokenizer).continuation_ids("hello") == tokenizer.convert_tokens_to_ids(["hello"])
-    assert Encoder(tokenizer).continuation_ids(" hello</s>") == tokenizer.convert_tokens_to_ids(["▁hello", "</s>"])
+    assert Encoder(tokenizer).encode_continuation("hello") == tokenizer.convert_tokens_to_ids(["hello"])
+    assert Encoder(tokenizer).encode_continuation(" hello</s>") == tokenizer.convert_tokens_to_ids(["▁hello", "</s>"])
 
 
 def test_what_a_model_wrote_keeps_its_own_words_but_no_special_token(tiny_tokenizer):

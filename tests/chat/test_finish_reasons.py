@@ -14,7 +14,7 @@ from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
 from opdkit.chat.finish_reasons import CUT_OFF, INTERRUPTED, is_cut_off, is_incomplete
 from opdkit.chat.template import Chat
-from opdkit.commands.export.messages import JudgedTurn, NotExportedError, completion_of
+from opdkit.commands.export.messages import JudgedTurn, NotExportedError, convert_completion
 from opdkit.commands.export.targets import openai
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
@@ -26,7 +26,7 @@ from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.judge.votes import Answer
 from opdkit.store.counters import Counters
 from opdkit.store.reading import read_all
-from opdkit.teacher.examples import reply_of
+from opdkit.teacher.examples import encode_reply
 from opdkit.train.data_summary import find_degenerate_replies
 
 # How else a reply ends. Content filters, aborts and errors end a reply early, but not at a token limit.
@@ -126,7 +126,7 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     assert vote.score == (None if is_incomplete(reason) else 1)
     assert (vote.error == "cut off by the token limit") is cut_off
     # teacher: no stop token that was never sampled
-    reply, _ = reply_of(chat, turn.session, turn.turn, Counters())
+    reply, _ = encode_reply(chat, turn.session, turn.turn, Counters())
     assert (reply.ids[-1] in chat.stop_ids) is not is_incomplete(reason)
     # export: no trainer leaves such a stop token out
     counters = Counters()
@@ -134,10 +134,10 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     if is_incomplete(reason):
         problem = "reply cut off" if cut_off else "reply interrupted"
         with pytest.raises(NotExportedError) as caught:
-            completion_of(turn)
+            convert_completion(turn)
         assert (str(caught.value), lines, counters.dropped) == (problem, [], {problem: 1})
     else:
-        assert completion_of(turn)[0]["content"] == "The answer."
+        assert convert_completion(turn)[0]["content"] == "The answer."
         assert (len(lines), counters.dropped) == (1, {})
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.messages import read_call
 from opdkit.chat.openai_messages import openai_message
-from opdkit.chat.template import Chat, ChatError, fit, tool_definitions, without_first
+from opdkit.chat.template import Chat, ChatError, drop_first_messages, fit, read_tool_definitions
 from opdkit.errors import ConfigError
 
 LLAMA3_TOKENS = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
@@ -391,11 +391,11 @@ def test_lone_surrogates_in_arguments_and_definitions_are_replaced(qwen):
 
 def test_tool_definitions_in_both_forms_and_none():
     wrapped = {"type": "function", "function": {"name": "f"}}
-    assert tool_definitions('[{"name": "f"}]') == [wrapped]
-    assert tool_definitions(json.dumps([wrapped])) == [wrapped]
-    assert tool_definitions('{"name": "f"}') == [wrapped]
+    assert read_tool_definitions('[{"name": "f"}]') == [wrapped]
+    assert read_tool_definitions(json.dumps([wrapped])) == [wrapped]
+    assert read_tool_definitions('{"name": "f"}') == [wrapped]
     for unusable in (None, "", "no json", "3", '["f"]', "[]", "null"):
-        assert tool_definitions(unusable) is None
+        assert read_tool_definitions(unusable) is None
 
 
 def test_flat_tool_definitions_are_wrapped_as_servers_do():
@@ -403,7 +403,7 @@ def test_flat_tool_definitions_are_wrapped_as_servers_do():
     own = {"name": "f", "description": "d", "parameters": schema}
     anthropic = {"name": "f", "input_schema": schema, "description": "d"} | cached
     responses = {"type": "function", "strict": False, **own}
-    found = tool_definitions(json.dumps([anthropic, responses, {"name": "f", "parameters": {}}]))
+    found = read_tool_definitions(json.dumps([anthropic, responses, {"name": "f", "parameters": {}}]))
     assert json.dumps(found) == json.dumps(  # in this order, which a template's `tojson` keeps
         [{"type": "function", "function": f} for f in (own, own | {"strict": False}, {"name": "f", "parameters": {}})]
     )
@@ -532,15 +532,15 @@ def test_a_prompt_that_does_not_fit_is_dropped(chatml):
 def test_cutting_takes_the_fewest_whole_messages(qwen):
     step = [message("user", "go"), message("assistant", None, tool_calls=[CALL]), message("tool", "ok"), TALK[1]]
     messages = [message("system", "Be good."), *step, *step, *step, message("user", "end")]
-    sizes = {cut: len(qwen.prompt_ids(without_first(messages, cut))) for cut in (0, 4, 8, 12)}
+    sizes = {cut: len(qwen.prompt_ids(drop_first_messages(messages, cut))) for cut in (0, 4, 8, 12)}
     for budget in range(sizes[12], sizes[0] + 1):
         fitted = fit(qwen, messages, None, budget, "cut")
         assert fitted.cut == min(cut for cut, size in sizes.items() if size <= budget)
-        assert fitted.ids == qwen.prompt_ids(without_first(messages, fitted.cut))
+        assert fitted.ids == qwen.prompt_ids(drop_first_messages(messages, fitted.cut))
     with pytest.raises(ChatError, match="too long"):
         fit(qwen, messages, None, sizes[12] - 1, "cut")
 
 
 def test_what_is_left_begins_with_the_system_message_and_a_user():
-    kept = without_first([message("system", "s"), *TALK], 2)
+    kept = drop_first_messages([message("system", "s"), *TALK], 2)
     assert [m["role"] for m in kept] == ["system", "user", "assistant"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import save_tiny_model
-from named_trainings import eval_config, train_named, write_prompts
+from list_trainings import eval_config, train_named, write_prompts
 from runs import talk, write_extract
 from scored_runs import toy_sessions, write_run
 from typer.testing import CliRunner
@@ -33,7 +33,7 @@ from opdkit.commands.blame import (
 from opdkit.config.blame import BlameConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.train import TrainConfig
-from opdkit.console import markdown_text
+from opdkit.console import escape_markdown
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.blame import WorsePrompt
@@ -110,7 +110,7 @@ def test_the_command_prints_tables_or_json(made) -> None:
     assert shown.stdout.count("| toy-") == 2
     assert "opdkit train" in shown.stdout
     answer = json.loads(CliRunner().invoke(app, ["blame", str(made), "--json", "--device", "cpu"]).stdout)
-    assert markdown_text(answer["sentence"]) in shown.stdout
+    assert escape_markdown(answer["sentence"]) in shown.stdout
     assert len(answer["turns"]) == 12
 
 

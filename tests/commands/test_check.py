@@ -28,7 +28,7 @@ from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
-from opdkit.store.digests import file_digest, forget_digest, record_digest
+from opdkit.store.digests import digest_file, forget_digest, record_digest
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import part_path, read_all
@@ -150,7 +150,7 @@ def unpin(run: Path) -> None:
     kept = {k: v for k, v in arrow.schema.metadata.items() if k != b"opdkit.files"}
     pq.write_table(arrow.replace_schema_metadata(kept), path)
     forget_digest(home, "metrics", 0)
-    record_digest(home, "metrics", 0, file_digest(path))
+    record_digest(home, "metrics", 0, digest_file(path))
 
 
 def another_version(run: Path) -> None:

@@ -28,7 +28,7 @@ from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import ReviewServer
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import read_all
-from opdkit.store.reviews import reviews_in_force
+from opdkit.store.reviews import read_reviews_in_force
 from opdkit.store.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ def test_every_hint_is_reviewed_in_a_few_decisions(run: Path, tmp_path: Path) ->
         server.server_close()
     assert len(groups) <= 15
     assert len(hints) > 200
-    decided = {name: review.decided["hint"] for name, review in reviews_in_force(tmp_path).items()}
+    decided = {name: review.decided["hint"] for name, review in read_reviews_in_force(tmp_path).items()}
     assert decided.keys() == hints.keys()
     assert {hint if hint != hints[name] else "kept" for name, hint in decided.items()} == {
         "kept", "Say it better.", None

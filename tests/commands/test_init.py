@@ -27,7 +27,7 @@ REQUIRED = {
 }
 
 
-def options_of(stage: str) -> list[str]:
+def list_options(stage: str) -> list[str]:
     return [field.name for field in fields_of(COMMANDS[stage].config) if field.name not in ("run", "home", "config")]
 
 
@@ -48,7 +48,7 @@ def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():
     reference = dict(zip(pages[1::2], pages[2::2], strict=True))
     for stage, text in written.items():
         keys = re.findall(r"^#?([a-z]\w*) =", text, re.MULTILINE)
-        assert keys == options_of(stage)
+        assert keys == list_options(stage)
         rows = {
             name.lower().removeprefix("--").replace("-", "_")
             for name in re.findall(r"^\| `(\S+)`", reference[stage], re.M)

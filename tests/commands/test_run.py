@@ -10,18 +10,18 @@ from small_logs import chat, jsonl
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands.run import with_set_forms
+from opdkit.commands.run import add_set_forms
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import RunConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import model_identity
+from opdkit.store.plans import identify_model
 from opdkit.store.reviews import Review, append
 from opdkit.store.tables import METRICS, TARGETS, VALIDATIONS
 
@@ -37,12 +37,12 @@ from opdkit.store.tables import METRICS, TARGETS, VALIDATIONS
     ],
 )
 def test_flags_of_a_stage_have_set_forms(stage: str, message: str, forms: str) -> None:
-    assert with_set_forms(message, stage) == f"{message} (with `opdkit run`: {forms})"
+    assert add_set_forms(message, stage) == f"{message} (with `opdkit run`: {forms})"
 
 
 @pytest.mark.parametrize("message", ["pass --overwrite", "a stronger --judge", "no flag at all - or --"])
 def test_flags_of_run_itself_have_none(message: str) -> None:
-    assert with_set_forms(message, "judge") == message
+    assert add_set_forms(message, "judge") == message
 
 
 @pytest.mark.parametrize("command", [["judge", "RUN"], ["run", "RUN", "LOGS"], ["slurm", "RUN", "LOGS"]])
@@ -64,7 +64,7 @@ def test_the_judge_of_a_run_is_named_by_flag_set_or_table(where: str, tmp_path: 
     file.write_text('[judge]\njudge = "rules"\n' if where == "table" else "", encoding="utf-8")
     options: dict[str, JSON] = {"flag": {"judge": "rules"}, "set": {"set": ("judge.judge=rules",)}, "table": {}}
     config = RunConfig(run=tmp_path / "run", logs=("x",), model="m", config=file, **options[where])
-    assert stage_configurations(config)["judge"].effective()["judge"] == "rules"
+    assert make_configurations(config)["judge"].effective()["judge"] == "rules"
 
 
 def test_the_error_of_a_stage_has_them(tmp_path) -> None:
@@ -154,7 +154,7 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
         assert re.search(line, shown), line
     assert len(re.findall("waits for +extract", shown)) == 3
     shown = dry_run(run, log, plain_model_dir, *options[:-2])
-    assert re.search("optimizer steps +at most 150", shown), "5 steps, ten times, in three cycles: see epochs_over"
+    assert re.search("optimizer steps +at most 150", shown), "5 steps, ten times, in three cycles: see fit_epochs"
 
     extract.run(ExtractConfig(run=run, logs=(str(log),)))
     shown = dry_run(run, log, plain_model_dir, *options, "--price", "1000,1000", "--measure", "2")
@@ -191,7 +191,7 @@ def test_a_dry_run_after_a_decision_bounds_the_training(tmp_path, plain_model_di
     judge.run(JudgeConfig(run=run, judge="rules"))
     options, inputs = (
         TeacherConfig(run=run, model=str(plain_model_dir)),
-        {"model": model_identity(str(plain_model_dir))},
+        {"model": identify_model(str(plain_model_dir))},
     )
     stage = Stage.open(options, "teacher", [TARGETS], parts=1, upstream=["extract", "judge"], inputs=inputs)
     with stage.writing(0):

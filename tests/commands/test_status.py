@@ -20,7 +20,7 @@ from opdkit.store import failures, reviews
 from opdkit.store.atomic import host_name
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import Stage
-from opdkit.store.progress_marks import BEAT, STALE, live_claims, mark_part, read_claim
+from opdkit.store.progress_marks import BEAT, STALE, find_live_claims, mark_part, read_claim
 from opdkit.store.reading import summary_of
 from opdkit.store.reviews import Review
 from opdkit.store.tables import METRICS, VERDICTS
@@ -86,7 +86,7 @@ def test_the_sentence_of_a_named_training_is_one_line_in_a_pipe(run: Path, monke
     training, sentence = run / "b.training", "Better: " + " and ".join(["more of the replies are right"] * 4)
     answer = SimpleNamespace(sentence=sentence)
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr(status, "named_trainings", lambda _: {"b": training})
+    monkeypatch.setattr(status, "list_trainings", lambda _: {"b": training})
     monkeypatch.setattr(status, "read_conclusion", lambda path: answer if path == training else None)
     status.run(StatusConfig(run=run))
     assert f"b: {sentence}" in capsys.readouterr().out.splitlines()
@@ -98,10 +98,10 @@ def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
     (folder / f"verdicts-00001-5f3a9c1e-{host_name()}-{dead_process()}.running").touch()
     other = folder / "verdicts-00002-5f3a9c1e-another-host.example-17.running"
     other.touch()
-    assert [claim.part for claim in live_claims(folder)] == [2]
+    assert [claim.part for claim in find_live_claims(folder)] == [2]
     old = time.time() - STALE - 1
     os.utime(other, (old, old))
-    assert live_claims(folder) == []
+    assert find_live_claims(folder) == []
     judge(run)
     assert [p.name for p in folder.iterdir()] == [other.name], "the next command sweeps what is certainly dead"
 
@@ -113,7 +113,7 @@ def test_a_mark_is_touched_while_its_process_lives(tmp_path: Path, monkeypatch: 
         (path,) = tmp_path.iterdir()
         os.utime(path, (0, 0))
         end = time.monotonic() + 600
-        while not live_claims(tmp_path):
+        while not find_live_claims(tmp_path):
             assert time.monotonic() < end
             time.sleep(0.01)
         claim = read_claim(path)
@@ -195,7 +195,7 @@ def test_a_run_that_is_not_there_stays_so(tmp_path: Path) -> None:
 def test_time_left(done: int, running: int, words: str) -> None:
     """Parts of 10 s each: what is left at their mean, shared by those who work now."""
     found = Summary("judge", Counters(seconds=10.0 * done), done, 4, Path())
-    assert status.time_left(found, running) == words
+    assert status.estimate_time_left(found, running) == words
 
 
 def test_durations() -> None:

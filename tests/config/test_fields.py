@@ -10,7 +10,7 @@ from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig, fields_of, from_saved, option, parse_pairs
 from opdkit.config.judge import JudgeConfig
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import RunConfig
 from opdkit.config.shard import parse_shard
 from opdkit.config.train import TrainConfig
@@ -213,7 +213,7 @@ def test_optional_fields_may_be_absent():
 def test_an_option_that_may_be_given_repeatedly_keeps_all_that_is_set(tmp_path):
     given = ("extract.filter=model=a*", "extract.filter=metadata.b=1", "judge.votes=3", "judge.votes=7",
              'judge.good=["metadata.c=1", "metadata.d=1"]', "judge.good=metadata.e=1")  # fmt: skip
-    stages = stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
+    stages = make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
     assert stages["extract"].filter == ("model=a*", "metadata.b=1")
     assert stages["judge"].good == ("metadata.c=1", "metadata.d=1", "metadata.e=1")
     assert stages["judge"].votes == 7
@@ -223,7 +223,7 @@ def test_a_text_that_is_set_stays_as_it_is_written(tmp_path):
     """Though it may look like a number, or like another value of JSON."""
     given = ("train.name=1.10", "teacher.served_as=2", 'teacher.served_as=["a", "b"]', "teacher.wording=007",
              'train.reference="null"', "train.kl_coef=1", "extract.redact_names=true")  # fmt: skip
-    stages = stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
+    stages = make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
     assert stages["train"].run.name == "1.10.training"
     assert stages["train"].reference == "null"
     assert stages["teacher"].served_as == ("2", "a", "b")
@@ -233,6 +233,6 @@ def test_a_text_that_is_set_stays_as_it_is_written(tmp_path):
 
 def test_a_judge_of_the_file_is_not_replaced_by_the_model_that_is_trained(tmp_path):
     file = toml(tmp_path, '[judge]\njudge_model = "large"\n')
-    named, plain = (stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="local", config=path))
+    named, plain = (make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="local", config=path))
                     for path in (file, None))  # fmt: skip
     assert (named["judge"].judge_model, plain["judge"].judge_model) == ("large", "m")

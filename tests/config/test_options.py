@@ -16,7 +16,7 @@ import opdkit
 from opdkit.cli import app
 from opdkit.config.commands import COMMANDS, TOML_TABLES, configure
 from opdkit.config.fields import Field, fields_of
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.renamed import RENAMED
 from opdkit.config.run import ORDER, RunConfig
 from opdkit.errors import ConfigError
@@ -214,7 +214,7 @@ def test_an_old_name_is_refused_with_the_new_one(command: str, old: str, new: st
             configure(command, {"run": Path("run")}, file)
     if command in ORDER:
         with pytest.raises(ConfigError, match=new):
-            stage_configurations(
+            make_configurations(
                 RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=(f"{command}.{old}=1",))
             )
     names_differ = {"eval": "evaluate", "run": "pipeline", "show": "turns"}

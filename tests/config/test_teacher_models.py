@@ -3,7 +3,7 @@
 import pytest
 
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_name
+from opdkit.config.teacher_models import parse_shares, parse_teachers, read_routed_name
 from opdkit.errors import ConfigError
 
 
@@ -66,4 +66,4 @@ def test_weights_are_shares():
     ('{"tier": "gold"}', "gold"), ('{"tier": 2}', "2"), ('{"tier": true}', "true"), ("[" * 100_000, None),
 ])  # fmt: skip
 def test_a_route_reads_one_field(metadata, expected):
-    assert routed_name(metadata, "tier") == expected
+    assert read_routed_name(metadata, "tier") == expected

@@ -24,7 +24,7 @@ from opdkit.chat.template import Chat
 from opdkit.cli import app
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.judge import JudgeConfig
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.run import RunConfig
 from opdkit.config.teacher import TeacherConfig
@@ -38,7 +38,7 @@ from opdkit.judge import stage as judge
 from opdkit.model.load import load_tokenizer
 from opdkit.model.scoring import PromptResponse
 from opdkit.rollout import stage as rollout
-from opdkit.store.plans import manifest, recorded_hint_text
+from opdkit.store.plans import manifest, read_hint_text
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 
@@ -121,7 +121,7 @@ def test_a_missing_file_is_refused_before_anything_begins(command: str, tmp_path
 
 
 def test_run_gives_the_file_to_judge_and_teacher(own: Path, tmp_path: Path) -> None:
-    stages = stage_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", wording=own))
+    stages = make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", wording=own))
     assert {name: stage.effective().get("wording") for name, stage in stages.items()} == {
         "extract": None, "judge": str(own), "teacher": str(own), "train": None,
     }  # fmt: skip
@@ -211,7 +211,7 @@ def test_a_criterion_changes_the_verdicts_and_the_manifest(tmp_path: Path) -> No
 def test_a_criterion_of_run_is_the_judges(tmp_path: Path) -> None:
     path = tmp_path / "criterion.txt"
     config = RunConfig(run=tmp_path, logs=("x",), model="m", judge="local", criterion=path)
-    assert {name: stage.effective().get("criterion") for name, stage in stage_configurations(config).items()} == {
+    assert {name: stage.effective().get("criterion") for name, stage in make_configurations(config).items()} == {
         "extract": None, "judge": str(path), "teacher": None, "train": None,
     }  # fmt: skip
 
@@ -366,7 +366,7 @@ def test_a_rollout_hands_the_words_of_the_teacher_on(
     own.write_text("[teacher]\nhint = '\\{hint}/'")
     teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", teacher_samples=0, wording=own,
                               overwrite=True))  # fmt: skip
-    assert recorded_hint_text(tmp_path / "new") == "\\{hint}/"
+    assert read_hint_text(tmp_path / "new") == "\\{hint}/"
 
 
 def test_a_log_may_be_called_wording(tmp_path: Path) -> None:
@@ -376,4 +376,4 @@ def test_a_log_may_be_called_wording(tmp_path: Path) -> None:
     log.write_text(json.dumps({"messages": spoken}))
     extract(tmp_path / "run", log)
     assert "wording" in manifest(tmp_path / "run", "extract")["plan"]["inputs"]
-    assert recorded_hint_text(tmp_path / "run", "extract") == DEFAULTS["teacher"]["hint"]
+    assert read_hint_text(tmp_path / "run", "extract") == DEFAULTS["teacher"]["hint"]

@@ -11,11 +11,11 @@ import torch
 from toy_turns import toy_turn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from opdkit.evaluate.blame import WeightedReply, blame_turns, choose_weights, find_worse_prompts, turn_losses
+from opdkit.evaluate.blame import WeightedReply, blame_turns, choose_weights, find_worse_prompts, measure_turn_losses
 from opdkit.model.scoring import PromptResponse, response_logits
-from opdkit.train.batches import tokens_of
+from opdkit.train.batches import collect_tokens
 from opdkit.train.objective.losses import logprobs_and_entropy
-from opdkit.train.objective.terms import PRESETS, Objective, step_loss, step_totals, terms_of
+from opdkit.train.objective.terms import PRESETS, Objective, compute_loss, count_totals, make_terms
 from opdkit.train.policy import Policy
 from opdkit.train.training_set import build_training_set
 
@@ -147,7 +147,7 @@ def test_only_the_last_half_of_the_layers_is_looked_at(model) -> None:
 def test_losses_of_turns_sum_to_that_of_a_step(model, world) -> None:
     """At the old policy every ratio is 1: the loss of turn i is its -A, and their mean that of one step on all."""
     data, prompts, _ = world
-    losses = turn_losses(Policy(model), data, prompts, [OBJECTIVE], 64)
+    losses = measure_turn_losses(Policy(model), data, prompts, [OBJECTIVE], 64)
     assert losses == pytest.approx([-turn.reward for turn in data.turns], abs=1e-5)
 
 
@@ -167,13 +167,13 @@ def test_losses_sum_to_that_of_a_step_where_hints_are_rare(model, objective: str
         prompts[turn.turn_id] = before.astype(np.int32)
     objectives = [Objective(weights, aggregation=aggregation, negative_below=1.0) for weights in PRESETS[objective]]
     data = build_training_set(turns, objectives, len(turns), {})
-    losses = turn_losses(Policy(model), data, prompts, objectives, 64)
+    losses = measure_turn_losses(Policy(model), data, prompts, objectives, 64)
     for phase, each in enumerate(objectives):
         members = [i for i, p in enumerate(data.phases) if p == phase]
-        tokens = tokens_of([data.turns[i] for i in members])
+        tokens = collect_tokens([data.turns[i] for i in members])
         of_turn = {turn.turn_id: x_N for turn, x_N in zip(turns, now, strict=True)}
         now_N = torch.cat([of_turn[data.turns[i].turn_id] for i in members])
-        terms = terms_of(each, tokens)
-        whole, _ = step_loss(now_N, torch.zeros(len(now_N), 0), tokens, terms,
-                             step_totals(terms, tokens, aggregation), each)  # fmt: skip
+        terms = make_terms(each, tokens)
+        whole, _ = compute_loss(now_N, torch.zeros(len(now_N), 0), tokens, terms,
+                             count_totals(terms, tokens, aggregation), each)  # fmt: skip
         assert losses[members].mean() == pytest.approx(float(whole), abs=1e-5)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise, interval, score_rise
+from opdkit.evaluate.bootstrap import FEWEST, compute_chance_of_rise, interval, score_rise
 
 
 def test_six_values_worked_by_hand() -> None:
@@ -59,24 +59,24 @@ def test_it_holds_the_true_mean_as_often_as_it_says() -> None:
 def test_few_differences_are_counted_by_their_signs() -> None:
     """All five rose, one of 32 outcomes of chance, though by different shares."""
     rose = np.array([1.0, 1.0, 0.75, 0.0, 1.0, 0.25])
-    assert chance_of_rise(rose) == 1 / 32
-    assert chance_of_rise(-rose) == chance_of_rise(0 * rose) == 1.0
-    assert chance_of_rise(np.array([0.5, -0.25, 0.5])) == 2 / 8
+    assert compute_chance_of_rise(rose) == 1 / 32
+    assert compute_chance_of_rise(-rose) == compute_chance_of_rise(0 * rose) == 1.0
+    assert compute_chance_of_rise(np.array([0.5, -0.25, 0.5])) == 2 / 8
     ten_of_twelve = np.array([1.0] * 10 + [-1.0] * 2)
-    assert chance_of_rise(ten_of_twelve) == pytest.approx(sum(math.comb(12, n) for n in (10, 11, 12)) / 2**12)
+    assert compute_chance_of_rise(ten_of_twelve) == pytest.approx(sum(math.comb(12, n) for n in (10, 11, 12)) / 2**12)
 
 
 def test_many_differences_and_noisy_ones_have_the_normal_probability() -> None:
     many, small = np.array([1.0] * 14 + [-1.0] * 6), np.full(8, 0.25)
-    assert chance_of_rise(many) == pytest.approx(NormalDist().cdf(-score_rise(many)))
-    assert chance_of_rise(many) == pytest.approx(sum(math.comb(20, n) for n in range(14, 21)) / 2**20, abs=0.01)
-    assert chance_of_rise(small) == 1 / 256
-    assert chance_of_rise(small, noise=2.0) == pytest.approx(NormalDist().cdf(-score_rise(small, 2.0)))
+    assert compute_chance_of_rise(many) == pytest.approx(NormalDist().cdf(-score_rise(many)))
+    assert compute_chance_of_rise(many) == pytest.approx(sum(math.comb(20, n) for n in range(14, 21)) / 2**20, abs=0.01)
+    assert compute_chance_of_rise(small) == 1 / 256
+    assert compute_chance_of_rise(small, noise=2.0) == pytest.approx(NormalDist().cdf(-score_rise(small, 2.0)))
 
 
 @given(st.lists(st.integers(-4, 4), min_size=6, max_size=10))
 def test_chance_calls_a_rise_no_more_often_than_it_says(quarters: list[int]) -> None:
     """The oracle: of all signs of the differences, at most 5% have a probability of 5% or less."""
     sizes = np.abs(quarters) / 4
-    found = [chance_of_rise(sizes * signs) <= 0.05 for signs in product((-1, 1), repeat=len(sizes))]
+    found = [compute_chance_of_rise(sizes * signs) <= 0.05 for signs in product((-1, 1), repeat=len(sizes))]
     assert np.mean(found) <= 0.05

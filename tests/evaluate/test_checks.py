@@ -8,7 +8,7 @@ import pytest
 
 from opdkit.errors import ConfigError
 from opdkit.evaluate.checks import Criterion, Patterns, read_prompts
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import choose_reward
 
 GOOD = {"id": "a", "domain": "dates", "prompt": "When?", "check": {"match": [r"\d{4}"]}}
 
@@ -175,8 +175,8 @@ def test_patterns(tmp_path, check, reply, passes) -> None:
 
 
 def test_votes_add_up_or_say_nothing() -> None:
-    assert reward_of([1, 1, -1]).is_met is True
-    assert reward_of([-1, -1, 1]).is_met is False
-    assert reward_of([1, -1]).is_met is None
-    assert reward_of([0, 0, 1]).is_met is None
-    assert reward_of([None, None, 1]).is_met is None
+    assert choose_reward([1, 1, -1]).is_met is True
+    assert choose_reward([-1, -1, 1]).is_met is False
+    assert choose_reward([1, -1]).is_met is None
+    assert choose_reward([0, 0, 1]).is_met is None
+    assert choose_reward([None, None, 1]).is_met is None

@@ -15,9 +15,9 @@ from opdkit.evaluate.comparison import (
     Side,
     conclude_pairs,
     find_replies,
+    make_training_rows,
     mark_changes,
     score_pair,
-    training_rows,
 )
 from opdkit.evaluate.replies import Reply
 
@@ -164,7 +164,7 @@ def test_tables_are_texts() -> None:
     ]
     facts = [{"training": "[red]a", "options": {"objective": "opd"}, "steps": 1234}, {"training": "b", "options": {
         "objective": None}}]  # fmt: skip
-    assert training_rows(facts) == [
+    assert make_training_rows(facts) == [
         ["", "[red]a", "b"],
         ["--objective", "opd", "None"],
         ["optimizer steps", "1,234", "-"],

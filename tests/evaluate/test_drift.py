@@ -13,7 +13,7 @@ from opdkit.evaluate.drift import (
     measure_shifts,
     read_passages,
 )
-from opdkit.model.comparison import kl_divergence, kl_shifts
+from opdkit.model.comparison import kl_divergence, measure_kl_shifts
 from opdkit.model.load import load_model
 from opdkit.model.scoring import PromptResponse
 
@@ -39,7 +39,7 @@ def test_kl_worked_by_hand_and_against_torch() -> None:
 def test_passages_are_measured_as_a_plain_forward_measures_them(models, plain_tokenizer) -> None:
     texts = ["The tool returned an error.", "thanks", "No, I said the other file, please."]
     sequences = encode_passages(plain_tokenizer, texts)
-    for shift, text in zip(kl_shifts(*models, sequences, batch_tokens=40), texts, strict=True):
+    for shift, text in zip(measure_kl_shifts(*models, sequences, batch_tokens=40), texts, strict=True):
         ids = torch.tensor([plain_tokenizer(text)["input_ids"]])
         with torch.no_grad():
             old, new = (m(input_ids=ids).logits[0, :-1].double().log_softmax(-1) for m in models)
@@ -51,7 +51,7 @@ def test_passages_are_measured_as_a_plain_forward_measures_them(models, plain_to
 
 def test_a_model_has_not_moved_from_itself(models, plain_tokenizer) -> None:
     sequences = encode_passages(plain_tokenizer, ["hello world", "def main():"])
-    assert all(s.kl == 0 and s.before == s.after for s in kl_shifts(models[0], models[0], sequences, 100))
+    assert all(s.kl == 0 and s.before == s.after for s in measure_kl_shifts(models[0], models[0], sequences, 100))
 
 
 def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models, monkeypatch) -> None:
@@ -65,7 +65,7 @@ def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models,
     monkeypatch.setattr("opdkit.model.scoring._LOGITS", 4 * models[0].config.vocab_size)
     read = []
     handle = models[0].lm_head.register_forward_hook(lambda _module, _args, output: read.append(output.shape[1]))
-    shifts = kl_shifts(*models, sequences, batch_tokens=12)
+    shifts = measure_kl_shifts(*models, sequences, batch_tokens=12)
     handle.remove()
     assert sum(read) == 2 + 3 + 9
     assert max(read) == 4
@@ -81,7 +81,7 @@ def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models,
 
 def test_a_longer_prompt_is_not_a_shorter_reply(models) -> None:
     """The same ids, divided at another place, are two sequences."""
-    one, two = kl_shifts(*models, [PromptResponse([1, 2], [3]), PromptResponse([1], [2, 3])], 100)
+    one, two = measure_kl_shifts(*models, [PromptResponse([1, 2], [3]), PromptResponse([1], [2, 3])], 100)
     assert (one.tokens, two.tokens) == (1, 2)
     assert two.kl > one.kl > 0
 

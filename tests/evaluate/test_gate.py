@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
 from opdkit.evaluate.bootstrap import score_rise
-from opdkit.evaluate.gate import FALSE_STOPS, POWER, Decision, compare_shares, decide, faults_of, sum_units
+from opdkit.evaluate.gate import FALSE_STOPS, POWER, Decision, compare_shares, decide, find_faults, sum_units
 from opdkit.store.tables import REPLIES, to_arrow
 
 Rates = NDArray[np.float64]  # per prompt: probability of a right reply
@@ -267,7 +267,7 @@ def test_drift_and_length_have_the_ranges_of_eval(check: str, metric: str, chang
     ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', set()), ("<tool_call>f(", {"broken_call"}),
 ])  # fmt: skip
 def test_faults_of_a_reply(text: str, faults: set[str]) -> None:
-    assert faults_of(text) == faults
+    assert find_faults(text) == faults
 
 
 def test_the_markdown_begins_with_the_decision_and_its_tables_are_whole() -> None:
@@ -402,5 +402,5 @@ def test_without_samples_the_noise_is_not_known() -> None:
 
 
 def test_thinking_that_is_still_open_is_no_refusal() -> None:
-    assert faults_of("<think>I can't give that from memory, so") == set()
-    assert faults_of("<think>Well</think>I can't help with that.") == {"refusal"}
+    assert find_faults("<think>I can't give that from memory, so") == set()
+    assert find_faults("<think>Well</think>I can't help with that.") == {"refusal"}

@@ -38,9 +38,9 @@ from opdkit.evaluate.log_prompts import (
     make_prompts,
     read_reactions,
 )
-from opdkit.evaluate.similar import request_words
+from opdkit.evaluate.similar import list_request_words
 from opdkit.extract import stage as extract
-from opdkit.model.behavior_policy import student_names
+from opdkit.model.behavior_policy import list_student_names
 from opdkit.model.load import load_tokenizer
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.part_writer import Stage
@@ -109,7 +109,9 @@ def chat() -> Chat:
 
 def mined(run: Path, chat: Chat, holdout: float = SHARE, room: float = 4096) -> tuple[list[Any], Counter[str]]:
     reactions = list(read_reactions(run, holdout))
-    return make_prompts(reactions, count_opinions(run, reactions), chat, room, CRITERIA, student_names(str(MODEL), {}))
+    return make_prompts(
+        reactions, count_opinions(run, reactions), chat, room, CRITERIA, list_student_names(str(MODEL), {})
+    )
 
 
 def rows_of(run: Path, chat: Chat) -> list[dict[str, Any]]:
@@ -372,7 +374,7 @@ def test_prompts_that_end_with_the_same_result_of_another_call_are_not_merged(tm
     run = write_run(tmp_path / "run", one_part(sessions, turns, [verdict(f"{name}:3", None, 1) for name in NAMES[:4]]))
     made, _ = mined(run, chat, 1.0, 400)
     assert fields(made, "turns") == [(1,)] * 4
-    requests = [request_words(turn) for turn in joined_turns(run, 0)]
+    requests = [list_request_words(turn) for turn in joined_turns(run, 0)]
     assert requests[0] == ["ok", *(f"before: {word}" for word in "mend it for ada".split())]
 
 

@@ -18,7 +18,7 @@ from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Keeps, Patterns
 from opdkit.evaluate.conclusion import find_unusual
 from opdkit.evaluate.gate import decide
 from opdkit.evaluate.key_words import key_words
-from opdkit.evaluate.probes import CONFIRMATION, QUESTION, hollow_kind, make_probes
+from opdkit.evaluate.probes import CONFIRMATION, QUESTION, find_hollow_kind, make_probes
 from opdkit.evaluate.replies import Reply, find_right_replies
 from opdkit.evaluate.scores import make_reply_scores
 from opdkit.model.scoring import PromptResponse
@@ -42,7 +42,7 @@ def prompt(name: str, text: str, domain: str = "d", **more) -> HeldOutPrompt:
     "¿Qué día?", "是哪一天？", "ما هو اليوم؟", "Για ποια μέρα\u037e", "**Which day?**",
 ])  # fmt: skip
 def test_a_reply_that_only_asks(text: str) -> None:
-    assert hollow_kind(text, "Book the train to Lisbon.") == QUESTION
+    assert find_hollow_kind(text, "Book the train to Lisbon.") == QUESTION
 
 
 @pytest.mark.parametrize("text", [
@@ -50,7 +50,7 @@ def test_a_reply_that_only_asks(text: str) -> None:
     "Erledigt!", "Hecho.", "Готово!", "好的，已完成。", "完了しました。", "완료했습니다.", "I’ve done it.",
 ])  # fmt: skip
 def test_a_reply_that_only_confirms(text: str) -> None:
-    assert hollow_kind(text, "Book the train to Lisbon.") == CONFIRMATION
+    assert find_hollow_kind(text, "Book the train to Lisbon.") == CONFIRMATION
 
 
 @pytest.mark.parametrize("text", [
@@ -59,7 +59,7 @@ def test_a_reply_that_only_confirms(text: str) -> None:
     "Is it 3.8? No, 4.", "- Why?\n- Because of rain.",
 ])  # fmt: skip
 def test_a_reply_that_says_something(text: str) -> None:
-    assert hollow_kind(text, "Book the train to Lisbon.") is None
+    assert find_hollow_kind(text, "Book the train to Lisbon.") is None
 
 
 # -- the probes -----------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate import streak
-from opdkit.evaluate.streak import sessions_before_streak
-from opdkit.judge.criterion import FreshReply, criterion_messages
+from opdkit.evaluate.streak import count_sessions_before_streak
+from opdkit.judge.criterion import FreshReply, make_criterion_messages
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
@@ -33,14 +33,14 @@ from opdkit.teacher import stage as teacher
 ])  # fmt: skip
 def test_before_the_streak_or_all_of_them(right: str, expected: int) -> None:
     """Never is the number of sessions, which no streak can reach: three are still to come after it begins."""
-    assert sessions_before_streak([letter == "1" for letter in right]) == expected
+    assert count_sessions_before_streak([letter == "1" for letter in right]) == expected
 
 
 @given(st.lists(st.booleans(), max_size=12), st.sets(st.integers(0, 11)))
 def test_it_is_the_first_streak_and_more_right_sessions_never_make_it_later(right: list[bool], more: set[int]) -> None:
-    text, before = "".join("01"[ok] for ok in right), sessions_before_streak(right)
+    text, before = "".join("01"[ok] for ok in right), count_sessions_before_streak(right)
     assert before == (text.find("111") if "111" in text else len(right))
-    assert sessions_before_streak([ok or s in more for s, ok in enumerate(right)]) <= before
+    assert count_sessions_before_streak([ok or s in more for s, ok in enumerate(right)]) <= before
 
 
 def says_yes(asked: str) -> bool:
@@ -80,7 +80,9 @@ def expected_streaks(run: Path, models: tuple[Path, Path], max_new_tokens: int =
             prompt = tokenizer.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
             made = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=max_new_tokens)
             reply = tokenizer.decode(made[0, len(prompt) :], skip_special_tokens=True).strip()
-            asked = criterion_messages(FreshReply("", before, reply, "The reply does what the hint asks for.", hint))
+            asked = make_criterion_messages(
+                FreshReply("", before, reply, "The reply does what the hint asks for.", hint)
+            )
             right[label].append(bool(reply) and says_yes(asked[-1]["content"]))
 
     def first(held: list[bool]) -> int:

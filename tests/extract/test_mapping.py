@@ -10,7 +10,7 @@ from work import passes
 from opdkit.chat.conversation import Conversation
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError
-from opdkit.extract.formats.mapped import NO_THUMB, reader_of
+from opdkit.extract.formats.mapped import NO_THUMB, make_mapped_reader
 from opdkit.extract.formats.reader import LeftOut, Line, Rejected
 from opdkit.extract.mapping import load, parse_path, value_at
 from opdkit.extract.stage import choose_format
@@ -47,7 +47,7 @@ def mapping(tmp_path: Path, text: str) -> Path:
 
 def read(tmp_path: Path, text: str, *records) -> list[Conversation | Rejected | LeftOut]:
     lines = [Line("log", n, json.dumps(r).encode()) for n, r in enumerate(records, 1)]
-    return list(reader_of(load(str(mapping(tmp_path, text)))).read(lines))
+    return list(make_mapped_reader(load(str(mapping(tmp_path, text)))).read(lines))
 
 
 def said(told: Conversation) -> list:
@@ -144,7 +144,7 @@ MESSAGES = 'session = "conv"\norder = "n"\nrole = "from"\ncontent = "text"\nmode
 
 def test_thousands_of_users_who_get_the_same_reply_to_the_same_words_are_linked_in_linear_time(tmp_path):
     """Each has another next state: no record may be compared with all others."""
-    reader = reader_of(load(str(mapping(tmp_path, 'prompt = "p"\nreply = "r"\nnext = "n"\nlink = true'))))
+    reader = make_mapped_reader(load(str(mapping(tmp_path, 'prompt = "p"\nreply = "r"\nnext = "n"\nlink = true'))))
     text = "\n".join(json.dumps({"p": "hi", "r": "Hello!", "n": f"question {n}"}) for n in range(3_000))
     lines = [Line("log", n, data) for n, data in enumerate(text.encode().splitlines(), 1)]
     assert len(list(reader.read(lines))) == 3_000

@@ -26,7 +26,7 @@ from opdkit.extract.inputs import growing
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS, News, collect_news, commit_news
 from opdkit.store.joined_turns import LOGGED, joined_turns
-from opdkit.store.reading import part_count
+from opdkit.store.reading import count_parts
 
 FORMATS = ("openai", "pi", "claude_code", "openclaw_rl", "open_webui")
 Turn = tuple[str, str, str | None]  # (session, content, skip reason)
@@ -35,7 +35,7 @@ Turn = tuple[str, str, str | None]  # (session, content, skip reason)
 def turns_of(run: Path) -> list[Turn]:
     """The turns of a run that may be trained on, and those that were read before, by their content."""
     rows = []
-    for part in range(part_count(run, "extract")):
+    for part in range(count_parts(run, "extract")):
         for joined in joined_turns(run, part, LOGGED, reviews={}):
             turn, end = joined.turn, joined.index + 1 + joined.turn["next_count"]
             content = json.dumps([joined.session["messages"][:end], joined.index, turn["decision"]])
@@ -517,7 +517,7 @@ def test_of_two_exports_of_one_time_the_later_one_counts(tmp_path):
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), PermissionError(13, "not allowed")])
-@pytest.mark.parametrize(("module", "step"), [(growing, "file_state"), (news_module, "open_sources")])
+@pytest.mark.parametrize(("module", "step"), [(growing, "read_file_state"), (news_module, "open_sources")])
 def test_a_file_of_a_folder_that_cannot_be_read_waits(tmp_path, error, module, step, monkeypatch, capsys):
     for name in ("a", "b"):
         jsonl(tmp_path / f"logs/{name}.jsonl", chat(name, "b", "c"))

@@ -17,7 +17,7 @@ from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.archives import DAMAGED
-from opdkit.extract.inputs.parquet import DAMAGED_ROWS, read_rows, row_chunks
+from opdkit.extract.inputs.parquet import DAMAGED_ROWS, plan_row_chunks, read_rows
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 
@@ -223,5 +223,5 @@ def test_reading_starts_at_any_row_and_goes_on(log):
     assert [line.number for line in islice(rows, 3)] == [13, 14, 15]
     assert [line.number for line in islice(rows, 15)] == list(range(16, 31))
     assert len(list(rows)) == 10
-    total, chunks = row_chunks(log, 1)
+    total, chunks = plan_row_chunks(log, 1)
     assert (total, [row for row, _ in chunks]) == (40, list(range(40)))

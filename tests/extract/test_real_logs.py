@@ -9,7 +9,7 @@ import pytest
 from small_logs import run, tables
 
 from opdkit.errors import OpdkitError
-from opdkit.store.reading import part_count, read_all
+from opdkit.store.reading import count_parts, read_all
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_logs = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
@@ -87,7 +87,7 @@ def test_three_shards_give_the_tables_of_one(tmp_path, real, packed):
             (logs / path.parent.name / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 1))
     for shard in (2, 0, 1):
         summary = run(tmp_path / "run", logs, part_mb=1.0, shard=f"{shard}/3")
-    assert summary.parts_done == summary.parts == part_count(real, "extract") > 6
+    assert summary.parts_done == summary.parts == count_parts(real, "extract") > 6
     for name, rows in tables(tmp_path / "run").items():
         expected = list(read_all(real, name))
         for row in rows + expected:

@@ -11,7 +11,7 @@ from redaction_kinds import KINDS, cases, is_left, recall_table
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract import redact_rules
-from opdkit.extract.redact import Redactor, find_runs, own_patterns
+from opdkit.extract.redact import Redactor, find_runs, parse_own_patterns
 from opdkit.extract.redact_rules import load_rules
 
 HEX, MIXED = "0123456789abcdef" * 2, "aB3" * 12
@@ -183,7 +183,7 @@ def test_what_stands_beside_backslashes(text, expected):
 
 
 def test_own_patterns_take_whole_escapes():
-    redactor = Redactor(False, own_patterns([r"order=\sORD-\d+"]))
+    redactor = Redactor(False, parse_own_patterns([r"order=\sORD-\d+"]))
     assert redactor.text('{"a": "one\\nORD-12 two ORD-13"}') == '{"a": "one[order] two[order]"}'
 
 
@@ -239,7 +239,7 @@ def test_raw_text_is_redacted_through_escapes_and_left_out_where_it_is_no_text()
 
 
 def test_own_patterns_come_first():
-    redactor = Redactor(True, own_patterns(["staff=[a-z]+@example\\.com", "order=ORD-\\d+=\\d"]))
+    redactor = Redactor(True, parse_own_patterns(["staff=[a-z]+@example\\.com", "order=ORD-\\d+=\\d"]))
     assert redactor.text("bob@example.com bob@example.org ORD-12=3") == "[staff] [email] [order]"
     assert {name: n for name, n in redactor.counts.items() if n} == {"staff": 1, "email": 1, "order": 1}
 
@@ -251,12 +251,12 @@ def test_own_patterns_come_first():
 ])  # fmt: skip
 def test_patterns_that_cannot_be_used(pattern, named):
     with pytest.raises(ConfigError, match=named):
-        own_patterns([pattern])
+        parse_own_patterns([pattern])
 
 
 def test_a_pattern_that_would_never_end_is_stopped(monkeypatch):
     monkeypatch.setattr(redact_rules, "SECONDS", 0.2)
-    redactor = Redactor(False, own_patterns([r"words=(?:\w+\s?)+$"]))
+    redactor = Redactor(False, parse_own_patterns([r"words=(?:\w+\s?)+$"]))
     with pytest.raises(OpdkitError, match=r"--redact-pattern words took more than 0\.2 seconds on a text of 4,001"):
         redactor.text("ab " * 1_333 + "a?")
 

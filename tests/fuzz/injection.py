@@ -29,7 +29,7 @@ from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError, Message
 from opdkit.judge.parse import parse_hint, parse_reward
-from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.prompts import judge_messages, write_turn
 from opdkit.judge.reply_in_context import reply_in_context
 from opdkit.judge.votes import Answer
 
@@ -168,7 +168,7 @@ def attempt_on_judge(number: int, draw: random.Random) -> str:
     place, text = draw.choice([p for p in places(talk, None) if p != ("hint",)]), attack(draw, VOTES)
     limit = draw.choice((100, 120, 6_000))
     row = {"message_index": index, "next_count": len(talk) - index - 1, "decision": None}
-    shown = [turn_text(reply_in_context(placed(talk, None, place, what)[0], row), limit) for what in (HARMLESS, text)]
+    shown = [write_turn(reply_in_context(placed(talk, None, place, what)[0], row), limit) for what in (HARMLESS, text)]
     heads = [[line for line in one.splitlines() if not line.startswith("| ")] for one in shown]
     asked = judge_messages(shown[1], "hint")
     if heads[0] != heads[1] or any(t in break_control_tokens(m["content"]) for m in asked for t in CONTROL_TOKENS):

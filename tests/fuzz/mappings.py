@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.formats.mapped import make_mapped_reader
 from opdkit.extract.formats.reader import Reader
 from opdkit.extract.mapping import load
 
@@ -23,7 +23,7 @@ def options(name: str, folder: str | Path) -> dict[str, Any]:
 
 
 def reader(name: str, folder: str | Path) -> Reader:
-    return reader_of(load(str(_written(name, folder)))) if name in MAPPINGS else READERS[name]
+    return make_mapped_reader(load(str(_written(name, folder)))) if name in MAPPINGS else READERS[name]
 
 
 def _written(name: str, folder: str | Path) -> Path:

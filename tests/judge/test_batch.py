@@ -23,10 +23,10 @@ from opdkit.cli import app
 from opdkit.commands import run as pipeline
 from opdkit.config.commands import configure
 from opdkit.config.judge import JudgeConfig
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.criterion import recorded_judge_options
+from opdkit.judge.criterion import read_judge_options
 from opdkit.judge.stage import run
 from opdkit.store.counters import Summary
 from opdkit.store.reading import part_path, read_all
@@ -457,7 +457,7 @@ def test_the_option_in_is_written_without_its_trailing_underscore(tmp_path: Path
     (tmp_path / "own.toml").write_text('[judge]\njudge = "batch"\njudge_model = "m"\nin = ["a", "b"]\n')
     assert configure("judge", {"run": Path("run")}, tmp_path / "own.toml").in_ == ("a", "b")
     flags = ("judge.judge=batch", "judge.judge_model=m", "judge.in=a", "judge.in=b")
-    stages = stage_configurations(RunConfig(run=Path("run"), logs=("x",), model="m", set=flags))
+    stages = make_configurations(RunConfig(run=Path("run"), logs=("x",), model="m", set=flags))
     assert stages["judge"].effective()["in_"] == ["a", "b"]
 
 
@@ -495,9 +495,9 @@ def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch) -> None:
 
 def test_later_stages_ask_the_model_of_a_batch_only_at_an_address(extracted: Path, tmp_path: Path) -> None:
     judge(extracted, tmp_path / "out.jsonl")
-    assert recorded_judge_options(extracted) == {}
+    assert read_judge_options(extracted) == {}
     judge(extracted, tmp_path / "out.jsonl", overwrite=True, judge_url="http://localhost:1/v1")
-    assert recorded_judge_options(extracted) == {"judge_model": MODEL, "judge_url": "http://localhost:1/v1"}
+    assert read_judge_options(extracted) == {"judge_model": MODEL, "judge_url": "http://localhost:1/v1"}
 
 
 # -- size --------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ TURN = {"message_index": 1, "next_count": 1, "decision": None}
 def verdict(texts, *, against: int = 0, failed: int = 0, config=CONFIG) -> dict:
     decisions = [1] * len(texts) + [-1] * against + [None] * failed
     said = [*texts, *[None] * (against + failed)]
-    unquotable = hints.unquotable_text(config["judge"], in_context(SAID))
+    unquotable = hints.find_unquotable_text(config["judge"], in_context(SAID))
     pairs = list(zip(decisions, said, strict=True))
     limits = {"min_chars": config["min_hint_chars"], "max_chars": config["max_hint_chars"]}
     choice = hints.choose_hint(pairs, unquotable, select=config["hint_select"], **limits)

@@ -20,7 +20,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.judge.parse import parse_reward
-from opdkit.judge.votes import Answer, reward_of
+from opdkit.judge.votes import Answer, choose_reward
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 from opdkit.store.stable_hash import stable_hash
@@ -309,7 +309,7 @@ def majority_of(script, turn_id: str) -> int | None:
     """The reward that all votes of a judge of the sample give a turn."""
     seeds = [stable_hash(0, turn_id, "reward", vote, bits=31) for vote in range(5)]
     texts = [script({"seed": seed}, 0).body["choices"][0]["message"]["content"] for seed in seeds]
-    return reward_of([parse_reward(Answer(text)).score for text in texts]).reward
+    return choose_reward([parse_reward(Answer(text)).score for text in texts]).reward
 
 
 def sample_judge(name: str, deceptive: float, votes: dict[int, tuple[str, str]], right: dict[str, dict]):

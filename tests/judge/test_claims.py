@@ -2,7 +2,7 @@
 
 import pytest
 
-from opdkit.judge.claims import claims_of, commonest_wording, contradicts, group_alike
+from opdkit.judge.claims import choose_wording, contradicts, find_claims, group_alike
 
 OPPOSITE = [
     ("Use Python, not Java.", "Use Java, not Python."),
@@ -22,7 +22,7 @@ AGREEING = [
 
 @pytest.mark.parametrize(("a", "b", "is_one"), [*((*p, True) for p in OPPOSITE), *((*p, False) for p in AGREEING)])
 def test_contradictions(a: str, b: str, is_one: bool) -> None:
-    assert contradicts(claims_of(a), claims_of(b)) is contradicts(claims_of(b), claims_of(a)) is is_one
+    assert contradicts(find_claims(a), find_claims(b)) is contradicts(find_claims(b), find_claims(a)) is is_one
 
 
 def test_hints_that_ask_for_like_things_are_one_group() -> None:
@@ -40,5 +40,5 @@ def test_hints_that_ask_for_like_things_are_one_group() -> None:
     texts = [one for group in groups for one in group]
     for order in (texts, texts[::-1]):
         assert group_alike(order) == groups
-        assert commonest_wording(order) == {text: members[0][0] for members in groups for text, _ in members}
+        assert choose_wording(order) == {text: members[0][0] for members in groups for text, _ in members}
     assert group_alike([]) == []

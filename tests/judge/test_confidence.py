@@ -29,10 +29,10 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge
-from opdkit.judge.endpoint import server_confidence
+from opdkit.judge.endpoint import read_confidence
 from opdkit.judge.hints import choose_hint
-from opdkit.judge.parse import decision_span, parse_hint, parse_reward
-from opdkit.judge.votes import Answer, confidence_of, confidences_of, reward_of
+from opdkit.judge.parse import find_decision_span, parse_hint, parse_reward
+from opdkit.judge.votes import Answer, choose_reward, compute_confidence, list_confidences
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.sampling import sample
 from opdkit.model.server import traffic
@@ -143,7 +143,7 @@ def test_weighing_changes_no_draw_and_decides_by_the_column(judged, tmp_path: Pa
     ],
 )
 def test_where_the_decision_stands(text: str, question: str, shown: str | None) -> None:
-    span = decision_span(Answer(text), question)
+    span = find_decision_span(Answer(text), question)
     assert (span and text[slice(*span)]) == shown
     if span is not None:
         assert span[0] == text.rindex(shown)
@@ -156,9 +156,9 @@ def test_tokens_are_found_by_the_characters_they_decode_to(plain_tokenizer) -> N
     ids = plain_tokenizer.encode(text, add_special_tokens=False)
     assert len(ids) > len(text)
     start = text.index("{")
-    found = chat.tokens_between(ids, start, start + 3)
+    found = chat.find_tokens_between(ids, start, start + 3)
     assert chat.text(ids[found.start : found.stop]) == "{-1"
-    every = [chat.tokens_between(ids, i, i + 1) for i in range(len(text))]
+    every = [chat.find_tokens_between(ids, i, i + 1) for i in range(len(text))]
     assert [n for tokens in every for n in tokens] == sorted(n for tokens in every for n in tokens)
     assert set().union(*every) == set(range(len(ids)))
 
@@ -180,7 +180,7 @@ def test_tokens_of_a_vocabulary_that_falls_back_to_bytes() -> None:
     assert chat.text(ids) == text
     for decision, tokens in (("{-1", ["{-", "1}"]), ("{1", ["{", "1}"])):
         start = text.index(decision)
-        found = chat.tokens_between(ids, start, start + len(decision))
+        found = chat.find_tokens_between(ids, start, start + len(decision))
         assert tokenizer.convert_ids_to_tokens(ids[found.start : found.stop]) == tokens
 
 
@@ -195,8 +195,8 @@ def test_no_vote_has_no_confidence(parse) -> None:
 
 @pytest.mark.parametrize("logprobs", [[], [math.nan], [-0.1, math.nan], [-math.inf], [0.5]])
 def test_what_is_no_log_prob_gives_no_confidence(logprobs: list[float]) -> None:
-    assert confidence_of(logprobs) is None
-    assert confidence_of([-0.5, 1e-9]) == pytest.approx(math.exp(-0.5))
+    assert compute_confidence(logprobs) is None
+    assert compute_confidence([-0.5, 1e-9]) == pytest.approx(math.exp(-0.5))
 
 
 # -- a server's log-probs ----------------------------------------------------------------------------------------------
@@ -234,13 +234,13 @@ TOKENS = [token("So. \\", 0.9), token("boxed", 0.99), token("{-", 0.5), token("1
     ],
 )
 def test_server_confidence(tokens, expected: float | None) -> None:
-    found = server_confidence({"content": tokens}, SAID, *decision_span(Answer(SAID), "reward"))
+    found = read_confidence({"content": tokens}, SAID, *find_decision_span(Answer(SAID), "reward"))
     assert found == (expected if expected is None else pytest.approx(expected, rel=1e-6))
 
 
 @pytest.mark.parametrize("logprobs", [None, 5, [], {}, "no", {"content": {"a": 1}}])
 def test_what_is_no_list_of_tokens_is_no_confidence(logprobs) -> None:
-    assert server_confidence(logprobs, SAID, 9, 12) is None
+    assert read_confidence(logprobs, SAID, 9, 12) is None
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def oracle(votes: list[tuple[int | None, float | None]]) -> int | None:
 
 
 def weighed(votes: list[tuple[int | None, float | None]]):
-    return reward_of([score for score, _ in votes], confidences_of(votes))
+    return choose_reward([score for score, _ in votes], list_confidences(votes))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_the_order_of_weighed_votes_does_not_matter(votes) -> None:
 
 @given(st.lists(st.sampled_from([1, 0, -1, None]), min_size=1, max_size=9), st.floats(0.01, 1.0))
 def test_equal_confidences_are_the_plain_majority(scores, confidence: float) -> None:
-    assert weighed([(score, confidence) for score in scores]) == reward_of(scores)
+    assert weighed([(score, confidence) for score in scores]) == choose_reward(scores)
 
 
 HINT = "Answer in two short sentences."
@@ -394,7 +394,7 @@ HINT = "Answer in two short sentences."
 )
 def test_hints_are_chosen_by_weight(votes, status: str) -> None:
     pairs = [(decision, HINT if decision == 1 else None) for decision, _ in votes]
-    choice = choose_hint(pairs, "", select="consensus", min_chars=11, max_chars=600, weights=confidences_of(votes))
+    choice = choose_hint(pairs, "", select="consensus", min_chars=11, max_chars=600, weights=list_confidences(votes))
     assert (choice.status, choice.hint) == (status, HINT if status == "ok" else None)
 
 

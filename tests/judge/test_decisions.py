@@ -12,7 +12,7 @@ from opdkit.commands.check import stage as check
 from opdkit.commands.report.collect import collect
 from opdkit.commands.show.command import choose_views
 from opdkit.commands.show.command import run as show
-from opdkit.commands.turns.view import turn_view
+from opdkit.commands.turns.view import read_turn_view
 from opdkit.config.check import CheckConfig
 from opdkit.config.fields import PythonFunction
 from opdkit.config.judge import JudgeConfig
@@ -152,7 +152,7 @@ def test_what_became_of_a_hint_beside_a_decision(
     turns = {"s:1": {"decision": NO_DECISION | decision}}
     run = write_extract(tmp_path / "run", {"s": TALK}, turns=turns)
     judge.run(JudgeConfig(run=run, judge=PythonFunction(advise), shard="0/1"))
-    found = turn_view(run, "s:1")["verdict"]
+    found = read_turn_view(run, "s:1")["verdict"]
     assert (found["hint_status"], [one["status"] for one in found["candidates"]]) == (status, words)
 
 

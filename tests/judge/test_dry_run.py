@@ -15,10 +15,10 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge
-from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.prompts import judge_messages, write_turn
 from opdkit.model.load import load_tokenizer
 from opdkit.model.sampling import shared_cache
-from opdkit.model.tree import common_length
+from opdkit.model.tree import count_common
 from opdkit.store.reading import read_all, read_part
 from opdkit.store.run_stage import run_stage
 
@@ -75,9 +75,9 @@ def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, mon
     messages = {row["session_id"]: row["messages"] for row in read_all(extracted, "sessions")}
     for row in read_all(extracted, "verdicts"):
         session_id, _, index = row["turn_id"].rpartition(":")
-        text = turn_text(in_context(messages[session_id], int(index)), 6000)
+        text = write_turn(in_context(messages[session_id], int(index)), 6000)
         hint, reward = (chat.prompt_ids(judge_messages(text, name)) for name in ("hint", "reward"))
-        read += len(hint) + len(reward) - common_length(hint, reward)
+        read += len(hint) + len(reward) - count_common(hint, reward)
     prompt, cached = found.total("prompt tokens"), found.total("cached prompt tokens")
     assert int(shown["tokens to read"]) == sum(fed) == prompt - cached
     assert 0.97 * read < sum(fed) < read  # neighbouring turns share the rules
@@ -97,7 +97,7 @@ def test_a_server_gets_no_request(extracted, capsys) -> None:
         assert int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
         (session, *_), size = read_part(extracted, "sessions", 0), 0
         for index in (1, 3):
-            text = turn_text(in_context(session["messages"], index), 6000)
+            text = write_turn(in_context(session["messages"], index), 6000)
             asked = [m["content"] for name in ("hint", "reward") for m in judge_messages(text, name)]
             size += 3 * sum(len(content.encode()) for content in asked)
         assert size // 4 < int(shown["tokens to read about"]) / 6 < size // 4 + 30  # later replies are longer

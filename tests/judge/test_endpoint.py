@@ -20,7 +20,7 @@ from opdkit.judge.parse import parse_hint
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
 from opdkit.model.server import traffic
-from opdkit.model.server.client import retry_after_seconds
+from opdkit.model.server.client import parse_retry_after
 from opdkit.store.reading import read_part
 from opdkit.store.stable_hash import stable_hash
 
@@ -108,7 +108,7 @@ def test_a_request_that_takes_too_long_is_tried_again(fault: str) -> None:
 
 def test_retry_after_may_be_a_date() -> None:
     for ahead, low, high in ((300, 290, 300), (-300, -310, -300)):
-        assert low <= retry_after_seconds(formatdate(time.time() + ahead, usegmt=True)) <= high
+        assert low <= parse_retry_after(formatdate(time.time() + ahead, usegmt=True)) <= high
 
 
 @pytest.mark.parametrize("value", ["0.4", "soon", "-3"])

@@ -14,10 +14,10 @@ from opdkit.errors import OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge
 from opdkit.judge.local import LocalJudge
-from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.prompts import judge_messages, write_turn
 from opdkit.judge.votes import Question
 from opdkit.model.load import load_tokenizer
-from opdkit.model.tree import common_length
+from opdkit.model.tree import count_common
 from opdkit.model.tree_reading import check_tree_reading
 from opdkit.store.reading import read_all
 
@@ -145,13 +145,13 @@ def test_a_turn_is_read_once_for_both_questions_and_all_votes(extracted, plain_m
     judge.model.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
-    common = turn_text(in_context(talk("Hi", "Hello " * 300, "Use Celsius")), 6000)
+    common = write_turn(in_context(talk("Hi", "Hello " * 300, "Use Celsius")), 6000)
     messages = {name: judge_messages(common, name) for name in ("hint", "reward")}
     assert check_tree_reading(judge.model)  # which it looks at once
     read.clear()
     judge.ask([Question("s:1", name, asked) for name, asked in messages.items()])
     hint, reward = (judge.chat.prompt_ids(asked) for asked in messages.values())
-    alike = common_length(hint, reward)
+    alike = count_common(hint, reward)
     assert alike > 0.8 * len(reward)
     assert sum(read) == alike + (len(hint) - alike) + (len(reward) - alike)
 
@@ -165,7 +165,7 @@ def test_control_tokens_in_a_log_stay_text(plain_model_dir: Path) -> None:
     for name, text in (("plain", "ok"), ("evil", evil)):
         turn = [message("user", text), message("assistant", text), message("tool", text), message("user", text)]
         for question in ("hint", "reward"):
-            ids = chat.prompt_ids(judge_messages(turn_text(in_context(turn, 1, 2), 6000), question))
+            ids = chat.prompt_ids(judge_messages(write_turn(in_context(turn, 1, 2), 6000), question))
             counts[name] = (ids.count(starts), sum(ids.count(stop) for stop in chat.stop_ids))
             assert name == "plain" or evil.splitlines()[1] in chat.text(ids)
     assert counts["evil"] == counts["plain"] == (3, 2)

@@ -7,7 +7,7 @@ from runs import in_context, message, talk
 
 from opdkit.config.wording import DEFAULTS
 from opdkit.judge.parse import parse_hint, parse_reward
-from opdkit.judge.prompts import defuse, judge_messages, turn_text
+from opdkit.judge.prompts import defuse, judge_messages, write_turn
 from opdkit.judge.votes import Answer
 
 FORGERIES = [
@@ -31,7 +31,7 @@ def shown(text: str, role: str) -> str:
     """The judge's prompt with `text` in the place of one of the three parts."""
     parts = {"request": "How?", "reply": "So.", "tool": "done"} | {role: text}
     turn = [message("user", parts["request"]), message("assistant", parts["reply"]), message("tool", parts["tool"])]
-    return turn_text(in_context(turn), 6000)
+    return write_turn(in_context(turn), 6000)
 
 
 @pytest.mark.parametrize("role", ["request", "reply", "tool"])
@@ -83,7 +83,7 @@ def test_the_request_is_shown() -> None:
         message("tool", "12:01", name="clock"),
         message("user", "So late?"),
     ]
-    text = turn_text(in_context(turn, 3, 3), 6000)
+    text = write_turn(in_context(turn, 3, 3), 6000)
     request, reply, following = text.split("\n\n## ")
     assert "What is the time in Lyon?" in request
     assert "Hi" not in text
@@ -96,7 +96,7 @@ def test_the_request_is_shown() -> None:
 
 def test_a_turn_without_a_request_and_an_empty_reply() -> None:
     turn = [message("assistant", None), message("user", "hello?")]
-    assert "## Request\n| (empty)\n\n## Reply\n| (empty)" in turn_text(in_context(turn, 0), 6000)
+    assert "## Request\n| (empty)\n\n## Reply\n| (empty)" in write_turn(in_context(turn, 0), 6000)
 
 
 @pytest.mark.parametrize("opening", ["<think>\n", ""])
@@ -104,7 +104,7 @@ def test_thinking_that_was_logged_as_text_is_not_shown(opening: str) -> None:
     """A server without a parser of it logs it so; the opening tag may be part of the prompt."""
     reply = f"{opening}{'Maybe Sydney? No. ' * 600}\n</think>\n\nCanberra."
     turn = [*talk("Which capital?", reply), message("user", "</think> thanks")]
-    text = turn_text(in_context(turn), 60)
+    text = write_turn(in_context(turn), 60)
     assert text.endswith("## Reply\n| Canberra.\n\n## What came next\n| (from the user)\n| (/think) thanks")
 
 
@@ -131,7 +131,7 @@ def test_a_tool_cannot_speak_for_the_user(place: str) -> None:
     tool = message("tool", "no such file", name="cat") | {place: forged}
     messages = [message("user", "show it"), message("assistant", "ok"), tool]
     for limit in (10_000, *range(100, 140)):  # wherever a long text is cut
-        shown = turn_text(in_context(messages), limit).splitlines()
+        shown = write_turn(in_context(messages), limit).splitlines()
         speakers = [line for line in shown if line.casefold().startswith("| (from the ")]
         assert len(speakers) == 1
         assert speakers[0].startswith("| (from the tool")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from runs import in_context, message, talk, write_extract
 
-from opdkit.commands.turns.view import turn_view
+from opdkit.commands.turns.view import read_turn_view
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
@@ -90,7 +90,7 @@ def test_a_dry_run_asks_nobody(run: Path, capsys) -> None:
 
 def test_show_calls_the_reaction_chosen(run: Path) -> None:
     judge.run(config(run))
-    view = turn_view(run, "trip:1")
+    view = read_turn_view(run, "trip:1")
     assert view["verdict"]["candidates"] == [{"hint": WRONG, "status": "chosen"}]
 
 

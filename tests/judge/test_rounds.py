@@ -18,7 +18,7 @@ from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.judge.hints import choose_hint
-from opdkit.judge.votes import confidences_of, count_missing, reward_of
+from opdkit.judge.votes import choose_reward, count_missing, list_confidences
 from opdkit.store.reading import read_all
 from opdkit.store.stable_hash import stable_hash
 
@@ -36,10 +36,10 @@ def loopback(monkeypatch):
 
 def outcome(question: str, votes: list[Vote], weigh: bool) -> object:
     """What all votes on a question come to, as far as training knows it."""
-    weights = confidences_of(votes) if weigh else None
+    weights = list_confidences(votes) if weigh else None
     decisions = [decision for decision, _ in votes]  # a later hint is longer, and wins
     if question == "reward":
-        found = reward_of(decisions, weights)
+        found = choose_reward(decisions, weights)
         return found.reward, found.status
     texts = [(d, f"Name {'large ' * n}rivers." if d == 1 else None) for n, d in enumerate(decisions)]
     choice = choose_hint(texts, "", select="longest", min_chars=2, max_chars=99, weights=weights)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.judge.votes import Reward, reward_of
+from opdkit.judge.votes import Reward, choose_reward
 
 VOTE_LISTS = st.lists(st.sampled_from([1, 0, -1, None]), min_size=1, max_size=9)
 
@@ -30,19 +30,19 @@ VOTE_LISTS = st.lists(st.sampled_from([1, 0, -1, None]), min_size=1, max_size=9)
 )
 def test_worked_by_hand(scores: list[int | None], expected: Reward) -> None:
     """A failed vote is not neutral, and one valid vote of three decides nothing."""
-    found = reward_of(scores)
+    found = choose_reward(scores)
     assert (found.reward, found.status) == (expected.reward, expected.status)
     assert found.agreement == pytest.approx(expected.agreement)
 
 
 @given(VOTE_LISTS)
 def test_the_order_of_the_votes_does_not_matter(scores: list[int | None]) -> None:
-    assert {reward_of(list(p)) for p in permutations(scores[:5])} == {reward_of(scores[:5])}
+    assert {choose_reward(list(p)) for p in permutations(scores[:5])} == {choose_reward(scores[:5])}
 
 
 @given(VOTE_LISTS)
 def test_mirrored_votes_give_the_mirrored_reward(scores: list[int | None]) -> None:
-    found, mirrored = reward_of(scores), reward_of([None if s is None else -s for s in scores])
+    found, mirrored = choose_reward(scores), choose_reward([None if s is None else -s for s in scores])
     assert mirrored.status == found.status
     assert mirrored.reward == (None if found.reward is None else -found.reward)
     assert mirrored.agreement == found.agreement
@@ -51,13 +51,13 @@ def test_mirrored_votes_give_the_mirrored_reward(scores: list[int | None]) -> No
 @given(VOTE_LISTS)
 def test_a_failed_vote_never_counts_as_zero(scores: list[int | None]) -> None:
     """A failed vote is never a neutral one."""
-    found = reward_of(scores)
+    found = choose_reward(scores)
     valid = [s for s in scores if s is not None]
     if 2 * len(valid) < len(scores) or not valid:
         assert found.reward is None
         assert found.agreement is None
     else:
-        assert found == reward_of(valid)
+        assert found == choose_reward(valid)
 
 
 def right_after(m: int, p: float) -> float:
@@ -69,7 +69,7 @@ def right_after(m: int, p: float) -> float:
             for b in range(m - a + 1):
                 c = m - a - b
                 ways = math.factorial(m) // (math.factorial(a) * math.factorial(b) * math.factorial(c))
-                if reward_of([label] * a + [wrong] * b + [wronger] * c).reward == label:
+                if choose_reward([label] * a + [wrong] * b + [wronger] * c).reward == label:
                     total += ways * p**a * ((1 - p) / 2) ** (b + c) / 3
     return total
 

@@ -10,7 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.model.memory import Attempt, Budget, TooLargeError, batch_by_length, budget_of, is_out_of_memory, state_of
+from opdkit.model.memory import (
+    Attempt,
+    Budget,
+    TooLargeError,
+    batch_by_length,
+    find_budget,
+    find_state,
+    is_out_of_memory,
+)
 
 MANY = 1 << 46  # bytes: more than there are
 
@@ -105,8 +113,8 @@ def test_halves_are_tried_in_order_until_they_fit(lengths: list[int], room: int)
 def test_in_lockstep_a_batch_does_not_shrink_in_one_process_alone() -> None:
     """The other processes may have had room, and would wait for forwards that this one does not make."""
     model = torch.nn.Linear(1, 1)
-    state_of(model).lockstep = True
-    attempt = next(budget_of(model, "work").batches([10, 10], 20))
+    find_state(model).lockstep = True
+    attempt = next(find_budget(model, "work").batches([10, 10], 20))
     with pytest.raises(TooLargeError, match="--batch-tokens"), attempt:
         raise torch.OutOfMemoryError
 
@@ -115,21 +123,21 @@ def test_the_budget_is_remembered_and_said_once(capsys) -> None:
     sizes: list[int] = []
     model = torch.nn.Linear(1, 1)
     for _ in range(3):
-        for attempt in budget_of(model, "work").batches([10] * 16, 160):
+        for attempt in find_budget(model, "work").batches([10] * 16, 160):
             with attempt:
                 sizes.append(len(attempt.items))
                 if len(attempt.items) > 5:
                     raise torch.OutOfMemoryError
     assert sizes == [16, 8, 4, 4, 4, 4] + 2 * [4, 4, 4, 4]
     assert capsys.readouterr().err.count("do not fit into memory; continuing with 40") == 1
-    assert budget_of(torch.nn.Linear(1, 1), "work").max_tokens >= 160
+    assert find_budget(torch.nn.Linear(1, 1), "work").max_tokens >= 160
 
 
 LIMITED = """
 import resource, sys, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from opdkit.model.scoring import PromptResponse, score
-from opdkit.model.memory import budget_of
+from opdkit.model.memory import find_budget
 
 torch.manual_seed(0)
 config = Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=4096, num_hidden_layers=2, head_dim=16,
@@ -141,7 +149,7 @@ free = score(model, some, batch_tokens=1024)
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (60 << 20), resource.RLIM_INFINITY))
 tight = score(model, some, batch_tokens=1 << 20)
-assert budget_of(model, "scoring").max_tokens < 16 * 256, "nothing was halved"
+assert find_budget(model, "scoring").max_tokens < 16 * 256, "nothing was halved"
 print(max(float((a - b).abs().max()) for a, b in zip(free, tight)))
 """
 

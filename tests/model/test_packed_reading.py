@@ -191,7 +191,7 @@ def test_a_window_reads_no_keys_that_it_is_done_with(monkeypatch) -> None:
 
 def test_a_window_that_the_layers_do_not_have_is_found_out(monkeypatch) -> None:
     model = build(*FAMILIES["window, then all"])
-    monkeypatch.setattr("opdkit.model.packed_reading.windows_of", lambda model: [None, None])
+    monkeypatch.setattr("opdkit.model.packed_reading.find_windows", lambda model: [None, None])
     assert "would differ by" in str(enable_packing(model))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opdkit.model.load import load_model
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, sample
 
 PROMPTS = [[5, 6, 7], [9], list(range(20, 45)), [8, 8, 8, 8, 8, 8]]
@@ -22,7 +22,7 @@ def model(tiny_model_dir: Path) -> Any:
 
 
 def requests(prompts: Sequence[list[int]], draws: int = 3, seed: int = 0) -> list[Request]:
-    return [Request(p, [random_stream(seed, i, d) for d in range(draws)]) for i, p in enumerate(prompts)]
+    return [Request(p, [make_random_stream(seed, i, d) for d in range(draws)]) for i, p in enumerate(prompts)]
 
 
 def draw(model: Any, asked: list[Request], **options: Any) -> list[list[Sample]]:
@@ -86,7 +86,7 @@ def test_requests_may_want_different_numbers_of_draws(model: Any) -> None:
 
     def asked() -> list[Request]:
         pairs = enumerate(zip(PROMPTS, counts_by_prompt, strict=True))
-        return [Request(prompt, [random_stream(i, d) for d in range(n)]) for i, (prompt, n) in pairs]
+        return [Request(prompt, [make_random_stream(i, d) for d in range(n)]) for i, (prompt, n) in pairs]
 
     drawn = draw(model, asked())
     assert tuple(len(r) for r in drawn) == counts_by_prompt

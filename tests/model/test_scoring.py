@@ -6,7 +6,7 @@ import torch
 from transformers.modeling_outputs import CausalLMOutput
 
 from opdkit.model import scoring
-from opdkit.model.comparison import kl_shifts
+from opdkit.model.comparison import measure_kl_shifts
 from opdkit.model.load import load_model
 from opdkit.model.scoring import (
     LogprobQuery,
@@ -110,7 +110,7 @@ def test_a_longer_turn_does_not_change_the_positions_of_a_shorter_one(capsys):
     assert torch.equal(alone, beside)
     assert (response_logits(model, [short, long])[:12] - response_logits(model, [short])).abs().max() > 0.01
     other = model_families.build(*model_families.PLAIN["LongRoPE"], seed=1)
-    (one,), (same, _) = (kl_shifts(model, other, given, 1000) for given in ([short], [short, long]))
+    (one,), (same, _) = (measure_kl_shifts(model, other, given, 1000) for given in ([short], [short, long]))
     assert one == same
     policy = Policy(model)
     forwards, _ = plan_forwards([short, long], ["a", "b"], 1000, 0, 1, packed=policy.packed, chains=policy.chains)

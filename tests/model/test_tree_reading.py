@@ -16,7 +16,7 @@ from opdkit.chat.template import Chat
 from opdkit.errors import OpdkitError
 from opdkit.model import packed_reading, scoring, tree_reading
 from opdkit.model.load import load_model, load_tokenizer
-from opdkit.model.memory import budget_of, state_of
+from opdkit.model.memory import find_budget, find_state
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse
 from opdkit.model.tree_reading import check_tree_reading, logprobs_in_trees
 from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, score_session
@@ -399,7 +399,7 @@ def test_queries_that_do_not_fit_together_are_read_in_halves(student, monkeypatc
         return real(readings, limit)
 
     monkeypatch.setattr(tree_reading, "read_trees", read)
-    budget_of(student, "another").max_tokens = 10_000
+    find_budget(student, "another").max_tokens = 10_000
     halves, more = logprobs_in_trees(student, queries, 10_000, "another")
     assert [k for k in whole if k not in halves] == [4], "the longest one"
     for k, answer in halves.items():
@@ -436,7 +436,7 @@ def test_other_numbers_on_the_first_session_stop_the_run(dtype, monkeypatch):
 
 
 def test_the_first_session_is_read_both_ways_and_no_other(student, monkeypatch):
-    state_of(student).tree_compared = False
+    find_state(student).tree_compared = False
     read = []
     handle = student.get_decoder().layers[0].register_forward_hook(lambda module, args, out: read.append(args[0].shape))
     arguments = (student, Mixture((student,)), conversation(6), ScoreOptions())
@@ -469,7 +469,7 @@ def test_what_fits_is_read_in_one_forward(student, monkeypatch):
     forwards, found = [], []
     handle = student.get_decoder().layers[0].register_forward_hook(lambda *_: forwards.append(1))
     for batch_tokens in (10_000, 60):
-        state_of(student).tree_compared = True
+        find_state(student).tree_compared = True
         found.append(score_session(*arguments, batch_tokens=batch_tokens))
         assert (len(forwards) == 1) == (batch_tokens == 10_000)
         forwards.clear()

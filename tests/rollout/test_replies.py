@@ -13,7 +13,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.model.load import load_tokenizer
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Sample, sampler
 from opdkit.rollout import stage as rollout
 from opdkit.teacher import stage as teacher
@@ -67,7 +67,7 @@ def test_replies_are_what_sampling_by_hand_gives(config, source, student) -> Non
         prompt = tokenizer.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
         for g in range(3):
             said, answered, judged = next(fresh)
-            expected = by_hand(model, prompt, random_stream(0, "rollout", old["turn_id"], g), 12,
+            expected = by_hand(model, prompt, make_random_stream(0, "rollout", old["turn_id"], g), 12,
                                tokenizer.eos_token_id)  # fmt: skip
             assert answered["response_token_ids"] == expected.ids
             assert answered["behavior_logprobs"] == pytest.approx(expected.logprobs, abs=1e-5)

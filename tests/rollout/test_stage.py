@@ -20,7 +20,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.rollout import stage as rollout
 from opdkit.rollout import stage as rollout_stage
 from opdkit.store.plans import manifest, stage_dir
-from opdkit.store.reading import part_count, read_part
+from opdkit.store.reading import count_parts, read_part
 from opdkit.train import stage as train
 
 TABLES = ("sessions", "turns", "rejected", "verdicts")
@@ -44,7 +44,7 @@ def test_shards_give_the_same_rows(config, whole) -> None:
         summary = rollout.run(config(shard=shard))
     assert everything(config().run) == whole
     assert summary.counters.rows_in == 6
-    assert part_count(config().run, "extract") == part_count(config().run, "judge") == 3
+    assert count_parts(config().run, "extract") == count_parts(config().run, "judge") == 3
 
 
 def test_another_seed_gives_other_replies_to_the_same_prompts(config, whole) -> None:

@@ -17,7 +17,7 @@ from checked_runs import PART_MB
 from sample_world import DATA, MODEL
 
 from opdkit.commands.check.stage import examine
-from opdkit.store.disk import disk_error_message
+from opdkit.store.disk import explain_disk_error
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.tables import TABLES
@@ -190,24 +190,24 @@ def test_what_libraries_make_of_a_full_disk_is_recognised() -> None:
     """safetensors and torch raise errors of their own, which quote the system's or have it as their context."""
     folder = Path("runs/x")
     quoted = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
-    assert "no space left on the disk of runs/x" in str(disk_error_message(quoted, folder))
+    assert "no space left on the disk of runs/x" in str(explain_disk_error(quoted, folder))
     late = RuntimeError("unexpected pos 64 vs 0")
     late.__context__ = OSError(28, "No space left on device", "runs/x/train/checkpoints/step-1")
-    assert "runs/x/train/checkpoints/step-1" in str(disk_error_message(late, folder))
+    assert "runs/x/train/checkpoints/step-1" in str(explain_disk_error(late, folder))
     too_large = "Error while serializing: I/O error: File too large (os error 27)"  # beyond `ulimit -f`, or on FAT
     for error in (RuntimeError(too_large), OSError(27, "File too large"), sqlite3.OperationalError("disk I/O error")):
-        assert "cannot grow on the disk of runs/x" in str(disk_error_message(error, folder))
-        assert "TMPDIR" in str(disk_error_message(error)), "and is no bug in opdkit"
+        assert "cannot grow on the disk of runs/x" in str(explain_disk_error(error, folder))
+        assert "TMPDIR" in str(explain_disk_error(error)), "and is no bug in opdkit"
     copied = OSError(28, "No space left on device", "/tmp/news.sqlite", None, "runs/y/news.sqlite")
-    assert "the disk of runs/y/news.sqlite" in str(disk_error_message(copied, folder))
+    assert "the disk of runs/y/news.sqlite" in str(explain_disk_error(copied, folder))
     in_tree = PermissionError(13, "Permission denied", "manifest.json")  # as shutil.rmtree names a file
-    assert "runs/x cannot be written" in str(disk_error_message(in_tree, folder))
-    assert disk_error_message(ValueError("something else"), folder) is None
-    assert disk_error_message(PermissionError(13, "Permission denied", __file__), folder) is None, (
+    assert "runs/x cannot be written" in str(explain_disk_error(in_tree, folder))
+    assert explain_disk_error(ValueError("something else"), folder) is None
+    assert explain_disk_error(PermissionError(13, "Permission denied", __file__), folder) is None, (
         "it is there: a failed reading"
     )
-    assert disk_error_message(PermissionError(13, "Permission denied", "logs/a.jsonl")) is None, (
+    assert explain_disk_error(PermissionError(13, "Permission denied", "logs/a.jsonl")) is None, (
         "a file that may not be read"
     )
     late = PermissionError(13, "Permission denied", "logs/a.jsonl")
-    assert "logs/a.jsonl cannot be written" in str(disk_error_message(late, folder))
+    assert "logs/a.jsonl cannot be written" in str(explain_disk_error(late, folder))

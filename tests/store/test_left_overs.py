@@ -20,7 +20,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
 from opdkit.extract import stage as extract
 from opdkit.store import failures
-from opdkit.store.atomic import find_left_overs, host_name, is_gone, owned_name, replaced_file, replaced_folder
+from opdkit.store.atomic import find_left_overs, host_name, is_gone, make_owned_name, replaced_file, replaced_folder
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
 from opdkit.store.tables import REJECTED
@@ -142,7 +142,7 @@ def test_a_shard_that_came_late_and_was_killed(tmp_path: Path, capsys) -> None:
 
 def test_a_replaced_folder_leaves_what_belongs_to_others(tmp_path: Path) -> None:
     """A user's own hidden folders, and those of live processes."""
-    kept = [tmp_path / ".model-3.11", tmp_path / owned_name(".model")]
+    kept = [tmp_path / ".model-3.11", tmp_path / make_owned_name(".model")]
     left = tmp_path / f".model-5f3a9c1e-{host_name()}-{dead_process()}"
     for folder in (*kept, left):
         (folder / "deep").mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_and_what_was_there_stays
 def test_another_container_of_one_machine_is_another_host(monkeypatch) -> None:
     """Its numbers of processes are its own."""
     host, dead = host_name(), dead_process()
-    assert f"-{host}-" in owned_name("x")
+    assert f"-{host}-" in make_owned_name("x")
     assert is_gone(host, dead)
     monkeypatch.setattr("opdkit.store.atomic.host_name", lambda: f"{host}0")
     assert not is_gone(host, dead)
@@ -186,7 +186,7 @@ def test_check_names_and_removes_all_of_it(tmp_path: Path, capsys) -> None:
         f"extract/.tmp/turns-00000-{dead}.running", f"extract/.tmp/turns-00001-5f3a9c1e-{other}.parquet",
     ]  # fmt: skip
     kept = [
-        "extract/" + owned_name(".manifest.json"), "extract/.tmp/" + owned_name("turns-00000", ".running"),
+        "extract/" + make_owned_name(".manifest.json"), "extract/.tmp/" + make_owned_name("turns-00000", ".running"),
         f"extract/.tmp/turns-00002-5f3a9c1e-{other}.parquet", "extract/.tmp/foreign.parquet", "notes-5f3a9c1e.txt",
     ]  # fmt: skip
     for name in (*left, *kept):
@@ -222,7 +222,7 @@ def test_files_of_users_whose_names_hold_a_date(tmp_path: Path, capsys) -> None:
 
 def test_the_file_of_a_killed_process_is_removed_by_the_next_that_writes_it(tmp_path: Path) -> None:
     """An export may lie in a folder that is no run, where `opdkit check --clean` does not look."""
-    out, other = tmp_path / "kto.jsonl", tmp_path / owned_name(".kto.jsonl")
+    out, other = tmp_path / "kto.jsonl", tmp_path / make_owned_name(".kto.jsonl")
 
     def write_out() -> None:
         with replaced_file(out) as temporary:
@@ -244,7 +244,7 @@ def dead_process() -> int:
 def test_copies_of_logs_outside_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed process leaves its temporary folder, which may hold all of an unpacked log."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp" / owned_name("opdkit-extract-of-the-living")).mkdir(parents=True)
+    (tmp_path / "tmp" / make_owned_name("opdkit-extract-of-the-living")).mkdir(parents=True)
     killed(lambda: extracted(tmp_path / "run"), extract, "write_part")
     assert len(list((tmp_path / "tmp").iterdir())) == 2
     extracted(tmp_path / "run")

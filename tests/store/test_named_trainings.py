@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from checked_runs import recommit
-from named_trainings import train_named, two_trainings
+from list_trainings import train_named, two_trainings
 
 import opdkit
 from opdkit.commands.check.stage import examine
@@ -20,7 +20,7 @@ from opdkit.config.status import StatusConfig
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
-from opdkit.store.plans import find_outdated_upstream, named_trainings, stage_dir
+from opdkit.store.plans import find_outdated_upstream, list_trainings, stage_dir
 from opdkit.store.reading import part_path, read_all
 from opdkit.train import stage as train
 
@@ -80,7 +80,7 @@ def test_the_second_training_leaves_the_stages_before_it_alone(run, plain_model_
         "a.training", "b.training", "c.training", "extract", "judge", "teacher", "train"
     ]  # fmt: skip
     assert sorted(path.name for path in (run / "c.training").iterdir()) == ["train"]
-    assert named_trainings(run) == {name: run / f"{name}.training" for name in "abc"}
+    assert list_trainings(run) == {name: run / f"{name}.training" for name in "abc"}
     # Without a name it is the training that it was before there were names.
     assert list(read_all(run, "metrics")) == [
         row | {name: own[name] for name in ("seconds", "tokens_per_second")}

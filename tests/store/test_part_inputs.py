@@ -7,9 +7,9 @@ from runs import talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.store.counters import read_counters, read_inputs
-from opdkit.store.digests import file_digest, read_digests
+from opdkit.store.digests import digest_file, read_digests
 from opdkit.store.part_writer import Stage
-from opdkit.store.reading import part_path, parts_of_turns
+from opdkit.store.reading import find_parts, part_path
 from opdkit.store.tables import VERDICTS
 
 
@@ -40,7 +40,7 @@ def test_a_part_computed_from_something_else_is_to_do_again_and_the_others_stay(
     assert part_path(tmp_path, "verdicts", 0).read_bytes() == kept[0]
     assert read_inputs(part_path(tmp_path, "verdicts", 1)) == {"said": "no"}
     names = {key: digests for key, digests in read_digests(tmp_path / "judge").items() if key[1] == 1}
-    assert names == {("verdicts", 1): {file_digest(part_path(tmp_path, "verdicts", 1))}}, "the old one is forgotten"
+    assert names == {("verdicts", 1): {digest_file(part_path(tmp_path, "verdicts", 1))}}, "the old one is forgotten"
     given[1] = {"said": "yes"}
     assert write(stage()) == [1]
 
@@ -55,7 +55,7 @@ def test_of_two_processes_that_replace_a_part_both_leave_one_with_its_digest(tmp
     with stages[0].writing(0) as first, stages[1].writing(0) as second:
         first.counters.rows_in, second.counters.rows_in = 1, 2
     path = part_path(tmp_path, "verdicts", 0)
-    assert file_digest(path) in read_digests(tmp_path / "judge")["verdicts", 0]
+    assert digest_file(path) in read_digests(tmp_path / "judge")["verdicts", 0]
     assert read_counters(path).rows_in == 2, "the one that was ready first stays"
 
 
@@ -63,7 +63,7 @@ def test_of_two_processes_that_replace_a_part_both_leave_one_with_its_digest(tmp
 def test_the_part_of_a_turn(tmp_path, wanted):
     run = write_extract(tmp_path / "run", {name: talk("x", "y", "z", "w") for name in "abcd"}, per_part=1)
     expected = {name: "abcd".index(name[0]) for name in wanted if name[:1] in tuple("abcd") and len(name) == 3}
-    assert parts_of_turns(run, wanted) == expected
+    assert find_parts(run, wanted) == expected
 
 
 def test_the_part_of_a_turn_is_found_without_reading_the_others(tmp_path, monkeypatch):
@@ -77,5 +77,5 @@ def test_the_part_of_a_turn_is_found_without_reading_the_others(tmp_path, monkey
         return whole(run, table, part, columns)
 
     monkeypatch.setattr(opdkit.store.reading, "read_arrow", counted)
-    assert parts_of_turns(run, ["c:1"]) == {"c:1": 2}
+    assert find_parts(run, ["c:1"]) == {"c:1": 2}
     assert read == [(2, ["turn_id"])]

@@ -16,8 +16,8 @@ from opdkit.judge import stage as judge
 from opdkit.store import reviews
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.part_writer import Stage
-from opdkit.store.reading import part_count, read_all, read_part
-from opdkit.store.reviews import ConflictError, Review, ReviewLog, apply_review, reviews_in_force
+from opdkit.store.reading import count_parts, read_all, read_part
+from opdkit.store.reviews import ConflictError, Review, ReviewLog, apply_review, read_reviews_in_force
 from opdkit.store.tables import REVIEWS, VERDICTS
 
 
@@ -53,17 +53,17 @@ def strike(turn_id: str) -> Review:
 def test_the_last_decision_on_a_turn_counts_and_a_strike_withdraws_it(run):
     reviews.append(run, [set_reward("s0:1", 1), set_reward("s1:1", 0)])
     reviews.append(run, [set_hint("s0:1", "Use Celsius.")])
-    assert reviews_in_force(run)["s0:1"].decided == {"hint": "Use Celsius."}, (
+    assert read_reviews_in_force(run)["s0:1"].decided == {"hint": "Use Celsius."}, (
         "a decision replaces the one before, whole"
     )
     reviews.append(run, [strike("s0:1"), strike("s3:3")])
-    assert {name: r.decided for name, r in reviews_in_force(run).items()} == {"s1:1": {"reward": 0}}
+    assert {name: r.decided for name, r in read_reviews_in_force(run).items()} == {"s1:1": {"reward": 0}}
     reviews.append(run, [set_reward("s0:1", None)])
-    assert reviews_in_force(run)["s0:1"].decided == {"reward": None}
+    assert read_reviews_in_force(run)["s0:1"].decided == {"reward": None}
 
 
 def test_nobody_has_decided_anything(run):
-    assert reviews_in_force(run) == {}
+    assert read_reviews_in_force(run) == {}
     assert list(map(dict, read_all(run, "verdicts"))) == [v for k in (0, 1) for v in decided(run, k)]
 
 
@@ -118,7 +118,7 @@ def test_the_verdicts_do_not_change_and_overwriting_them_leaves_the_decisions(ru
     with pytest.raises(ConfigError):
         judge.run(JudgeConfig(run=run, judge="rules", limit=3, shard="0/1"))
     judge.run(JudgeConfig(run=run, judge="rules", limit=3, overwrite=True, shard="0/1"))
-    assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
+    assert read_reviews_in_force(run)["s0:1"].decided == {"reward": 1}
     assert next(v for v in decided(run, 0) if v["turn_id"] == "s0:1")["reward_status"] == "reviewed"
     assert not list(run.glob(".judge-*")), "what was discarded is gone"
 
@@ -130,11 +130,11 @@ def test_killed_while_overwriting_no_part_outlives_the_manifest_and_no_decision_
             _die_after(patch, moves)
             with pytest.raises(KeyboardInterrupt):
                 judge.run(JudgeConfig(run=run, judge="rules", votes=moves + 1, overwrite=True, shard="0/1"))
-        assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
+        assert read_reviews_in_force(run)["s0:1"].decided == {"reward": 1}
         assert (run / "judge" / "manifest.json").exists() or not list((run / "judge").glob("verdicts/*"))
     judge.run(JudgeConfig(run=run, judge="rules", votes=9, overwrite=True, shard="0/1"))
-    assert part_count(run, "judge") == 2
-    assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
+    assert count_parts(run, "judge") == 2
+    assert read_reviews_in_force(run)["s0:1"].decided == {"reward": 1}
 
 
 def _die_after(patch, moves: int) -> None:
@@ -172,8 +172,8 @@ def test_reviewers_at_the_same_time_lose_nothing(run):
     for name in "abc":
         own = [review for review in every if review.reviewer == name and review.note]
         assert [review.note for review in own] == [f"{name}{n}" for n in range(12)]
-    assert log.in_force() == reviews_in_force(run)
-    assert reviews_in_force(run)["s0:1"].note in ("a11", "b11", "c11")
+    assert log.in_force() == read_reviews_in_force(run)
+    assert read_reviews_in_force(run)["s0:1"].note in ("a11", "b11", "c11")
 
 
 def test_who_comes_while_another_writes_waits_and_is_numbered_after_it(run, monkeypatch):
@@ -230,7 +230,7 @@ def test_a_file_that_was_replaced_since_it_was_read_is_refused(run):
     for look in (log.in_force, lambda: log.append([set_reward("s1:1", 1)])):
         with pytest.raises(OpdkitError, match="was replaced"):
             look()
-    assert {name: review.reward for name, review in reviews_in_force(run).items()} == dict.fromkeys(names, 0)
+    assert {name: review.reward for name, review in read_reviews_in_force(run).items()} == dict.fromkeys(names, 0)
 
 
 @pytest.mark.parametrize("lost", [1, 150, 290])
@@ -242,10 +242,10 @@ def test_killed_while_writing_a_decision_is_there_whole_or_not_at_all(run, capsy
     reviews.append(run, [set_reward("s0:1", -1), set_reward("s1:1", -1)])
     torn = path.read_bytes()[len(whole) : -lost]
     path.write_bytes(whole + torn)
-    assert {name: review.reward for name, review in reviews_in_force(run).items()} == {"s0:1": 1}
+    assert {name: review.reward for name, review in read_reviews_in_force(run).items()} == {"s0:1": 1}
     assert path.read_bytes() == whole + torn, "whoever reads changes nothing"
     reviews.append(run, [set_reward("s3:3", 0)])
-    assert {name: review.reward for name, review in reviews_in_force(run).items()} == {"s0:1": 1, "s3:3": 0}
+    assert {name: review.reward for name, review in read_reviews_in_force(run).items()} == {"s0:1": 1, "s3:3": 0}
     assert path.with_name(reviews.TORN).read_bytes() == torn + b"\n"
     assert reviews.TORN in capsys.readouterr().err
 
@@ -275,7 +275,7 @@ def test_a_damaged_line_is_named(run, damage):
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second.replace(*damage, 1))
     with pytest.raises(OpdkitError, match=r"decisions\.jsonl.* 0 "):
-        reviews_in_force(run)
+        read_reviews_in_force(run)
 
 
 def test_a_log_reads_each_line_once(run, monkeypatch):
@@ -319,12 +319,12 @@ def test_decisions_of_version_0_1_0_count(run):
         old = row | {"ordinal": ordinal, "reward": reward, "hint": None, "note": "old"}
         pd.DataFrame([old]).to_parquet(path.with_name(f"review-{ordinal:08d}-0123abcd.parquet"))
     path.unlink()
-    assert (reviews_in_force(run)["s0:1"].reward, reviews_in_force(run)["s0:1"].note) == (-1, "old")
+    assert (read_reviews_in_force(run)["s0:1"].reward, read_reviews_in_force(run)["s0:1"].note) == (-1, "old")
     reviews.append(run, [set_reward("s1:1", 1)])
     assert [review.ordinal for review in ReviewLog(run).all_reviews()] == [0, 1, 2]
     path.with_name("review-00000001-0123abcd.parquet").write_bytes(b"PAR1")
     with pytest.raises(OpdkitError, match=r"review-00000001-0123abcd\.parquet"):
-        reviews_in_force(run)
+        read_reviews_in_force(run)
 
 
 def test_a_draw_depends_on_the_ids_alone():

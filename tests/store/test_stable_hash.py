@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import is_held_out
 
@@ -19,5 +19,5 @@ def test_one_text_is_hashed_as_it_is_and_several_parts_as_json():
 def test_seeds_that_were_used_before():
     """Other values would change replies, votes and held-out sessions."""
     assert stable_hash(0, "chat.jsonl:17:3", "reward", 1, bits=31) == 539_679_796
-    assert random_stream(3, "chat.jsonl:17:3", 0).initial_seed() == 7_785_693_306_348_384_297
+    assert make_random_stream(3, "chat.jsonl:17:3", 0).initial_seed() == 7_785_693_306_348_384_297
     assert [n for n in range(40) if is_held_out(f"chat.jsonl:{n}", 0.1)] == [0, 2, 7, 12, 14, 18, 32, 34]

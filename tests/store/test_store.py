@@ -19,10 +19,10 @@ from opdkit.config.fields import StageConfig, option
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import move_into_place
 from opdkit.store.counters import Counters, Summary, read_counters
-from opdkit.store.digests import file_digest, read_digests
+from opdkit.store.digests import digest_file, read_digests
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import check_options, differences, fingerprint, manifest, model_identity
-from opdkit.store.reading import part_path, parts_of_turns, read_all, read_part, sessions_within
+from opdkit.store.plans import check_options, differences, fingerprint, identify_model, manifest
+from opdkit.store.reading import count_sessions_within, find_parts, part_path, read_all, read_part
 from opdkit.store.run_table import RunTable
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
@@ -254,7 +254,7 @@ def test_a_model_that_lies_elsewhere_is_no_other_plan(tmp_path):
         model, *paths = (str(tmp_path / path) if "/" in path else path for path in (model, *others))
         config = Named(run=tmp_path / "run", model=model, others=(*paths, f"big={paths[0]}"))
         check_options(config, "extract")
-        inputs = {"model": model_identity(model), "teachers": {path: model_identity(path) for path in paths}}
+        inputs = {"model": identify_model(model), "teachers": {path: identify_model(path) for path in paths}}
         return Stage.open(config, "extract", [REJECTED], parts=1, inputs=inputs)
 
     first = resume("old/a", ("old/b", "hub-name"))
@@ -384,7 +384,7 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
     path = run / "extract" / "rejected" / "part-00000.parquet"
     assert read_part(run, "rejected", 0)[0]["detail"] in ("first", "second")
     assert read_counters(path).rows_out == 1
-    assert file_digest(path) in read_digests(run / "extract")["rejected", 0]
+    assert digest_file(path) in read_digests(run / "extract")["rejected", 0]
     assert not list((run / "extract" / ".tmp").iterdir())
 
 
@@ -420,7 +420,7 @@ def test_a_digest_is_recorded_of_each_part(tmp_path):
     stage = opened(tmp_path)
     fill(stage)
     for part in range(4):
-        assert read_digests(stage.folder)["rejected", part] == {file_digest(part_path(tmp_path, "rejected", part))}
+        assert read_digests(stage.folder)["rejected", part] == {digest_file(part_path(tmp_path, "rejected", part))}
     (stage.folder / ".digests" / "of somebody else").touch()
     assert len(read_digests(stage.folder)) == 4
 
@@ -524,23 +524,23 @@ def test_limit_counts_sessions_over_the_parts(tmp_path):
             out.rows("sessions", [
                 {"session_id": f"{part}:{i}", "source": "a", "line": 1, "format": "openai", "model": None,
                  "messages": [], "tools": None, "metadata": None, "tree": None} for i in range(2)])  # fmt: skip
-    assert sessions_within(tmp_path, 1, None) is None
-    assert [sessions_within(tmp_path, part, 3) for part in range(3)] == [3, 1, 0]
+    assert count_sessions_within(tmp_path, 1, None) is None
+    assert [count_sessions_within(tmp_path, part, 3) for part in range(3)] == [3, 1, 0]
     damaged = part_path(tmp_path, "sessions", 1)
     damaged.write_bytes(damaged.read_bytes()[:-9])
     with pytest.raises(OpdkitError, match="--recompute"):
-        sessions_within(tmp_path, 2, 3)
+        count_sessions_within(tmp_path, 2, 3)
     damaged.unlink()
     with pytest.raises(OpdkitError, match="is not there"):
-        sessions_within(tmp_path, 2, 3)
+        count_sessions_within(tmp_path, 2, 3)
 
 
 def test_a_damaged_part_of_the_turns_is_named(tmp_path):
     write_extract(tmp_path, {"a": talk("u", "a", "v")})
-    assert parts_of_turns(tmp_path, ["a:1"]) == {"a:1": 0}
+    assert find_parts(tmp_path, ["a:1"]) == {"a:1": 0}
     path = part_path(tmp_path, "turns", 0)
     path.write_bytes(path.read_bytes()[:-9])
-    for read in (lambda: parts_of_turns(tmp_path, ["a:1"]), lambda: len(RunTable(tmp_path, "turns"))):
+    for read in (lambda: find_parts(tmp_path, ["a:1"]), lambda: len(RunTable(tmp_path, "turns"))):
         with pytest.raises(OpdkitError, match=str(path)):
             read()
 
@@ -561,12 +561,12 @@ def test_an_option_that_is_off_is_no_difference_to_a_plan_from_before_it():
 def test_model_identity_notices_one_changed_block(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(5 << 20))
-    before = model_identity(str(tmp_path))
+    before = identify_model(str(tmp_path))
     data = bytearray(weights.read_bytes())
     data[: 1 << 16] = b"x" * (1 << 16)
     weights.write_bytes(data)
-    assert model_identity(str(tmp_path)) != before
-    assert model_identity("name/on-the-hub") == {"name": "name/on-the-hub"}
+    assert identify_model(str(tmp_path)) != before
+    assert identify_model("name/on-the-hub") == {"name": "name/on-the-hub"}
 
 
 def test_rows_keep_their_order(tmp_path):
@@ -579,8 +579,8 @@ def test_rows_keep_their_order(tmp_path):
 
 def test_a_path_where_no_model_is_binds_no_plan():
     with pytest.raises(OpdkitError, match="is not there"):
-        model_identity("/nowhere/model")
-    assert model_identity("Qwen/Qwen3-4B") == {"name": "Qwen/Qwen3-4B"}
+        identify_model("/nowhere/model")
+    assert identify_model("Qwen/Qwen3-4B") == {"name": "Qwen/Qwen3-4B"}
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"fingerprint": 1, "plan": {}}'])

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import fields_of
 from opdkit.errors import OpdkitError
-from opdkit.store.tables import APPENDED, PRIMARY, REJECTED, SESSIONS, TABLES, TARGETS, TURNS, parquet_options, to_arrow
+from opdkit.store.tables import (
+    APPENDED,
+    PRIMARY,
+    REJECTED,
+    SESSIONS,
+    TABLES,
+    TARGETS,
+    TURNS,
+    choose_parquet_options,
+    to_arrow,
+)
 
 MESSAGE = {"role": "user", "content": "hi", "reasoning": None, "name": None, "tool_call_id": None, "tool_calls": []}
 SESSION = {"session_id": "a:1", "source": "a", "line": 1, "format": "openai", "model": None, "messages": [MESSAGE],
@@ -160,7 +170,7 @@ def test_messages_that_branches_share_are_stored_once(tmp_path):
         rows = [SESSION | {"session_id": f"a:1#branch-{n}", "messages": [*shared, MESSAGE | {"content": f"{n}"}]}
                 for n in range(branches)]  # fmt: skip
         path = tmp_path / f"{branches}.parquet"
-        pq.write_table(to_arrow(SESSIONS, rows), path, **parquet_options(SESSIONS.schema))
+        pq.write_table(to_arrow(SESSIONS, rows), path, **choose_parquet_options(SESSIONS.schema))
         assert pq.read_table(path).to_pylist()[-1] == rows[-1]
         return path.stat().st_size
 

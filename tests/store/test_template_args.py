@@ -9,7 +9,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.part_writer import Stage
 from opdkit.store.tables import TARGETS
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 
 ON, OFF = ("enable_thinking=true",), ("enable_thinking=false",)
 
@@ -26,16 +26,16 @@ def run(tmp_path: Path) -> Path:
     ("given", "binding", "holding"), [((), True, OFF), (OFF, True, OFF), ((), False, OFF), (ON, False, ON)]
 )
 def test_what_is_recorded_holds_unless_the_stage_samples_for_itself(run, given, binding, holding) -> None:
-    assert template_args_of(run, "teacher", given, binding=binding) == holding
+    assert choose_template_args(run, "teacher", given, binding=binding) == holding
 
 
 def test_another_argument_is_refused_where_it_binds(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"--template-arg .*true.*teacher.*false"):
-        template_args_of(run, "teacher", ON)
+        choose_template_args(run, "teacher", ON)
 
 
 def test_a_stage_that_recorded_none_or_that_is_not_there(run: Path) -> None:
-    assert template_args_of(run, "extract", ON) == ON  # a run of a log, not of fresh replies
-    assert template_args_of(run, "train", ON, binding=False) == ON
+    assert choose_template_args(run, "extract", ON) == ON  # a run of a log, not of fresh replies
+    assert choose_template_args(run, "train", ON, binding=False) == ON
     with pytest.raises(OpdkitError, match="train"):
-        template_args_of(run, "train", ON)
+        choose_template_args(run, "train", ON)

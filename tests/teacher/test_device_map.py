@@ -14,7 +14,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.model.load import input_device, load_model
+from opdkit.model.load import find_input_device, load_model
 from opdkit.teacher import models as policies
 from opdkit.teacher import stage as teacher
 
@@ -68,7 +68,7 @@ def test_layers_on_a_gpu_and_on_the_cpu_give_the_same_rows(run, monkeypatch):
 
 def test_input_device_of_a_model_that_is_not_spread_is_its_own():
     model = load_model(str(MODEL), device="cpu", dtype="float32")
-    assert input_device(model) == model.device == torch.device("cpu")
+    assert find_input_device(model) == model.device == torch.device("cpu")
 
 
 def test_what_does_not_go_with_it_is_refused(tmp_path, monkeypatch):

@@ -16,13 +16,13 @@ from opdkit.chat.template import Chat
 from opdkit.commands.check.stage import examine
 from opdkit.commands.export import command as export
 from opdkit.commands.report.collect import collect
-from opdkit.commands.turns.view import turn_view
+from opdkit.commands.turns.view import read_turn_view
 from opdkit.config.export import ExportConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.rollout import RolloutConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.votes import Answer
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, sample
 from opdkit.rollout import stage as rollout
 from opdkit.store.part_writer import Stage
@@ -39,8 +39,8 @@ from opdkit.teacher.hint_checks import (
     NOT_NEEDED,
     REPLIES_CUT_OFF,
     WORSE,
-    hint_judge_options,
-    status_of,
+    choose_hint_judge,
+    decide_status,
 )
 
 OPTIONS = {"check_hints": 3, "max_new_tokens": 8, "top_k": 3}
@@ -95,7 +95,7 @@ def judge(monkeypatch):
     ],
 )
 def test_what_becomes_of_a_hint(pairs, status):
-    assert status_of(pairs) == status
+    assert decide_status(pairs) == status
 
 
 def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(run, config, judge, tiny_model_dir):
@@ -108,7 +108,7 @@ def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(run, c
     for row in rows:
         for ids in prompts_of(run, tiny_model_dir, row, "last-user"):
             for k in range(3):
-                request = Request(ids, [random_stream(0, "check", row["turn_id"], k)])
+                request = Request(ids, [make_random_stream(0, "check", row["turn_id"], k)])
                 [[reply]] = sample(scorer.student.model, [request], temperature=1.0, max_new_tokens=8,
                                    stop_ids=chat.stop_ids, batch_tokens=999)  # fmt: skip
                 text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
@@ -349,16 +349,16 @@ def test_a_server_judges_in_the_words_of_the_plan(run, config, tmp_path, monkeyp
 
 
 def test_the_judge_of_the_run_is_the_default(run, config):
-    assert hint_judge_options(config(run)) == {}
-    assert hint_judge_options(config(run, check_hints=2, judge_model="x")) == {}
-    assert hint_judge_options(config(run, check_hints=2)) == {"judge_model": config(run).model}, (
+    assert choose_hint_judge(config(run)) == {}
+    assert choose_hint_judge(config(run, check_hints=2, judge_model="x")) == {}
+    assert choose_hint_judge(config(run, check_hints=2)) == {"judge_model": config(run).model}, (
         "rules cannot judge a reply"
     )
     path = run / "judge/manifest.json"
     document = json.loads(path.read_text())
     document["configuration"] |= {"judge": "endpoint", "judge_model": "big", "judge_url": "http://a/v1"}
     path.write_text(json.dumps(document))
-    assert hint_judge_options(config(run, check_hints=2)) == {"judge_model": "big", "judge_url": "http://a/v1"}
+    assert choose_hint_judge(config(run, check_hints=2)) == {"judge_model": "big", "judge_url": "http://a/v1"}
 
 
 def test_the_student_judges_itself_without_a_second_copy(run, config, monkeypatch):
@@ -412,10 +412,10 @@ def export_rows(run: Path, **options) -> tuple[list[dict], Counter]:
 
 
 def test_show_says_that_a_hint_was_dropped(checked):
-    verdict = turn_view(checked, "s1b:2")["verdict"]
+    verdict = read_turn_view(checked, "s1b:2")["verdict"]
     assert (verdict["hint"], verdict["hint_status"]) == (None, NO_BETTER)
     assert verdict["candidates"] == [{"hint": NOT_HELPING, "status": f"left out by --check-hints: {NO_BETTER}"}]
-    assert turn_view(checked, "s0a:2")["verdict"]["hint_status"] == "ok"
+    assert read_turn_view(checked, "s0a:2")["verdict"]["hint_status"] == "ok"
 
 
 def test_exports_leave_a_dropped_hint_out(tmp_path, run, checked):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from opdkit.errors import ConfigError
 from opdkit.model.load import load_template
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Sample
 from opdkit.store.reading import read_all
 from opdkit.teacher import samples
@@ -60,7 +60,7 @@ def test_a_draw_is_the_first_token_of_its_own_stream(run, config, tiny_model_dir
         _, prompt = prompts_of(run, tiny_model_dir, row, "last-user")
         with torch.no_grad():
             below = model(torch.tensor([prompt])).logits[0, -1].softmax(-1).double().cumsum(-1)
-        stream = random_stream(0, "written", row["turn_id"], row["written"])
+        stream = make_random_stream(0, "written", row["turn_id"], row["written"])
         drawn = torch.rand((), generator=stream, dtype=torch.float64) * below[-1]
         assert row["response_ids"][0] == int((below <= drawn).sum())
 
@@ -92,7 +92,7 @@ def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config,
 
 
 def test_no_room_for_a_reply_is_counted(run, config, monkeypatch):
-    monkeypatch.setattr(samples, "reply_room", lambda longest, most: most)
+    monkeypatch.setattr(samples, "choose_reply_room", lambda longest, most: most)
     longest = max(r["prompt_tokens"] + len(r["response_ids"]) for r in _scored(run, config))
     summary = teacher.run(
         config(run, overwrite=True, max_tokens=longest + 40, teacher_samples=1, max_new_tokens=longest)

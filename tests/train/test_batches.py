@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from toy_turns import toy_turn
 
-from opdkit.train.batches import Step, count_steps, draw_steps, requested_ids, tokens_of
+from opdkit.train.batches import Step, collect_ids, collect_tokens, count_steps, draw_steps
 from opdkit.train.targets import Support
 
 
@@ -91,7 +91,7 @@ def test_sessions_come_by_their_mean_strength_and_apart_by_phase() -> None:
 
 def test_what_a_turn_does_not_have_is_nan() -> None:
     """Missing log-probs and rewards: never 0.0, which is probability 1."""
-    tokens = tokens_of([toy_turn(teacher=(-0.5, -0.25)), toy_turn(reward=-1, sampled=(True, False))])
+    tokens = collect_tokens([toy_turn(teacher=(-0.5, -0.25)), toy_turn(reward=-1, sampled=(True, False))])
     assert tokens.teacher_logprobs_N[:2].tolist() == [-0.5, -0.25]
     assert tokens.teacher_logprobs_N[2:].isnan().all()
     assert tokens.reward_N[:2].isnan().all()
@@ -108,11 +108,11 @@ def test_supports_stand_beside_turns_without_one() -> None:
     support = Support(np.array([[5, 6, 7], [7, 8, 9]], np.int32), np.full((2, 3), -1, np.float16),
                       np.full((2, 3), -2, np.float16))  # fmt: skip
     turns = [toy_turn(reward=1), toy_turn(teacher=(-1, -1), support=support, behavior=(-3, -4))]
-    tokens = tokens_of(turns)
+    tokens = collect_tokens(turns)
     assert tokens.supported_N.tolist() == [False, False, True, True]
     assert tokens.support_ids_NK.tolist() == [[0, 0, 0]] * 2 + [[5, 6, 7], [7, 8, 9]]
     assert tokens.support_ids_NK.dtype == torch.int64
-    ids = requested_ids(turns, tokens)
+    ids = collect_ids(turns, tokens)
     assert ids[:, 0].tolist() == [token for turn in turns for token in turn.response_ids.tolist()]
     assert torch.equal(ids[:, 1:], tokens.support_ids_NK)
     assert tokens.support_old_NK[:2].isnan().all()
@@ -128,4 +128,4 @@ def test_praise_marks_the_tokens_of_the_reply_in_its_support() -> None:
     turns = [praised, replace(praised, shaped_reward=0.0), toy_turn("neutral", reward=0, support=support),
              toy_turn("bare", reward=1)]  # fmt: skip
     assert praised.response_ids.tolist() == [0, 1]
-    assert tokens_of(turns).praised_NK.tolist() == [[False, True], *[[False, False]] * 7]
+    assert collect_tokens(turns).praised_NK.tolist() == [[False, True], *[[False, False]] * 7]

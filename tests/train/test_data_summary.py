@@ -14,7 +14,7 @@ from toy_turns import set_of, toy_turn
 
 from opdkit.config.judge import WARNINGS
 from opdkit.config.rollout import RolloutConfig
-from opdkit.config.train import epochs_over
+from opdkit.config.train import fit_epochs
 from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import judge_kind
@@ -80,7 +80,7 @@ def test_the_epochs_are_found_and_counted(run, plain_model_dir, capsys) -> None:
     told = dict(re.split(r"  +", text.strip(), maxsplit=1) for text in capsys.readouterr().out.splitlines())
     train.run(train_config(run, plain_model_dir, objective="binary", epochs=None, holdout=0.3))
     rows = list(read_all(run, "metrics"))
-    assert int(told["epochs"]) == rows[-1]["epoch"] == epochs_over(int(told["optimizer steps"]) // 10) == 10
+    assert int(told["epochs"]) == rows[-1]["epoch"] == fit_epochs(int(told["optimizer steps"]) // 10) == 10
     assert int(told["optimizer steps"]) == len(rows)
     assert "if much is left to learn" not in told, "nothing would see it: no turn is left for a validation"
     assert f"{len(rows)} optimizer steps in 10 epochs" in capsys.readouterr().err

@@ -8,12 +8,18 @@ import pytest
 from safetensors.torch import load_file
 from scored_runs import train_config
 
-from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS, epochs_over
+from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS, fit_epochs
 from opdkit.errors import ConfigError
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective.terms import Objective
-from opdkit.train.schedule import FULL_LEARNING_RATE, LORA_LEARNING_RATE, make_objectives, objective_at, position_at
+from opdkit.train.schedule import (
+    FULL_LEARNING_RATE,
+    LORA_LEARNING_RATE,
+    choose_objective,
+    find_position,
+    make_objectives,
+)
 
 
 def weights(**options) -> list[dict[str, float]]:
@@ -55,22 +61,22 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
 
 def test_as_many_epochs_as_make_enough_steps() -> None:
     """7 epochs of 13 steps make 91."""
-    assert {steps: epochs_over(steps) for steps in (0, 1, 9, 10, 13, 90, 91, 10**6)} == {
+    assert {steps: fit_epochs(steps) for steps in (0, 1, 9, 10, 13, 90, 91, 10**6)} == {
         0: 10, 1: 10, 9: 10, 10: 9, 13: 7, 90: 1, 91: 1, 10**6: 1,
     }  # fmt: skip
     for steps in range(1, 200):
-        epochs = epochs_over(steps)
+        epochs = fit_epochs(steps)
         assert epochs == MOST_EPOCHS or ENOUGH_STEPS <= epochs * steps < ENOUGH_STEPS + steps
 
 
 def test_clip_bounds_move_linearly_from_the_first_step_to_the_last() -> None:
     config = train_config(Path("run"), Path("model"), clip_low=0.2, clip_low_end=0.1, clip_high=0.28)
     (objective,) = make_objectives(config)
-    assert [objective_at(objective, config, n, 5).clip_low for n in (1, 2, 3, 4, 5)] == pytest.approx(
+    assert [choose_objective(objective, config, n, 5).clip_low for n in (1, 2, 3, 4, 5)] == pytest.approx(
         [0.2, 0.175, 0.15, 0.125, 0.1]
     )
-    assert {objective_at(objective, config, n, 5).clip_high for n in (1, 3, 5)} == {0.28}
-    assert objective_at(objective, config, 1, 1).clip_low == 0.2
+    assert {choose_objective(objective, config, n, 5).clip_high for n in (1, 3, 5)} == {0.28}
+    assert choose_objective(objective, config, 1, 1).clip_low == 0.2
 
 
 # -- the learning rate ----------------------------------------------------------------------------------------------
@@ -85,18 +91,18 @@ SHARES = {
 @pytest.mark.parametrize("schedule", SHARES)
 def test_the_rate_of_every_step(schedule: str) -> None:
     config = train_config(Path("run"), Path("model"), schedule=schedule, warmup_steps=2, learning_rate=0.4)
-    rates = [position_at(config, step, 6).rate for step in range(1, 7)]
+    rates = [find_position(config, step, 6).rate for step in range(1, 7)]
     assert rates == pytest.approx([0.4 * share for share in SHARES[schedule]], rel=1e-12)
 
 
 def test_the_default_rates_and_the_ends_of_the_schedule() -> None:
     for lora_rank, peak in ((0, FULL_LEARNING_RATE), (4, LORA_LEARNING_RATE)):
         config = train_config(Path("run"), Path("model"), learning_rate=None, lora_rank=lora_rank)
-        rates = [position_at(config, step, 100).rate for step in range(1, 101)]
+        rates = [find_position(config, step, 100).rate for step in range(1, 101)]
         assert rates[0] == peak
         assert rates[50] == pytest.approx(peak / 2)
         assert 0 < rates[-1] < peak / 1000
-    assert position_at(config, 1, 1).rate == LORA_LEARNING_RATE
+    assert find_position(config, 1, 1).rate == LORA_LEARNING_RATE
 
 
 @pytest.mark.parametrize("schedule", SHARES)

@@ -144,13 +144,13 @@ def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir, cap
 def test_a_step_without_advantages_changes_no_weight(tmp_path, plain_model_dir, monkeypatch) -> None:
     """Momentum and weight decay would move the weights; the schedule goes on."""
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red blue", n % 2)]) for n in range(8)])
-    step, kept = train.optimizer_step, []
+    step, kept = train.take_optimizer_step, []
 
     def recorded(training, *args):
         kept.append([p.detach().clone() for p in training.model.parameters()])
         return step(training, *args)
 
-    monkeypatch.setattr(train, "optimizer_step", recorded)
+    monkeypatch.setattr(train, "take_optimizer_step", recorded)
     options = {"objective": "binary", "batch_turns": 1, "weight_decay": 0.1, "epochs": 2, "learning_rate": 1e-4}
     summary = train.run(train_config(run, plain_model_dir, **options))
     rows = list(read_all(run, "metrics"))

@@ -108,8 +108,8 @@ def test_memory_options_change_on_the_way(run, plain_model_dir, monkeypatch) -> 
     assert [path.name for path in (run / "train/checkpoints").glob("step-*")] == ["step-00000002.pt"]
     with pytest.raises(AnotherPlanError, match=r"has written \(1 file\)"):
         train.run(train_config(run, plain_model_dir, **options, learning_rate=1e-9))
-    seen, step = [], train.optimizer_step
-    monkeypatch.setattr(train, "optimizer_step", lambda *given: seen.append(1) or step(*given))
+    seen, step = [], train.take_optimizer_step
+    monkeypatch.setattr(train, "take_optimizer_step", lambda *given: seen.append(1) or step(*given))
     train.run(train_config(run, plain_model_dir, **options, micro_batch_tokens=64, gradient_checkpointing=True))
     assert len(list(read_all(run, "metrics"))) == len(seen) + 2
 

@@ -21,7 +21,7 @@ from opdkit.train import stage as train
 from opdkit.train import step as optimizer_steps
 from opdkit.train import training_set, trust_region
 from opdkit.train.policy import Policy
-from opdkit.train.schedule import Position, position_at
+from opdkit.train.schedule import Position, find_position
 from opdkit.train.targets import Turn, load_turns
 from opdkit.train.training import Training
 from opdkit.train.trust_region import (
@@ -149,7 +149,7 @@ def test_every_search_begins_at_a_small_rate(tmp_path, options, first, share_of_
         student["a"].weight.fill_(0.5)
         student["b"].weight.fill_(-0.2)
         student["b"].bias.fill_(1e3)  # a vector does not count
-    trust, peak = make_trust_region(config, student), position_at(config, 1, 10).rate
+    trust, peak = make_trust_region(config, student), find_position(config, 1, 10).rate
     largest = 0.01 * math.sqrt((32 * 0.5**2 + 24 * 0.2**2) / 56) if config.step_limit else math.inf
     assert trust.factor * peak == pytest.approx(first)
     assert trust.max_factor * peak == pytest.approx(min(largest, share_of_peak * peak))

@@ -23,7 +23,7 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.commands.check.stage import examine
 from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model, load_template, load_tokenizer
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
@@ -123,7 +123,7 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, vali
         hint = hints[turn.turn_id]
         prompt = chat.prompt_ids(messages, None)
         teacher = chat.prompt_ids(with_hint(messages, hint, "last-user"), None) if hint else prompt
-        streams = [random_stream(validation.config.seed, "validation", turn.turn_id, 0)]
+        streams = [make_random_stream(validation.config.seed, "validation", turn.turn_id, 0)]
         ((reply,),) = sample(after, [Request(prompt, streams)], temperature=1.0, batch_tokens=8192,
                              max_new_tokens=validation.max_new_tokens, stop_ids=chat.stop_ids)  # fmt: skip
         ended.append(reply.finish_reason == "stop")
@@ -505,7 +505,7 @@ def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_ra
     run, plain_model_dir, monkeypatch, scored_as, scores, back: int
 ) -> None:
     """With an optimizer that remembers nothing."""
-    weights, begins, step = scored_as(scores), [], train.optimizer_step
+    weights, begins, step = scored_as(scores), [], train.take_optimizer_step
 
     def watched(training, *args):
         before = {name: p.detach().clone() for name, p in training.student.named_parameters()}
@@ -514,7 +514,7 @@ def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_ra
         begins[-1] += (training.trust.factor,)
         return done
 
-    monkeypatch.setattr(train, "optimizer_step", watched)
+    monkeypatch.setattr(train, "take_optimizer_step", watched)
     train.run(train_config(run, plain_model_dir, **BACK))
     before, moments, factor, _ = begins[4]
     assert all(torch.equal(before[name], value) for name, value in weights[back].items())

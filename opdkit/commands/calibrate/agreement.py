@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.evaluate.bootstrap import FEWEST, Interval, quantile_interval, resample_sums, share_interval
+from opdkit.evaluate.bootstrap import FEWEST, Interval, compute_quantile_interval, resample_sums, share_interval
 
 CLASSES = (-1, 0, 1)
 Matrix = NDArray[np.float64]
@@ -112,7 +112,7 @@ def score_majority(majority: str, confusions_S: Matrix, weights: str, seed: int,
     share, beyond_chance = (None if np.isnan(x) else float(x) for x in (accuracy(matrix), kappa(matrix, weights)))
     share_span = share_interval(accuracy(resampled_B), share, sessions)
     values = kappa(resampled_B, weights), accuracy(resampled_B) - accuracy(plain_B)
-    kappa_span, gain_span = (quantile_interval(x) if sessions >= FEWEST else None for x in values)
+    kappa_span, gain_span = (compute_quantile_interval(x) if sessions >= FEWEST else None for x in values)
     return MajorityScore(majority, int(matrix.sum()), share, share_span, beyond_chance, kappa_span, gain_span)
 
 

@@ -8,15 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from opdkit.commands.turns.nearest import nearest_turns
+from opdkit.commands.turns.nearest import suggest_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.judge.votes import NOT_BY_VOTES, confidences_of, reward_of
+from opdkit.judge.votes import NOT_BY_VOTES, choose_reward, list_confidences
 from opdkit.store.plans import manifest
-from opdkit.store.reading import part_count, read_all, read_arrow, sessions_within, summary_of
-from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, reviews_in_force
-from opdkit.store.spreadsheet import csv_rows, read_utf8, unescape
+from opdkit.store.reading import count_parts, count_sessions_within, read_all, read_arrow, summary_of
+from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, read_reviews_in_force
+from opdkit.store.spreadsheet import read_csv_rows, read_utf8, unescape
 from opdkit.store.turn_ids import session_of
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Judged:
     @property
     def rewards(self) -> dict[str, int | None]:
         """Return the reward as stored, by the plain and the weighed majority of the votes, and by the first judge."""
-        plain, weighed = (reward_of(self.scores, weights).reward for weights in (None, self.weights))
+        plain, weighed = (choose_reward(self.scores, weights).reward for weights in (None, self.weights))
         return {"stored": self.reward, "plain": plain, "weighed": weighed, "first": self.first_reward}
 
 
@@ -162,7 +162,7 @@ def read_review_labels(run: Path) -> Labels:
     reward as it is labels the turn with the reward of the votes. Where nobody has come to the sample, all decisions are
     labels, with a warning among the `examples`. Raises OpdkitError where there are none.
     """
-    decided = {name: review for name, review in reviews_in_force(run).items() if review.chosen != GROUP}
+    decided = {name: review for name, review in read_reviews_in_force(run).items() if review.chosen != GROUP}
     order = order_of_draw(row["turn_id"] for row in read_all(run, "verdicts", ["turn_id"]))
     drawn = [n for n, name in enumerate(order, 1) if name in decided and decided[name].chosen == RANDOM]
     sample = order[: drawn[-1]] if drawn else list(decided)
@@ -192,7 +192,7 @@ def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
     if path.suffix == ".jsonl" or text.lstrip().startswith("{"):
         yield from ((line, written) for line, written in enumerate(text.split("\n"), 1) if written.strip())
         return
-    rows = csv_rows(path, text, strict=False)
+    rows = read_csv_rows(path, text, strict=False)
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     if not (set(KEYS) & set(names) and set(VALUES) & set(names)):
@@ -248,7 +248,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     verdicts: dict[tuple[str, str], list[Judged]] = {}
     plan = manifest(run, "judge")["plan"]
     is_cascade, is_weighed = "escalated" in plan["schemas"], plan["config"].get("weigh_votes")
-    for part in range(part_count(run, "judge")):
+    for part in range(count_parts(run, "judge")):
         left = read_arrow(run, "escalated", part, _FIRST_COLUMNS).to_pylist() if is_cascade else []
         votes_of_first = {row["turn_id"]: _read_votes(row) for row in left}
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
@@ -256,9 +256,9 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
                 continue
             votes, first = _read_votes(row), votes_of_first.get(row["turn_id"])
             session_id, scores = session_of(row["turn_id"]), tuple(score for score, _ in votes)
-            weights = confidences_of(first) if first and is_weighed else None
-            first_reward = reward_of([score for score, _ in first], weights).reward if first else row["reward"]
-            judged = Judged(session_id, scores, confidences_of(votes), row["reward"], row["reward_status"],
+            weights = list_confidences(first) if first and is_weighed else None
+            first_reward = choose_reward([score for score, _ in first], weights).reward if first else row["reward"]
+            judged = Judged(session_id, scores, list_confidences(votes), row["reward"], row["reward_status"],
                             row["reward_agreement"], row["hint"] is not None, bool(first), first_reward)  # fmt: skip
             for key in (("turn_id", row["turn_id"]), ("session_id", session_id)):
                 if key in labelled:
@@ -273,7 +273,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
         if reason == UNKNOWN and len(guesses) < _EXAMPLES:
             label = given[0]
             where = f"{file}:{label.line}" if file else f"review {label.line}"
-            guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}")
+            guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {suggest_turns(run, label.id)}")
     return cases, reasons, guesses
 
 
@@ -287,11 +287,11 @@ def explain_missing(run: Path, labels: list[Label]) -> Iterator[str]:
     Of a session that extract left out the run knows the input only: an id of that input counts as left out.
     """
     turns, sessions = set[str](), dict[str, bool]()  # session -> within the judge's --limit
-    limit, parts = manifest(run, "judge")["plan"]["config"].get("limit"), part_count(run, "extract")
+    limit, parts = manifest(run, "judge")["plan"]["config"].get("limit"), count_parts(run, "extract")
     for part in range(parts):
         turns.update(read_arrow(run, "turns", part, ["turn_id"])["turn_id"].to_pylist())
         names = read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()
-        within = sessions_within(run, part, limit)
+        within = count_sessions_within(run, part, limit)
         sessions |= {name: within is None or n < within for n, name in enumerate(names)}
     extract = manifest(run, "extract")["plan"]
     read, most = summary_of(run, "extract").counters.rows_in, extract["config"].get("limit")

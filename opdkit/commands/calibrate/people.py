@@ -12,7 +12,7 @@ import numpy as np
 from opdkit.commands.calibrate.agreement import CLASSES, Matrix, PeopleRow, PeopleScore, RaterScore, accuracy, kappa
 from opdkit.commands.calibrate.labels import Case
 from opdkit.commands.turns.line import signed
-from opdkit.evaluate.bootstrap import FEWEST, Array, quantile_interval, resample_sums
+from opdkit.evaluate.bootstrap import FEWEST, Array, compute_quantile_interval, resample_sums
 
 FEWEST_SHARED = 10  # turns that two raters share; kappa over fewer says little, and is mostly 0 or undefined
 
@@ -82,7 +82,7 @@ def _compare(
     rows = []
     for w, who in enumerate([*names, *(f"{names[j]} - {names[1]}" for j in others)]):
         same, value, share = (None if np.isnan(x[0, w]) else float(x[0, w]) for x in figures[:3])
-        intervals = [quantile_interval(x[:, w]) if has_intervals else None for x in figures[3:]]
+        intervals = [compute_quantile_interval(x[:, w]) if has_intervals else None for x in figures[3:]]
         if same is not None:  # people have none where each turn has one label
             rows.append(PeopleRow(against, who, same, value, intervals[0], share, intervals[1]))
     return rows

@@ -1,7 +1,7 @@
 """Rewards that fewer of the stored votes, or independent votes, would have given. Pure functions.
 
 A distribution is a dict from a reward (-1, 0, 1, or None where there is none) to its probability. Votes are counted by
-`opdkit.judge.votes.reward_of` alone, with its ties and its quorum.
+`opdkit.judge.votes.choose_reward` alone, with its ties and its quorum.
 """
 
 import math
@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from types import MappingProxyType
 
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import choose_reward
 
 Reward = int | None
 Distribution = Mapping[Reward, float]
@@ -64,7 +64,7 @@ def _list_compositions(k: int, limits: Sequence[int]) -> Iterator[Counts]:
 
 @lru_cache(maxsize=1 << 16)
 def _decide(counts: Counts) -> Reward:
-    return reward_of([score for score, n in zip(SCORES, counts, strict=True) for _ in range(n)]).reward
+    return choose_reward([score for score, n in zip(SCORES, counts, strict=True) for _ in range(n)]).reward
 
 
 def combine_rewards(how: str, rewards: Iterable[Reward]) -> Reward:

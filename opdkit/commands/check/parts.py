@@ -16,7 +16,7 @@ from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.counters import COUNTERS_KEY, PART_KEY, PLAN_KEY, TURN_COUNT, VERSION_KEY, Counters
-from opdkit.store.digests import file_digest
+from opdkit.store.digests import digest_file
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.skip_reasons import FORGOTTEN
@@ -58,7 +58,7 @@ def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: 
             footer = schema.metadata or {}
             if known is None:
                 return "its digest is gone, so nobody can say whether these are the rows that were written"
-            if file_digest(path) not in known:
+            if digest_file(path) not in known:
                 return "damaged or replaced: not the bytes that were written (xxh3_128)"
     except PermissionError as error:  # nobody knows whether it is damaged: --recompute must not remove it
         raise OpdkitError(f"{path} may not be read by this user: make it readable, then check again") from error

@@ -10,7 +10,7 @@ from opdkit.commands.check.finding import Finding
 from opdkit.config.command_line import command_line, quote
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON
-from opdkit.store.plans import changed_upstream, fingerprint, has_stage, stage_dir
+from opdkit.store.plans import find_changed_upstream, fingerprint, has_stage, stage_dir
 from opdkit.store.tables import TABLES, Table
 
 # In the order in which they are computed. (rollout writes the stages extract and judge.)
@@ -18,7 +18,7 @@ ORDER = ("extract", "judge", "teacher", "train", "eval")
 BY_PART = ("extract", "judge", "teacher")  # part k is computed from part k
 
 
-def tables_of(stage: str) -> list[Table]:
+def list_tables(stage: str) -> list[Table]:
     """Return the tables of a stage, the primary one first."""
     return [table for table in TABLES.values() if table.stage == stage]
 
@@ -69,18 +69,18 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
     """Yield what does not fit between the plan of a stage and the plans that it was bound to."""
     document = manifests[stage]
     plan = document["plan"]
-    todo = f"run `{command_again(run, stage, document)} --overwrite`"
+    todo = f"run `{rebuild_command(run, stage, document)} --overwrite`"
     finding = partial(Finding, stage, key="manifest.json", todo=todo)
-    for table in tables_of(stage):
+    for table in list_tables(stage):
         version = plan["schemas"].get(table.name)
         if version is not None and version != table.version:
             what = f"version {version} of the table; this opdkit reads {table.version}"
             yield Finding(stage, what, table.name, todo=todo)
-    changed = changed_upstream(plan, manifests)
+    changed = find_changed_upstream(plan, manifests)
     for upstream in changed:
         yield finding(f"computed from another {upstream} stage than is there now ({plan['upstream'][upstream]})")
     known = [upstream for upstream in plan["upstream"] if upstream in manifests and not changed]
-    if outdated := [one for one in known if changed_upstream(manifests[one]["plan"], manifests)]:
+    if outdated := [one for one in known if find_changed_upstream(manifests[one]["plan"], manifests)]:
         yield finding(f"computed from the {outdated[0]} stage, which is to be run again")
     for upstream in plan["upstream"]:
         if not has_stage(run, upstream):
@@ -97,7 +97,7 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
             yield finding("trained another model, or another tokenizer, than the teacher stage scored")
 
 
-def command_again(run: Path, stage: str, document: JSON) -> str:
+def rebuild_command(run: Path, stage: str, document: JSON) -> str:
     """Return the command that wrote a stage, with its options, from the manifest."""
     command = document["plan"].get("command", stage)
     options = document.get("configuration") or {}

@@ -18,8 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.console import counted
-from opdkit.judge.votes import CONFLICT, NOT_BY_VOTES, OUTCOME, WANTED_REPLIES, confidences_of, reward_of
-from opdkit.store.joined_turns import rows_with_arrays
+from opdkit.judge.votes import CONFLICT, NOT_BY_VOTES, OUTCOME, WANTED_REPLIES, choose_reward, list_confidences
+from opdkit.store.joined_turns import read_rows_with_arrays
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import EDIT, METRICS, VALIDATIONS
@@ -125,7 +125,7 @@ def _to_rows(arrow: pa.Table) -> list[Row]:
     kinds = {field.name: field.type.value_type for field in arrow.schema if pa.types.is_list(field.type)}
     nested = [name for name, kind in kinds.items() if pa.types.is_list(kind)]
     flat = [name for name, kind in kinds.items() if pa.types.is_primitive(kind)]
-    rows = rows_with_arrays(arrow.drop_columns(nested), flat)
+    rows = read_rows_with_arrays(arrow.drop_columns(nested), flat)
     for name in nested:
         for row, lists in zip(rows, arrow[name], strict=True):
             inner = lists.values
@@ -176,7 +176,7 @@ def _is_against_the_votes(row: Row, known: Known) -> bool:
     scores = [score for score, _ in votes]
     if _has_odd_vote(row, known) or not scores or row["reward_status"] == "empty":
         return False
-    return reward_of(scores, confidences_of(votes) if known.weighed else None).reward != row["reward"]
+    return choose_reward(scores, list_confidences(votes) if known.weighed else None).reward != row["reward"]
 
 
 def _find_verdict(row: Row, known: Known) -> KnownVerdict | None:

@@ -20,7 +20,7 @@ from opdkit.store.atomic import find_left_overs, remove_entries
 from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import changed_upstream, named_trainings, no_run_error, stage_dir
+from opdkit.store.plans import find_changed_upstream, list_trainings, no_run_error, stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.reviews import plan_inputs
 from opdkit.store.tables import TABLES, TARGETS, Table
@@ -75,7 +75,7 @@ def run(config: CheckConfig) -> bool:
 def remove_damaged(directory: Path, report: Report) -> tuple[list[Path], list[str]]:
     """Remove the damaged parts, and those computed from them. Return their files, and what to run now, in order."""
     removed, commands = list[Path](), list[str]()
-    for name, run in {"": directory, **named_trainings(directory)}.items():
+    for name, run in {"": directory, **list_trainings(directory)}.items():
         # All trainings are computed from the stages before them.
         own = [f for f in report.findings if f.stage in plans.BY_PART or f.stage.partition(" ")[2] == name]
         gone = parts_to_remove(own, plans.find_started_stages(run))
@@ -83,7 +83,7 @@ def remove_damaged(directory: Path, report: Report) -> tuple[list[Path], list[st
             removed += remove_parts(run, gone)
         stages = {TABLES[table].stage for table, _ in gone}
         manifests, _ = plans.read_plans(run, [stage for stage in plans.ORDER if stage in stages])
-        commands += [plans.command_again(run, stage, document) for stage, document in manifests.items()]
+        commands += [plans.rebuild_command(run, stage, document) for stage, document in manifests.items()]
     return removed, list(dict.fromkeys(commands))
 
 
@@ -114,7 +114,7 @@ def print_findings(findings: list[Finding]) -> None:
 
 def find_all_left_overs(run: Path, report: Report) -> list[Path]:
     """Return what killed processes left in a run: temporary files, and what stages that are done had resumed from."""
-    trainings, left = named_trainings(run), list[Path]()
+    trainings, left = list_trainings(run), list[Path]()
     for label, (done, parts) in report.parts.items():
         stage, _, name = label.partition(" ")
         if done == parts and stage in _RESUMED_FROM:
@@ -149,7 +149,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
     done, parts = walk.report.parts.get("extract", (0, 1))
     is_read = done == parts and not any(finding.stage == "extract" for finding in walk.report.findings)
     walk.report.findings += check_decisions(run, walk.seen.turns if is_read else None)
-    for name, training in named_trainings(run).items():
+    for name, training in list_trainings(run).items():
         manifests, findings = plans.read_plans(training, plans.find_started_stages(training))
         walk.report.findings += [
             replace(f, stage=f"{f.stage} {name}") for f in findings if f.stage not in plans.BY_PART
@@ -176,7 +176,7 @@ class _Walk:
     def check_folders(self) -> None:
         """Check that the folders of the tables hold their parts and nothing else."""
         for stage, parts in self.count.items():
-            for table in plans.tables_of(stage):
+            for table in plans.list_tables(stage):
                 for name, what in find_unexpected(self.run, table, parts):
                     todo = f"move it out of {stage_dir(self.run, stage) / table.name}"
                     self.report.findings.append(Finding(stage + self.label, what, table.name, key=name, todo=todo))
@@ -189,7 +189,7 @@ class _Walk:
         if "train" in self.manifests and "teacher" in self.manifests:
             document = self.manifests["train"]
             if document["plan"]["inputs"].get("reviews") != plan_inputs(self.decided).get("reviews"):
-                todo = f"run `{plans.command_again(self.run, 'train', document)} --overwrite`"
+                todo = f"run `{plans.rebuild_command(self.run, 'train', document)} --overwrite`"
                 what = "trained on targets of before the decisions that they show now"
                 self.report.findings.append(Finding(f"train{self.label}", what, key="manifest.json", todo=todo))
         if "train" in self.finished and part_path(self.run, "metrics", 0).exists():
@@ -198,7 +198,7 @@ class _Walk:
     def check_part(self, stage: str, part: int, known: Known) -> None:
         """Check one part of all tables of a stage: files, then values, then counters."""
         schemas = self.manifests[stage]["plan"]["schemas"]  # a table may be for an option alone
-        tables = [table for table in plans.tables_of(stage) if table.name in schemas]
+        tables = [table for table in plans.list_tables(stage) if table.name in schemas]
         primary, digests = tables[0].name, self.digests[stage]
         done = part_path(self.run, primary, part).exists()
         parts: dict[str, Part] = {}
@@ -232,7 +232,7 @@ class _Walk:
         if stage not in plans.BY_PART:
             return None
         for later in plans.ORDER[plans.ORDER.index(stage) + 1 :]:
-            primary = plans.tables_of(later)[0].name
+            primary = plans.list_tables(later)[0].name
             if later in self.count and part_path(self.run, primary, part if later in plans.BY_PART else 0).exists():
                 return primary
         return None
@@ -256,8 +256,8 @@ class _Walk:
     ) -> None:
         """Add a finding; its remedy is to compute the part again, or the stage if that is outdated as a whole."""
         todo, gone = self._remedy(stage, table)
-        if gone and changed_upstream(self.manifests[stage]["plan"], self.manifests):
-            todo = f"run `{plans.command_again(self.run, stage, self.manifests[stage])} --overwrite`"
+        if gone and find_changed_upstream(self.manifests[stage]["plan"], self.manifests):
+            todo = f"run `{plans.rebuild_command(self.run, stage, self.manifests[stage])} --overwrite`"
         self.report.findings.append(Finding(stage + self.label, what, table, part, row, key, todo, gone))
 
     def _remedy(self, stage: str, table: str) -> tuple[str, tuple[str, ...]]:
@@ -265,7 +265,7 @@ class _Walk:
         is_of_night = any((folder / "night.json").exists() for folder in (self.run, self.run.parent))
         if is_of_night and stage in ("extract", "judge"):
             return "put it back from a copy: a night reads its logs once, so nothing computes it again", ()
-        command = plans.command_again(self.run, stage, self.manifests[stage])
+        command = plans.rebuild_command(self.run, stage, self.manifests[stage])
         return f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`", (table,)
 
     def check_models(self, deep: bool) -> None:
@@ -287,7 +287,7 @@ def parts_to_remove(findings: list[Finding], started: list[str]) -> Gone:
     damaged: Gone = {(table, f.part) for f in findings if f.part is not None for table in f.gone}
     gone = set(damaged)
     for stage in (s for s in plans.ORDER if s in started):
-        names = [table.name for table in plans.tables_of(stage)]
+        names = [table.name for table in plans.list_tables(stage)]
         read = {(part if stage in plans.BY_PART else 0) for table, part in damaged if table in _READS.get(stage, ())}
         computed = {(name, part) for name in names for part in read}
         damaged |= computed

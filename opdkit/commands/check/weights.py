@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
-from opdkit.store.plans import model_identity
+from opdkit.store.plans import identify_model
 
 _NEEDED = ("config.json", "tokenizer.json")
 # dtype -> (the unsigned integer of its width, the bits of its exponent): all of them set is not a finite number.
@@ -27,7 +27,7 @@ def check_folder(folder: Path, pinned: JSON, *, deep: bool) -> Iterator[tuple[st
     if not folder.is_dir():
         yield folder.name, "the folder is gone"
         return
-    files = model_identity(str(folder))["files"]
+    files = identify_model(str(folder))["files"]
     for name in sorted(pinned.keys() | files.keys()):
         if name not in files:
             yield name, "gone"
@@ -95,7 +95,7 @@ def read_vocabulary_size(document: JSON) -> int | None:
     identity = document["plan"]["inputs"].get("model", {})
     folder = Path(identity.get("name", ""))
     config = folder / "config.json"
-    if not config.is_file() or model_identity(str(folder)).get("files") != identity.get("files"):
+    if not config.is_file() or identify_model(str(folder)).get("files") != identity.get("files"):
         return None
     options = json.loads(config.read_text(encoding="utf-8"))
     size = options.get("vocab_size", options.get("text_config", {}).get("vocab_size"))

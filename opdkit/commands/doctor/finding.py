@@ -15,6 +15,6 @@ class Finding:
     remedy: str = ""
 
 
-def in_gb(size: float) -> str:
+def format_gb(size: float) -> str:
     """Return bytes as "1.5 GB", in powers of 1,000 as disks and model cards count them."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

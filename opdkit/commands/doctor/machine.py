@@ -11,7 +11,7 @@ import psutil
 import torch
 from packaging.requirements import Requirement
 
-from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
+from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, format_gb
 from opdkit.console import counted
 from opdkit.errors import ConfigError
 from opdkit.model.load import resolve_device
@@ -46,12 +46,12 @@ def devices(device: str) -> Iterator[Finding]:
     """Yield findings about cores, memory, GPUs, and the device that torch uses."""
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    free_memory = f"{in_gb(memory.available)} of {in_gb(memory.total)} memory free"
+    free_memory = f"{format_gb(memory.available)} of {format_gb(memory.total)} memory free"
     yield Finding("CPU", OK, f"{counted(cores, 'core')}, {free_memory}")
     for i in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(i)
         name = torch.cuda.get_device_name(i)
-        yield Finding("GPU", OK, f"cuda:{i} {name}, {in_gb(free)} of {in_gb(total)} memory free")
+        yield Finding("GPU", OK, f"cuda:{i} {name}, {format_gb(free)} of {format_gb(total)} memory free")
         if torch.cuda.get_device_capability(i) < (8, 0):
             yield Finding("GPU", NOTE, f"cuda:{i} computes bfloat16 slowly", "--dtype float16 for judge and teacher")
     if not torch.cuda.is_available():
@@ -83,4 +83,4 @@ def room(run: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(there).free
     state = NOTE if free < _LITTLE_ROOM else OK
     remedy = "targets with --top-k 20 take about 0.3 kB per reply token, a checkpoint 12 bytes per parameter"
-    yield Finding("run", state, f"{run}: {in_gb(free)} free", remedy if state == NOTE else "")
+    yield Finding("run", state, f"{run}: {format_gb(free)} free", remedy if state == NOTE else "")

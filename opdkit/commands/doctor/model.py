@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from opdkit.chat.messages import message
 from opdkit.chat.template import ChatError
 from opdkit.commands.check.weights import read_header
-from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
+from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, format_gb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder, read_config
 from opdkit.model.load import count_quantized, load_template, resolve_device, resolve_dtype
@@ -97,7 +97,7 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
         less = f"{quantize}a smaller model{'' if load_in_4bit else ', or more GPUs with --sharding fsdp'}"
         training = f"train --lora-rank {lora_rank}{option}", 2 * weights + adapters * _FULL_TRAINING, less
     for command, needed, smaller in (scoring, training):
-        what = f"{command}: {in_gb(needed)} of {in_gb(free)} free on {where}"
+        what = f"{command}: {format_gb(needed)} of {format_gb(free)} free on {where}"
         if needed > free:
             yield Finding("memory", PROBLEM, what, smaller)
         elif needed > free / 2:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from opdkit.chat.control_tokens import has_control_tokens
 from opdkit.commands.export.messages import CONTROL_TOKENS, dump_json, read_judged_turns
-from opdkit.commands.export.rules import merge_hints, prompt_and_evidence
+from opdkit.commands.export.rules import merge_hints, write_prompt_and_evidence
 from opdkit.commands.export.targets import ANY, FEWEST_LINES, MESSAGES, PLAIN, TARGETS
 from opdkit.commands.review.spreadsheet import Imported, read_csv, write_csv
 from opdkit.config.command_line import quote
@@ -23,9 +23,9 @@ from opdkit.judge.votes import WANTED_REPLIES
 from opdkit.store.atomic import replaced_file
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_upstream, has_stage, manifest, stage_dir
-from opdkit.store.reading import part_count
+from opdkit.store.reading import count_parts
 from opdkit.store.reviews import check_targets_current
-from opdkit.store.template_args import template_args_of
+from opdkit.store.template_args import choose_template_args
 from opdkit.store.turn_ids import logged_session_id
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(config: ExportConfig) -> Summary | Imported:
     if config.import_reviews is not None:
         return read_csv(config.run, config.import_reviews)
     check_upstream(config.run, ["judge"])
-    start, parts, counters = time.monotonic(), part_count(config.run, "judge"), Counters()
+    start, parts, counters = time.monotonic(), count_parts(config.run, "judge"), Counters()
     suffixes = {REVIEW: (".csv",), RULES: (".md", ".txt")}.get(config.to or "") or TARGETS[str(config.to)].suffixes
     path = config.out or stage_dir(config.run, "export") / f"{config.to}{suffixes[0]}"
     if path.suffix not in suffixes:
@@ -67,7 +67,7 @@ def run(config: ExportConfig) -> Summary | Imported:
     return Summary(f"export {config.to}", counters, parts, parts, path)
 
 
-def chat_of_teacher(config: ExportConfig) -> "Chat | None":
+def load_teacher_chat(config: ExportConfig) -> "Chat | None":
     """Return the template of the run's teacher, for targets with its replies; None for others, or without a teacher."""
     if config.to != "trl-dpo" or not has_stage(config.run, "teacher"):
         return None
@@ -76,12 +76,12 @@ def chat_of_teacher(config: ExportConfig) -> "Chat | None":
     from opdkit.model.load import load_template  # no other target needs a tokenizer
 
     model = manifest(config.run, "teacher")["plan"]["config"]["model"]
-    return load_template(model, template_args_of(config.run, "teacher"))
+    return load_template(model, choose_template_args(config.run, "teacher"))
 
 
 def write_target(config: ExportConfig, temporary: Path, suffix: str, counters: Counters) -> None:
     """Write the rows of a trainer's file as JSONL or, after a pass that finds their schema, as Parquet."""
-    target, chat = TARGETS[str(config.to)], chat_of_teacher(config)
+    target, chat = TARGETS[str(config.to)], load_teacher_chat(config)
     rewards = (1, 0) if config.include_neutral else (1,)
 
     def rows(counters: Counters) -> Iterator[JSON]:
@@ -92,7 +92,7 @@ def write_target(config: ExportConfig, temporary: Path, suffix: str, counters: C
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(dump_json(row) + "\n" for row in rows(counters))
     else:
-        write_parquet(temporary, rows(counters), schema_of(target.columns, rows(Counters())))
+        write_parquet(temporary, rows(counters), choose_schema(target.columns, rows(Counters())))
 
 
 def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Counters) -> None:
@@ -108,7 +108,7 @@ def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Cou
             counters.drop(f"the hint is a reply ({status})")
         else:
             hints.append((hint, turn.turn_id, logged_session_id(turn.session_id)))
-    prompt, evidence = prompt_and_evidence(merge_hints(hints)[: config.max_rules])
+    prompt, evidence = write_prompt_and_evidence(merge_hints(hints)[: config.max_rules])
     counters.rows_out = sum(row["turns"] for row in evidence)
     if counters.rows_out < len(hints):
         counters.drop("beyond --max-rules", len(hints) - counters.rows_out)
@@ -136,7 +136,7 @@ def write_parquet(path: Path, rows: Iterator[JSON], schema: pa.Schema) -> None:
             file.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
-def schema_of(columns: Mapping[str, pa.DataType], rows: Iterable[JSON]) -> pa.Schema:
+def choose_schema(columns: Mapping[str, pa.DataType], rows: Iterable[JSON]) -> pa.Schema:
     """Return the schema of rows. Their messages are PLAIN where all of them are role and text, else ANY."""
     names = [name for name, kind in columns.items() if kind == MESSAGES]
     is_plain = all(message.keys() == {"role", "content"} for row in rows for name in names for message in row[name])

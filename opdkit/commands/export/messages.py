@@ -18,16 +18,16 @@ from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
 from opdkit.chat.markup import split_reply
 from opdkit.chat.messages import message
-from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
+from opdkit.chat.openai_messages import Message, openai_message, read_tool_definitions
 from opdkit.commands.turns.line import signed
 from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import progress
 from opdkit.store.counters import Counters
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions
-from opdkit.store.plans import recorded_hint_text
-from opdkit.store.reading import part_count
-from opdkit.store.reviews import Review, reviews_in_force
+from opdkit.store.plans import read_hint_text
+from opdkit.store.reading import count_parts
+from opdkit.store.reviews import Review, read_reviews_in_force
 
 if TYPE_CHECKING:
     from opdkit.chat.template import Chat
@@ -63,7 +63,7 @@ def read_judged_turns(
     raises.
     """
     columns = CHECKED if chat is None else {**CHECKED, "targets": ("turn_id", "written", "response_ids")}
-    hint_text, reviews, parts = recorded_hint_text(run), reviews_in_force(run), part_count(run, "judge")
+    hint_text, reviews, parts = read_hint_text(run), read_reviews_in_force(run), count_parts(run, "judge")
     of_parts = (joined_sessions(run, part, columns, limit=limit, reviews=reviews) for part in range(parts))
     for session_turns in chain.from_iterable(progress(of_parts, "export", parts, "parts")):
         judged = []
@@ -124,22 +124,22 @@ def check_row(row: JSON) -> None:
         raise NotExportedError(CONTROL_TOKENS)
 
 
-def prompt_of(turn: JudgedTurn) -> list[Message]:
+def convert_prompt(turn: JudgedTurn) -> list[Message]:
     """Return all messages before the reply. Raises NotExportedError."""
     if not turn.index:
         raise NotExportedError("no prompt")
     return [openai_message(each) for each in turn.session["messages"][: turn.index]]
 
 
-def completion_of(turn: JudgedTurn) -> list[Message]:
+def convert_completion(turn: JudgedTurn) -> list[Message]:
     """Return the reply, as a list of one. Raises NotExportedError, also for a reply that is not complete."""
     check_complete(turn)
     return [openai_message(turn.session["messages"][turn.index])]
 
 
-def tools_of(turn: JudgedTurn) -> str | None:
+def convert_tools(turn: JudgedTurn) -> str | None:
     """Return the tool definitions as JSON in OpenAI's wrapped form; None without any. Raises NotExportedError."""
-    definitions = tool_definitions(turn.session["tools"])
+    definitions = read_tool_definitions(turn.session["tools"])
     return dump_json(definitions) if definitions else None
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from opdkit.config.fields import JSON
-from opdkit.judge.claims import Claims, claims_of, contradicts
+from opdkit.judge.claims import Claims, contradicts, find_claims
 
 Hint = tuple[str, str, str]  # its text, turn id, session
 
@@ -30,7 +30,7 @@ def merge_hints(hints: Iterable[Hint]) -> list[tuple[Claims, list[Hint]]]:
     """Return the rules, each with its hints, that of most sessions first: equal hints are merged, then near ones."""
     equal, merged = defaultdict[Claims, list[Hint]](list), dict[Claims, list[Hint]]()
     for text, turn_id, session in hints:
-        equal[claims_of(text)].append((" ".join(text.split()), turn_id, session))
+        equal[find_claims(text)].append((" ".join(text.split()), turn_id, session))
     numbers = {claims: n for n, claims in enumerate(sorted(equal, key=lambda claims: _rank(equal[claims])))}
     holders = defaultdict[tuple[str, bool], list[Claims]](list)  # claim -> the rules that make it
     for claims in numbers:
@@ -50,7 +50,7 @@ def _rank(hints: Sequence[Hint]) -> tuple[int, int, int, str]:
     return -len({session for _, _, session in hints}), -len(hints), length, text
 
 
-def prompt_and_evidence(rules: Sequence[tuple[Claims, list[Hint]]]) -> tuple[str, list[JSON]]:
+def write_prompt_and_evidence(rules: Sequence[tuple[Claims, list[Hint]]]) -> tuple[str, list[JSON]]:
     """Return the system prompt, and per rule who asks for it. Both name contradictions, and settle none."""
     lines, rows = list[str](), list[JSON]()
     for number, (claims, hints) in enumerate(rules, start=1):

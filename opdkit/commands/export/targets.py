@@ -21,9 +21,9 @@ from opdkit.commands.export.messages import (
     check_complete,
     check_reward,
     check_row,
-    completion_of,
-    prompt_of,
-    tools_of,
+    convert_completion,
+    convert_prompt,
+    convert_tools,
 )
 from opdkit.config.fields import JSON
 from opdkit.store.counters import Counters
@@ -56,7 +56,7 @@ class Target:
     suffixes: tuple[str, ...] = (".parquet", ".jsonl")
 
 
-def rows_of_turns(row_of_turn: RowOfTurn, turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Rows:
+def make_rows(row_of_turn: RowOfTurn, turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Rows:
     """Yield `row_of_turn(turn, rewards, number of rows before it)` of each turn, unless it raises NotExportedError."""
     for turn in turns:
         try:
@@ -78,7 +78,7 @@ def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     hint = turn.verdict["hint"]
     if hint is None:
         raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
-    prompt = prompt_of(turn)
+    prompt = convert_prompt(turn)
     if prompt[-1]["role"] != "user":
         raise NotExportedError(f"prompt ends with a {prompt[-1]['role']} message")
     return {"prompt": prompt, "privileged_context": turn.hint_text.replace("{hint}", hint), "turn_id": turn.turn_id}
@@ -87,8 +87,8 @@ def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
 def trl_kto(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     """Return a row for TRL's KTO trainer: prompt, reply, and whether it is desirable. KTO has no neutral replies."""
     label = check_reward(turn, (1, -1)) == 1
-    return {"prompt": prompt_of(turn), "completion": completion_of(turn), "label": label, "tools": tools_of(turn),
-            "turn_id": turn.turn_id}  # fmt: skip
+    return {"prompt": convert_prompt(turn), "completion": convert_completion(turn), "label": label,
+            "tools": convert_tools(turn), "turn_id": turn.turn_id}  # fmt: skip
 
 
 def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
@@ -100,17 +100,17 @@ def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
         raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
     if turn.wanted is None:
         raise NotExportedError("no reply that ends, of a person or the teacher")
-    chosen, rejected = [openai_message(turn.wanted)], completion_of(turn)
+    chosen, rejected = [openai_message(turn.wanted)], convert_completion(turn)
     if chosen == rejected:
         raise NotExportedError("the same reply")
-    return {"prompt": prompt_of(turn), "chosen": chosen, "rejected": rejected, "tools": tools_of(turn),
+    return {"prompt": convert_prompt(turn), "chosen": chosen, "rejected": rejected, "tools": convert_tools(turn),
             "turn_id": turn.turn_id}  # fmt: skip
 
 
 def trl_sft(turn: JudgedTurn, rewards: Rewards, _number: int) -> JSON:
     """Return a row for TRL's SFT trainer: a prompt with a reply worth imitating."""
     check_reward(turn, rewards)
-    return {"prompt": prompt_of(turn), "completion": completion_of(turn), "tools": tools_of(turn),
+    return {"prompt": convert_prompt(turn), "completion": convert_completion(turn), "tools": convert_tools(turn),
             "turn_id": turn.turn_id}  # fmt: skip
 
 
@@ -126,19 +126,19 @@ def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
         raise NotExportedError("neither a hint nor reward +1")
     truth = hint
     if hint is None:
-        (reply,) = completion_of(turn)
+        (reply,) = convert_completion(turn)
         _, truth = split_thinking(reply["content"])
         if not truth:
             is_call = "tool_calls" in reply
             raise NotExportedError("a tool call is not a text to compare with" if is_call else "nothing but thinking")
     return {
         "data_source": "opdkit",
-        "prompt": prompt_of(turn),
+        "prompt": convert_prompt(turn),
         "ability": "chat",
         "reward_model": {"style": "model", "ground_truth": truth},
         "extra_info": {"index": number, "split": "train", "turn_id": turn.turn_id,
                        "ground_truth_is": "reply" if hint is None else "hint", "reward": reward,
-                       "tools": tools_of(turn)},
+                       "tools": convert_tools(turn)},
     }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Row
         try:
             check_reward(turn, rewards)
             check_complete(turn)
-            tools = tools_of(turn)
+            tools = convert_tools(turn)
             if turn.index >= len(messages):
                 raise NotExportedError(error)
             if not (messages[turn.index]["content"] or messages[turn.index]["tool_calls"]):
@@ -229,10 +229,10 @@ _VERL = {
 }  # fmt: skip
 
 TARGETS: dict[str, Target] = {
-    "trl-sdft": Target(_SDFT, partial(rows_of_turns, trl_sdft)),
-    "trl-kto": Target(_KTO, partial(rows_of_turns, trl_kto)),
-    "trl-dpo": Target(_DPO, partial(rows_of_turns, trl_dpo)),
-    "trl-sft": Target(_SFT, partial(rows_of_turns, trl_sft)),
-    "verl": Target(_VERL, partial(rows_of_turns, verl), (".parquet",)),
+    "trl-sdft": Target(_SDFT, partial(make_rows, trl_sdft)),
+    "trl-kto": Target(_KTO, partial(make_rows, trl_kto)),
+    "trl-dpo": Target(_DPO, partial(make_rows, trl_dpo)),
+    "trl-sft": Target(_SFT, partial(make_rows, trl_sft)),
+    "verl": Target(_VERL, partial(make_rows, verl), (".parquet",)),
     "openai": Target({}, openai, (".jsonl",)),
 }

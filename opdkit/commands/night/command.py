@@ -12,7 +12,7 @@ from opdkit.commands.night.home import Home, Night
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
 from opdkit.config.night import ForgetConfig, NightConfig
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import PipelineConfig
 from opdkit.config.train import NIGHTLY_SHARE, TrainConfig
 from opdkit.console import counted, print_line, say, warn
@@ -116,7 +116,7 @@ def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str,
         judge_model=config.judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
     # The first model judges every night. By default, the stages would take the one that they train: the promoted one.
-    stages: dict[str, Any] = {**stage_configurations(pipeline, config.model, more=("eval",))}
+    stages: dict[str, Any] = {**make_configurations(pipeline, config.model, more=("eval",))}
     for name, stage in stages.items():
         if refused := next((option for option in ("limit", "dry_run", "overwrite") if vars(stage).get(option)), None):
             raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")

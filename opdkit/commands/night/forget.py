@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from opdkit.commands.night.home import Home, Night, read_json
-from opdkit.config.conditions import find_rejection, flat, logged_value, parse_filters, parse_number
+from opdkit.config.conditions import find_rejection, flat, parse_filters, parse_number, read_logged_value
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.console import say
 from opdkit.errors import OpdkitError
@@ -24,14 +24,14 @@ from opdkit.extract.known_turns import forget_turns
 from opdkit.judge.kept_answers import drop_answers
 from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries, temporary_file, write_text
 from opdkit.store.counters import COUNTERS_KEY, TURN_COUNT, Counters
-from opdkit.store.digests import file_digest, forget_digest, record_digest
+from opdkit.store.digests import digest_file, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.logged_fields import LoggedFields, read_logged_fields
 from opdkit.store.plans import fingerprint, has_stage, stage_dir
-from opdkit.store.reading import is_complete, part_count, part_path
+from opdkit.store.reading import count_parts, is_complete, part_path
 from opdkit.store.reviews import drop_reviews, reviews_dir
 from opdkit.store.skip_reasons import FORGOTTEN
-from opdkit.store.tables import TABLES, parquet_options
+from opdkit.store.tables import TABLES, choose_parquet_options
 
 _FILE = "forgotten.json"
 _TABLES = {"judge": ("escalated", "verdicts"), "extract": ("turns", "sessions")}  # sessions last: they say who it was
@@ -56,7 +56,7 @@ def forget(home: Home, where: Sequence[str]) -> int:
         names = {f"metadata.{name}{key}" for session in sessions for name, value in session.metadata.items()
                  for key in ([f".{key}" for key in value] if isinstance(value, dict) else [""])}  # fmt: skip
         for field in [condition.field for condition in parse_filters(where, "--where")]:
-            if all(logged_value(field, session, session.format) in (None, "", []) for session in sessions):
+            if all(read_logged_value(field, session, session.format) in (None, "", []) for session in sessions):
                 known = ("model", "format", "source", *sorted(names))
                 raise OpdkitError(f"--where: no session has {field}; {did_you_mean(field, known)}")
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
@@ -115,7 +115,7 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
     if find_rejection(parse_filters(entry["where"], "--where"), session, session.format) is not None:
         return False
     for field, digests in entry.get("named", ()):
-        logged = logged_value(field, session, session.format)
+        logged = read_logged_value(field, session, session.format)
         if not any(fingerprint({entry["salt"]: normalize_value(value)}) in digests for value in flat(logged)):
             return False
     return True
@@ -159,7 +159,7 @@ def drop_sessions(night: Night, entries: Sequence[JSON]) -> None:
     drop_reviews(night.log, found)
     for stage, tables in _TABLES.items():
         for table in tables:
-            for part in range(part_count(night.log, stage) if has_stage(night.log, stage) else 0):
+            for part in range(count_parts(night.log, stage) if has_stage(night.log, stage) else 0):
                 if (path := part_path(night.log, table, part)).exists():
                     with disk_errors_explained(path):
                         rewrite(path, table, part, found)
@@ -178,9 +178,9 @@ def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> Non
         if table == "sessions" and (turns := part_path(path.parents[2], "turns", part)).exists():  # written before
             counters.counts[TURN_COUNT] = Counter({"": pq.read_metadata(turns).num_rows})
         kept = kept.replace_schema_metadata(kept.schema.metadata | {COUNTERS_KEY: counters.to_json().encode()})
-        folder, before = stage_dir(path.parents[2], TABLES[table].stage), file_digest(path)
+        folder, before = stage_dir(path.parents[2], TABLES[table].stage), digest_file(path)
         with temporary_file(path) as temporary:
-            pq.write_table(kept, temporary, **parquet_options(kept.schema))
-            record_digest(folder, table, part, file_digest(temporary))
+            pq.write_table(kept, temporary, **choose_parquet_options(kept.schema))
+            record_digest(folder, table, part, digest_file(temporary))
             move_into_place(temporary, path)
         forget_digest(folder, table, part, before)

@@ -29,7 +29,7 @@ from opdkit.config.fields import JSON, from_saved
 from opdkit.config.night import NightConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import owned_name, replaced_folder, write_text
+from opdkit.store.atomic import make_owned_name, replaced_folder, write_text
 from opdkit.store.disk import disk_errors_explained
 
 # Decisions of a night: its model is promoted, or the one before stays; no training; a model of an earlier night is
@@ -179,7 +179,7 @@ class Home:
             self.find_promoted()  # which refuses a folder
         with disk_errors_explained(self.path):
             if number:
-                temporary = self.path / owned_name(".promoted")
+                temporary = self.path / make_owned_name(".promoted")
                 temporary.symlink_to(self.night(number).model.relative_to(self.path))
                 temporary.replace(link)
             else:

@@ -4,7 +4,7 @@ from opdkit.commands.night.home import Home
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
-from opdkit.console import plain_table, print_line, print_tsv, stdout
+from opdkit.console import make_plain_table, print_line, print_tsv, stdout
 from opdkit.errors import OpdkitError
 
 _COLUMNS = ("night", "began (UTC)", "parent", "learned from", "new turns", "replayed turns", "decision", "promoted")
@@ -40,7 +40,7 @@ def run(config: ModelsConfig) -> None:
     if not stdout.is_terminal:
         print_tsv(_COLUMNS, cells)
         return
-    table = plain_table()
+    table = make_plain_table()
     for name in _COLUMNS:
         table.add_column(name.replace(" ", "\n"), justify="right" if name.endswith("turns") else "left",
                          no_wrap=name != "learned from")  # fmt: skip

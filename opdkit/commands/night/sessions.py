@@ -17,13 +17,13 @@ from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
-from opdkit.evaluate.similar import request_words
-from opdkit.extract.known_turns import turn_digests
+from opdkit.evaluate.similar import list_request_words
+from opdkit.extract.known_turns import digest_turns
 from opdkit.judge.words import split_words
 from opdkit.store.joined_turns import JoinedTurn, joined_sessions
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, has_stage, manifest
-from opdkit.store.reading import is_complete, part_count, read_all
+from opdkit.store.reading import count_parts, is_complete, read_all
 from opdkit.store.skip_reasons import NO_NEXT, READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
@@ -128,7 +128,7 @@ def choose_tests(sessions: Sequence[NightSession]) -> list[NightSession]:
 def read_sessions(night: Night, holdout: float) -> list[NightSession]:
     """Return the sessions of a night with a turn that a user liked, accepted, complained about or did not react to."""
     sessions = []
-    for part in range(part_count(night.log, "judge") if has_stage(night.log, "judge") else 0):
+    for part in range(count_parts(night.log, "judge") if has_stage(night.log, "judge") else 0):
         for turns in joined_sessions(night.log, part):
             opinions = tuple(filter(None, map(read_opinion, turns)))
             unanswered = frozenset(turn.turn_id for turn in turns if turn.turn["skip_reason"] == NO_NEXT)
@@ -155,7 +155,7 @@ def read_opinion(turn: JoinedTurn) -> Opinion | None:
         return None
     is_complaint = verdict["hint"] is not None or verdict["reward"] == -1
     kind = COMPLAINT if is_complaint else PRAISE if verdict["reward"] == 1 else NEUTRAL
-    request = frozenset(request_words(turn)) if turn.index else frozenset()
+    request = frozenset(list_request_words(turn)) if turn.index else frozenset()
     message = turn.session["messages"][turn.index]
     said = " ".join([message["content"] or "", *(call["arguments"] for call in message["tool_calls"])])
     is_decision = bool(turn.turn["decision"]) and not turn.turn["next_count"] and turn.review is None
@@ -204,7 +204,7 @@ def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[st
     judged = dict[str, tuple[int, bytes, JSON]]()  # turn -> night, digest, verdict
     for judged_in, source_part in sorted({(version.night, version.part) for version in seen}):
         for turns in joined_sessions(home.night(judged_in).log, source_part, turn_ids=counting):
-            for turn, digest in zip(turns, turn_digests(turns), strict=True):
+            for turn, digest in zip(turns, digest_turns(turns), strict=True):
                 if turn.decided is not None:  # the last night's counts, if a reaction came later
                     judged[turn.turn_id] = judged_in, digest, turn.decided
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
@@ -212,7 +212,7 @@ def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[st
         if turns[0].session_id not in in_part:
             continue
         rows["sessions"].append(turns[0].session)
-        for turn, digest in zip(turns, turn_digests(turns), strict=True):
+        for turn, digest in zip(turns, digest_turns(turns), strict=True):
             # What an earlier night judged counts if the turn is still the same.
             judged_in, judged_digest, verdict = judged.get(turn.turn_id, (0, b"", {}))
             is_known = turn.turn["skip_reason"] == READ_BEFORE

@@ -36,14 +36,14 @@ from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.console import counted, printable, say, stdout, verb, warn
 from opdkit.errors import AnotherPlanError, ConfigError, NoPromptsError, NothingLearnedError, OpdkitError
-from opdkit.evaluate.bootstrap import FEWEST, chance_of_rise
+from opdkit.evaluate.bootstrap import FEWEST, compute_chance_of_rise
 from opdkit.evaluate.checks import read_prompts
-from opdkit.evaluate.conclusion import WHERE, deciding_shares
+from opdkit.evaluate.conclusion import WHERE, choose_shares
 from opdkit.evaluate.from_log import write_log_prompts
 from opdkit.evaluate.gate import Sums, measure_shares, sum_units
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS
-from opdkit.judge.criterion import recorded_judge_options
+from opdkit.judge.criterion import read_judge_options
 from opdkit.judge.warnings import describe_failure
 from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
 from opdkit.store.counters import Summary
@@ -291,7 +291,7 @@ def decide(
         gain = ("More replies are right" if is_better else "What it gained, it lost where users corrected the model"
                 if has_learned else "No gain beyond chance")  # fmt: skip
         shares = [f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
-                  for row in deciding_shares(read_part(run, "scores", 0))]  # fmt: skip
+                  for row in choose_shares(read_part(run, "scores", 0))]  # fmt: skip
         if is_enough and len(new_U4) < len(all_U4):
             before, after, _, weight = new_U4.sum(0)
             shares.insert(0, f"on new prompts, {after / weight:.0%} ({before / weight:.0%} before)")
@@ -317,7 +317,7 @@ def has_gained(sums_U4: Sums, chance: float = _CHANCE) -> bool:
     A model that is no better passes with a probability of `chance` at most.
     """
     before_U, after_U, noise_U, _ = sums_U4.T
-    return len(sums_U4) >= FEWEST and chance_of_rise(after_U - before_U, noise_U.sum()) <= chance
+    return len(sums_U4) >= FEWEST and compute_chance_of_rise(after_U - before_U, noise_U.sum()) <= chance
 
 
 def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share: float) -> Path | None:
@@ -339,7 +339,7 @@ def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share
         own = [row | {"id": name} for name, row in zip(ids, rows, strict=True)]
     names = {row["id"] for row in own}
     rows = [*(row for row in mined if row["id"] not in names), *own]
-    if not (evaluation.judge_model or recorded_judge_options(evaluation.run)):
+    if not (evaluation.judge_model or read_judge_options(evaluation.run)):
         if lost := sum("judge" in row["check"] for row in own):
             warn(f"{counted(lost, 'row')} of --prompts {verb(lost, 'needs', 'need')} a model as the judge: left out; "
                  "judge_model under [eval] in --config names one")  # fmt: skip

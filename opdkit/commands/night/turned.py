@@ -15,7 +15,7 @@ from opdkit.config.fields import JSON
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.log_prompts import COMPLAINT, PRAISE
 from opdkit.evaluate.similar import SimilarTexts, Words, is_similar
-from opdkit.judge.claims import claims_of, commonest_wording, contradicts
+from opdkit.judge.claims import choose_wording, contradicts, find_claims
 from opdkit.store.stable_hash import stable_hash
 
 # Every night looks again at the same opinions, each as a possible start. So the level is a tenth of the 1% of the homes
@@ -108,7 +108,7 @@ def find_turned(
     hints = Counter([opinion.hint for opinion in drawn if opinion.hint])
     hints.update(change.hint for change in known if change.hint)
     replies = SimilarTexts((opinion.reply, str(place)) for place, (_, opinion, _) in enumerate(opinions))
-    index = OpinionIndex(opinions, replies, commonest_wording(hints.items()))
+    index = OpinionIndex(opinions, replies, choose_wording(hints.items()))
     contradicting = find_contradicting(index, known)
     rejected = find_rejected(index, find_kinds([opinion.reply for opinion in drawn]), known)
     superseded = {turn for change in contradicting for turn in list_contradicted(index, change)}
@@ -129,7 +129,7 @@ def find_contradicting(index: OpinionIndex, known: Sequence[Change]) -> list[Cha
 
     An older hint stands for praise: both say what users wanted before.
     """
-    claims = {group: claims_of(group) for group in set(index.group_of.values())}
+    claims = {group: find_claims(group) for group in set(index.group_of.values())}
     rivals = {group: {other for other in claims if contradicts(claims[other], claims[group])} for group in claims}
     wishes = sorted(group for group in rivals if rivals[group])
     held = [(index.group_of[change.hint], change) for change in known if change.hint and change.reply is None]
@@ -193,13 +193,13 @@ def find_turn(opinions: Iterable[tuple[int, str]], kinds: int = 1) -> int | None
         before_c, before_p = before_c + counts[earlier, COMPLAINT], before_p + counts[earlier, PRAISE]
         after_c, after_p = complaints - before_c, praise - before_p
         if before_p > before_c and after_c >= FEWEST and after_p <= _MOST_PRAISE * after_c:
-            chance = chance_of_more(after_c, after_c + after_p, complaints, complaints + praise)
+            chance = compute_chance_of_more(after_c, after_c + after_p, complaints, complaints + praise)
             if chance <= least:
                 found, least = start, chance
     return found
 
 
-def chance_of_more(hits: int, drawn: int, marked: int, total: int) -> float:
+def compute_chance_of_more(hits: int, drawn: int, marked: int, total: int) -> float:
     """Return the probability of at least `hits` marked ones among those `drawn` from `total` (hypergeometric)."""
 
     def log_ways(count: int, chosen: int) -> float:
@@ -211,8 +211,8 @@ def chance_of_more(hits: int, drawn: int, marked: int, total: int) -> float:
 
 def list_contradicted(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
     """Return the (night, turn) before a change that were corrected with hints that it contradicts."""
-    claims = claims_of(str(change.hint))
-    gone = {hint for hint, group in index.group_of.items() if contradicts(claims_of(group), claims)}
+    claims = find_claims(str(change.hint))
+    gone = {hint for hint, group in index.group_of.items() if contradicts(find_claims(group), claims)}
     return [(night, opinion.turn_id) for night, opinion, _ in index.opinions
             if night < change.since and opinion.hint in gone]  # fmt: skip
 

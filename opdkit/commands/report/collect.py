@@ -10,17 +10,17 @@ from opdkit.commands.report import stages, tallies
 from opdkit.commands.report.curves import read_evaluation, read_training
 from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, TurnCounts, Verdicts
 from opdkit.commands.turns.hint_groups import Topics
-from opdkit.commands.turns.line import TurnLine, turn_line
+from opdkit.commands.turns.line import TurnLine, make_line
 from opdkit.commands.turns.of_run import read_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.comparison import training_rows
+from opdkit.evaluate.comparison import make_training_rows
 from opdkit.evaluate.conclusion import is_evaluated, read_conclusion
 from opdkit.evaluate.scores import score_rows
-from opdkit.store.plans import find_upstream_change, has_stage, manifest, name_runs, named_trainings, no_run_error
+from opdkit.store.plans import find_upstream_change, has_stage, list_trainings, manifest, name_runs, no_run_error
 from opdkit.store.reading import summary_of
-from opdkit.store.run_stage import next_step
+from opdkit.store.run_stage import find_next_step
 from opdkit.store.stable_hash import stable_hash
 from opdkit.version import __version__
 
@@ -55,7 +55,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     for number, turn in enumerate(read_turns(run)):
         for tally in (verdicts, advantages, lengths, shares, seen):
             tally.add(turn)
-        line = turn_line(number, turn, turn.verdict)  # the verdict of the votes; the list shows the review beside it
+        line = make_line(number, turn, turn.verdict)  # the verdict of the votes; the list shows the review beside it
         if line.strength is not None:
             strongest.add(line, line.strength)
         drawn.add(line, (line.hint_status is not None, stable_hash("report", line.turn_id)))
@@ -64,7 +64,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     totals, judged, most = shares.summarize(), finished.get("judge"), 100 if reviewing else 20
     checked, checks = tallies.read_hint_checks(run, finished)
     concluded, comparison = read_conclusion(run), describe_comparison(run)
-    steps = [concluded.next] if concluded else [] if comparison else [next_step(run)]
+    steps = [concluded.next] if concluded else [] if comparison else [find_next_step(run)]
     folders = {Path(log).parts[-2:] for log in manifest(run, "extract")["configuration"].get("logs", ())}
     if ("sample_data", "logs") in folders:
         steps.append(f"On your own logs: `{OWN_LOGS}`")
@@ -98,7 +98,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
 
 def describe_comparison(run: Path) -> JSON | None:
     """Return the comparison of a run's trainings, without texts; None where none but its own was evaluated."""
-    concluded = {path: found for path in (run, *named_trainings(run).values()) if (found := read_conclusion(path))}
+    concluded = {path: found for path in (run, *list_trainings(run).values()) if (found := read_conclusion(path))}
     if len(concluded) < 2:
         alone = [f"{path.stem}: {found.sentence}" for path, found in concluded.items() if path != run]
         return {"sentence": alone[0], "tables": []} if alone else None
@@ -107,7 +107,7 @@ def describe_comparison(run: Path) -> JSON | None:
     except OpdkitError as error:
         return {"sentence": str(error), "tables": []}
     scores = [score_rows(rows, (compared.trainings[0]["training"], name)) for name, rows in compared.scores.items()]
-    return {"sentence": compared.sentence, "tables": [training_rows(compared.trainings), *scores]}
+    return {"sentence": compared.sentence, "tables": [make_training_rows(compared.trainings), *scores]}
 
 
 def find_dominant(shares: JSON) -> list[str]:

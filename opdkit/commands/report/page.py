@@ -17,7 +17,7 @@ from opdkit.commands.report.compressed import Packed, shorten_view
 from opdkit.commands.report.redact import Names, redact_columns, redact_summary
 from opdkit.commands.report.turn_list import choose_whole, make_columns
 from opdkit.commands.turns.line import CHARS
-from opdkit.commands.turns.view import turn_views
+from opdkit.commands.turns.view import read_turn_views
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 
@@ -52,7 +52,7 @@ def make_page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: 
     if packed is None:
         raise OpdkitError(f"--max-mb is {max_mb:g}: not even the summary of {run} fits; give it more")
     chosen = choose_whole(collected.lines, turns, collected.groups)
-    views = {view["turn_id"]: shorten_view(view) for view in turn_views(run, chosen)}
+    views = {view["turn_id"]: shorten_view(view) for view in read_turn_views(run, chosen)}
     separator = b""
     for turn_id in chosen:  # the most important first: not all may fit
         if packed.add(separator + orjson.dumps(views[turn_id], option=orjson.OPT_NON_STR_KEYS)):

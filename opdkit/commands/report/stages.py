@@ -11,7 +11,7 @@ from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
 from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import command_of, find_upstream_change, manifest
+from opdkit.store.plans import find_command, find_upstream_change, manifest
 from opdkit.store.reading import is_written, read_arrow
 from opdkit.store.tables import WRITTEN_BY
 
@@ -25,7 +25,7 @@ def list_progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     for stage, summary in finished.items():
         counts = sorted(summary.counters.counts.items())
         entries[stage] |= {
-            "command": command_of(run, stage), "done": summary.parts_done, "parts": summary.parts,
+            "command": find_command(run, stage), "done": summary.parts_done, "parts": summary.parts,
             "extra": [(f"{name}: {label}" if label else name, n) for name, numbers in counts
                       for label, n in sorted(numbers.items())],
             "seconds": round(summary.counters.seconds, 1),
@@ -40,7 +40,7 @@ def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:
         if upstream := find_upstream_change(run, stage):
             consequence = "and is left out" if stage == "eval" else "whose figures these are"
             lines.append(f"{stage} was computed from another {upstream} stage than is there now, {consequence}: "
-                         f"run `opdkit {command_of(run, stage)}` again, with --overwrite")  # fmt: skip
+                         f"run `opdkit {find_command(run, stage)}` again, with --overwrite")  # fmt: skip
         if summary.parts_done < summary.parts:
             lines.append(f"{stage} has finished {summary.parts_done:,} of {counted(summary.parts, 'part')}; the rest "
                          "is not in this report")  # fmt: skip
@@ -58,7 +58,7 @@ def build_funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], to
     """
     # A stage may be gone: then nobody knows what the next one has not seen.
     judged, scored = (finished[name].counters.rows_out if name in finished else 0 for name in ("judge", "teacher"))
-    counters, is_rollout = finished["extract"].counters, command_of(run, "extract") == "rollout"
+    counters, is_rollout = finished["extract"].counters, find_command(run, "extract") == "rollout"
     levels = [
         _make("extract", "turns answered afresh" if is_rollout else "conversations in the logs", "", counters.rows_in),
         _make("extract", "sessions", "sessions", counters.rows_out, counters.dropped),
@@ -112,7 +112,7 @@ def list_configurations(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     """
     entries = []
     for stage in finished:
-        pinned, command = manifest(run, stage), command_of(run, stage)
+        pinned, command = manifest(run, stage), find_command(run, stage)
         defaults = {field.name: list(field.default) if isinstance(field.default, tuple) else field.default
                     for field in fields_of(COMMANDS[command].config)}  # fmt: skip
         options = [[key, value, value != defaults.get(key) and (key, value) != ("shard", "0/1")]

@@ -4,13 +4,13 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from opdkit.commands.turns.hint_groups import hints_of_group
+from opdkit.commands.turns.hint_groups import read_hints_of_group
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.plans import has_stage
-from opdkit.store.reading import part_path, parts_of_turns, read_arrow
+from opdkit.store.reading import find_parts, part_path, read_arrow
 from opdkit.store.reviews import GROUP, Review, ReviewLog
 
 _FIELDS = ("turn_id", "action", "reward", "hint", "note", "chosen", "seen")
@@ -80,7 +80,7 @@ class Api:
         hint = hint.strip() if isinstance(hint, str) else hint
         with self._lock:
             in_force, decided = self._log.in_force(), list[Review]()
-        for turn_id, voted in hints_of_group(self.run, document["group"]).items():
+        for turn_id, voted in read_hints_of_group(self.run, document["group"]).items():
             before = in_force.get(turn_id, Review(turn_id, chosen=GROUP))
             after = replace(before, hint_decided=action != "strike", hint=voted if action == "keep" else hint)
             if action == "strike" and before.chosen == GROUP and turn_id in in_force:
@@ -106,7 +106,7 @@ def parse_decision(document: JSON) -> Review:
 def read_votes(run: Path, turn_ids: list[str]) -> dict[str, tuple[int | None, str | None]]:
     """Return turn_id -> reward and hint of the votes, for those of the turns that are judged."""
     wanted, voted = set(turn_ids), dict[str, tuple[int | None, str | None]]()
-    for part in sorted(set(parts_of_turns(run, turn_ids).values())):
+    for part in sorted(set(find_parts(run, turn_ids).values())):
         if part_path(run, "verdicts", part).exists():
             rows = read_arrow(run, "verdicts", part, ["turn_id", "reward", "hint"]).to_pylist()
             voted |= {row["turn_id"]: (row["reward"], row["hint"]) for row in rows if row["turn_id"] in wanted}

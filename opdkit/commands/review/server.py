@@ -24,13 +24,13 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from opdkit.commands.review.api import Api
-from opdkit.commands.turns.view import turn_view
+from opdkit.commands.turns.view import read_turn_view
 from opdkit.config.fields import JSON
 from opdkit.config.review import ReviewConfig
 from opdkit.console import say, warn
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
-from opdkit.store.reading import parts_of_turns
+from opdkit.store.reading import find_parts
 
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost):[0-9]{1,5}", re.IGNORECASE)
 MAX_BODY = 1 << 16  # bytes; a decision is a hint and a note
@@ -71,7 +71,7 @@ def run(config: ReviewConfig) -> None:
         server.server_close()  # waits for the answers under way: no decision is cut short
         for name, handler in before.items():
             signal.signal(name, handler)
-    decided = len(reviews.reviews_in_force(config.run))
+    decided = len(reviews.read_reviews_in_force(config.run))
     say(f"stopped; decisions in force: {decided:,}, in {reviews.reviews_dir(config.run)}")
 
 
@@ -163,9 +163,9 @@ class Handler(BaseHTTPRequestHandler):
             return api.decide(self._read_decision()) if is_post else api.decisions()
         if path.startswith("/api/turns/") and not is_post:
             turn_id = unquote(path.removeprefix("/api/turns/"))
-            if not parts_of_turns(api.run, [turn_id]):
+            if not find_parts(api.run, [turn_id]):
                 raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no turn {turn_id}")
-            return turn_view(api.run, turn_id)
+            return read_turn_view(api.run, turn_id)
         raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _check_sender(self) -> None:

@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opdkit.commands.review.api import read_votes
-from opdkit.commands.turns.line import messages_text, shorten, turn_messages
+from opdkit.commands.turns.line import join_messages, shorten, split_turn
 from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.joined_turns import joined_turns
-from opdkit.store.reading import part_count
-from opdkit.store.reviews import GROUP, Review, ReviewLog, reviews_in_force
-from opdkit.store.spreadsheet import csv_rows, escape, read_utf8, unescape
+from opdkit.store.reading import count_parts
+from opdkit.store.reviews import GROUP, Review, ReviewLog, read_reviews_in_force
+from opdkit.store.spreadsheet import escape, read_csv_rows, read_utf8, unescape
 
 FILLED_IN = ("reward", "hint", "note", "action")
 COLUMNS = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint", *FILLED_IN, "decision")
@@ -62,15 +62,15 @@ def write_csv(run: Path, path: Path) -> int:
 
     Return the number of rows.
     """
-    in_force, count = reviews_in_force(run), 0
+    in_force, count = read_reviews_in_force(run), 0
     with path.open("w", encoding="utf-8-sig", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\r\n")
         writer.writerow(COLUMNS)
-        for part in range(part_count(run, "judge")):
+        for part in range(count_parts(run, "judge")):
             for turn in joined_turns(run, part, reviews=in_force):
                 if turn.verdict is None:
                     continue
-                texts = [shorten(messages_text(messages), _CELL) for messages in turn_messages(turn)]
+                texts = [shorten(join_messages(messages), _CELL) for messages in split_turn(turn)]
                 reward = "" if turn.verdict["reward"] is None else str(turn.verdict["reward"])
                 cells = [turn.turn_id, *texts, reward, turn.verdict["hint"] or "", *_format_decision(turn.review)]
                 writer.writerow(escape(cell.replace("\x00", "\N{REPLACEMENT CHARACTER}")) for cell in cells)
@@ -96,7 +96,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     a run that this one was made from. Raises OpdkitError naming the wrong rows by their line, and if no turn is there.
     """
     by_number = {(review.turn_id, str(review.ordinal)): review for review in ReviewLog(run).all_reviews()}
-    in_force, rows = reviews_in_force(run), dict(_rows(path))
+    in_force, rows = read_reviews_in_force(run), dict(_rows(path))
     voted = read_votes(run, [unescape(row["turn_id"]) for row in rows.values()])
     wrong, added, untouched = list[str](), list[Review](), 0
     lines = dict[str, int]()  # turn_id -> its line
@@ -146,7 +146,7 @@ def read_csv(run: Path, path: Path) -> Imported:
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (line, row) for each row that is not empty. Raises OpdkitError for columns that do not belong here."""
-    rows = csv_rows(path, read_utf8(path), strict=True)
+    rows = read_csv_rows(path, read_utf8(path), strict=True)
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     if missing := [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import regex
 
 from opdkit.commands.report.tallies import Largest
-from opdkit.commands.turns.line import TurnLine, messages_text, turn_line, turn_messages
+from opdkit.commands.turns.line import TurnLine, join_messages, make_line, split_turn
 from opdkit.commands.turns.of_run import RunTurn, read_turns
 from opdkit.config.show import ShowConfig
 from opdkit.errors import ConfigError
@@ -38,7 +38,7 @@ def choose_turns(config: ShowConfig) -> Chosen:
     chosen = Chosen()
     largest = Largest[TurnLine](config.worst or config.best or config.random or config.max_turns)
     for turn in read_turns(config.run):
-        line = turn_line(chosen.seen, turn, turn.decided)
+        line = make_line(chosen.seen, turn, turn.decided)
         chosen.seen += 1
         statuses = {"reward_status": line.reward_status, "hint_status": line.hint_status}
         for column, status in statuses.items():
@@ -69,9 +69,9 @@ def _rank(config: ShowConfig, line: TurnLine) -> float | None:
 
 def _matches(pattern: regex.Pattern[str], turn: RunTurn) -> bool:
     """Return True if the pattern is found in the request, the reply or a hint of a turn."""
-    request, reply, _ = turn_messages(turn)
+    request, reply, _ = split_turn(turn)
     decided = turn.decided or {"hints": [], "hint": None}
-    texts = [messages_text(request), messages_text(reply).strip(), *decided["hints"], decided["hint"] or ""]
+    texts = [join_messages(request), join_messages(reply).strip(), *decided["hints"], decided["hint"] or ""]
     try:
         return any(pattern.search(text, timeout=_PATIENCE) for text in texts)
     except TimeoutError:

@@ -4,8 +4,8 @@ import json
 
 from opdkit.commands.show.choose import Chosen, choose_turns
 from opdkit.commands.show.one_turn import print_whole
-from opdkit.commands.show.turn_list import json_row, print_list
-from opdkit.commands.turns.view import turn_views
+from opdkit.commands.show.turn_list import make_json_row, print_list
+from opdkit.commands.turns.view import read_turn_views
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
@@ -49,9 +49,9 @@ def choose_views(config: ShowConfig, whole: bool = True) -> tuple[Chosen, list[J
         raise no_run_error(config.run)
     chosen = Chosen() if config.turn_id is not None else choose_turns(config)
     if not whole:
-        return chosen, [json_row(line) for line in chosen.lines]
+        return chosen, [make_json_row(line) for line in chosen.lines]
     names = [line.turn_id for line in chosen.lines] if config.turn_id is None else [config.turn_id]
-    views = {view["turn_id"]: view for view in turn_views(config.run, names)}
+    views = {view["turn_id"]: view for view in read_turn_views(config.run, names)}
     return chosen, [views[name] for name in names]
 
 

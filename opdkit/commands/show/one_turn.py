@@ -8,7 +8,7 @@ from rich.text import Text
 from opdkit.commands.show.tokens import legend, one_line, print_likely, print_logprobs, reply_text
 from opdkit.commands.turns.line import call_text, signed
 from opdkit.config.fields import JSON
-from opdkit.console import counted, printable, with_sign
+from opdkit.console import add_sign, counted, printable
 from opdkit.store.tables import EDIT
 
 # Characters that are shown of a message, of a judge's answer, and of one that is not a vote; --json has all.
@@ -16,7 +16,7 @@ _MESSAGE, _ANSWER, _FAILED = 4000, 600, 300
 
 
 def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
-    """Print a view of `turn_view`. Text of the log and of the judge is shown, never interpreted."""
+    """Print a view of `read_turn_view`. Text of the log and of the judge is shown, never interpreted."""
     for text in (*_show_conversation(view), *_show_verdict(view)):
         console.print(text, soft_wrap=True)
     colour = console.is_terminal and not console.no_color and console.color_system is not None
@@ -104,7 +104,7 @@ def _show_target_head(target: JSON) -> Text:
     facts += [f"{counted(target['cut_messages'], 'message')} cut"] if target["cut_messages"] else []
     facts += [f"overlap {target['overlap']:.2f}"] if target["overlap"] is not None else []
     total, mean = sum(values), sum(values) / max(1, len(values))
-    signal = f"advantages: sum {with_sign(total, 3)}, mean {with_sign(mean, 4)} nats"
+    signal = f"advantages: sum {add_sign(total, 3)}, mean {add_sign(mean, 4)} nats"
     facts.append(signal if values else "no hint, so no advantages")
     return _make_title(f"target, {reply}: {'; '.join(facts)}")
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
-from opdkit.console import plain_table, print_tsv, printable, with_sign
+from opdkit.console import add_sign, make_plain_table, print_tsv, printable
 
 _STYLES = {
     1: "bold #000000 on #c6dbef", 2: "bold #ffffff on #2171b5", 3: "bold #ffffff on #08306b",
@@ -72,13 +72,13 @@ def legend(*, colour: bool) -> Text:
 def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) -> None:
     """Print each token with its log-probs (nats): a table, or tab-separated values for a pipe."""
     columns = ("#", "token", "id", "old", "teacher", "advantage", "")
-    table = plain_table()
+    table = make_plain_table()
     for name in columns:
         table.add_column(name, justify="left" if name in ("token", "") else "right", no_wrap=True)
     rows = []
     for n, token in enumerate(tokens):
         numbers = ["" if token[name] is None else f"{token[name]:z.4f}" for name in ("old", "teacher")]
-        advantage = "" if token["advantage"] is None else with_sign(token["advantage"], 4)
+        advantage = "" if token["advantage"] is None else add_sign(token["advantage"], 4)
         row = [str(n), _make_visible(token["text"]).replace("\n  ", ""), str(token["id"]), *numbers, advantage,
                "" if token["trained"] else "not sampled"]  # fmt: skip
         style = _STYLES.get(level(token), "") if colour else ""

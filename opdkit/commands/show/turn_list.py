@@ -10,7 +10,7 @@ from rich.text import Text
 from opdkit.commands.show.tokens import one_line
 from opdkit.commands.turns.line import TurnLine, shorten, signed
 from opdkit.config.fields import JSON
-from opdkit.console import plain_table, print_tsv, with_sign
+from opdkit.console import add_sign, make_plain_table, print_tsv
 
 COLUMNS = ("turn", "reward", "hint", "agreement (share)", "tokens", "advantage (nats)", "reply", "hint text")
 _CHARS = 200  # of a text
@@ -18,7 +18,7 @@ _NARROWEST = 12  # characters of a text that are worth showing
 _NUMBERS = ("reward", "agreement (share)", "tokens", "advantage (nats)")
 
 
-def json_row(line: TurnLine) -> JSON:
+def make_json_row(line: TurnLine) -> JSON:
     """Return a line as a row of `opdkit show --json`."""
     names = ("turn_id", "state", "skip_reason", "reward", "reward_status")
     return {name: getattr(line, name) for name in names} | {
@@ -37,7 +37,7 @@ def print_list(lines: Sequence[TurnLine], console: Console) -> None:
     """Print a row per turn. The advantage is the sum over the reply's tokens; a star marks a turn that was reviewed."""
     rows = []
     for line in lines:
-        row = json_row(line)
+        row = make_json_row(line)
         reward = "-" if line.reward is None else signed(line.reward)
         if line.reward_status not in (None, "ok", "reviewed"):
             reward += f" {line.reward_status}"
@@ -47,7 +47,7 @@ def print_list(lines: Sequence[TurnLine], console: Console) -> None:
             line.hint_status or "",
             "" if line.reward_agreement is None else f"{line.reward_agreement:.2f}",
             "" if line.tokens is None else f"{line.tokens:,}",
-            "" if line.advantage is None else with_sign(line.advantage, 2),
+            "" if line.advantage is None else add_sign(line.advantage, 2),
             row["reply"],
             row["hint"] or "",
         )
@@ -60,7 +60,7 @@ def print_list(lines: Sequence[TurnLine], console: Console) -> None:
 
 def _make_table(rows: Sequence[Sequence[str]], width: int) -> Table:
     """Lay out a table: names and numbers, which a person copies or compares, are never cut; texts share the rest."""
-    table = plain_table(gap=1)
+    table = make_plain_table(gap=1)
     facts = COLUMNS[:-2]
     heads = [name.replace(" (", "\n(") for name in facts]  # units on a line of their own leave room for the texts
     widths = [max(map(cell_len, (*head.split("\n"), *(row[n] for row in rows)))) for n, head in enumerate(heads)]

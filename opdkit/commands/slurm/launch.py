@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from opdkit.commands.slurm.scripts import array_script, submit_script, train_script
+from opdkit.commands.slurm.scripts import submit_script, write_array_script, write_train_script
 from opdkit.config.command_line import quote
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
-from opdkit.config.pipeline import stage_configurations
+from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.config.teacher import TeacherConfig
@@ -22,8 +22,8 @@ from opdkit.extract.inputs.files import expand, scratch_folder
 from opdkit.extract.stage import choose_format, make_redactor, redact_sources
 from opdkit.model.folder import check_stages
 from opdkit.store.plans import check_options, check_upstream, differences, has_stage, manifest, stage_dir
-from opdkit.store.reading import part_count, part_path
-from opdkit.store.reviews import known_inputs, outdated_targets, reviews_in_force
+from opdkit.store.reading import count_parts, part_path
+from opdkit.store.reviews import find_known_inputs, find_outdated_targets, read_reviews_in_force
 from opdkit.store.tables import PRIMARY
 
 
@@ -51,7 +51,7 @@ def run(config: SlurmConfig) -> Launch:
     any stage, missing logs, a stage begun under another plan. Raises OpdkitError for a missing model, or if sbatch is
     missing or refuses.
     """
-    stages = stage_configurations(config)
+    stages = make_configurations(config)
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} is not there; name log files, folders of them, or hf:NAME")
@@ -63,7 +63,7 @@ def run(config: SlurmConfig) -> Launch:
     check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])
     if config.submit and shutil.which("sbatch") is None:
         raise OpdkitError("--submit: sbatch is not here; run this on a node of the cluster that may submit jobs")
-    missing = {name: shards for name in ORDER if (shards := missing_shards(stages[name].run, name, config.shards))}
+    missing = {name: shards for name in ORDER if (shards := find_missing_shards(stages[name].run, name, config.shards))}
     folder = config.run / "slurm"
     write_scripts(config, stages, missing, folder)
     submitted = None
@@ -80,10 +80,10 @@ def check_plans(stages: Mapping[str, StageConfig]) -> None:
     """Raise ConfigError if a stage was begun with other options, or a training on other decisions of people."""
     for name, stage in stages.items():
         if isinstance(stage, TeacherConfig) and stage.check_hints:
-            from opdkit.teacher.hint_checks import hint_judge_options  # imported here: it brings torch
+            from opdkit.teacher.hint_checks import choose_hint_judge  # imported here: it brings torch
 
-            stage = replace(stage, **hint_judge_options(stage))
-        check_options(stage, name, known_inputs(stage.run, name))
+            stage = replace(stage, **choose_hint_judge(stage))
+        check_options(stage, name, find_known_inputs(stage.run, name))
 
 
 def check_logs(config: ExtractConfig) -> None:
@@ -100,7 +100,7 @@ def check_logs(config: ExtractConfig) -> None:
                           "Choose another run directory, or name the logs as they were")  # fmt: skip
 
 
-def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
+def find_missing_shards(run: Path, stage: str, shards: int) -> list[int]:
     """Return the shards of a stage with parts that are not done; [0] or [] for training, which is one part.
 
     A stage that is not begun has as many parts as the one before it; if none is begun, every shard may have some.
@@ -110,9 +110,9 @@ def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
     begun = [s for s in ORDER[: ORDER.index(stage) + 1] if has_stage(run, s)]
     if not begun:
         return list(range(shards))
-    parts = 1 if stage == "train" else part_count(run, begun[-1])
+    parts = 1 if stage == "train" else count_parts(run, begun[-1])
     undone = [k for k in range(parts) if not part_path(run, PRIMARY[stage].name, k).exists()]
-    undone += outdated_targets(run, reviews_in_force(run)) if stage == "teacher" else []
+    undone += find_outdated_targets(run, read_reviews_in_force(run)) if stage == "teacher" else []
     return sorted({k % shards for k in undone})
 
 
@@ -124,8 +124,8 @@ def write_scripts(
     place = Path.cwd(), Path(sys.executable).parent
     texts = dict[str, str]()
     for name, shards in missing.items():
-        texts[f"{name}.sbatch"] = (train_script(config, stages[name], place) if name == "train"
-                                   else array_script(config, name, stages[name], shards, place))  # fmt: skip
+        texts[f"{name}.sbatch"] = (write_train_script(config, stages[name], place) if name == "train"
+                                   else write_array_script(config, name, stages[name], shards, place))  # fmt: skip
     if missing:
         texts["submit.sh"] = submit_script({n: [] if n == "train" else shards for n, shards in missing.items()})
     for old in [*(f"{name}.sbatch" for name in ORDER), "submit.sh"]:

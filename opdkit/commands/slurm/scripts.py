@@ -16,7 +16,7 @@ from opdkit.store.plans import checkpoints_dir
 Place = tuple[Path, Path]  # folder in which the commands of a script run, and that of the `opdkit` that they call
 
 
-def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], place: Place) -> str:
+def write_array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], place: Place) -> str:
     """Return the script of a stage that works part by part: one array task per shard."""
     limit = f"%{slurm.max_running}" if slurm.max_running else ""
     words = command_line(stage, type(config), config.run, config.effective())
@@ -45,10 +45,10 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
     ])  # fmt: skip
 
 
-def train_script(slurm: SlurmConfig, config: StageConfig, place: Place) -> str:
+def write_train_script(slurm: SlurmConfig, config: StageConfig, place: Place) -> str:
     """Return the script of the training: `accelerate launch` on each node, or one process by itself."""
     command = " ".join(map(shlex.quote, command_line("train", type(config), config.run, config.effective())))
-    total = (slurm.processes or gpus_of(slurm)) * slurm.nodes
+    total = (slurm.processes or count_gpus(slurm)) * slurm.nodes
     launch = (f"accelerate launch --multi_gpu --num_machines {slurm.nodes} --num_processes {total} "
               "--mixed_precision no --dynamo_backend no")  # fmt: skip
     # `ask` sends USR1 to the processes of a training, but to no launcher, which would die of it.
@@ -154,7 +154,7 @@ def _write_wait(condition: str, job: str, most: int) -> list[str]:
     ]
 
 
-def gpus_of(slurm: SlurmConfig) -> int:
+def count_gpus(slurm: SlurmConfig) -> int:
     """Return the GPUs per node of the training, from COUNT or TYPE:COUNT; 1 without a count."""
     values = slurm.of_stage("gpus", "train")
     count = values[-1].rpartition(":")[2] if values else "1"

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from opdkit.commands.turns.line import messages_text
+from opdkit.commands.turns.line import join_messages
 from opdkit.commands.turns.of_run import RunTurn
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import PASSED, by_name
-from opdkit.judge.claims import claims_of, contradicts, group_alike
+from opdkit.judge.claims import contradicts, find_claims, group_alike
 from opdkit.judge.words import split_words
 from opdkit.store.joined_turns import joined_turns
-from opdkit.store.reading import part_count, read_part
+from opdkit.store.reading import count_parts, read_part
 from opdkit.store.reviews import REVIEWED
 
 TEXTS = 300  # the commonest hints, which are grouped
@@ -28,13 +28,13 @@ def group_commonest(counts: Counter[str]) -> list[list[tuple[str, int]]]:
     return group_alike(sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:TEXTS])
 
 
-def hints_of_group(run: Path, name: object) -> dict[str, str]:
+def read_hints_of_group(run: Path, name: object) -> dict[str, str]:
     """Return turn_id -> hint, as the judge gave it, of all turns in the group with this commonest wording.
 
     Hints that `--check-hints` dropped are in no group, as in the report. Raises OpdkitError if there is no such group.
     """
     turns = defaultdict[str, list[str]](list)
-    for part in range(part_count(run, "judge")):
+    for part in range(count_parts(run, "judge")):
         for turn in joined_turns(run, part, _HINTS, reviews={}, partial=True):
             if turn.verdict is not None and turn.verdict["hint"] is not None:
                 turns[turn.verdict["hint"]].append(turn.turn_id)
@@ -98,13 +98,13 @@ class HintGroups:
                 facts["still"] += not (sizes >= STEPS[0]).any()
                 self._effects[hint] += float(sizes.mean())
         if self._topics is not None:
-            self._domains[hint][self._topics.find(messages_text([turn.session["messages"][turn.index]]))] += 1
+            self._domains[hint][self._topics.find(join_messages([turn.session["messages"][turn.index]]))] += 1
 
     def summarize(self, most: int) -> list[JSON]:
         """Return the largest groups of the commonest texts, with their numbers of turns."""
         groups = group_commonest(self._counts)[:most]
         self.number_of = {text: number for number, members in enumerate(groups) for text, _ in members}
-        claims = [claims_of(members[0][0]) for members in groups]
+        claims = [find_claims(members[0][0]) for members in groups]
         denied = [{(word, not wanted) for word, wanted in claimed} for claimed in claims]
         rows = []
         for number, members in enumerate(groups):

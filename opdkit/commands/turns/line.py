@@ -40,12 +40,12 @@ class TurnLine:
     scored_reward: int | None = None  # of the logged reply's target: that of the teacher stage
 
 
-def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
+def make_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
     """Return the line of a turn with a verdict: that of the votes, or the one that the decision in force leaves."""
     target = next((target for target in turn.targets if target.written is None), None)
     advantages = None if target is None else target.advantages
     strength = None if advantages is None or not len(advantages) else float(np.abs(advantages).mean())
-    request, reply, next_state = map(_line, turn_messages(turn))
+    request, reply, next_state = map(_line, split_turn(turn))
     return TurnLine(
         number=number,
         turn_id=turn.turn_id,
@@ -84,7 +84,7 @@ def measure_certainty(verdict: JSON) -> float | None:
     return min(shares, default=None)
 
 
-def turn_messages(turn: JoinedTurn) -> tuple[Sequence[JSON], Sequence[JSON], Sequence[JSON]]:
+def split_turn(turn: JoinedTurn) -> tuple[Sequence[JSON], Sequence[JSON], Sequence[JSON]]:
     """Return the request (the last user message of the prompt, or nothing), the reply, and the next state."""
     messages, index = turn.session["messages"], turn.index
     request = next((message for message in reversed(messages[:index]) if message["role"] == "user"), None)
@@ -92,7 +92,7 @@ def turn_messages(turn: JoinedTurn) -> tuple[Sequence[JSON], Sequence[JSON], Seq
     return [] if request is None else [request], [messages[index]], next_state
 
 
-def messages_text(messages: Sequence[JSON]) -> str:
+def join_messages(messages: Sequence[JSON]) -> str:
     """Return the contents and the tool calls of messages, one below the other."""
     texts = ([message["content"], *map(call_text, message["tool_calls"])] for message in messages)
     return "\n".join("\n".join(filter(None, parts)) for parts in texts)

@@ -12,7 +12,7 @@ _SHOWN = 5
 _COMPARED = 2000  # names that are compared letter by letter: those with the longest common beginning
 
 
-def nearest_turns(run: Path, name: str) -> str:
+def suggest_turns(run: Path, name: str) -> str:
     """Say which turns of a run `name` may have meant: those of its session, else those that are spelled alike."""
     session = session_of(name) or name
     ids = [row["turn_id"] for row in read_all(run, "turns", ["turn_id"])]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
-from opdkit.store.reading import is_written, part_count, read_arrow
-from opdkit.store.reviews import reviews_in_force
+from opdkit.store.reading import count_parts, is_written, read_arrow
+from opdkit.store.reviews import read_reviews_in_force
 
 # Of the verdicts without the judge's answers in full, which are most of the table.
 COLUMNS = {
@@ -50,10 +50,10 @@ STATES = (TRAINED, TARGET, JUDGED, TRAINABLE, SKIPPED)
 
 def read_turns(run: Path) -> Iterator[RunTurn]:
     """Yield every turn of the finished parts, in the order of the log. Raises OpdkitError for a damaged part."""
-    trained, reviews = set[str](), reviews_in_force(run)
+    trained, reviews = set[str](), read_reviews_in_force(run)
     if is_written(run, "metrics", 0):
         trained.update(read_arrow(run, "metrics", 0, ["turn_ids"])["turn_ids"].combine_chunks().flatten().to_pylist())
-    for part in range(part_count(run, "extract")):
+    for part in range(count_parts(run, "extract")):
         for turn in joined_turns(run, part, COLUMNS, reviews=reviews, partial=True):
             targets = []
             for row in turn.targets:

@@ -17,7 +17,7 @@ from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.model.folder import find_file
-from opdkit.store.plans import file_identity, manifest
+from opdkit.store.plans import identify_file, manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -94,7 +94,7 @@ def load_texts(run: Path) -> TextsOf:
 
 
 def open_texts(identity: JSON) -> TokenTexts:
-    """Open the tokenizer of a model as a manifest identifies it (`model_identity`).
+    """Open the tokenizer of a model as a manifest identifies it (`identify_model`).
 
     Raises OpdkitError if it is not on this machine, or has changed since the ids were written.
     """
@@ -103,7 +103,7 @@ def open_texts(identity: JSON) -> TokenTexts:
     if (path := find_file(identity["name"], _FILE)) is None:
         raise OpdkitError(f"{identity['name']} has no {_FILE} on this machine, so tokens are shown as ids")
     then = identity.get("files", {}).get(_FILE)
-    if then is not None and then != file_identity(path):
+    if then is not None and then != identify_file(path):
         raise OpdkitError(f"{path} has changed since the teacher stage read it, so tokens are shown as ids")
     try:
         return TokenTexts(Tokenizer.from_file(str(path)))

@@ -26,15 +26,15 @@ import numpy as np
 
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.commands.turns.line import VERDICT, signed
-from opdkit.commands.turns.nearest import nearest_turns
+from opdkit.commands.turns.nearest import suggest_turns
 from opdkit.commands.turns.token_text import TextsOf, load_texts
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.hints import explain_candidates
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.plans import has_stage, manifest
-from opdkit.store.reading import parts_of_turns
-from opdkit.store.reviews import reviews_in_force
+from opdkit.store.reading import find_parts
+from opdkit.store.reviews import read_reviews_in_force
 
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")
 _SESSION = ("source", "line", "format", "model")
@@ -46,21 +46,21 @@ STEPS = (0.1, 0.5, 1.5)  # nats of an advantage: a token is marked weakly, clear
 LIKELIEST = 3
 
 
-def turn_view(run: Path, turn_id: str) -> JSON:
+def read_turn_view(run: Path, turn_id: str) -> JSON:
     """Return one turn with everything. Raises OpdkitError for an unknown turn, naming the nearest."""
-    return next(turn_views(run, [turn_id]))
+    return next(read_turn_views(run, [turn_id]))
 
 
-def turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
+def read_turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
     """Yield turns with everything, in the order of the log; each part is read once.
 
     Raises OpdkitError for a turn that the run does not have, before the first view.
     """
-    parts = parts_of_turns(run, turn_ids)
+    parts = find_parts(run, turn_ids)
     unknown = next((name for name in turn_ids if name not in parts), None)
     if unknown is not None:
-        raise OpdkitError(f"{run} has no turn {unknown!r}; {nearest_turns(run, unknown)}")
-    reviews = reviews_in_force(run)
+        raise OpdkitError(f"{run} has no turn {unknown!r}; {suggest_turns(run, unknown)}")
+    reviews = read_reviews_in_force(run)
     judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
     columns = {**CHECKED, "targets": ["turn_id", *_TARGET, *_TOKENS, "support_ids", *_SUPPORTS.values()]}
     texts = cache(load_texts)  # of the tokens: a run without targets needs no tokenizer

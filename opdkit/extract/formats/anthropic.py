@@ -7,8 +7,8 @@ Blocks and fields as https://docs.anthropic.com/en/api/messages names them. The 
 """
 
 from opdkit.chat.conversation import JSON, Conversation, Note
-from opdkit.chat.messages import first_text, message_key, read_messages, read_tools, require_list
-from opdkit.extract.formats.openai import RESPONSES, holder_of_choices, reply_of_choices, split_steps
+from opdkit.chat.messages import find_key, first_text, read_messages, read_tools, require_list
+from opdkit.extract.formats.openai import RESPONSES, find_holder_of_choices, find_reply_of_choices, split_steps
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
@@ -22,9 +22,9 @@ _LOOKED_AT = 12  # messages
 def recognises(record: JSON) -> bool:
     """Return whether messages stand beside a system prompt, or with blocks or a response of this interface alone."""
     request, response, _ = _split_call(record)
-    if message_key(request, ("messages",)) is None or "response_text" in record:
+    if find_key(request, ("messages",)) is None or "response_text" in record:
         return False
-    if "choices" in record or holder_of_choices(record):  # the reply of another interface
+    if "choices" in record or find_holder_of_choices(record):  # the reply of another interface
         return False
     if isinstance(response.get("content"), list) and ("stop_reason" in response or response.get("type") == "message"):
         return True
@@ -64,7 +64,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     items = [message for item in require_list(request.get("messages"), "messages") for message in split_steps(item)]
     system = request.get("system")
     opening = [{"role": "system", "content": system}] if system else []
-    reply = [{"role": "assistant", "content": response.get("content")}] if response else reply_of_choices(record)
+    reply = [{"role": "assistant", "content": response.get("content")}] if response else find_reply_of_choices(record)
     messages, notes = read_messages([*opening, *items, *reply], first=-len(opening))
     if response:
         notes.setdefault(len(messages) - 1, Note()).finish_reason = first_text(response.get("stop_reason"))

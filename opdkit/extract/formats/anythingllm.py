@@ -6,7 +6,7 @@ from typing import NamedTuple
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import as_list, dump, message, read_messages
 from opdkit.extract.formats.chains import REPEATED
-from opdkit.extract.formats.feedback import rating_of
+from opdkit.extract.formats.feedback import read_rating
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import mark_gaps
@@ -90,7 +90,7 @@ def _read_chat(record: JSON) -> tuple[list[JSON], Note]:
     parts = [{"type": "image"} for _ in as_list(images)]
     messages, _ = read_messages([{"role": "user", "content": [*parts, {"text": prompt}]}])
     note = Note()
-    note.add_decision(rating=rating_of(record.get("feedbackScore", record.get("rating"))))
+    note.add_decision(rating=read_rating(record.get("feedbackScore", record.get("rating"))))
     return [*messages, message("assistant", text)], note
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
-from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, content_text, dump, first_text, message
-from opdkit.extract.formats.spans import without_empty
-from opdkit.extract.formats.trees import Node, Tree, read_parent, tree_reader
+from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, dump, first_text, join_content, message
+from opdkit.extract.formats.spans import drop_empty
+from opdkit.extract.formats.trees import Node, Tree, make_tree_reader, read_parent
 from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import ABORTED
 
@@ -37,7 +37,7 @@ def read_record(record: JSON) -> Tree:
     """Read a conversation, or the rating of a message."""
     mapping = record.get("mapping")
     if isinstance(mapping, dict):
-        metadata = without_empty({key: value for key, value in record.items() if key not in _LEFT_OUT})
+        metadata = drop_empty({key: value for key, value in record.items() if key not in _LEFT_OUT})
         current, model = (first_text(record.get(key)) for key in ("current_node", "default_model_slug"))
         tree = Tree([], current, metadata, model, time=record.get("update_time"))
         for name, node in mapping.items():
@@ -86,7 +86,7 @@ def _read_node(name: str, node: Any) -> Node:
         kinds = (item.get("mimeType") for item in as_list(metadata.get("attachments")) if isinstance(item, dict))
         # Images are parts of the message as well.
         files = [{"type": "file", "source": {"media_type": x}} for x in kinds if not str(x).startswith("image/")]
-        text = content_text([*files, text] if text else files) or ""
+        text = join_content([*files, text] if text else files) or ""
     if role != "assistant":
         result.messages = [message(role, text, name=first_text(author.get("name")))]
         return result
@@ -119,19 +119,19 @@ def _read_text(content: JSON, role: str) -> tuple[str, bool]:
         return "\n".join(filter(None, pieces)), True
     if isinstance(parts, list) and kind in ("text", "multimodal_text"):
         items = [_read_part(part) for part in parts if part is not None]
-        return content_text(items) or "", all(isinstance(item, str) for item in items)
+        return join_content(items) or "", all(isinstance(item, str) for item in items)
     text = first_text(*(content.get(key) for key in _TEXTS))
     if text is not None or kind in ("text", "multimodal_text", "code", "model_editable_context"):
         return text or "", True
-    return (dump(content), True) if role == "tool" else (content_text([{"type": kind}]) or "", False)
+    return (dump(content), True) if role == "tool" else (join_content([{"type": kind}]) or "", False)
 
 
 def _read_part(part: Any) -> Any:
-    """Return a part as content_text reads it: a text, what was said aloud as text, or an object with its type."""
+    """Return a part as join_content reads it: a text, what was said aloud as text, or an object with its type."""
     if not isinstance(part, dict) or isinstance(part.get("text"), str):
         return part["text"] if isinstance(part, dict) else part
     kind = first_text(part.get("content_type")) or ""
     return {"type": kind.removesuffix("_asset_pointer").removeprefix("real_time_user_")}
 
 
-READER = tree_reader("chatgpt", recognises, id_of, read_record)
+READER = make_tree_reader("chatgpt", recognises, id_of, read_record)

@@ -9,7 +9,7 @@ from typing import Any
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, first_text, read_messages, require_list
 from opdkit.extract.formats.sessions import split_blocks
-from opdkit.extract.formats.trees import Node, Tree, object_at, tree_reader
+from opdkit.extract.formats.trees import Node, Tree, find_object, make_tree_reader
 
 _ROLES = {"human": "user", "assistant": "assistant"}
 _ROOT = "00000000-0000-4000-8000-000000000000"  # the parent of the first message
@@ -29,7 +29,7 @@ def read_record(record: JSON) -> Tree:
     tree = Tree(metadata=metadata, model=first_text(record.get("model")), time=record.get("updated_at"))
     above: str | None = None
     for number, item in enumerate(items):
-        name = first_text(object_at(item).get("uuid")) or f"#{number}"
+        name = first_text(find_object(item).get("uuid")) or f"#{number}"
         with tree.setting_aside(name, item):
             node = _read_node(item, name)
             tree.nodes.append(node if is_tree else replace(node, parent=above))
@@ -45,8 +45,8 @@ def _read_node(item: Any, name: str) -> Node:
         raise Unreadable("unknown role", f"it is from {str(item)[:100]!r}")
     blocks = item.get("content")
     # What is left of the context window is not part of the reply; what was said aloud is text.
-    blocks = [block | {"type": "text"} if object_at(block).get("type") == "voice_note" else block
-              for block in as_list(blocks) if object_at(block).get("type") != "token_budget"]  # fmt: skip
+    blocks = [block | {"type": "text"} if find_object(block).get("type") == "voice_note" else block
+              for block in as_list(blocks) if find_object(block).get("type") != "token_budget"]  # fmt: skip
     if not blocks:
         blocks = [{"type": "text", "text": first_text(item.get("text")) or ""}]
     if role == "assistant":
@@ -73,4 +73,4 @@ def _convert_texts(block: Any) -> Any:
                                 for part in parts]}  # fmt: skip
 
 
-READER = tree_reader("claude_ai", recognises, lambda record: first_text(record.get("uuid")), read_record)
+READER = make_tree_reader("claude_ai", recognises, lambda record: first_text(record.get("uuid")), read_record)

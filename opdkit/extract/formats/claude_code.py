@@ -16,7 +16,7 @@ from opdkit.chat.messages import as_list, first_text, read_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import join_reply, mark_gaps
-from opdkit.extract.formats.trees import object_at
+from opdkit.extract.formats.trees import find_object
 from opdkit.store.skip_reasons import ABORTED
 
 SYNTHETIC = "synthetic"  # a reply that no model wrote
@@ -99,8 +99,8 @@ def _read_event(line: Line, record: JSON) -> _Event:
     parent = first_text(record.get("parentUuid"), record.get("logicalParentUuid"))
     side = record.get("isSidechain") is True
     event = _Event(line.source, line.number, kind, first_text(record.get("uuid")), parent, side)
-    attachment = object_at(record, "attachment")
-    is_by_person = object_at(attachment or record, "origin").get("kind") in _PEOPLE
+    attachment = find_object(record, "attachment")
+    is_by_person = find_object(attachment or record, "origin").get("kind") in _PEOPLE
     if kind == "summary":
         event.summary = first_text(record.get("summary"))
     elif kind == "attachment" and attachment.get("type") == "queued_command":

@@ -6,7 +6,7 @@ Results of calls that the model wrote into its text stay user messages: that is 
 import re
 
 from opdkit.chat.conversation import JSON, Conversation
-from opdkit.chat.messages import as_list, first_text, message_key, require_list
+from opdkit.chat.messages import as_list, find_key, first_text, require_list
 from opdkit.extract.formats.claude_code import SYNTHETIC, mark_reactions
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader, read_pieces
@@ -21,7 +21,7 @@ _INTERRUPTED = re.compile(r"\[Response interrupted by [^\]]+\]\s*\Z")
 
 def recognises(record: JSON) -> bool:
     """Return whether the record is messages alone, with times or with the client's view of the editor."""
-    is_plain = record.keys() <= {"messages", "version"} and message_key(record, ("messages",)) is not None
+    is_plain = record.keys() <= {"messages", "version"} and find_key(record, ("messages",)) is not None
     first: JSON = record["messages"][0] if is_plain else {}
     return isinstance(first.get("ts"), (int, float)) or "<environment_details>" in str(first.get("content"))
 

@@ -16,7 +16,7 @@ from opdkit.extract.formats.items import is_call, openai_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import GAP, join_reply
-from opdkit.extract.formats.trees import Node, object_at, read_branches
+from opdkit.extract.formats.trees import Node, find_object, read_branches
 from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import ABORTED
 
@@ -125,7 +125,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     if first is None:
         return
     header = session.header or {}
-    if "subagent" in object_at(header, "source") or header.get("thread_source") == "subagent":
+    if "subagent" in find_object(header, "source") or header.get("thread_source") == "subagent":
         for note in filter(None, (node.last_note for node in session.nodes)):
             note.kind = "side"
     metadata = {key: value for key, value in header.items() if key != "base_instructions"}

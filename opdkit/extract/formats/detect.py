@@ -52,7 +52,7 @@ def detect(lines: Iterable[Line], unit: str = "line") -> str:
     raise problem or Unreadable(NO_LINES, "nothing but blank and comment lines")
 
 
-def problem_text(source: str, problem: Unreadable) -> str:
+def explain_problem(source: str, problem: Unreadable) -> str:
     """Return the message about an input that is not read, and what to do about one that no reader knows."""
     text = f"{source}: {problem.reason} ({problem.detail})"
     known = "--format names the format if it is one of them, --map says where the fields of any other are, docs/logs.md"

@@ -17,7 +17,7 @@ _FAULT = re.compile(r"toxic|hallucin|bias|harm|error|fail|fault|spam|unsafe|prof
                     r"|down|negative|risk|leak|pii", re.IGNORECASE)  # fmt: skip
 
 
-def rating_of(score: Any, label: Any = None) -> int | None:
+def read_rating(score: Any, label: Any = None) -> int | None:
     """Return a score of 1, 0 or -1, or else a label such as `thumbs-up`, as 1 or -1.
 
     Other scores are on a scale that the log does not tell: None.
@@ -38,7 +38,7 @@ def add_feedback(note: Note, given: Iterable[JSON]) -> None:
     texts: dict[str, list[str]] = {"comment": [], "label": [], "edited": []}
     for entry in given:
         score = None if _FAULT.search(str(entry.get("name"))) else entry.get("score")
-        ratings.add(rating_of(score, entry.get("label")))
+        ratings.add(read_rating(score, entry.get("label")))
         for key, own in texts.items():
             own += filter(None, [first_text(entry.get(key))])
     ratings.discard(None)

@@ -11,7 +11,7 @@ from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.formats.sessions import line_reader
 
 
-def reader_of_function(function: PythonFunction) -> Reader:
+def make_function_reader(function: PythonFunction) -> Reader:
     """Return the reader of logs whose records `function` turns into records of the format `openai`.
 
     A line on which it fails is set aside.

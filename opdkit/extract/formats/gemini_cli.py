@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import as_list, dump, first_text, message_key, read_messages
+from opdkit.chat.messages import as_list, dump, find_key, first_text, read_messages
 from opdkit.extract.formats.claude_code import SYNTHETIC, mark_reactions
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.otel import openai_messages
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import mark_gaps
-from opdkit.extract.formats.trees import object_at
+from opdkit.extract.formats.trees import find_object
 from opdkit.extract.mapping import value_at
 
 _LISTS = ("messages", "history", "clientHistory")
@@ -36,7 +36,7 @@ def id_of(record: JSON) -> str | None:
     """Return the session id of a header, "" of a checkpoint; None for other lines."""
     if isinstance(record.get("projectHash"), str) and "sessionId" in record:
         return first_text(record["sessionId"]) or ""
-    key = message_key(record, _LISTS, "parts")
+    key = find_key(record, _LISTS, "parts")
     parts = as_list(record[key][0]["parts"]) if key and "role" in record[key][0] else [None]
     return "" if all(isinstance(part, dict) and "type" not in part for part in parts) else None
 
@@ -52,7 +52,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         except Unreadable as problem:
             items[line.number] = line, problem
             continue
-        changes = object_at(record, "$set") or record
+        changes = find_object(record, "$set") or record
         logged = next((as_list(changes[key]) for key in _LISTS if key in changes), [])
         if "$rewindTo" in record:
             names = [*items]

@@ -14,9 +14,9 @@ from opdkit.chat.messages import as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_prompt, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.items import is_call
-from opdkit.extract.formats.otel import adk_messages, event_message, openai_messages, read_span_tools
+from opdkit.extract.formats.otel import openai_messages, read_adk, read_event, read_span_tools
 from opdkit.extract.formats.reader import LeftOut
-from opdkit.extract.formats.spans import parse_text, without_empty
+from opdkit.extract.formats.spans import drop_empty, parse_text
 from opdkit.extract.mapping import value_at
 
 _KINDS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
@@ -100,15 +100,15 @@ def read_call(record: JSON) -> Call | LeftOut:
     logged_input, output = parse_text(record.get("input")), parse_text(record.get("output"))
     request: JSON = logged_input if isinstance(logged_input, dict) else {}
     span: JSON = {"gcp": {"vertex": {"agent": {"llm_request": request, "llm_response": output}}}}  # as of Google's ADK
-    items, output = adk_messages(span) if "contents" in request else (request.get("messages", logged_input), output)
+    items, output = read_adk(span) if "contents" in request else (request.get("messages", logged_input), output)
     if record.get("type", "GENERATION") != "GENERATION" or (
         "type" not in record and not (isinstance(items, list) and output)
     ):
         return LeftOut(NO_CALL)
     items = require_prompt(items, f"the input is {'a ' + type(items).__name__ if items else 'empty'}")
     if isinstance(output, dict) and "message" in output:  # an event
-        items = [event_message(item) if isinstance(item, dict) else item for item in items]
-        output = event_message(output)
+        items = [read_event(item) if isinstance(item, dict) else item for item in items]
+        output = read_event(output)
     elif output and isinstance(output, list) and all(isinstance(part, dict) and "toolName" in part for part in output):
         output = {"tool_calls": output}  # of the AI SDK
     made = output if isinstance(output, list) else [output]
@@ -125,7 +125,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     if record.get("level") == "ERROR":
         note.skip_reason = "error"
     add_feedback(note, _read_scores(record))
-    logged = without_empty({key: record.get(key) for key in _KEPT}) | without_empty({
+    logged = drop_empty({key: record.get(key) for key in _KEPT}) | drop_empty({
         "trace_id": first_text(record.get("traceId"), record.get("trace_id")),
         "timestamp": first_text(record.get("startTime"), record.get("start_time"), record.get("timestamp")),
     })  # fmt: skip

@@ -12,7 +12,7 @@ from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_promp
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.items import has_items
 from opdkit.extract.formats.reader import LeftOut
-from opdkit.extract.formats.spans import parse_text, without_empty
+from opdkit.extract.formats.spans import drop_empty, parse_text
 from opdkit.extract.mapping import value_at
 
 _ROLES = {"human": "user", "ai": "assistant", "aimessagechunk": "assistant", "humanmessagechunk": "user"}
@@ -81,7 +81,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     add_feedback(note, _read_feedback(record))
     extra = parse_text(record.get("extra"))
     metadata, parameters = value_at(extra, ("metadata",)), value_at(extra, ("invocation_params",))
-    logged = without_empty({key: record.get(key) for key in _KEPT} | {"metadata": metadata})
+    logged = drop_empty({key: record.get(key) for key in _KEPT} | {"metadata": metadata})
     tools = read_tools(value_at(parameters, ("tools",)) or value_at(inputs, ("tools",)))
     models = ((metadata, "ls_model_name"), (parameters, "model"), (parameters, "model_name"), (inputs, "model"))
     model = first_text(*(value_at(holder, (name,)) for holder, name in models))

@@ -10,7 +10,7 @@ from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, check_message_count, first_text, message, read_messages, require_list
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.sessions import split_blocks
-from opdkit.extract.formats.trees import Node, Tree, object_at, tree_reader
+from opdkit.extract.formats.trees import Node, Tree, find_object, make_tree_reader
 from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import ABORTED
 
@@ -21,7 +21,7 @@ _THINKING = re.compile(r"\A:::thinking\s(.*?)\n:::(?:\s+|\Z)", re.DOTALL)  # bef
 
 def recognises(record: JSON) -> bool:
     """Return whether the record is a conversation with messages of LibreChat."""
-    first = object_at(value_at(record.get("messages") or record.get("messagesTree"), (0,)))
+    first = find_object(value_at(record.get("messages") or record.get("messagesTree"), (0,)))
     return "conversationId" in record and "messageId" in first and "isCreatedByUser" in first
 
 
@@ -39,7 +39,7 @@ def read_record(record: JSON) -> Tree:
     while stack:
         item, above = stack.pop()
         check_message_count(nodes)
-        fields = object_at(item)
+        fields = find_object(item)
         name = first_text(fields.get("messageId")) or f"#{len(nodes) + len(tree.problems)}"
         own = {key: value for key, value in fields.items() if key != "children"} if fields else item
         with tree.setting_aside(name, own):
@@ -101,5 +101,5 @@ def _convert_part(part: Any) -> list[Any]:
     return [{"type": of_kind, of_kind: value}] if of_kind else []  # agent_update: which agent continues
 
 
-READER = tree_reader("librechat", recognises, lambda record: first_text(record.get("conversationId")), read_record,
+READER = make_tree_reader("librechat", recognises, lambda record: first_text(record.get("conversationId")), read_record,
                      closer_than=("openai",))  # fmt: skip

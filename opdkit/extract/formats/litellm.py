@@ -8,7 +8,7 @@ from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_prompt, read_reply, require_prompt
 from opdkit.extract.formats.reader import LeftOut
-from opdkit.extract.formats.spans import parse_text, without_empty
+from opdkit.extract.formats.spans import drop_empty, parse_text
 from opdkit.extract.mapping import value_at
 
 SHORTENED = "shortened by the proxy"
@@ -48,7 +48,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     if any(text and "litellm_truncated" in text for text in texts):
         note.skip_reason = SHORTENED
     tools = value_at(record, ("model_parameters", "tools")) or request.get("tools")
-    logged = without_empty({key: record.get(key) for key in _KEPT})
+    logged = drop_empty({key: record.get(key) for key in _KEPT})
     model = first_text(record.get("model"), request.get("model"))
     return Call(prompt, reply, note, model=model, tools=read_tools(tools), logged=logged)
 

@@ -11,7 +11,7 @@ from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreada
 from opdkit.chat.messages import ROLES, as_list, check_message_count, first_text, message, read_messages, read_tools
 from opdkit.config.conditions import parse_number, parse_time
 from opdkit.extract.formats.chains import Call, call_reader
-from opdkit.extract.formats.feedback import rating_of
+from opdkit.extract.formats.feedback import read_rating
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.openai import split_steps
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
@@ -22,10 +22,10 @@ from opdkit.extract.mapping import FieldMap, value_at
 NAME = "mapped"
 NO_THUMB = f"{LEFT_OUT}rating that is not a thumb"
 _KNOWN_ROLES = ROLES | {name: role for name, role in SHAREGPT_ROLES.items() if role != "call"}
-_THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # beside the words that rating_of knows
+_THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # beside the words that read_rating knows
 
 
-def reader_of(fields: FieldMap) -> Reader:
+def make_mapped_reader(fields: FieldMap) -> Reader:
     """Return the reader of logs whose fields are where `fields` says."""
     if fields.messages is None and fields.prompt is None:
         reader = Reader(NAME, "id", bool, partial(_read_session, fields), id_of=partial(_find_session_id, fields))
@@ -90,7 +90,7 @@ def _read_rating(logged: Any) -> int | None:
     if isinstance(logged, str):
         number = parse_number(logged)
         logged = _THUMBS.get(logged.lower(), logged) if number is None else number
-    return 0 if logged == 0 and not isinstance(logged, bool) else rating_of(logged)  # false is a thumb down
+    return 0 if logged == 0 and not isinstance(logged, bool) else read_rating(logged)  # false is a thumb down
 
 
 def _read_and_count(

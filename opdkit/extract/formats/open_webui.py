@@ -17,9 +17,9 @@ from typing import Any
 import orjson
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
-from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, content_text, first_text, message, read_messages
-from opdkit.extract.formats.spans import without_empty
-from opdkit.extract.formats.trees import EDITED, Node, Tree, object_at, read_parent, tree_reader
+from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, first_text, join_content, message, read_messages
+from opdkit.extract.formats.spans import drop_empty
+from opdkit.extract.formats.trees import EDITED, Node, Tree, find_object, make_tree_reader, read_parent
 from opdkit.store.skip_reasons import ABORTED
 
 _OF_CHAT = ("models", "params", "tags")
@@ -36,13 +36,13 @@ def recognises(record: JSON) -> bool:
     """Return whether the record is a chat with its tree, or the rating of a message in one."""
     if record.get("type") == "rating":
         return isinstance(record.get("data"), dict) and isinstance(record.get("meta"), dict)
-    return isinstance(object_at(object_at(record, "chat") or record, "history").get("messages"), dict)
+    return isinstance(find_object(find_object(record, "chat") or record, "history").get("messages"), dict)
 
 
 def id_of(record: JSON) -> str | None:
     if record.get("type") != "rating":
         return first_text(record.get("id"))
-    return first_text(object_at(record, "meta").get("chat_id"), object_at(record, "snapshot", "chat").get("id"))
+    return first_text(find_object(record, "meta").get("chat_id"), find_object(record, "snapshot", "chat").get("id"))
 
 
 def read_record(record: JSON) -> Tree:
@@ -51,23 +51,23 @@ def read_record(record: JSON) -> Tree:
         if not recognises(record):
             raise Unreadable("no messages", "nothing in chat.history.messages")
         return _read_chat(record)
-    name = first_text(object_at(record, "meta").get("message_id"))
+    name = first_text(find_object(record, "meta").get("message_id"))
     if name is None:
         raise Unreadable("no messages", "a rating that names no message")
-    tree = _read_chat(object_at(record, "snapshot", "chat"))
+    tree = _read_chat(find_object(record, "snapshot", "chat"))
     return replace(tree, ratings={name: _read_rating(record.get("data"))}, time=record.get("updated_at"), is_copy=True)
 
 
 def _read_chat(record: JSON) -> Tree:
-    body = object_at(record, "chat") or record
-    logged = object_at(body, "history", "messages")
-    parents = {item["parentId"] for item in logged.values() if isinstance(object_at(item).get("parentId"), str)}
-    tree = Tree(current=first_text(object_at(body, "history").get("currentId")), time=record.get("updated_at"))
+    body = find_object(record, "chat") or record
+    logged = find_object(body, "history", "messages")
+    parents = {item["parentId"] for item in logged.values() if isinstance(find_object(item).get("parentId"), str)}
+    tree = Tree(current=first_text(find_object(body, "history").get("currentId")), time=record.get("updated_at"))
     for name, item in logged.items():
         with tree.setting_aside(name, item):
             tree.nodes += [*_read_message(name, item, logged, parents)]
     edited = {node.id for node in tree.nodes} - logged.keys()
-    system = first_text(object_at(body, "params").get("system"), body.get("system"))
+    system = first_text(find_object(body, "params").get("system"), body.get("system"))
     for node in tree.nodes:
         if node.parent is not None and node.parent + _EDITED in edited:
             node.parent += _EDITED
@@ -75,7 +75,7 @@ def _read_chat(record: JSON) -> Tree:
             node.put_first(message("system", system))
     metadata = {key: value for key, value in record.items() if key not in ("chat", "history", "messages")}
     metadata |= {key: body[key] for key in _OF_CHAT if key in body}
-    tree.metadata, tree.model = without_empty(metadata), first_text(*as_list(body.get("models")))
+    tree.metadata, tree.model = drop_empty(metadata), first_text(*as_list(body.get("models")))
     return tree
 
 
@@ -94,7 +94,7 @@ def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) 
             content = [{"type": "text", "text": content or ""}, *({"type": kind} for kind in kinds)]
         yield Node(name, parent, read_messages([{"role": role, "content": content}])[0])
         return
-    asked = object_at(logged, parent or "").get("models")
+    asked = find_object(logged, parent or "").get("models")
     node = Node(name, parent, model=first_text(item.get("model")), parallel=isinstance(asked, list) and len(asked) > 1)
     is_changed = isinstance(original, str) and bool(original) and original != content
     pieces = item["output"] if isinstance(item.get("output"), list) and item["output"] and not is_changed else None
@@ -130,7 +130,7 @@ def _read_rating(data: Any) -> JSON:
 
 def _split(content: Any) -> Iterator[JSON]:
     """Yield the pieces of a reply that was kept as one text, in the form of `output`."""
-    text, end = content_text(content) or "", 0
+    text, end = join_content(content) or "", 0
     while (match := _DETAILS.search(text, end)) and (close := _DETAILS_END.search(text, match.end())):
         kind, attributes = match.groups()
         if kind not in ("reasoning", "tool_calls"):
@@ -167,12 +167,12 @@ def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
         kind = piece.get("type") if isinstance(piece, dict) else None
         if kind == "function_call_output":
             output = piece.get("output")
-            text = content_text(output) if isinstance(output, list) else first_text(output)
+            text = join_content(output) if isinstance(output, list) else first_text(output)
             messages.append(message("tool", text, tool_call_id=first_text(piece.get("call_id"))))
             continue
         only_text = only_text and kind in ("message", "reasoning", "function_call")
         is_text = kind in ("message", "reasoning")  # thinking may have a summary
-        text = content_text(piece.get("summary") or piece.get("content"), between="") if is_text else None
+        text = join_content(piece.get("summary") or piece.get("content"), between="") if is_text else None
         if kind != "function_call" and (not text or text.isspace()):
             continue
         if messages[-1]["role"] == "tool":
@@ -189,4 +189,4 @@ def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
     return messages, only_text
 
 
-READER = tree_reader("open_webui", recognises, id_of, read_record, closer_than=("openai",))
+READER = make_tree_reader("open_webui", recognises, id_of, read_record, closer_than=("openai",))

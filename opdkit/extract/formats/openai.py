@@ -3,7 +3,7 @@
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import as_list, first_choice, first_text, message_key, read_messages, read_tools, require_list
+from opdkit.chat.messages import as_list, find_key, first_choice, first_text, read_messages, read_tools, require_list
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 from opdkit.extract.formats.spans import parse_text
@@ -17,7 +17,7 @@ _SHOWN_BY_GOOSE = ("toolConfirmationRequest", "actionRequired", "systemNotificat
 
 def recognises(record: JSON) -> bool:
     """Return whether the record has a list of objects with a role, and not the reply apart from it."""
-    return "response_text" not in record and message_key(_parse_messages(record), KEYS) is not None
+    return "response_text" not in record and find_key(_parse_messages(record), KEYS) is not None
 
 
 def _parse_messages(record: JSON) -> JSON:
@@ -27,16 +27,16 @@ def _parse_messages(record: JSON) -> JSON:
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one conversation. What was logged beside it is its first and last message: `system`, and a call's reply."""
     record = _parse_messages(record)
-    key = message_key(record, KEYS) or next((k for k in KEYS if k in record), None)
+    key = find_key(record, KEYS) or next((k for k in KEYS if k in record), None)
     if key is None:
         raise Unreadable("no messages", f"none of {', '.join(KEYS)} in the record")
     items = [message for item in require_list(record[key], key) for message in split_steps(item)]
     if "working_dir" in record and all(isinstance(value_at(item, ("content",)), list) for item in items):
         items = require_list(join_goose(items), key)
-    system, holder = record.get("system"), holder_of_choices(record)
+    system, holder = record.get("system"), find_holder_of_choices(record)
     opening = [{"role": "system", "content": system}] if system else []
     response = record[holder] if holder else {}
-    messages, notes = read_messages([*opening, *items, *reply_of_choices(record)], first=-len(opening))
+    messages, notes = read_messages([*opening, *items, *find_reply_of_choices(record)], first=-len(opening))
     for index, message in enumerate(messages if record.get("turn_type") == "side" else ()):
         if message["role"] == "assistant":
             notes.setdefault(index, Note()).kind = "side"
@@ -131,15 +131,15 @@ def _add_call(content: list[JSON], call: JSON, name: str) -> list[JSON]:
     return [{"role": "tool", "content": blocks}] if blocks else []
 
 
-def holder_of_choices(record: JSON) -> str | None:
+def find_holder_of_choices(record: JSON) -> str | None:
     """Return the field with the response whose choices hold the reply; None where the record has them, or none."""
     fields = (name for name in RESPONSES if value_at(record, (name, "choices", 0)))
     return None if "choices" in record else next(fields, None)
 
 
-def reply_of_choices(record: JSON) -> list[JSON]:
+def find_reply_of_choices(record: JSON) -> list[JSON]:
     """Return the reply among the choices of a record or its response: a list of one logged message, or an empty one."""
-    holder = holder_of_choices(record)
+    holder = find_holder_of_choices(record)
     choice = first_choice((record[holder] if holder else record).get("choices"))
     if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
         return []

@@ -7,7 +7,7 @@ the completion, under `messages` or `input`.
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import first_text, read_messages, read_tools
 from opdkit.extract.formats.chains import Call, call_reader, read_reply, require_prompt
-from opdkit.extract.formats.spans import without_empty
+from opdkit.extract.formats.spans import drop_empty
 
 _COMPLETION = "chat.completion"
 _KEPT = ("id", "request_id", "created", "metadata", "input_user", "service_tier", "temperature", "usage")
@@ -43,7 +43,7 @@ def read_call(record: JSON) -> Call:
         for item in items
     ])  # fmt: skip
     reply, note = read_reply(record)
-    logged = without_empty({key: record.get(key) for key in _KEPT})
+    logged = drop_empty({key: record.get(key) for key in _KEPT})
     model, tools = first_text(record.get("model")), read_tools(record.get("tools"))
     return Call(prompt, reply, note, model=model, tools=tools, logged=logged)
 

@@ -19,7 +19,7 @@ from opdkit.extract.formats.chains import NO_CALL, Call, call_reader
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.sessions import read_pieces
-from opdkit.extract.formats.spans import nest_attributes, parse_text, split_spans, without_empty
+from opdkit.extract.formats.spans import drop_empty, nest_attributes, parse_text, split_spans
 from opdkit.extract.mapping import value_at
 
 NOT_OF_CALL = f"{LEFT_OUT}annotation of a span that called no model"
@@ -130,7 +130,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     model = first_text(*(value_at(tree, path) for path in _MODELS))
     session = first_text(*(value_at(tree, path) for path in _SESSIONS), record.get("session_id"))
     tools = read_span_tools(tree)
-    return Call(prompt, reply, note, model=model, tools=tools, logged=without_empty(logged), session=session)
+    return Call(prompt, reply, note, model=model, tools=tools, logged=drop_empty(logged), session=session)
 
 
 def _read_annotations(record: JSON) -> Iterator[JSON]:
@@ -164,7 +164,7 @@ def _find_messages(tree: JSON, record: JSON) -> Logged:
         _read_genai(tree),
         (_list_at(tree, "gen_ai", "prompt"), _list_at(tree, "gen_ai", "completion")),
         _read_ai_sdk(tree),
-        adk_messages(tree),
+        read_adk(tree),
     ):
         if logged != (None, None):
             return logged
@@ -191,7 +191,7 @@ def _read_ai_sdk(tree: JSON) -> Logged:
     return prompt, [reply] if prompt and any(reply.values()) else None
 
 
-def adk_messages(tree: JSON) -> Logged:
+def read_adk(tree: JSON) -> Logged:
     request, response = (parse_text(value_at(tree, (*_ADK, f"llm_{name}"))) for name in ("request", "response"))
     system = value_at(request, ("config", "system_instruction"))
     prompt = [{"role": "system", "content": system}] if isinstance(system, str) else []
@@ -210,9 +210,9 @@ def _read_events(record: JSON, tree: JSON) -> Logged:
             continue
         body = nest_attributes(event)
         if name in _EVENTS:
-            prompt.append(event_message({"role": _EVENTS[name]} | body))
+            prompt.append(read_event({"role": _EVENTS[name]} | body))
         elif name == "gen_ai.choice":
-            replies.append(event_message(body))
+            replies.append(read_event(body))
         elif name == "gen_ai.client.inference.operation.details":
             logged = _read_genai(body)
             prompt, replies = logged[0] or prompt, logged[1] or replies
@@ -223,7 +223,7 @@ def _read_events(record: JSON, tree: JSON) -> Logged:
     return prompt or None, replies or None
 
 
-def event_message(body: JSON) -> JSON:
+def read_event(body: JSON) -> JSON:
     """Return the attributes of an event, which may hold its fields as JSON, a reply as `message`, as a message."""
     said = parse_text(value_at(body, ("gen_ai", "event", "content")))  # Azure's
     body = body | (said if isinstance(said, dict) else {"content": said} if said else {})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import NOT_ONLY_TEXT, content_text, first_text, has_placeholder, message, read_call
+from opdkit.chat.messages import NOT_ONLY_TEXT, first_text, has_placeholder, join_content, message, read_call
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import mark_gaps
@@ -156,14 +156,14 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
                 rest.append(block)
             elif isinstance(block.get("thinking"), str):
                 thoughts.append(block["thinking"])
-        text = content_text(rest) if rest else None
+        text = join_content(rest) if rest else None
         event.message = message("assistant", text, reasoning="\n".join(thoughts) or None, tool_calls=calls)
         reason = first_text(body.get("stopReason"))
         skip = _STOPPED.get(reason or "") or (NOT_ONLY_TEXT if has_placeholder(rest) else None)
         event.note = Note(finish_reason=reason, skip_reason=skip)
     elif role == "toolResult":
         name, call = first_text(body.get("toolName")), first_text(body.get("toolCallId"))
-        event.message = message("tool", content_text(content), name=name, tool_call_id=call)
+        event.message = message("tool", join_content(content), name=name, tool_call_id=call)
         event.tool_failed = body.get("isError") is True
     elif role == "bashExecution":
         if body.get("excludeFromContext"):
@@ -179,7 +179,7 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
         event.message = message("user", first_text(body.get("summary")), name="summary")
     else:
         name = first_text(body.get("customType")) or "custom" if role in _EXTENSIONS else None
-        event.message = message("user", content_text(content), name=name)
+        event.message = message("user", join_content(content), name=name)
 
 
 def id_of(record: JSON) -> str | None:

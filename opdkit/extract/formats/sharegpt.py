@@ -7,11 +7,11 @@ import orjson
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import (
     NOT_ONLY_TEXT,
-    content_text,
+    find_key,
     first_text,
     has_placeholder,
+    join_content,
     message,
-    message_key,
     read_call,
     read_tools,
     require_list,
@@ -32,12 +32,12 @@ _OWN_COLUMNS = frozenset(("model", "tools", "system"))
 
 def recognises(record: JSON) -> bool:
     """Return whether the record has a list of objects with `from`."""
-    return message_key(record, KEYS, "from") is not None
+    return find_key(record, KEYS, "from") is not None
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one conversation. A system prompt may stand beside it."""
-    key = message_key(record, KEYS, "from") or KEYS[0]
+    key = find_key(record, KEYS, "from") or KEYS[0]
     items = require_list(record.get(key), key)
     messages = [_read_message(item, index) for index, item in enumerate(items)]
     system = first_text(record.get("system"))
@@ -62,7 +62,7 @@ def _read_message(item: Any, index: int) -> JSON:
         raise Unreadable("unknown role", f"message {index} is from {str(item['from'])[:100]!r}")
     value = item.get("value")
     if role != "call":
-        return message(role, content_text(value), name=first_text(item.get("name")))
+        return message(role, join_content(value), name=first_text(item.get("name")))
     # `{"name": ..., "arguments": ...}`, or a list of them, as text or as objects.
     try:
         calls = orjson.loads(value) if isinstance(value, str) else value
@@ -70,7 +70,7 @@ def _read_message(item: Any, index: int) -> JSON:
     except (orjson.JSONDecodeError, Unreadable):
         read = []
     # A call that cannot be read stays what it is, the text of a reply.
-    return message("assistant", None, tool_calls=read) if read else message("assistant", content_text(value))
+    return message("assistant", None, tool_calls=read) if read else message("assistant", join_content(value))
 
 
 READER = line_reader("sharegpt", recognises, read_record)

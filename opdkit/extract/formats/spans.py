@@ -54,7 +54,7 @@ def nest_attributes(holder: JSON) -> JSON:
     return {key: _restore_lists(value, 1) for key, value in tree.items()}
 
 
-def otlp_value(value: Any) -> Any:
+def read_otlp_value(value: Any) -> Any:
     """Return what a value of OTLP JSON, `{"stringValue": "x"}`, means. JSON bounds how deeply it is nested."""
     if not isinstance(value, dict):
         return value
@@ -67,13 +67,13 @@ def otlp_value(value: Any) -> Any:
     if not isinstance(nested, dict):
         return None
     items = as_list(nested.get("values"))
-    return [otlp_value(item) for item in items] if is_array else dict(_read_otlp_pairs(items))
+    return [read_otlp_value(item) for item in items] if is_array else dict(_read_otlp_pairs(items))
 
 
 def _read_otlp_pairs(items: Any) -> list[tuple[str, Any]]:
     """Return the (name, value) of each attribute in a list of OTLP JSON."""
     objects = (item for item in as_list(items) if isinstance(item, dict) and isinstance(item.get("key"), str))
-    return [(item["key"], otlp_value(item.get("value"))) for item in objects]
+    return [(item["key"], read_otlp_value(item.get("value"))) for item in objects]
 
 
 def _put(tree: JSON, path: list[str], value: Any, depth: int) -> None:
@@ -121,6 +121,6 @@ def parse_text(value: Any) -> Any:
     return value
 
 
-def without_empty(fields: JSON) -> JSON:
+def drop_empty(fields: JSON) -> JSON:
     """Return the fields that hold something."""
     return {key: value for key, value in fields.items() if value not in (None, "", [], {})}

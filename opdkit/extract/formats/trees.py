@@ -6,8 +6,8 @@
 A reply that stands in several branches is trainable in the first of them: `Note.message_id` tells the copies. Only the
 links to parents are followed. Messages that no root leads to are set aside, each with its reason.
 
-Exports hold a conversation more than once: in two exports, or beside each rating of a message. `tree_reader` makes one
-tree of all records with one id, wherever they are.
+Exports hold a conversation more than once: in two exports, or beside each rating of a message. `make_tree_reader` makes
+one tree of all records with one id, wherever they are.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class Tree:
             self.problems.append((named, dump(item).encode()))
 
 
-def tree_reader(
+def make_tree_reader(
     name: str,
     recognises: Callable[[JSON], bool],
     id_of: Callable[[JSON], str | None],
@@ -143,7 +143,7 @@ def read_parent(value: Any) -> str | None:
     return value or None
 
 
-def object_at(record: Any, *keys: str) -> JSON:
+def find_object(record: Any, *keys: str) -> JSON:
     """Return the object at a path of names; {} where there is none."""
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None

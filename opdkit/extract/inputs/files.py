@@ -29,7 +29,7 @@ from opdkit.extract.formats.json_lines import NOT_AN_OBJECT, parse
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.archives import unpack
 from opdkit.extract.inputs.documents import MESSAGES, OBJECTS, DocumentReader
-from opdkit.store.atomic import find_left_overs, host_name, owned_name, remove_entries
+from opdkit.store.atomic import find_left_overs, host_name, make_owned_name, remove_entries
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
@@ -59,7 +59,7 @@ class Input:
 def scratch_folder() -> Iterator[Path]:
     """Yield a temporary folder. Those that killed processes of this host left are removed first: they may be large."""
     remove_entries(find_left_overs(Path(tempfile.gettempdir()), f"{_SCRATCH}*-{host_name()}-*"))
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, suffix=owned_name("")) as folder:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, suffix=make_owned_name("")) as folder:
         yield Path(folder)
 
 

@@ -23,14 +23,14 @@ import xxhash
 from opdkit.chat.conversation import Unreadable
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.detect import NO_LINES, detect, problem_text
+from opdkit.extract.formats.detect import NO_LINES, detect, explain_problem
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.archives import DAMAGED
 from opdkit.extract.inputs.files import Input, find_documents, lines, open_plain, packing, until_damage
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions, read_copy
 from opdkit.store.atomic import write_text
-from opdkit.store.digests import file_digest
+from opdkit.store.digests import digest_file
 from opdkit.version import __version__
 
 AUTO = "auto"
@@ -76,7 +76,7 @@ class SurveyedInput:
 
     def check_unchanged(self) -> None:
         """Raise OpdkitError when the file is no longer the one that the first pass began to read."""
-        now = file_state(self.input.path)
+        now = read_file_state(self.input.path)
         if now != self.stat:
             raise OpdkitError(
                 f"{self.input.source} changed while it was read ({self.stat[0]:,} bytes before, {now[0]:,} now). "
@@ -194,11 +194,11 @@ def make_survey(
 
 def begin_survey(entry: Input, number: int = 0, mapped: Reader | None = None) -> SurveyedInput:
     """Return what is known of an input before it is read."""
-    return SurveyedInput(entry, number, file_state(entry.path), entry.path, mapped, problem=entry.problem,
+    return SurveyedInput(entry, number, read_file_state(entry.path), entry.path, mapped, problem=entry.problem,
                          by_row=packing(entry.path) == "parquet", copied=entry.copied)  # fmt: skip
 
 
-def file_state(path: Path) -> tuple[int, ...]:
+def read_file_state(path: Path) -> tuple[int, ...]:
     """Return what changes when a file does: size, time of change, inode."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino
@@ -207,7 +207,7 @@ def file_state(path: Path) -> tuple[int, ...]:
 @contextlib.contextmanager
 def _digest_meanwhile(surveyed: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None]:
     """Digest an input while the block reads it: hashing lets other threads run beside it."""
-    digest = digester.submit(file_digest, surveyed.input.path)  # `xxhsum -H2`
+    digest = digester.submit(digest_file, surveyed.input.path)  # `xxhsum -H2`
     yield
     surveyed.digest = digest.result()
     surveyed.check_unchanged()
@@ -283,17 +283,17 @@ def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: i
         if surveyed.problem is not None and error.reason == NO_LINES:
             return  # it breaks off before its first record
         if surveyed.input.given and error.reason != VOTES:
-            raise ConfigError(problem_text(surveyed.input.source, error)) from None
+            raise ConfigError(explain_problem(surveyed.input.source, error)) from None
         surveyed.problem = error
 
 
 def _cut_into_chunks(surveyed: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
     """Find where an input whose lines are units can be cut. One with nothing but blank lines has no chunks."""
     if surveyed.by_row:
-        from opdkit.extract.inputs.parquet import row_chunks
+        from opdkit.extract.inputs.parquet import plan_row_chunks
 
         with _note_damage(surveyed):
-            surveyed.size, chunks = row_chunks(surveyed.path, part_bytes)
+            surveyed.size, chunks = plan_row_chunks(surveyed.path, part_bytes)
             surveyed.chunks = [(Mark(surveyed.number, row, row + 1), size) for row, size in chunks]
         return
     with open_plain(surveyed.path, surveyed.documents) as handle:

@@ -18,7 +18,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats.json_lines import find_id, parse
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.files import Input, find_documents, find_files, lines, packing, unpack_members
-from opdkit.extract.inputs.first_pass import copy_plain, file_state
+from opdkit.extract.inputs.first_pass import copy_plain, read_file_state
 from opdkit.extract.ledger import open_ledger
 
 _BLOCK, START = 1 << 14, 256  # bytes
@@ -52,11 +52,11 @@ class Source:
     path: Path  # of its plain JSON lines
     known: KnownInput | None = None
     is_rewritten: bool = False
-    state: tuple[int, ...] = ()  # of `path` before it was read: see file_state
+    state: tuple[int, ...] = ()  # of `path` before it was read: see read_file_state
 
     def check_unchanged(self) -> None:
         """Raise OpdkitError where its lines are no longer the file that was read. It may have grown."""
-        (size, _, inode), known = file_state(self.path), self.known
+        (size, _, inode), known = read_file_state(self.path), self.known
         is_another = known is not None and not self.is_rewritten and not begins_with(self.path, known.read, known.seal)
         if inode != self.state[2] or size < self.state[0] or is_another:
             raise OpdkitError(f"{self.input.source} changed while it was read; run the night again")
@@ -97,7 +97,7 @@ def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFi
     files = LogFiles({}, {}, {file: literal_eval(state)[0] for file, state in before.items()}, [])
     for name, path, given in listed:
         with leaving_to_next_night(name, given):
-            file, state = os.fsencode(path.resolve()), repr(file_state(path))
+            file, state = os.fsencode(path.resolve()), repr(read_file_state(path))
             files.names[file], files.states[file] = name.encode("utf-8", "replace").decode(), state
             if before.get(file) != state:
                 files.changed.append((name, path.resolve(), given))
@@ -119,7 +119,7 @@ def open_sources(
             warn(f"{entry.source} is set aside: {entry.problem.reason} ({entry.problem.detail})")
             yield source
             continue
-        source.state = file_state(entry.path)
+        source.state = read_file_state(entry.path)
         kind, known = packing(entry.path), plain.get(file)
         if kind or known is None or not (known.read and begins_with(entry.path, known.read, known.seal)):
             documents = "" if kind == "parquet" else find_documents(entry.path, line_limit)
@@ -127,7 +127,7 @@ def open_sources(
                 source.is_plain, source.path = False, folder / f"plain-{number}.jsonl"
                 if problem := copy_plain(entry, documents, line_limit, source.path):
                     warn(f"{entry.source}: {problem.reason} ({problem.detail})")
-                source.state = file_state(source.path)
+                source.state = read_file_state(source.path)
         yield source
 
 
@@ -177,7 +177,7 @@ def digest_ends(path: Path, size: int, block: int = _BLOCK) -> bytes:
     return digest.digest()
 
 
-def whole_lines(source: Source, start: int, line_limit: int) -> Iterator[tuple[int, int, Line]]:
+def read_whole_lines(source: Source, start: int, line_limit: int) -> Iterator[tuple[int, int, Line]]:
     """Yield (its first byte, the byte behind it, line) of the lines from a byte on.
 
     The last line counts if it has a line end, or is complete JSON without one. What it lacks may follow.
@@ -198,7 +198,7 @@ def list_sessions(source: Source, reader: Reader, begin: int, read: int, line_li
     """Return the sessions between headers from the byte `begin` on. Lines from the byte `read` on are new."""
     sessions: list[FileSession] = []
     name = None
-    for offset, stop, line in whole_lines(source, begin, line_limit):
+    for offset, stop, line in read_whole_lines(source, begin, line_limit):
         before, name = name, find_id(reader, line)
         if not sessions or reader.begins_session(name, before):
             sessions.append(FileSession(name or None, name or f"line{line.number}", offset))

@@ -22,7 +22,7 @@ _MOST_ROWS = 1_024  # of a batch
 DAMAGED_ROWS = "damaged rows"
 
 
-def row_chunks(path: Path, part_bytes: int) -> tuple[int, list[tuple[int, int]]]:
+def plan_row_chunks(path: Path, part_bytes: int) -> tuple[int, list[tuple[int, int]]]:
     """Return (rows, [(first row, bytes) of pieces of about `part_bytes`]), by the file's own index alone."""
     with pq.ParquetFile(path) as file:  # it also checks the names of the columns, unlike `read_metadata`
         metadata = file.metadata

@@ -21,12 +21,12 @@ from opdkit.model.sampling.copied_cache import sample_copied
 from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
 from opdkit.model.sampling.shared_cache import sample_shared
 from opdkit.model.tree_reading import check_tree_reading, find_build_problem
-from opdkit.model.windows import windows_of
+from opdkit.model.windows import find_windows
 
-__all__ = ["Request", "Sample", "count_prompt_tokens", "reply_room", "sample"]
+__all__ = ["Request", "Sample", "choose_reply_room", "count_prompt_tokens", "sample"]
 
 
-def reply_room(longest: int, limit: int) -> int:
+def choose_reply_room(longest: int, limit: int) -> int:
     """Return how many tokens a sampled reply may have: a quarter more than the longest logged one, up to `limit`."""
     return min(limit, longest * 5 // 4 + 1)
 
@@ -38,7 +38,7 @@ def count_prompt_tokens(
 
     Needs no weights. Each prompt is read once; what prompts have in common is read once for each batch.
     """
-    if windows_of(model) is None or find_build_problem(model):
+    if find_windows(model) is None or find_build_problem(model):
         return sum(map(len, prompts))
     batches = plan_batches(prompts, [samples] * len(prompts), max_new_tokens, batch_tokens)
     return sum(group.tokens for batch in batches for group, _ in groupby(batch.shared, key=lambda one: one.group))
@@ -69,6 +69,6 @@ def sample(
     ]
     prompts = [request.prompt_ids for request in requests]
     with without_gradients(model):
-        run = sample_shared if windows_of(model) is not None and check_tree_reading(model) else sample_copied
+        run = sample_shared if find_windows(model) is not None and check_tree_reading(model) else sample_copied
         run(model, prompts, samplings, rule, batch_tokens)
     return [[Sample(s.ids, s.logprobs, str(s.finish_reason), s.top_ids, s.top) for s in group] for group in samplings]

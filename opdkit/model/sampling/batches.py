@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from opdkit.model.tree import common_length
+from opdkit.model.tree import count_common
 
 # Tokens after the common prefix that are read in one pass. Their mask has a row per token, and a column per token and
 # token of the prefix.
@@ -70,7 +70,7 @@ def plan_batches(
 def group_prompts(prompts: Sequence[list[int]]) -> list[PromptGroup]:
     """Return groups that hold each prompt once. Prompts share a group where the prefix is half of each, or more."""
     order = sorted(range(len(prompts)), key=lambda i: prompts[i])  # prompts that begin alike are neighbours
-    common = [common_length(prompts[a], prompts[b]) for a, b in pairwise(order)]
+    common = [count_common(prompts[a], prompts[b]) for a, b in pairwise(order)]
     groups = list[tuple[list[int], int]]()  # members, length of their common prefix
     for k, i in enumerate(order):
         if groups:
@@ -96,13 +96,13 @@ def _share_prompts(
             single = PromptGroup(len(prompts[i]), (i,), len(prompts[i]))
             yield from _share_prompts(single, prompts, counts, max_new_tokens, batch_tokens)
         return
-    per_copy = max(1, min(room, samples_per_copy(group.tokens, max_new_tokens)))
+    per_copy = max(1, min(room, count_samples_per_copy(group.tokens, max_new_tokens)))
     for start in range(0, len(samples), per_copy):
         together = tuple(samples[start : start + per_copy])
         yield SharedPrompt(group, together, group.tokens + len(together) * max_new_tokens)
 
 
-def samples_per_copy(tokens: int, max_new_tokens: int) -> int:
+def count_samples_per_copy(tokens: int, max_new_tokens: int) -> int:
     """Return how many samples share one copy of a group of prompts that has so many tokens.
 
     The cost of sharing: attention also compares each sample with the tokens of the others, which a mask then hides.

@@ -11,8 +11,8 @@ import torch
 from transformers import Cache
 
 from opdkit.errors import OpdkitError
-from opdkit.model.load import cache_name_of
-from opdkit.model.memory import budget_of
+from opdkit.model.load import find_cache_name
+from opdkit.model.memory import find_budget
 from opdkit.model.sampling.batches import MAX_SAMPLES
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
 
@@ -23,7 +23,7 @@ def sample_copied(
     """Sample until all samples of each prompt have ended, within `batch_tokens` unless a single one needs more."""
     rows = [(i, sampling) for i, group in enumerate(samplings) for sampling in group]
     lengths = [len(prompts[i]) + rule.max_new_tokens for i, _ in rows]
-    for attempt in budget_of(model, "sampling").batches(lengths, batch_tokens, MAX_SAMPLES):
+    for attempt in find_budget(model, "sampling").batches(lengths, batch_tokens, MAX_SAMPLES):
         unfinished = [rows[k] for k in attempt.items if rows[k][1].finish_reason is None]
         restart(sampling for _, sampling in unfinished)
         with attempt:
@@ -41,7 +41,7 @@ def _sample_rows(
     B prompts, R rows, T tokens, V vocabulary. After a failed attempt the local variables (the cache) are freed.
     """
     samplings = [sampling for _, sampling in rows]
-    cache_name = cache_name_of(model)
+    cache_name = find_cache_name(model)
     order = list(dict.fromkeys(i for i, _ in rows))
     prompt_R = torch.tensor([order.index(i) for i, _ in rows], device=model.device)
     longest = max(len(prompts[i]) for i in order)

@@ -24,12 +24,12 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from opdkit.model.load import cache_name_of
-from opdkit.model.memory import Attempt, budget_of
+from opdkit.model.load import find_cache_name
+from opdkit.model.memory import Attempt, find_budget
 from opdkit.model.sampling.attention import grouped_heads
 from opdkit.model.sampling.batches import Batch, PromptGroup, SharedPrompt, plan_batches
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
-from opdkit.model.windows import additive_mask, masks_by_kind, windows_of, within
+from opdkit.model.windows import find_windows, make_additive_mask, make_masks, within
 
 
 def sample_shared(
@@ -39,7 +39,7 @@ def sample_shared(
 
     Where a batch does not fit into memory, its unfinished samples are restarted in smaller batches.
     """
-    budget = budget_of(model, "sampling")
+    budget = find_budget(model, "sampling")
     with grouped_heads(model):
         while left := [i for i, group in enumerate(samplings) if any(s.finish_reason is None for s in group)]:
             waiting = [prompts[i] for i in left]
@@ -96,7 +96,7 @@ def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) ->
     """Read the prefix of a group, then all suffixes in one pass, in which each sees the prefix and itself."""
     cache, prefix = DynamicCache(), group.prefix  # without the configuration, layers that see a window keep all keys
     ids_1n = torch.tensor([prompts[group.prompts[0]][:prefix]], device=model.device)
-    cache_name = cache_name_of(model)
+    cache_name = find_cache_name(model)
     output = model(input_ids=ids_1n, use_cache=True, logits_to_keep=1, **{cache_name: cache})
     logits = {i: output.logits[0, -1].float() for i in group.prompts if len(prompts[i]) == prefix}
     suffixes = {i: prompts[i][prefix:] for i in group.prompts if len(prompts[i]) > prefix}
@@ -112,11 +112,11 @@ def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) ->
 
         def mask(window: int | None) -> Tensor:
             seen_nS = visible_nS & within(window, positions_n[:, None], of_slots)
-            return additive_mask(seen_nS.to(model.device), model.dtype)[None, None]
+            return make_additive_mask(seen_nS.to(model.device), model.dtype)[None, None]
 
         output = model(
             input_ids=torch.tensor([[t for suffix in suffixes.values() for t in suffix]], device=model.device),
-            attention_mask=masks_by_kind(windows_of(model) or (), mask),
+            attention_mask=make_masks(find_windows(model) or (), mask),
             position_ids=positions_n[None].to(model.device),
             use_cache=True,
             logits_to_keep=torch.tensor(lengths, device=model.device).cumsum(0) - 1,
@@ -177,7 +177,7 @@ class _Rows:
     """Rows side by side, each with the samples of one shared prompt."""
 
     def __init__(self, model: Any, rows: int, samples: int, slots: int) -> None:
-        self.model, self.device, self.slots, self.cache_name = model, model.device, slots, cache_name_of(model)
+        self.model, self.device, self.slots, self.cache_name = model, model.device, slots, find_cache_name(model)
         self.rows = [_Row() for _ in range(rows)]
         nothing = torch.zeros(0, 0, dtype=torch.long)
         self.now = _Step(nothing, nothing, 0)
@@ -186,7 +186,7 @@ class _Rows:
         self.lowest = torch.finfo(model.dtype).min
         self.mask_BnS = torch.full((rows, samples + 1, slots), self.lowest, dtype=model.dtype, device=model.device)
         self.mask_BnS[:, -1, 0] = 0
-        self.windows = set(windows_of(model) or ())
+        self.windows = set(find_windows(model) or ())
         self.positions_BS = torch.zeros(rows, slots, dtype=torch.long, device=model.device)  # of the slots' tokens
 
     def load(self, b: int, prompt: _GroupCache, shared: SharedPrompt, samplings: Sequence[list[Sampling]]) -> None:
@@ -251,7 +251,7 @@ class _Rows:
 
         output = self.model(
             input_ids=ids_Bn,
-            attention_mask=masks_by_kind(self.windows, mask),
+            attention_mask=make_masks(self.windows, mask),
             position_ids=positions_Bn,
             use_cache=True,
             **{self.cache_name: self.cache},

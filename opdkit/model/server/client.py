@@ -99,7 +99,7 @@ class Server:
                                "kept")  # fmt: skip
         if status in (408, 425, 429) or status >= 500:
             retry_after = response.headers.get("retry-after", "")
-            pause = retry_after_seconds(retry_after)
+            pause = parse_retry_after(retry_after)
             if not pause <= LONGEST_WAIT:  # also not a number
                 asked = f"asks to be left alone (HTTP {status}, Retry-After: {self._clean(retry_after)[:40]})"
                 return OpdkitError(f"{self.where} {asked}: start the same command again then; finished parts are kept")
@@ -144,7 +144,7 @@ class Server:
         return text.replace(self.key, "[the API key]") if self.key else text
 
 
-def retry_after_seconds(value: str) -> float:
+def parse_retry_after(value: str) -> float:
     """Return the seconds that a Retry-After header asks for, as a number or as a date; 0 for what is neither."""
     with suppress(ValueError):
         return float(value)

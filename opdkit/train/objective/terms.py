@@ -107,7 +107,7 @@ class Term:
     target_NK: Tensor | None = None  # log-probs of the supports that divergence and anchor move the student towards
 
 
-def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
+def make_terms(objective: Objective, tokens: Tokens) -> list[Term]:
     """Return the terms of an objective that have a weight."""
     terms = [_term(name, weight, objective, tokens) for name, weight in objective.weights.items() if weight]
     if objective.anchor_weight:
@@ -116,13 +116,13 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
         scale_N = _scale(objective, tokens, mask_N, objective.anchor_weight * weight_N)
         terms.append(Term("anchor", mask_N, scale_N, None, target_NK))
     if objective.kl_coef:
-        mask_N = trained_positions(terms)
+        mask_N = mask_trained(terms)
         terms.append(Term("kl", mask_N, _scale(objective, tokens, mask_N, objective.kl_coef), None))
     return terms
 
 
 def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Term:
-    """Return one of TERMS: its mask, token weights and advantages; `terms_of` builds anchor and kl."""
+    """Return one of TERMS: its mask, token weights and advantages; `make_terms` builds anchor and kl."""
     old_N, teacher_N, clip = tokens.old_logprobs_N, tokens.teacher_logprobs_N, objective.advantage_clip
     if name == "reward":
         mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
@@ -160,12 +160,12 @@ def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight: Tensor 
     return torch.where(mask_N, weight_N, 0.0)
 
 
-def trained_positions(terms: Sequence[Term]) -> Tensor:
+def mask_trained(terms: Sequence[Term]) -> Tensor:
     """Return a mask [N] of the positions where at least one term applies."""
     return torch.stack([term.mask_N for term in terms]).any(0)
 
 
-def step_totals(terms: Sequence[Term], tokens: Tokens, aggregation: str) -> dict[str, int]:
+def count_totals(terms: Sequence[Term], tokens: Tokens, aggregation: str) -> dict[str, int]:
     """Return counts over a whole optimizer step: the divisor of each term as NAME, its tokens as `NAME_tokens`.
 
     The divisor is the number of tokens, or with turn-mean the number of turns. `trained_tokens` counts the positions
@@ -175,14 +175,14 @@ def step_totals(terms: Sequence[Term], tokens: Tokens, aggregation: str) -> dict
     for term in terms:
         turns = len(tokens.turn_N[term.mask_N].unique())
         totals[term.name] = turns if aggregation == "turn-mean" else totals[f"{term.name}_tokens"]
-    totals["trained_tokens"] = int(trained_positions(terms).sum())
+    totals["trained_tokens"] = int(mask_trained(terms).sum())
     sampled = [term.mask_N for term in terms if term.name in SAMPLED]
     totals["ratios"] = int(torch.stack(sampled).any(0).sum()) if sampled else 0
     totals["ratios"] += totals.get("support_tokens", 0) * tokens.support_ids_NK.shape[-1]
     return totals
 
 
-def step_loss(
+def compute_loss(
     logprobs_N: Tensor,
     support_NK: Tensor,
     tokens: Tokens,
@@ -193,7 +193,7 @@ def step_loss(
     """Return this micro-batch's share of the optimizer step's loss, and its share of each metric.
 
     `logprobs_N` and `support_NK` are the student's current log-probs of the sampled tokens and of the supports.
-    `totals` is the `step_totals` of the whole step: summed over micro-batches and processes, the shares are its loss
+    `totals` is the `count_totals` of the whole step: summed over micro-batches and processes, the shares are its loss
     and metrics, however it was split. Metrics (no gradient): `NAME_loss` of each term, `NAME_advantage` of those with
     advantages, `clip_fraction` where there are ratios, `approx_kl`, and `shift` (mean |l - l_old|, nats per token).
     """
@@ -224,7 +224,7 @@ def step_loss(
                 metrics[f"{term.name}_advantage"] = term.advantages.sum() / max(totals[f"{term.name}_tokens"], 1)
         if totals["ratios"]:
             metrics["clip_fraction"] = clipped.to(logprobs_N) / totals["ratios"]
-        trained_N = trained_positions(terms)
+        trained_N = mask_trained(terms)
         kl_n = kl_to_reference(tokens.old_logprobs_N[trained_N], logprobs_N[trained_N], "k3")
         metrics["approx_kl"] = kl_n.sum() / max(totals["trained_tokens"], 1)
         shift_n = (logprobs_N[trained_N] - tokens.old_logprobs_N[trained_N]).abs()
@@ -236,7 +236,7 @@ def _compute_sampled_loss(
     logprobs_N: Tensor, tokens: Tokens, terms: Sequence[Term], totals: Mapping[str, int], objective: Objective
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the loss of the sampled token's terms, clipped as one; the number of clipped ratios; each `NAME_loss`."""
-    where_N = trained_positions(terms) if terms else torch.zeros_like(tokens.sampled_N)
+    where_N = mask_trained(terms) if terms else torch.zeros_like(tokens.sampled_N)
     # Other positions are not computed: their gradient is 0, and their NaN must not reach the sum.
     now, old = logprobs_N[where_N], tokens.old_logprobs_N[where_N]
     shares = {}

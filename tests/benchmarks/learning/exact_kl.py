@@ -37,10 +37,10 @@ def exact_kl_term() -> Iterator[None]:
     Mask and divisor of the term stay as they are.
     """
     kl_N = torch.zeros(0)
-    estimated_loss = step.step_loss
+    estimated_loss = step.compute_loss
 
     class WithReference(Policy):
-        """Policy that also reads its untrained copy, and keeps the KL of the two until `step_loss` needs it."""
+        """Policy that also reads its untrained copy, and keeps the KL of the two until `compute_loss` needs it."""
 
         def __init__(self, model: nn.Module) -> None:
             super().__init__(model)
@@ -69,7 +69,7 @@ def exact_kl_term() -> Iterator[None]:
         kl_loss = (term.scale_N * kl_N).sum() / max(totals["kl"], 1)
         return loss + kl_loss, metrics | {"kl_loss": kl_loss.detach()}
 
-    with patch.object(step, "step_loss", exact_loss), patch("opdkit.train.stage.Policy", WithReference):
+    with patch.object(step, "compute_loss", exact_loss), patch("opdkit.train.stage.Policy", WithReference):
         yield
 
 

@@ -23,7 +23,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.stage import MODEL_JUDGES
 from opdkit.judge.stage import run as judge
-from opdkit.judge.votes import Answer, Question, reward_of
+from opdkit.judge.votes import Answer, Question, choose_reward
 from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
 
@@ -146,7 +146,7 @@ def exact_reward_accuracy(wrong: float, votes: int) -> float:
     for truth in REWARDS:
         chance = {r: 1 - wrong if r == truth else wrong / 2 for r in REWARDS}
         for scores in _outcomes(votes):
-            if reward_of(scores).reward == truth:
+            if choose_reward(scores).reward == truth:
                 total += _ways(scores) * prod(chance[s] for s in scores)
     return total / len(REWARDS)
 

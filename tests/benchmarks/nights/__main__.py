@@ -20,7 +20,7 @@ from opdkit.config.fields import JSON
 from ..pairs import RESULTS, save_rows
 from ..worlds.world import Group
 from .judge import serving
-from .simulation import SESSIONS, measure, open_simulation, run_night, tokens_of, write_day
+from .simulation import SESSIONS, collect_tokens, measure, open_simulation, run_night, write_day
 from .world import QUIET, WORLD, wishes_of
 
 NIGHTS = 30
@@ -50,7 +50,7 @@ def simulate(work: Path, nights: int, seed: int, judge: str, options: Sequence[s
         if night not in QUIET:
             made = simulation.home.list_nights()[-1]
             row |= {"decision": made.record["decision"], "turned": made.record.get("turned", []),
-                    "sentence": made.record["sentence"], "tokens": tokens_of(made.folder)}  # fmt: skip
+                    "sentence": made.record["sentence"], "tokens": collect_tokens(made.folder)}  # fmt: skip
         simulation.add(row)
     return simulation.rows()
 
@@ -62,7 +62,7 @@ def train_from_scratch(work: Path, seed: int, nights: int) -> JSON:
                "rules"]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
     right = measure(run / "train" / "model", wishes_of(nights), work / "prompts.jsonl", seed)
-    return {"night": "from scratch", "right": right, "tokens": tokens_of(run)}
+    return {"night": "from scratch", "right": right, "tokens": collect_tokens(run)}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from opdkit.config.night import NightConfig
 from ..pairs import RESULTS, save_rows
 from ..worlds.world import Group
 from .judge import serving
-from .simulation import SESSIONS, measure, open_simulation, run_night, tokens_of, write_day
+from .simulation import SESSIONS, collect_tokens, measure, open_simulation, run_night, write_day
 from .world import FIRST, TOPICS, WORLD
 
 SHARES, NIGHTS = (0.0, 0.01, NightConfig.replay), 4
@@ -35,7 +35,7 @@ def simulate(work: Path, share: float, seed: int, judge: str) -> list[JSON]:
         run_night(simulation, night, seed, ("--replay", f"{share:g}"))
         made, prompts = simulation.home.list_nights()[-1], simulation.folder / "prompts.jsonl"
         simulation.add({
-            "replay": share, "night": night, "decision": made.record["decision"], "tokens": tokens_of(made.folder),
+            "replay": share, "night": night, "decision": made.record["decision"], "tokens": collect_tokens(made.folder),
             "replayed": made.record.get("replayed", 0), "seconds": time.monotonic() - start,
             "right": measure(made.model, FIRST, prompts, seed) if made.model.exists() else None,
         })  # fmt: skip

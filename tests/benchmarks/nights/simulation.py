@@ -109,7 +109,7 @@ def measure(folder: Path, wishes: dict[str, str], path: Path, seed: int) -> JSON
     return {topic: sum(passed) / len(passed) for topic, passed in sorted(shares.items())}
 
 
-def tokens_of(run: Path) -> int:
+def collect_tokens(run: Path) -> int:
     """Return the tokens that the training of a run has read."""
     trained = run / "train" / "metrics"
     return sum(row["tokens_read"] for row in read_all(run, "metrics")) if trained.exists() else 0

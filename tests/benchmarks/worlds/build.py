@@ -14,7 +14,7 @@ from opdkit.chat.openai_messages import Message, openai_message
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.model.load import load_model, load_tokenizer
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, sample
 from opdkit.store.atomic import replaced_folder, write_text
 
@@ -130,7 +130,7 @@ def play(world: World, folder: Path, irrelevant: float, seed: int) -> list[tuple
         asks[k] = next(talks[k])
     while asks:
         requests = [
-            Request(chat.prompt_ids(ask.messages, tools), [random_stream(seed, "log", k, len(ask.messages))])
+            Request(chat.prompt_ids(ask.messages, tools), [make_random_stream(seed, "log", k, len(ask.messages))])
             for k, ask in asks.items()
         ]
         replies = sample(model, requests, temperature=1.0, max_new_tokens=world.max_new_tokens, stop_ids=chat.stop_ids,

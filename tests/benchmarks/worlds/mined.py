@@ -19,7 +19,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.generation import generate, prompt_ids
 from opdkit.evaluate.log_prompts import count_opinions, make_prompts, read_reactions
-from opdkit.model.behavior_policy import student_names
+from opdkit.model.behavior_policy import list_student_names
 from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.train.stage import run as train
 
@@ -47,7 +47,7 @@ def measure_mined(work: Path, world: str, seed: int) -> JSON:
     file = here / "mined.jsonl"
     reactions = list(read_reactions(run, HOLDOUT))
     opinions = count_opinions(run, reactions)
-    names = student_names(str(built.model), {})
+    names = list_student_names(str(built.model), {})
     rows, _ = make_prompts(reactions, opinions, chat, context_length(model), DEFAULTS["criterion"], names)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     mined, true = read_prompts(file), read_prompts(built.prompts)

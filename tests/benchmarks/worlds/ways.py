@@ -27,8 +27,8 @@ from transformers import GenerationConfig
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
+from opdkit.commands.export.command import choose_schema, write_parquet
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.command import schema_of, write_parquet
 from opdkit.commands.export.messages import (
     JudgedTurn,
     NotExportedError,
@@ -39,7 +39,7 @@ from opdkit.config.export import ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.train import TrainConfig, epochs_over
+from opdkit.config.train import TrainConfig, fit_epochs
 from opdkit.judge.stage import run as judge
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.counters import Counters
@@ -79,7 +79,7 @@ def prepare_trl(run: Path) -> None:
     for name, target in (("praised", "trl-sft"), ("kto", "trl-kto"), ("dpo", "trl-dpo")):
         if not (home / f"{name}.parquet").exists():
             export(ExportConfig(run=run, to=target, out=home / f"{name}.parquet"))
-    schema = schema_of(TARGETS["trl-sft"].columns, everything_rows(run))
+    schema = choose_schema(TARGETS["trl-sft"].columns, everything_rows(run))
     write_parquet(home / "everything.parquet", everything_rows(run), schema)
 
 
@@ -135,7 +135,7 @@ def train_trl(built: Built, run: Path, way: str, rate: float, seed: int, work: P
 
     file = shared(run) / f"{way}.parquet"
     rows = datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(work / "cache"))
-    epochs = epochs_over(math.ceil(sum(1 for _ in read_all(run, "targets")) / BATCH))
+    epochs = fit_epochs(math.ceil(sum(1 for _ in read_all(run, "targets")) / BATCH))
     name = {"kto": "KTO", "dpo": "DPO"}.get(way, "SFT")
     once = {} if name == "SFT" else {"precompute_ref_log_probs": True}  # the reference reads each reply once
     args = getattr(trl, f"{name}Config")(

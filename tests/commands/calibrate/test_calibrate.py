@@ -21,7 +21,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import choose_reward
 from opdkit.store.reviews import Review, append, order_of_draw
 
 Votes = Sequence[int | None]
@@ -79,7 +79,7 @@ def test_the_measured_curve_covers_the_exact_one(right: Sequence[float], tmp_pat
 def test_with_all_votes_the_curve_ends_at_the_stored_verdicts(tmp_path: Path) -> None:
     votes, labels, _ = simulated(np.random.default_rng(1), 120, 5, (0.6,))
     found = calibrated(tmp_path, votes, labels)
-    stored = {turn_id: reward_of(scores).reward for turn_id, scores in votes.items()}
+    stored = {turn_id: choose_reward(scores).reward for turn_id, scores in votes.items()}
     answered = [t for t, r in stored.items() if r is not None]
     last = next(p for p in found.curve if p.votes == 5)
     assert last.accuracy == found.accuracy == pytest.approx(np.mean([stored[t] == labels[t] for t in answered]))
@@ -92,7 +92,7 @@ def test_with_all_votes_the_curve_ends_at_the_stored_verdicts(tmp_path: Path) ->
 def test_kappa_equals_scikit_learn(weights: str, tmp_path: Path) -> None:
     votes, labels, _ = simulated(np.random.default_rng(2), 80, 3, (0.6,))
     found = calibrated(tmp_path, votes, labels, kappa_weights=weights)
-    stored = {t: r for t, scores in votes.items() if (r := reward_of(scores).reward) is not None}
+    stored = {t: r for t, scores in votes.items() if (r := choose_reward(scores).reward) is not None}
     theirs = cohen_kappa_score([labels[t] for t in stored], list(stored.values()), labels=[-1, 0, 1],
                                weights=None if weights == "none" else weights)  # fmt: skip
     assert found.kappa == pytest.approx(theirs)

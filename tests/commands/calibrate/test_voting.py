@@ -18,7 +18,7 @@ from opdkit.commands.calibrate.voting import (
     find_subset_rewards,
     find_worth_paying,
 )
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import choose_reward
 
 VOTES = st.lists(st.sampled_from(SCORES), min_size=1, max_size=7)
 HOW = ("last", "mean", "min")
@@ -28,14 +28,14 @@ HOW = ("last", "mean", "min")
 def test_subsets_are_all_subsets(scores, data) -> None:
     """Written out one by one, and decided by the stage's own function."""
     k = data.draw(st.integers(1, len(scores)))
-    written = Counter(reward_of(some).reward for some in itertools.combinations(scores, k))
+    written = Counter(choose_reward(some).reward for some in itertools.combinations(scores, k))
     found = find_subset_rewards(count_votes(scores), k)
     assert {r: p for r, p in found.items() if p} == pytest.approx({r: n / written.total() for r, n in written.items()})
 
 
 @given(VOTES, st.randoms(use_true_random=False))
 def test_all_the_votes_give_the_stored_reward_in_any_order(scores, random) -> None:
-    assert find_subset_rewards(count_votes(scores), len(scores)) == {reward_of(scores).reward: 1.0}
+    assert find_subset_rewards(count_votes(scores), len(scores)) == {choose_reward(scores).reward: 1.0}
     assert count_votes(random.sample(scores, len(scores))) == count_votes(scores)
 
 

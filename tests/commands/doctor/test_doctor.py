@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.commands.doctor import machine, model, report, server
-from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
+from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, format_gb
 from opdkit.commands.doctor.report import examine, examine_logs
 from opdkit.config.doctor import DoctorConfig
 from opdkit.model.load import load_model
@@ -112,7 +112,7 @@ def test_what_training_takes_is_told_before_it_fails(monkeypatch):
     parameters = sum(t.numel() for t in load_file(next(MODEL.glob("*.safetensors"))).values())
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"available": 12 * parameters})())
     found = problem(list(model.examine(str(MODEL), "cpu", "float32", 0)))
-    assert found.what == f"train: {in_gb(20 * parameters)} of {in_gb(12 * parameters)} free on memory"
+    assert found.what == f"train: {format_gb(20 * parameters)} of {format_gb(12 * parameters)} free on memory"
     assert "--lora-rank" in found.remedy
     assert PROBLEM not in states(list(model.examine(str(MODEL), "cpu", "float32", 4)))
 

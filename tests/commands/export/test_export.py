@@ -20,8 +20,8 @@ from small_logs import run as extract
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.calibrate.command import measure
+from opdkit.commands.export.command import choose_schema, write_parquet
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.command import schema_of, write_parquet
 from opdkit.commands.export.messages import JudgedTurn, NotExportedError, dump_json
 from opdkit.commands.export.targets import MESSAGES
 from opdkit.config.calibrate import CalibrateConfig
@@ -308,7 +308,7 @@ def test_the_thinking_of_one_reply_is_kept_where_all_others_are_plain(tmp_path: 
     thoughtful = {"role": "assistant", "content": "It is 20 C.", "reasoning_content": "They want Celsius."}
     for rows in ([[plain]] * 300, [[plain]] * 299 + [[thoughtful]]):
         table, path = [{"chosen": messages, "turn_id": "s:1"} for messages in rows], tmp_path / "dpo.parquet"
-        write_parquet(path, iter(table), schema_of({"chosen": MESSAGES, "turn_id": pa.string()}, table))
+        write_parquet(path, iter(table), choose_schema({"chosen": MESSAGES, "turn_id": pa.string()}, table))
         assert [row["chosen"] for row in load(path)] == rows
 
 

@@ -19,7 +19,7 @@ from opdkit.config.export import ExportConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.counters import Counters
-from opdkit.store.reading import part_count, part_path, read_all
+from opdkit.store.reading import count_parts, part_path, read_all
 from opdkit.teacher.stage import run as teach
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
@@ -142,7 +142,7 @@ def test_dpo_prefers_what_was_wanted_to_what_was_logged(run: Path, chat: Chat, t
 
 def decide(run: Path, decided: dict[str, dict[str, str]]) -> None:
     """Write decisions into the turns of a run."""
-    for part in range(part_count(run, "extract")):
+    for part in range(count_parts(run, "extract")):
         path = part_path(run, "turns", part)
         table = pq.read_table(path)
         rows = [NO_DECISION | decided[name] if name in decided else None for name in table["turn_id"].to_pylist()]

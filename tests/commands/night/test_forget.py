@@ -26,7 +26,7 @@ from opdkit.store.atomic import host_name
 from opdkit.store.logged_fields import LoggedFields
 from opdkit.store.plans import has_stage
 from opdkit.store.reading import part_path, read_all
-from opdkit.store.reviews import ReviewLog, decision, reviews_in_force
+from opdkit.store.reviews import ReviewLog, decision, read_reviews_in_force
 
 SECRET = "my locker code is 7719"
 
@@ -185,7 +185,7 @@ def test_decisions_about_others_stay(folder: Path) -> None:
         path.write_bytes(path.read_bytes() + b'{"turn_id": torn')
     run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
     for run_ in (first.log, second.folder):
-        assert set(reviews_in_force(run_)) == set(others)
+        assert set(read_reviews_in_force(run_)) == set(others)
         ReviewLog(run_).append([decision(others[0], {"reward": -1})])
         assert [review.turn_id for review in ReviewLog(run_).all_reviews()] == [*others, others[0]]
 

@@ -67,7 +67,7 @@ def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
     with prompts.open("a") as out:
         out.write(json.dumps(by_model | {"id": "own-by-model"}))
     monkeypatch.setattr(steps, "write_log_prompts", lambda *_: written)
-    monkeypatch.setattr(steps, "recorded_judge_options", lambda _: {})
+    monkeypatch.setattr(steps, "read_judge_options", lambda _: {})
     night = Home(tmp_path / "home").night(1)
     night.folder.mkdir(parents=True)
     tests = steps.write_tests(options(tmp_path, prompts=str(prompts)), EvalConfig(run=night.folder), "m", 0.2)

@@ -11,7 +11,7 @@ from opdkit.commands.night.turned import (
     DatedOpinion,
     NightSession,
     Opinion,
-    chance_of_more,
+    compute_chance_of_more,
     draw_complaints,
     find_turn,
     find_turned,
@@ -126,8 +126,8 @@ def test_a_change_is_more_than_chance() -> None:
         "one opinion undoes nothing"
     )
     assert find_turn([(1, PRAISE)] * 3 + angry * 9, 99) is None, "of many kinds, one is so by chance"
-    assert abs(chance_of_more(6, 6, 6, 24) - 1 / 134_596) < 1e-12
-    assert 0 < chance_of_more(40_300, 80_000, 100_000, 200_000) < 0.05, "of large counts, too"
+    assert abs(compute_chance_of_more(6, 6, 6, 24) - 1 / 134_596) < 1e-12
+    assert 0 < compute_chance_of_more(40_300, 80_000, 100_000, 200_000) < 0.05, "of large counts, too"
 
 
 def test_two_teams_with_opposite_wishes_change_nothing() -> None:

@@ -13,7 +13,7 @@ from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import ReviewServer
 from opdkit.config.report import ReportConfig
 from opdkit.store.reading import read_all
-from opdkit.store.reviews import reviews_in_force
+from opdkit.store.reviews import read_reviews_in_force
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_every_turn_of_a_long_run_can_be_reviewed(tmp_path: Path, opened: Callab
         watched.page.wait_for_selector("#panel")
         watched.page.keyboard.press("X")
         watched.page.evaluate("async () => { while (unsent.size) await new Promise((r) => setTimeout(r, 10)); }")
-        assert reviews_in_force(run)[last].chosen is None
+        assert read_reviews_in_force(run)[last].chosen is None
     finally:
         watched.page.goto("about:blank")
         server.shutdown()

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from browser import Watched
 from checked_runs import recommit
-from named_trainings import two_trainings
+from list_trainings import two_trainings
 from PIL import Image
 
 from opdkit.commands.compare import compare
 from opdkit.commands.report.collect import collect
 from opdkit.commands.report.page import make_page
-from opdkit.commands.turns.view import STEPS, turn_views
+from opdkit.commands.turns.view import STEPS, read_turn_views
 from opdkit.config.compare import CompareConfig
 from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.evaluate.scores import score_rows
@@ -197,7 +197,7 @@ def test_the_teachers_token_stands_above_a_strongly_marked_one(report: Path, run
     watched = opened(report)
     marked = watched.page.locator("#whole .token.corrected").first
     above = marked.locator(".instead").inner_text().strip()
-    (token,) = [one for view in turn_views(run, [typical(run)]) for target in view["targets"]
+    (token,) = [one for view in read_turn_views(run, [typical(run)]) for target in view["targets"]
                 for one in target["tokens"] if one["likely"] and one["advantage"] <= -STEPS[1]
                 and one["likely"]["teacher"][0][0] != one["text"]][:1]  # fmt: skip
     spelled = "(text) => el('span', {}, spelled(text)).textContent"  # a control character has a name

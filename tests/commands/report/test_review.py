@@ -57,7 +57,7 @@ def settled(watched: Watched) -> None:
 
 
 def decided(run: Path) -> dict[str, dict]:
-    return {name: review.decided for name, review in reviews.reviews_in_force(run).items()}
+    return {name: review.decided for name, review in reviews.read_reviews_in_force(run).items()}
 
 
 def press(watched: Watched, *keys: str) -> list[str]:
@@ -130,13 +130,13 @@ def test_uncertain_turns_come_first_then_a_random_sample_and_a_decision_says_whi
     (filtered,) = press(watched, "X")
     settled(watched)
     watched.page.get_by_role("button", name="Show all").click()
-    chosen = {name: review.chosen for name, review in reviews.reviews_in_force(run).items()}
+    chosen = {name: review.chosen for name, review in reviews.read_reviews_in_force(run).items()}
     assert chosen == dict.fromkeys(uncertain, "uncertain") | dict.fromkeys(drawn, "random") | {
         picked: None, filtered: None
     }  # fmt: skip
     said = watched.text("#progress")
     assert said.startswith("35 of 60 judged turns reviewed: 30 least certain, 3 drawn at random.")
-    kept = reviews.reviews_in_force(run)
+    kept = reviews.read_reviews_in_force(run)
     same = [r.voted_reward is not None for r in kept.values() if not r.decided]
     assert f"You agree with the judge on {sum(same)} of {sum(same)} rewards (100%)" in said, "none is no reward"
 
@@ -209,7 +209,7 @@ def test_a_note_goes_with_the_decision_and_is_shown(run: Path, server: ReviewSer
     assert decided(run) == {}, "a note alone decides nothing"
     press(watched, "a")
     settled(watched)
-    assert reviews.reviews_in_force(run)[turn_id].note == "ask the team: 40°?"
+    assert reviews.read_reviews_in_force(run)[turn_id].note == "ask the team: 40°?"
     again = opened(server.address)
     assert "ask the team: 40°?" in again.text("#list")
     again.page.evaluate(f"choose(list.shown.findIndex((turn) => turn.id === '{turn_id}'))")
@@ -218,7 +218,7 @@ def test_a_note_goes_with_the_decision_and_is_shown(run: Path, server: ReviewSer
     again.page.fill("#note", "clear now")
     again.page.keyboard.press("Enter")
     settled(again)
-    assert reviews.reviews_in_force(run)[turn_id].note == "clear now"
+    assert reviews.read_reviews_in_force(run)[turn_id].note == "clear now"
 
 
 def test_all_turns_of_a_hint_are_decided_on_at_once(tmp_path: Path, opened: Opening) -> None:

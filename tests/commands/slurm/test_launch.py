@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from opdkit.cli import app
 from opdkit.commands import run as opdkit
 from opdkit.commands.slurm import launch as slurm
-from opdkit.commands.slurm.launch import missing_shards
+from opdkit.commands.slurm.launch import find_missing_shards
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.run import ORDER
@@ -50,8 +50,8 @@ def test_a_new_run(tmp_path: Path) -> None:
 def test_only_what_is_missing(tmp_path: Path) -> None:
     """Parts 0, 1, 2 in two shards: part 1 is all of shard 1; a third shard of five has none."""
     run = begun(tmp_path / "r", 0, 2)
-    assert [missing_shards(run, stage, 2) for stage in ORDER] == [[], [1], [0, 1], [0]]
-    assert missing_shards(run, "teacher", 5) == [0, 1, 2]
+    assert [find_missing_shards(run, stage, 2) for stage in ORDER] == [[], [1], [0, 1], [0]]
+    assert find_missing_shards(run, "teacher", 5) == [0, 1, 2]
     with pytest.raises(ConfigError, match="another plan"):  # written by hand, with other options than the logs give
         slurm.run(config(run))
 

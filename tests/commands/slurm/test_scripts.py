@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from opdkit.commands.slurm.scripts import (
-    array_script,
-    gpus_of,
+    count_gpus,
     ranges,
     submit_script,
-    train_script,
+    write_array_script,
+    write_train_script,
 )
 from opdkit.config.command_line import command_line
 from opdkit.config.commands import configure
@@ -32,7 +32,7 @@ def slurm(**options) -> SlurmConfig:
 
 
 def judge_script(config: JudgeConfig | None = None, **options) -> str:
-    return array_script(
+    return write_array_script(
         slurm(**options), "judge", config or JudgeConfig(run=Path("runs/a"), judge="rules"), range(4), PLACE
     )
 
@@ -70,7 +70,7 @@ def test_an_array_script() -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_training_script(nodes: int) -> None:
     config = TrainConfig(run=Path("runs/a"), model=HOSTILE)
-    script = train_script(slurm(nodes=nodes, gpus=("train=h100:4",)), config, PLACE)
+    script = write_train_script(slurm(nodes=nodes, gpus=("train=h100:4",)), config, PLACE)
     check_syntax(script)
     assert f"--nodes={nodes}" in directives(script)
     assert "--gres=gpu:h100:4" in directives(script)
@@ -83,7 +83,7 @@ def test_the_training_script(nodes: int) -> None:
 
 def test_a_training_of_one_process_needs_no_launcher() -> None:
     """Its exit code and its signals are then its own; and it is queued again only where it got any further."""
-    script = train_script(slurm(), TrainConfig(run=Path("runs/a b"), model="m"), PLACE)
+    script = write_train_script(slurm(), TrainConfig(run=Path("runs/a b"), model="m"), PLACE)
     check_syntax(script)
     assert "\n(trap '' USR1; exec opdkit train 'runs/a b' --model m) &\n" in script
     assert "accelerate" not in script
@@ -105,7 +105,7 @@ def test_submit_chains_the_tasks_one_by_one() -> None:
 def test_the_shell_gives_back_the_words(log: str, tmp_path: Path) -> None:
     """What a user named reaches opdkit as it was, and nothing of it is run or becomes a directive."""
     config = ExtractConfig(run=Path(HOSTILE), logs=(log, "second"), part_mb=0.5)
-    script = array_script(slurm(), "extract", config, [0], (tmp_path, Path("/bin")))
+    script = write_array_script(slurm(), "extract", config, [0], (tmp_path, Path("/bin")))
     assert not any("uid" in line for line in directives(script))
     check_syntax(script)
     shown = """opdkit() { printf '%s\\0' "$@"; }\nSLURM_ARRAY_TASK_ID=2\n"""
@@ -172,5 +172,5 @@ def test_small_numbers() -> None:
     for notice, grace in ((10, 5), (60, 30), (120, 90), (600, 570)):
         assert f"{{ sleep {grace}; kill " in judge_script(notice=notice)
     wanted = {(): 1, ("8",): 8, ("judge=2",): 1, ("2", "train=a100:4"): 4, ("a100",): 1}
-    assert {gpus: gpus_of(slurm(gpus=gpus)) for gpus in wanted} == wanted
+    assert {gpus: count_gpus(slurm(gpus=gpus)) for gpus in wanted} == wanted
     assert replace(slurm(), time=("1", "judge=2")).of_stage("time", "judge") == ["1", "2"]

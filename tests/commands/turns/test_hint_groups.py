@@ -10,7 +10,7 @@ from report_runs import large_run, message, turn_row
 
 from opdkit.commands.report.collect import collect
 from opdkit.commands.turns import hint_groups
-from opdkit.commands.turns.hint_groups import HintGroups, Topics, hints_of_group
+from opdkit.commands.turns.hint_groups import HintGroups, Topics, read_hints_of_group
 from opdkit.commands.turns.line import measure_certainty
 from opdkit.commands.turns.of_run import RunTurn, ScoredReply
 from opdkit.config.teacher import TeacherConfig
@@ -109,9 +109,9 @@ def test_a_group_has_the_turns_that_the_report_counts(
     assert sum(group["texts"] for group in collected.summary["hints"]["groups"]) == min(texts, len({*hints.values()}))
     for group in collected.summary["hints"]["groups"]:
         wordings = {text for text, _ in group["wordings"]}
-        assert hints_of_group(run, group["wordings"][0][0]) == {k: v for k, v in hints.items() if v in wordings}
+        assert read_hints_of_group(run, group["wordings"][0][0]) == {k: v for k, v in hints.items() if v in wordings}
     with pytest.raises(OpdkitError, match="'x'"):
-        hints_of_group(run, "x")
+        read_hints_of_group(run, "x")
 
 
 def test_a_group_is_without_the_hints_that_a_test_dropped(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_group_is_without_the_hints_that_a_test_dropped(tmp_path: Path) -> Non
         out.rows("hint_checks", rows)
     (group,) = collect(run, 9, reviewing=True).summary["hints"]["groups"]
     assert (group["turns"], group["wordings"]) == (1, [["Use only Celsius.", 1]])
-    assert hints_of_group(run, "Use only Celsius.") == {"c:1": "Use only Celsius."}
+    assert read_hints_of_group(run, "Use only Celsius.") == {"c:1": "Use only Celsius."}
 
 
 @pytest.mark.parametrize(("scores", "decisions", "expected"), [

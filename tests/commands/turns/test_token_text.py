@@ -10,12 +10,12 @@ from sample_world import MODEL
 
 from opdkit.commands.turns.token_text import TokenTexts, open_texts, spread
 from opdkit.errors import OpdkitError
-from opdkit.store.plans import model_identity
+from opdkit.store.plans import identify_model
 
 
 @pytest.fixture(scope="module")
 def texts():
-    return open_texts(model_identity(str(MODEL)))
+    return open_texts(identify_model(str(MODEL)))
 
 
 def test_a_character_over_several_tokens_is_on_the_one_that_completes_it():
@@ -72,7 +72,7 @@ def test_bytes_and_spaces_of_sentence_pieces():
 
 
 def test_another_tokenizer_than_the_teacher_read_is_refused(tmp_path):
-    identity = model_identity(str(MODEL))
+    identity = identify_model(str(MODEL))
     changed = identity | {"files": identity["files"] | {"tokenizer.json": "1:0"}}
     with pytest.raises(OpdkitError, match="has changed"):
         open_texts(changed)

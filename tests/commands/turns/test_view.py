@@ -8,7 +8,7 @@ from checked_runs import recommit, whole_run
 from scored_runs import toy_sessions, write_run
 
 from opdkit.commands.turns.token_text import open_texts
-from opdkit.commands.turns.view import LIKELIEST, STEPS, turn_view, turn_views
+from opdkit.commands.turns.view import LIKELIEST, STEPS, read_turn_view, read_turn_views
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.plans import manifest
@@ -32,7 +32,7 @@ def run(scored, tmp_path):
 
 def test_a_view_is_the_rows_of_the_run(run):
     rows = {table: list(read_all(run, table)) for table in ("sessions", "turns", "verdicts", "targets")}
-    views = list(turn_views(run, [turn["turn_id"] for turn in rows["turns"]]))
+    views = list(read_turn_views(run, [turn["turn_id"] for turn in rows["turns"]]))
     assert [view["turn_id"] for view in views] == [turn["turn_id"] for turn in rows["turns"]]
     for view, turn in zip(views, rows["turns"], strict=True):
         assert view.keys() == KEYS
@@ -53,7 +53,7 @@ def test_a_view_is_the_rows_of_the_run(run):
 
 
 def test_the_advantage_is_teacher_less_old_and_missing_is_null(run):
-    views = list(turn_views(run, [turn["turn_id"] for turn in read_all(run, "turns")]))
+    views = list(read_turn_views(run, [turn["turn_id"] for turn in read_all(run, "turns")]))
     tokens = [(target["hint"], token) for view in views for target in view["targets"] for token in target["tokens"]]
     assert {hint is None for hint, _ in tokens} == {True, False}
     for hint, token in tokens:
@@ -76,7 +76,7 @@ def test_a_marked_token_has_the_likeliest_of_both_models(tmp_path):
     for part in range(3):
         recommit(run, "targets", part, move)
     texts, seen = open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"]), set()
-    for view in turn_views(run, [turn["turn_id"] for turn in read_all(run, "turns")]):
+    for view in read_turn_views(run, [turn["turn_id"] for turn in read_all(run, "turns")]):
         for target in view["targets"]:
             row = rows[view["turn_id"], target["written"]]
             for n, token in enumerate(target["tokens"]):
@@ -99,7 +99,7 @@ def test_a_part_is_opened_once_and_only_the_parts_that_are_needed(run, monkeypat
     opened = []
     monkeypatch.setattr(joined, "read_arrow", lambda run, table, part, *rest: (
         opened.append((table, part)), read(run, table, part, *rest))[1])  # fmt: skip
-    list(turn_views(run, ["toy-4:3", "toy-0:1", "toy-4:1", "toy-1:3"]))
+    list(read_turn_views(run, ["toy-4:3", "toy-0:1", "toy-4:1", "toy-1:3"]))
     assert opened == [(t, part) for part in (0, 2) for t in ("turns", "sessions", "verdicts", "targets")]
 
 
@@ -108,12 +108,12 @@ def test_a_run_need_not_be_finished(run, gone, empty):
     shutil.rmtree(run / "teacher")
     if gone == "judge":
         shutil.rmtree(run / "judge")
-    assert not turn_view(run, "toy-0:1")[empty]
+    assert not read_turn_view(run, "toy-0:1")[empty]
 
 
 def test_a_part_that_is_not_done_yet_is_nothing_yet(run):
     part_path(run, "targets", 0).unlink()
-    first, last = turn_views(run, ["toy-4:1", "toy-0:1"])
+    first, last = read_turn_views(run, ["toy-4:1", "toy-0:1"])
     assert (first["turn_id"], first["targets"]) == ("toy-0:1", [])
     assert last["targets"]
 
@@ -124,19 +124,19 @@ def test_a_part_that_is_not_done_yet_is_nothing_yet(run):
 )
 def test_an_unknown_turn_names_the_nearest(run, name, words):
     with pytest.raises(OpdkitError, match=words):
-        turn_view(run, name)
+        read_turn_view(run, name)
 
 
 def test_a_decision_is_shown_beside_what_the_votes_said(run):
     reviews.append(
         run, [Review("toy-0:3", reward_decided=True, reward=1, note="fine", hint_decided=True, hint="Do so.")]
     )
-    view = turn_view(run, "toy-0:3")
+    view = read_turn_view(run, "toy-0:3")
     assert (view["verdict"]["reward"], view["verdict"]["reward_status"]) == (1, "reviewed")
     assert (view["verdict"]["hint"], view["verdict"]["hint_status"]) == ("Do so.", "reviewed")
     assert view["verdict"]["voted"]["reward"] == -1
     assert {k: view["review"][k] for k in ("reward", "hint", "note")} == {"reward": 1, "hint": "Do so.", "note": "fine"}
-    assert turn_view(run, "toy-0:1")["review"] is None
+    assert read_turn_view(run, "toy-0:1")["review"] is None
 
 
 def test_without_the_tokenizer_the_ids_are_shown_and_a_message_says_so(run, capsys, monkeypatch):
@@ -146,6 +146,6 @@ def test_without_the_tokenizer_the_ids_are_shown_and_a_message_says_so(run, caps
         raise OpdkitError("the tokenizer is gone")
 
     monkeypatch.setattr(opdkit.commands.turns.token_text, "open_texts", gone)
-    views = list(turn_views(run, ["toy-0:1", "toy-0:3"]))
+    views = list(read_turn_views(run, ["toy-0:1", "toy-0:3"]))
     assert all(token["text"] == f"⟨{token['id']}⟩" for v in views for t in v["targets"] for token in t["tokens"])
     assert capsys.readouterr().err.count("the tokenizer is gone") == 1

@@ -7,7 +7,7 @@ import pytest
 from small_logs import jsonl, run, tables
 
 from opdkit.chat.conversation import JSON, Conversation, Unreadable
-from opdkit.chat.openai_messages import tool_definitions
+from opdkit.chat.openai_messages import read_tool_definitions
 from opdkit.config.conditions import find_rejection, parse_filters
 from opdkit.extract.formats import READERS, chains
 from opdkit.extract.formats.chains import NO_CALL
@@ -15,7 +15,7 @@ from opdkit.extract.formats.detect import detect
 from opdkit.extract.formats.json_lines import find_id
 from opdkit.extract.formats.otel import NOT_OF_CALL
 from opdkit.extract.formats.reader import LeftOut, Line, Rejected
-from opdkit.extract.formats.spans import nest_attributes, otlp_value
+from opdkit.extract.formats.spans import nest_attributes, read_otlp_value
 from opdkit.extract.inputs.index import unfold_line
 
 U, A, V = ({"role": r, "content": c} for r, c in (("user", "u"), ("assistant", "a"), ("user", "no")))
@@ -469,7 +469,7 @@ def test_spans_of_the_ai_sdk():
     assert session.messages[2]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q":1}'}]
     assert (session.messages[2]["reasoning"], session.notes[2].finish_reason) == ("Hm.", "tool-calls")
     assert (session.model, session.metadata["session_id"]) == ("m", "S")
-    (definition,) = tool_definitions(session.tools)
+    (definition,) = read_tool_definitions(session.tools)
     assert definition["function"] == {"name": "find", "parameters": {"type": "object"}}
     made = {"ai.prompt.messages": json.dumps(asked), "ai.response.object": '{"n":1}'}
     (session,) = read("otel", span(made))
@@ -634,8 +634,8 @@ def test_tools_of_openllmetry():
 def test_values_of_otlp():
     value = {"arrayValue": {"values": [{"intValue": "7"}, {"kvlistValue": {"values": [
         {"key": "a", "value": {"boolValue": True}}]}}, {"doubleValue": 0.5}, {}]}}  # fmt: skip
-    assert otlp_value(value) == [7, {"a": True}, 0.5, None]
-    assert otlp_value({"intValue": "9" * 5_000}) == "9" * 5_000
+    assert read_otlp_value(value) == [7, {"a": True}, 0.5, None]
+    assert read_otlp_value({"intValue": "9" * 5_000}) == "9" * 5_000
 
 
 def test_hostile_attributes_cost_no_more_than_they_weigh():

@@ -15,7 +15,7 @@ from opdkit.errors import ConfigError
 from opdkit.extract.inputs import documents
 from opdkit.extract.inputs.documents import MESSAGES, OBJECTS, DocumentReader
 from opdkit.extract.inputs.files import find_documents
-from opdkit.store.reading import part_count, read_all, read_part
+from opdkit.store.reading import count_parts, read_all, read_part
 
 TEXT = st.text(st.sampled_from('ab"\\{}[],: \n\u00e9\ud7ff'), max_size=8)
 VALUE = st.recursive(
@@ -201,7 +201,7 @@ def test_records_give_the_rows_of_json_lines(tmp_path, write, packed):
     assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "expected")
     for shard in ("1/2", "0/2"):
         run(tmp_path / "parts", log, part_mb=200e-6, shard=shard)
-    assert part_count(tmp_path / "parts", "extract") >= 3
+    assert count_parts(tmp_path / "parts", "extract") >= 3
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "expected")
     run(tmp_path / "limited", log, limit=2)
     assert [s["line"] for s in read_all(tmp_path / "limited", "sessions")] == [1, 2]
@@ -306,6 +306,6 @@ def test_parts_of_many_small_documents_are_filled(tmp_path):
         (tmp_path / "logs" / f"{n:02}.json").write_text(json.dumps(CHATS[0], indent=2))
     size = len(json.dumps(CHATS[0]))
     run(tmp_path / "run", tmp_path / "logs", part_mb=6 * size / 1e6)
-    counts = [len(read_part(tmp_path / "run", "sessions", k)) for k in range(part_count(tmp_path / "run", "extract"))]
+    counts = [len(read_part(tmp_path / "run", "sessions", k)) for k in range(count_parts(tmp_path / "run", "extract"))]
     assert sum(counts) == 20
     assert 2 <= max(counts) <= 6

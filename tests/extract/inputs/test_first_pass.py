@@ -132,8 +132,8 @@ def test_ids_of_an_archive_that_breaks_off_are_read_up_to_there(tmp_path):
 @pytest.fixture
 def read(monkeypatch) -> list[str]:
     """The inputs that were digested, by name."""
-    names, digest = [], first_pass.file_digest
-    monkeypatch.setattr(first_pass, "file_digest", lambda path: names.append(path.name) or digest(path))
+    names, digest = [], first_pass.digest_file
+    monkeypatch.setattr(first_pass, "digest_file", lambda path: names.append(path.name) or digest(path))
     return names
 
 

@@ -5,8 +5,15 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opdkit.model.sampling.batches import MAX_SAMPLES, Batch, PromptGroup, group_prompts, plan_batches, samples_per_copy
-from opdkit.model.tree import common_length
+from opdkit.model.sampling.batches import (
+    MAX_SAMPLES,
+    Batch,
+    PromptGroup,
+    count_samples_per_copy,
+    group_prompts,
+    plan_batches,
+)
+from opdkit.model.tree import count_common
 
 COMMON = list(range(100, 140))
 OTHER = list(range(200, 240))
@@ -49,9 +56,9 @@ def test_nothing_asked() -> None:
 
 
 def test_votes_share_a_prompt_until_they_would_outweigh_it() -> None:
-    assert samples_per_copy(1600, 512) == 25  # five votes on each of two questions, and more
-    assert samples_per_copy(100, 512) == 1
-    assert samples_per_copy(10**6, 1) == MAX_SAMPLES
+    assert count_samples_per_copy(1600, 512) == 25  # five votes on each of two questions, and more
+    assert count_samples_per_copy(100, 512) == 1
+    assert count_samples_per_copy(10**6, 1) == MAX_SAMPLES
 
 
 @st.composite
@@ -68,7 +75,7 @@ def test_groups_hold_every_prompt_once_and_share_what_they_say(asked: list[list[
     assert sorted(i for g in actual for i in g.prompts) == list(range(len(asked)))
     for group in actual:
         first = asked[group.prompts[0]]
-        assert all(common_length(first, asked[i]) >= group.prefix >= 1 for i in group.prompts)
+        assert all(count_common(first, asked[i]) >= group.prefix >= 1 for i in group.prompts)
         assert all(len(asked[i]) <= 2 * group.prefix for i in group.prompts)
         assert group.tokens == group.prefix + sum(len(asked[i]) - group.prefix for i in group.prompts)
     assert sum(g.tokens for g in actual) <= sum(map(len, asked))

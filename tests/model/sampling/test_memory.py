@@ -10,7 +10,7 @@ import torch
 import transformers
 from small_memory import Room, room_for
 
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, sample
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def build(way: str) -> Any:
 
 
 def draws(model: Any, prompts: list[list[int]]) -> list[list[Sample]]:
-    asked = [Request(p, [random_stream(0, *map(str, p), d) for d in range(3)]) for p in prompts]
+    asked = [Request(p, [make_random_stream(0, *map(str, p), d) for d in range(3)]) for p in prompts]
     return sample(model, asked, temperature=1.0, max_new_tokens=10, stop_ids=frozenset(range(0, 96, 12)),
                   batch_tokens=4096, top=2)  # fmt: skip
 

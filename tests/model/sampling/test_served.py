@@ -28,7 +28,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.model.load import load_model, load_tokenizer
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, sample
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.sampling.served import ServedModel, _Query
@@ -59,7 +59,7 @@ def open_model(folder: Path) -> tuple:
 
 def requests(chat: Chat, samples: int = 1) -> list[Request]:
     prompts = [chat.prompt_ids([{"role": "user", "content": text}]) for text in TEXTS]
-    return [Request(ids, [random_stream(0, n, k) for k in range(samples)]) for n, ids in enumerate(prompts)]
+    return [Request(ids, [make_random_stream(0, n, k) for k in range(samples)]) for n, ids in enumerate(prompts)]
 
 
 def sampler(*urls: str, **options) -> Sampler:

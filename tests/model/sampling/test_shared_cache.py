@@ -11,7 +11,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import opdkit.model.sampling
-from opdkit.model.random_streams import random_stream
+from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, attention, batches, sample
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
@@ -58,7 +58,7 @@ def model() -> Any:
 
 def draw(model: Any, prompts=PROMPTS, draws: int = 3, **options: Any) -> list[list[Sample]]:
     defaults = {"temperature": 1.0, "max_new_tokens": 10, "stop_ids": frozenset(range(0, 96, 12)), "batch_tokens": 4096}
-    asked = [Request(p, [random_stream(0, *map(str, p), d) for d in range(draws)]) for p in prompts]
+    asked = [Request(p, [make_random_stream(0, *map(str, p), d) for d in range(draws)]) for p in prompts]
     return sample(model, asked, **(defaults | options))
 
 
@@ -125,7 +125,7 @@ def test_log_probs_are_those_of_a_plain_forward(model) -> None:
 @pytest.mark.parametrize("most", [1, 2, 6])
 def test_how_many_share_a_row_changes_no_draw(model, most, monkeypatch) -> None:
     expected = draw(model)
-    monkeypatch.setattr(batches, "samples_per_copy", lambda tokens, new_tokens: most)
+    monkeypatch.setattr(batches, "count_samples_per_copy", lambda tokens, new_tokens: most)
     alike(draw(model), expected)
 
 

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from opdkit.config.shared import OBJECTIVES
 from opdkit.train.objective.losses import divergence, logprobs_and_entropy, policy_gradient
-from opdkit.train.objective.terms import PRESETS, Objective, Tokens, step_loss, step_totals, terms_of, trained_positions
+from opdkit.train.objective.terms import (
+    PRESETS,
+    Objective,
+    Tokens,
+    compute_loss,
+    count_totals,
+    make_terms,
+    mask_trained,
+)
 
 BOTH = {"reward": 1.0, "teacher": 1.0}
 EVERYTHING = Objective(
@@ -29,18 +37,18 @@ VARIANTS = [
 
 def of_step(objective: Objective, all_tokens: Tokens, logprobs: Tensor, support: Tensor | None = None):
     """Return loss and metrics of a step that is one micro-batch."""
-    terms = terms_of(objective, all_tokens)
-    totals = step_totals(terms, all_tokens, objective.aggregation)
+    terms = make_terms(objective, all_tokens)
+    totals = count_totals(terms, all_tokens, objective.aggregation)
     support = logprobs.new_zeros(len(logprobs), 0) if support is None else support
-    return step_loss(logprobs, support, all_tokens, terms, totals, objective)
+    return compute_loss(logprobs, support, all_tokens, terms, totals, objective)
 
 
 def of_example(objective: Objective, case: Example, logits: Tensor, some: slice | Tensor = slice(None)):
     """Return loss and metrics of some positions of an example, as a share of the whole step."""
-    totals = step_totals(terms_of(objective, case.tokens), case.tokens, objective.aggregation)
+    totals = count_totals(make_terms(objective, case.tokens), case.tokens, objective.aggregation)
     mine = part(case.tokens, some)
     gathered = logprobs_and_entropy(logits[some], torch.cat([case.ids_N[some, None], mine.support_ids_NK], -1))[0]
-    return step_loss(gathered[:, 0], gathered[:, 1:], mine, terms_of(objective, mine), totals, objective)
+    return compute_loss(gathered[:, 0], gathered[:, 1:], mine, make_terms(objective, mine), totals, objective)
 
 
 def grad_of(leaf: Tensor) -> Tensor:
@@ -59,12 +67,12 @@ def test_presets_are_weights_of_terms_and_all_on_offer_are_defined() -> None:
         assert 0 < weights["reward"] < 1
     assert PRESETS["alternate"] == PRESETS["binary"] + PRESETS["opd"]
     for name in {n for preset in PRESETS.values() for weights in preset for n in weights}:
-        assert [term.name for term in terms_of(Objective({name: 2.0}), example().tokens)] == [name]
+        assert [term.name for term in make_terms(Objective({name: 2.0}), example().tokens)] == [name]
 
 
 def test_reward_is_broadcast_over_the_reply_and_over_nothing_else() -> None:
     positions = tokens(t(-1, -1, -1, -1), sampled=mask(1, 0, 1, 1), reward=t(-1, -1, NAN, 1))
-    (term,) = terms_of(Objective({"reward": 1.0}), positions)
+    (term,) = make_terms(Objective({"reward": 1.0}), positions)
     assert term.advantages.tolist() == [-1, 0, 0, 1]
 
 
@@ -73,11 +81,11 @@ def test_a_turn_without_a_hint_has_no_teacher_term() -> None:
     some = tokens(t(-1, -1, -1, -1), sampled=mask(1, 1, 1, 0), teacher=t(-0.5, NAN, NAN, -0.5),
                   reward=t(NAN, 1, NAN, 1))  # fmt: skip
     both = Objective(BOTH)
-    reward, teacher = terms_of(both, some)
+    reward, teacher = make_terms(both, some)
     assert teacher.mask_N.tolist() == [True, False, False, False]
     assert reward.mask_N.tolist() == [False, True, False, False]
-    assert trained_positions([reward, teacher]).tolist() == [True, True, False, False]
-    totals = step_totals([reward, teacher], some, "token-mean")
+    assert mask_trained([reward, teacher]).tolist() == [True, True, False, False]
+    totals = count_totals([reward, teacher], some, "token-mean")
     assert totals == {"reward": 1, "reward_tokens": 1, "teacher": 1, "teacher_tokens": 1, "trained_tokens": 2,
                       "ratios": 2}  # fmt: skip
     logprobs = t(-1, -1, -1, -1).requires_grad_()
@@ -87,35 +95,35 @@ def test_a_turn_without_a_hint_has_no_teacher_term() -> None:
 
 def test_filters_take_tokens_from_the_teacher_and_from_its_count() -> None:
     some = tokens(t(-1, -1, -1, -1), teacher=t(-0.5, -0.95, -1.1, -3), reward=t(1, 1, 1, 1))
-    reward, teacher = terms_of(Objective(BOTH, skip_first=1, min_advantage=0.1), some)
+    reward, teacher = make_terms(Objective(BOTH, skip_first=1, min_advantage=0.1), some)
     assert reward.mask_N.tolist() == [True] * 4
     assert teacher.mask_N.tolist() == [False, False, True, True]  # |A| of 0.05 is less than 0.1, 0.1 is not
-    assert step_totals([reward, teacher], some, "token-mean")["teacher"] == 2
+    assert count_totals([reward, teacher], some, "token-mean")["teacher"] == 2
 
 
 def test_a_negative_reward_falls_on_what_the_student_was_not_sure_of() -> None:
     """Probabilities .99, .95, .5 under -1, then .99 under +1 and 0: only the first two are spared."""
     old = t(0.99, 0.95, 0.5, 0.99, 0.99).log()
     some = tokens(old, reward=t(-1, -1, -1, 1, 0), teacher=old)
-    reward, teacher = terms_of(Objective(BOTH, negative_below=0.94), some)
+    reward, teacher = make_terms(Objective(BOTH, negative_below=0.94), some)
     assert reward.mask_N.tolist() == [False, False, True, True, True]
     assert teacher.mask_N.tolist() == [True] * 5
-    assert step_totals([reward], some, "token-mean")["reward"] == 3
-    (everywhere,) = terms_of(Objective({"reward": 1.0}, negative_below=1.0), some)
+    assert count_totals([reward], some, "token-mean")["reward"] == 3
+    (everywhere,) = make_terms(Objective({"reward": 1.0}, negative_below=1.0), some)
     assert everywhere.mask_N.tolist() == [True] * 5
 
 
 def test_teacher_tokens_weigh_as_much_as_the_teacher_believes_in_them() -> None:
     some = tokens(t(-1, -1), teacher=t(0.5, 0.1).log(), reward=t(1, 1))
-    reward, teacher = terms_of(Objective(BOTH | {"teacher": 2.0}, confidence_weight=True), some)
+    reward, teacher = make_terms(Objective(BOTH | {"teacher": 2.0}, confidence_weight=True), some)
     assert teacher.scale_N.tolist() == pytest.approx([1.0, 0.2])
     assert reward.scale_N.tolist() == [1, 1]
 
 
 def test_logged_log_probs_correct_the_terms_of_the_sampled_token() -> None:
     case = example()
-    terms = {term.name: term for term in terms_of(EVERYTHING, case.tokens)}
-    plain = {term.name: term for term in terms_of(dataclasses.replace(EVERYTHING, behavior_cap=0.0), case.tokens)}
+    terms = {term.name: term for term in make_terms(EVERYTHING, case.tokens)}
+    plain = {term.name: term for term in make_terms(dataclasses.replace(EVERYTHING, behavior_cap=0.0), case.tokens)}
     ratio = (case.tokens.old_logprobs_N - case.tokens.behavior_logprobs_N).exp().clamp(max=2.0).nan_to_num(1.0)
     assert (ratio != 1).any()
     for name in terms:
@@ -253,7 +261,7 @@ def test_a_step_against_liger(delta: float, kl_coef: float) -> None:
     case = example(500)
     old = case.tokens.old_logprobs_N
     objective = Objective({"teacher": 1.0}, kl_coef=kl_coef, kl_estimator="k3", behavior_cap=2.0)
-    term = terms_of(objective, case.tokens)[0]
+    term = make_terms(objective, case.tokens)[0]
     assert term.advantages is not None
     ours, theirs = ((old + 0.5 * case.student_NV[:, 0]).detach().requires_grad_() for _ in range(2))
     loss, _ = of_step(
@@ -302,7 +310,7 @@ def test_gradient_outside_the_masks_is_exactly_zero(objective: Objective) -> Non
     case = example(400, turns=30)
     leaf = case.student_NV.clone().requires_grad_()
     of_example(objective, case, leaf)[0].backward()
-    outside = ~trained_positions(terms_of(objective, case.tokens))
+    outside = ~mask_trained(make_terms(objective, case.tokens))
     assert outside.any()
     grad = grad_of(leaf)
     assert torch.equal(grad[outside], torch.zeros_like(grad[outside]))
