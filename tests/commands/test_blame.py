@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import save_tiny_model
-from list_trainings import eval_config, train_named, write_prompts
+from named_trainings import eval_config, train_named, write_prompts
 from runs import talk, write_extract
 from scored_runs import toy_sessions, write_run
 from typer.testing import CliRunner

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from list_trainings import PROMPTS, eval_config, train_named, two_trainings, write_prompts
+from named_trainings import PROMPTS, eval_config, train_named, two_trainings, write_prompts
 from sample_world import DATA, MODEL
 from typer.testing import CliRunner
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from checked_runs import recommit
-from list_trainings import PROMPTS, train_named, two_trainings
+from named_trainings import PROMPTS, train_named, two_trainings
 from typer.testing import CliRunner
 
 import opdkit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from checked_runs import recommit
-from list_trainings import train_named, two_trainings
+from named_trainings import train_named, two_trainings
 
 import opdkit
 from opdkit.commands.check.stage import examine

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from browser import Watched
 from checked_runs import recommit
-from list_trainings import two_trainings
+from named_trainings import two_trainings
 from PIL import Image
 
 from opdkit.commands.compare import compare
