@@ -106,7 +106,7 @@ def test_the_guide_from_a_chat_export_alone(tmp_path: Path, warm_path: str) -> N
     wanted = {row["turn_id"]: row["wanted"] for row in labels()}
     chats = [open_webui_chat(n, messages, wanted) for n, messages in sessions
              if all(message.get("content") and message["role"] != "tool" for message in messages)]  # fmt: skip
-    (tmp_path / "chat-export.json").write_text(json.dumps(chats[:40]), encoding="utf-8")
+    (tmp_path / "chat-export.json").write_text(json.dumps(chats[:24]), encoding="utf-8")
     (script,) = (block for block in blocks("guide.md") if "runs/chats" in block)
     assert script.count("opdkit ") == script.count("\n") == 5
     run(script, tmp_path, {"Qwen/Qwen3-4B": str(MODEL)}, warm_path)

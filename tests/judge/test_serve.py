@@ -42,7 +42,7 @@ def test_a_real_server_judges_the_sample_logs(server: str, tmp_path: Path, monke
     """The same prompts, parse and votes as in the process; the server ignores `n`, so a vote is a request."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     logs = str(MODEL.parent / "logs" / "openai.jsonl")
-    extract.run(ExtractConfig(run=tmp_path, logs=(logs,), limit=12, shard="0/1"))
+    extract.run(ExtractConfig(run=tmp_path, logs=(logs,), limit=5, shard="0/1"))
     judge.run(config(tmp_path, server, dry_run=True))
     shown = re.search("tokens to read +([0-9,]+)\n", capsys.readouterr().out)
     summary = judge.run(config(tmp_path, server))
