@@ -338,7 +338,7 @@ def extracted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize(("deceptive", "limit"), [pytest.param(0.01, 160, marks=pytest.mark.slow), (0.05, 16)])
+@pytest.mark.parametrize(("deceptive", "limit"), [pytest.param(0.003, 80, marks=pytest.mark.slow), (0.05, 16)])
 def test_the_labelled_sample(deceptive: float, limit: int, extracted: Path, tmp_path: Path) -> None:
     """What the cascade loses are the turns on which the small judge alone is wrong and sure, and nothing else.
 
