@@ -48,7 +48,7 @@ def test_nights_follow_a_log_and_a_night_without_news_loads_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, home = options(tmp_path), Home(tmp_path / "home")
-    for upto in (60, 121):
+    for upto in (30, 60):
         grow(tmp_path, upto)
         run(config)
     first, second = home.list_nights()
@@ -105,7 +105,7 @@ def killed_often(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.slow
 def test_a_night_that_is_killed_anywhere_ends_as_one_that_was_not(tmp_path: Path, killed_often: list[str]) -> None:
-    grow(tmp_path, 60)
+    grow(tmp_path, 30)
     config, calm = options(tmp_path), options(tmp_path, home=tmp_path / "calm")
     for _ in range(30):
         try:
