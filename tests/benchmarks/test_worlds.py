@@ -280,6 +280,13 @@ def test_rates_above_the_largest_one_of_opdkit_are_measured_once(
     copy_same_trainings(work, [lower, highest, trainings.path_cell("habit", SEARCH, "opd", RATES[-1])])
     assert recorded(highest, work) == {"model": True}
 
+    own, tuned = (trainings.training_cell("habit", SEEDS[0], DEFAULT, rate) for rate in (None, RATES[-2]))
+    write_record(own, {"model": False}, work)
+    copy_same_trainings(work, [own, trainings.again(tuned)])
+    assert recorded(trainings.again(tuned), work) is None, "it is measured on other replies"
+    copy_same_trainings(work, [tuned])
+    assert recorded(tuned, work) == {"model": False}
+
 
 def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, monkeypatch) -> None:
     run = measure.prepared(built, built.folder / "run")

@@ -120,11 +120,10 @@ def first_replies(
 def replies_of(
     model: Any, chat: Chat, prompts: list[HeldOutPrompt], seed: int, samples: int, max_new_tokens: int
 ) -> list[Any]:
-    """Return sampled and checked replies of a model, grouped by prompt."""
+    """Return sampled and checked replies of a model, grouped by prompt and in the order of their streams."""
     config = EvalConfig(run=Path("-"), prompts=str(PROMPTS), samples=samples, max_new_tokens=max_new_tokens, seed=seed)
     asked = [(p, prompt_ids(chat, p, max_new_tokens, context_length(model))) for p in prompts]
-    replies = check_replies(generate("after", model, chat, asked, config), config)
-    return sorted((r for r in replies if r.sample), key=lambda r: (prompts.index(r.prompt), r.sample))
+    return check_replies(generate("after", model, chat, asked, config, greedy=False), config)
 
 
 def scores(run: Path, seed: int, samples: int = SAMPLES) -> list[JSON]:

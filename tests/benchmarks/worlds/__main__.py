@@ -29,6 +29,7 @@ def main() -> None:
         metavar="SEED",
         help="measure only the forecasts, in worlds of this seed, in place of those in the results",
     )
+    parser.add_argument("--people", action="store_true", help="measure also edits, thumbs, and prompts from the log")
     parser.add_argument("--finished", action="store_true", help="measure nothing: results of the finished cells")
     options = parser.parse_args()
     if not options.draw:
@@ -38,7 +39,7 @@ def main() -> None:
         elif options.finished:
             cells = benchmark.finished(options.work, options.worlds)
         else:
-            cells = benchmark.measure(options.work, options.workers, options.worlds)
+            cells = benchmark.measure(options.work, options.workers, options.worlds, options.people)
         document = {"machine": machine(), "cells": cells}
         options.results.write_text(one_row_per_line(document), encoding="utf-8")
     write(options.results, options.docs)

@@ -78,6 +78,7 @@ def machine(facts: JSON) -> str:
         "## Appendix: how to run it",
         "```text\n"
         "python -m tests.benchmarks.worlds                # what is missing, then results, page and pictures\n"
+        "python -m tests.benchmarks.worlds --people       # also edits, thumbs, and prompts from the log\n"
         "python -m tests.benchmarks.worlds habit tools    # two worlds\n"
         "python -m tests.benchmarks.worlds --finished     # results, page and pictures of the finished cells\n"
         "python -m tests.benchmarks.worlds --draw         # page and pictures from the results there are\n"

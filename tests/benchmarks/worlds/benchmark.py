@@ -39,8 +39,8 @@ TAUGHT, TAUGHT_SESSIONS = 1e-4, (12, 40)  # rate that teaches a student a part o
 HINT_ERRORS, HINT_TOPICS = (0.0, 0.1, 0.2), ("weather", "cooking", "trains", "orders")
 
 
-def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
-    """Measure what is missing. Return the settings and numbers of every cell, by its name."""
+def measure(work: Path, workers: int, worlds: Sequence[str], people: bool) -> dict[str, JSON]:
+    """Measure what is missing, with `people` also the cells of `decided`. Return settings and numbers of each cell."""
     noisy = noisy_worlds(worlds)
     run = partial(measured, work=work, workers=workers, known={})
     run([world_cell(world) for world in worlds])
@@ -49,9 +49,13 @@ def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
     run([cell for cell in own if cell.settings.get("rate") != RATES[-1] or cell.measure is not measure_training])
     copy_same_trainings(work, own)
     run(own)
-    run(last_cells(worlds, noisy, finished(work, worlds)))
-    run(last_cells(worlds, noisy, finished(work, worlds)))  # what follows from the last cells themselves
-    run([*forecasts_and_hints(worlds), *way_cells(worlds, noisy), *decided(worlds)])
+    for _ in range(2):  # once more, for what follows from the last cells themselves
+        last = last_cells(worlds, noisy, finished(work, worlds))
+        copy_same_trainings(work, last)
+        run(last)
+    run([*forecasts_and_hints(worlds), *way_cells(worlds, noisy)])
+    if people:
+        run(decided(worlds))
     return finished(work, worlds)
 
 
@@ -88,25 +92,36 @@ def trainings(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
     searched = [world for world in worlds if WORLDS[world].searched]
     cells = [before_cell(world, seed) for world in worlds for seed in (SEARCH, *SEEDS)]
     cells += [training_cell(world, seed, DEFAULT, None) for world in (*worlds, *noisy) for seed in SEEDS]
-    cells += [training_cell(world, SEARCH, DEFAULT, rate) for world in worlds for rate in RATES]
+    cells += [cell for world in worlds for cell in searched_cells(world)]
     cells += [training_cell(world, SEARCH, objective, rate) for world in searched for objective in OBJECTIVES
               for rate in RATES if objective != DEFAULT]  # fmt: skip
     return cells + path_cells(searched)
 
 
 def copy_same_trainings(work: Path, cells: Sequence[Cell]) -> None:
-    """Record trainings at the highest rate as those at the rate below, where opdkit's own largest rate is lower still.
+    """Record trainings at the two highest rates as others that are the same, where opdkit's own largest rate is lower.
 
-    Both take that one, so they are the same training.
+    All of them take that one, and so does a training without a rate.
     """
     for cell in cells:
-        if cell.measure is not measure_training or cell.settings["rate"] != RATES[-1] or recorded(cell, work):
+        settings = cell.settings
+        if cell.measure is not measure_training or "again" in settings or recorded(cell, work):
             continue
-        model = str(built_in(work, cell.settings["world"]).model)
+        if settings["rate"] is None or settings["rate"] < RATES[-2]:
+            continue
+        same = (recorded(training_cell(**settings | {"rate": rate}), work) for rate in (None, RATES[-2]))
+        if (numbers := next(filter(None, same), None)) is None:
+            continue
+        model = str(built_in(work, settings["world"]).model)
         config = TrainConfig(run=work, model=model, learning_rate=RATES[-2])
-        numbers = recorded(training_cell(**cell.settings | {"rate": RATES[-2]}), work)
-        if numbers and make_trust_region(config, load_model(model, device="cpu", dtype="float32")).max_factor < 1:
+        if make_trust_region(config, load_model(model, device="cpu", dtype="float32")).max_factor < 1:
             write_record(cell, numbers, work)
+
+
+def searched_cells(world: str) -> list[Cell]:
+    """Return the default's trainings at all rates, or, where other objectives do not train, at those of the ways."""
+    rates = RATES if WORLDS[world].searched else WAYS[REACTION]
+    return [training_cell(world, SEARCH, DEFAULT, rate) for rate in rates]
 
 
 def path_cells(worlds: Iterable[str]) -> list[Cell]:
@@ -153,7 +168,7 @@ def last_cells(worlds: Sequence[str], noisy: Sequence[str], found: dict[str, JSO
 
 def tuned_cells(world: str, found: Mapping[str, JSON]) -> list[Cell]:
     """Return the default's trainings at the rate that ended best in `found`; none where not all rates were tried."""
-    chosen = best([training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES], found)
+    chosen = best(searched_cells(world), found)
     return [training_cell(world, seed, DEFAULT, chosen.settings["rate"]) for seed in SEEDS] if chosen else []
 
 

@@ -25,10 +25,11 @@ from .benchmark import (
     TAUGHT_SESSIONS,
     hint_cell,
     path_cells,
+    searched_cells,
 )
 from .build import HELD_OUT_PROMPTS
 from .findings import ALL_NOISY, OURS, Results, mean, mean_shares
-from .trainings import AGAIN_SAMPLES, EPOCHS, MOVED, before_cell, path_cell, training_cell
+from .trainings import AGAIN_SAMPLES, EPOCHS, MOVED, before_cell, path_cell
 from .ways import REACTION, WAYS, way_cell
 from .words import (
     NOTHING,
@@ -101,7 +102,7 @@ def _own_rate(results: Results) -> str:
     heading = "Does the default learn without a learning rate?"
     rows = findings.own_rates(results)
     cells = [c for w in WORLDS for c in (*findings.own_cells(w), *(before_cell(w, s) for s in SEEDS),
-                                         *(training_cell(w, SEARCH, DEFAULT, rate) for rate in RATES))]  # fmt: skip
+                                         *searched_cells(w))]  # fmt: skip
     if not rows:
         return section(heading, results, cells, NOTHING)
     ratios = {row.world: row.ratio for row in rows if row.ratio is not None}
@@ -113,7 +114,7 @@ def _own_rate(results: Results) -> str:
         judgement(None if is_near is None else is_near and accuracy >= ACCURACY),
         f"Without a rate, {number(accuracy)} of the replies end as wanted, mean over {len(rows)} worlds "
         f"({number(mean(c.before.corrected for row in rows for c in row.own))} before)"
-        + (f"; that is {number(mean(ratios.values()))} of what the best of {len(RATES)} "
+        + (f"; that is {number(mean(ratios.values()))} of what the best of several "
            f"rates reaches (lowest: {number(ratios[lowest])}, {title(lowest)}), and it forgets at most "
            f"{number(more[worst])} more than the best rate ({title(worst)})." if ratios and more else "."),
         f"A yes takes {ACCURACY} in the mean, {NEAR} of the best rate in each world, and at most {FORGOTTEN_MORE} more "
@@ -130,8 +131,9 @@ def _own_rate(results: Results) -> str:
     heads = ["world", "before", "default, corrected", "default, uncorrected", "rates it took", "best rate",
              "with the best rate", "ratio", "forgotten", "more than with the best"]  # fmt: skip
     note = text(
-        "In brackets: lowest and highest seed. The *ratio* is that of the corrected shares. *Forgotten* is "
-        "the loss of the uncorrected share. A training that writes no model counts as the model before."
+        f"In brackets: lowest and highest seed. The best rate is that of {len(RATES)}, or, in worlds in which no other "
+        f"objective trains, of {len(WAYS[REACTION])}. The *ratio* is that of the corrected shares. *Forgotten* is the "
+        "loss of the uncorrected share. A training that writes no model counts as the model before."
     )
     return section(heading, results, cells, answer, table(heads, lines), note,
                    "![corrected replies before, with the default, with the best rate](worlds-default.svg)")  # fmt: skip
