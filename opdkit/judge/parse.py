@@ -47,7 +47,7 @@ def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> Hin
     body, error = _find_visible_text(answer)
     # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.
     outside, hint = split_hint(body)
-    decision, error = (None, error) if error else _read_decision(outside, question, (1, -1))
+    decision, error = (None, error) if error else _parse_decision(outside, question, (1, -1))
     confidence = None if error else answer.confidence
     return HintVote(decision, hint if decision == 1 else None, answer.text, error, confidence)
 
@@ -55,7 +55,7 @@ def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> Hin
 def parse_reward(answer: Answer, question: str = DEFAULTS["judge"]["reward"]) -> RewardVote:
     """Return the vote on the reward question, whose text an answer may repeat."""
     body, error = _find_visible_text(answer)
-    score, error = (None, error) if error else _read_decision(body, question, (1, 0, -1))
+    score, error = (None, error) if error else _parse_decision(body, question, (1, 0, -1))
     return RewardVote(score, answer.text, error, None if error else answer.confidence)
 
 
@@ -129,7 +129,7 @@ class _Box(NamedTuple):
         return int(match[1] + match[2]) if match else None
 
 
-def _read_decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple[int | None, str | None]:
+def _parse_decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple[int | None, str | None]:
     """Return (decision, None), or (None, why there is none)."""
     boxes = [_Box(m.start(), *_find_braced(body, m.end())) for m in _BOX.finditer(body)]
     if not boxes:

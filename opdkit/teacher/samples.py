@@ -60,12 +60,12 @@ def sample_replies(
     sessions = []
     for _, group in groupby(sorted(samples), key=lambda i: session_of(turns[i].example.verdict["turn_id"])):
         members = list(group)
-        examples = [e for i in members for e in _make_examples(scorer, turns[i], samples[i])]
+        examples = [e for i in members for e in _choose_samples(scorer, turns[i], samples[i])]
         sessions.append(TaughtSession(turns[members[0]].teacher, examples))
     return sessions
 
 
-def _make_examples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample]) -> Iterator[Example]:
+def _choose_samples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample]) -> Iterator[Example]:
     """Yield the samples of a turn that can be trained on, as examples to score; count the others."""
     chat = scorer.student.chat
     for number, reply in enumerate(samples):

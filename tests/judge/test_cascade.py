@@ -338,8 +338,8 @@ def extracted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize(("deceptive", "limit"), [pytest.param(0.003, 80, marks=pytest.mark.slow), (0.05, 16)])
-def test_the_labelled_sample(deceptive: float, limit: int, extracted: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("deceptive", "limit"), [pytest.param(0.01, None, marks=pytest.mark.slow), (0.05, 16)])
+def test_the_labelled_sample(deceptive: float, limit: int | None, extracted: Path, tmp_path: Path) -> None:
     """What the cascade loses are the turns on which the small judge alone is wrong and sure, and nothing else.
 
     Where these are rare, it keeps the large judge's accuracy within 0.01, at 40% of its requests at most.
@@ -372,7 +372,7 @@ def test_the_labelled_sample(deceptive: float, limit: int, extracted: Path, tmp_
     share = sent["cascade"] / sent["large"]
     hints = {name: one.hints for name, one in found.items()}
     print(f"deceptive {deceptive}: accuracy {accuracy}, requests {sent}, {share:.3f}, hints {hints}")
-    assert deceptive > 0.01 or (lost <= 0.01 and share <= 0.4)
+    assert limit or (lost <= 0.01 and share <= 0.4)
     # What calibrate says of the cascade alone.
     cascade = found["cascade"].cascade
     both, alone, decided, first_there, second_there = cascade.scores

@@ -103,8 +103,8 @@ def test_no_room_for_a_reply_is_counted(run, config, monkeypatch):
 
 def test_the_logged_reply_again_is_left_out(run, config, monkeypatch):
     """A hint that changed nothing has nothing to teach."""
-    make = samples._make_examples
-    monkeypatch.setattr(samples, "_make_examples", lambda scorer, turn, drawn: make(
+    make = samples._choose_samples
+    monkeypatch.setattr(samples, "_choose_samples", lambda scorer, turn, drawn: make(
         scorer, turn, [replace(drawn[0], ids=turn.example.reply.ids), *drawn[1:]]))  # fmt: skip
     summary = teacher.run(config(run, **OPTIONS))
     assert summary.counters.labels("not written")["the logged reply again: the hint changed nothing"] == 6
@@ -115,12 +115,12 @@ def test_a_stop_token_of_the_teacher_alone_becomes_the_students_and_a_token_with
     run, config, tiny_model_dir, monkeypatch
 ):
     """A teacher's template may end replies otherwise; models have spare rows, beyond the tokens of the tokenizer."""
-    chat, make = load_template(str(tiny_model_dir), ()), samples._make_examples
+    chat, make = load_template(str(tiny_model_dir), ()), samples._choose_samples
     other = chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     ends = {"of the teacher": [5, 6, other], "nothing": [other], "of both": [5, 6, chat.end_id], "cut": [5, other],
             "unknown": [5, len(chat.tokenizer)]}  # fmt: skip
     drawn = [Sample(ids, [-1.0] * len(ids), "length" if name == "cut" else "stop") for name, ids in ends.items()]
-    monkeypatch.setattr(samples, "_make_examples", lambda scorer, turn, _: make(
+    monkeypatch.setattr(samples, "_choose_samples", lambda scorer, turn, _: make(
         replace(scorer, vocabulary=10**6), turn, drawn))  # fmt: skip
     summary = teacher.run(config(run, **OPTIONS))
     rows = [(r["response_ids"], r["response_mask"]) for r in targets(run) if r["written"] is not None]

@@ -23,7 +23,7 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     if turns != measured.labels:  # labels of sessions, which have several
         statuses = f"of their {counted(turns, 'turn')}: {statuses}"
     used = measured.rows - sum(measured.set_aside.values())
-    print_line(f"accuracy {_show(measured.accuracy, measured.accuracy_interval)}")
+    print_line(f"accuracy {_format(measured.accuracy, measured.accuracy_interval)}")
     reason = ""
     if not measured.answered:
         reason = " (no label's turn has a reward)"
@@ -32,11 +32,11 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     elif measured.kappa_interval is None:
         reason = " (no interval: few labels, no errors, or labels so alike that in some resamples all are the same)"
     weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"
-    print_line(f"Cohen's kappa{weights} {_show(measured.kappa, measured.kappa_interval)}{reason}")
+    print_line(f"Cohen's kappa{weights} {_format(measured.kappa, measured.kappa_interval)}{reason}")
     print_line(f"{counted(measured.rows, 'label')}: {used:,} of judged turns or sessions{set_aside}")
     if used != measured.labels:
         tied = f"; {measured.tied:,} without one left out" if measured.tied else ""
-        print_line(f"of several labels the most frequent one counts: {counted(measured.labels, 'label')} left{tied}")
+        print_line(f"of several labels the most frequent one counts: {counted(measured.labels, 'label')}{tied}")
     print_line(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
                f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip
     if measured.people:
@@ -44,13 +44,13 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
 
     table = RichTable("label", *(f"judged {signed(label)}" for label in CLASSES), "precision", "recall")
     for row, scores in zip(measured.confusion, measured.classes, strict=True):
-        table.add_row(signed(scores.label), *(f"{n:,}" for n in row), _show(scores.precision), _show(scores.recall))
+        table.add_row(signed(scores.label), *(f"{n:,}" for n in row), _format(scores.precision), _format(scores.recall))
     stdout.print(table)
     if measured.majorities:
         _show_scores("majority", measured.majorities)
         plain, weighed = measured.majorities
         if plain.accuracy is not None and weighed.accuracy is not None:
-            gain = f"{weighed.accuracy - plain.accuracy:+.3f} (95% interval {_show_range(weighed.gain)})"
+            gain = f"{weighed.accuracy - plain.accuracy:+.3f} (95% interval {_format_range(weighed.gain)})"
             print_line(f"weighing votes by confidence changes the accuracy by {gain}; judge --weigh-votes does so")
     if cascade := measured.cascade:
         _show_scores("cascade", cascade.scores)
@@ -62,21 +62,21 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     if measured.levels:
         table = RichTable("votes that agree", "turns", "share right")
         for level in measured.levels:
-            table.add_row(_show(level.agreement), f"{level.turns:,}", _show(level.right))
+            table.add_row(_format(level.agreement), f"{level.turns:,}", _format(level.right))
         stdout.print(table)
         print_line(f"expected calibration error {measured.calibration_error:.3f}")
     if hints := measured.hints:
         print_line(f"hints: {hints.hinted:,} on {counted(hints.turns, 'turn')}; something was wanted on "
-                   f"{hints.wanted:,}: precision {_show(hints.precision)}, "
-                   f"recall {_show(hints.recall)}")  # fmt: skip
+                   f"{hints.wanted:,}: precision {_format(hints.precision)}, "
+                   f"recall {_format(hints.recall)}")  # fmt: skip
     if measured.stored_votes == 1:
         print_line("one vote per turn is stored: to know what more would bring, judge some sessions with --votes 3 or "
                    "more")  # fmt: skip
     elif measured.curve:
         table = RichTable("votes", "accuracy", "95% interval", "coverage", "if votes were independent")
         for point in measured.curve:
-            table.add_row(str(point.votes), _show(point.accuracy), _show_range(point.interval), _show(point.coverage),
-                          _show(point.independent))  # fmt: skip
+            table.add_row(str(point.votes), _format(point.accuracy), _format_range(point.interval),
+                          _format(point.coverage), _format(point.independent))  # fmt: skip
         stdout.print(table)
         print_line(_advise(measured, config.tolerance))
 
@@ -85,8 +85,8 @@ def _show_scores(title: str, scores: Sequence[MajorityScore]) -> None:
     """Print a table of accuracy and kappa, a row per way to come to the rewards."""
     table = RichTable(title, "answered", "accuracy", "95% interval", "kappa", "95% interval")
     for score in scores:
-        figures = (_show(score.accuracy), _show_range(score.accuracy_interval), _show(score.kappa))
-        table.add_row(score.majority, f"{score.answered:,}", *figures, _show_range(score.kappa_interval))
+        figures = (_format(score.accuracy), _format_range(score.accuracy_interval), _format(score.kappa))
+        table.add_row(score.majority, f"{score.answered:,}", *figures, _format_range(score.kappa_interval))
     stdout.print(table)
 
 
@@ -102,8 +102,8 @@ def _show_people(people: PeopleScore) -> None:
         if rows:
             table.add_row(title, style="bold")
         for row in rows:
-            figures = (_shorten(row.kappa, row.kappa_interval), _shorten(row.share, row.share_interval))
-            table.add_row(escape(printable(f"  {row.who}")), _shorten(row.same), *figures)
+            figures = (_format_short(row.kappa, row.kappa_interval), _format_short(row.share, row.share_interval))
+            table.add_row(escape(printable(f"  {row.who}")), _format_short(row.same), *figures)
     stdout.print(table)
     if people.raters:
         named = f"{counted(people.pairs, 'pair')} of {counted(len(people.raters), 'rater')}"
@@ -128,15 +128,15 @@ def _advise(measured: Calibration, tolerance: float) -> str:
     return text
 
 
-def _show(value: float | None, interval: Interval = None) -> str:
+def _format(value: float | None, interval: Interval = None) -> str:
     text = "-" if value is None else f"{value:z.3f}"
-    return text if interval is None else f"{text} (95% interval {_show_range(interval)})"
+    return text if interval is None else f"{text} (95% interval {_format_range(interval)})"
 
 
-def _shorten(value: float | None, interval: Interval = None) -> str:
+def _format_short(value: float | None, interval: Interval = None) -> str:
     text = "-" if value is None else f"{value:z.2f}"
     return text if interval is None else f"{text} ({interval[0]:z.2f} to {interval[1]:z.2f})"
 
 
-def _show_range(interval: Interval) -> str:
+def _format_range(interval: Interval) -> str:
     return "-" if interval is None else f"{interval[0]:z.3f} to {interval[1]:z.3f}"

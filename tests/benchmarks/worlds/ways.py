@@ -137,11 +137,11 @@ def train_trl(built: Built, run: Path, way: str, rate: float, seed: int, work: P
 
     file = shared(run) / f"{way}.parquet"
     rows = datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(work / "cache"))
-    rows = rows.map(lambda row: {"length": sum(len(str(row[name])) for name in TEXTS if name in row)})
     epochs = fit_epochs(math.ceil(sum(1 for _ in read_all(run, "targets")) / BATCH))
     name = {"kto": "KTO", "dpo": "DPO"}.get(way, "SFT")
     options = {} if name == "SFT" else {"precompute_ref_log_probs": True}  # the reference reads each reply once
     if name != "KTO":  # its rows are in the order of their pairs
+        rows = rows.map(lambda row: {"length": sum(len(str(row[name])) for name in TEXTS if name in row)})
         options |= {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
     args = getattr(trl, f"{name}Config")(
         output_dir=str(work / "out"), learning_rate=rate, num_train_epochs=epochs, per_device_train_batch_size=BATCH,
