@@ -1,9 +1,9 @@
-"""Sessions put together from logged calls of a model, each with its whole prompt.
+"""Sessions assembled from logged model calls, each with its whole prompt.
 
-Call B continues call A when B's prompt begins with A's prompt and A's reply. Nothing else is trusted: clients share
+Call B continues call A if B's prompt begins with A's prompt and A's reply. Nothing else is trusted: clients share
 session ids, turn numbers restart, lines come out of order. So the prompts are compared, as a chain of digests with one
-digest per prompt prefix, and a call only ever hangs below one whose prompt and reply it repeats. Digests are held, not
-messages: a unit may be as long as its log. Only the replies that more conversations are going to begin with stay.
+digest per prompt prefix, and the parent of a call is always one whose prompt and reply it repeats. Memory holds digests
+and not messages, since a unit may be a whole log; only replies that later conversations share are kept.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
 NO_CALL = f"{LEFT_OUT}no model call"
-NO_RECORD = "no record"  # a reply that only appears in later prompts: nobody knows who wrote it
+NO_RECORD = "no record"  # a reply that only later prompts hold: it is unknown who wrote it
 REPEATED = "repeated record"
 _OF_REPLY = {"content", "tool_calls", "function_call", "additional_kwargs"}
 _DIGEST = 12  # bytes; a million records collide with a probability of 1e-17
@@ -37,16 +37,16 @@ _blake = partial(hashlib.blake2b, digest_size=_DIGEST)
 
 @dataclass(slots=True)
 class Call:
-    """Call of a model as a log has it."""
+    """Model call as logged."""
 
     prompt: list[JSON]
     reply: JSON
     note: Note
-    following: list[JSON] = field(default_factory=list)  # the next state, where it was logged with the call
-    turn: Any = None  # its number in the session, where it was logged
+    following: list[JSON] = field(default_factory=list)  # the next state, if it was logged with the call
+    turn: Any = None  # its number in the session, if logged
     model: str | None = None
     tools: str | None = None
-    logged: JSON = field(default_factory=dict)  # what the metadata keep of it
+    logged: JSON = field(default_factory=dict)  # fields for the metadata
     session: str | None = None
 
 
@@ -62,9 +62,9 @@ def call_reader(
     unfold: Callable[[JSON], list[JSON]] | None = None,
     closer_than: tuple[str, ...] = (),
 ) -> Reader:
-    """Return the reader of a format with a call of a model per record. Without `id_of`, _find_session groups the calls.
+    """Return the reader of a format with one model call per record. Without `id_of`, _find_session groups the calls.
 
-    `read_call` raises Unreadable.
+    `read_call` may raise Unreadable.
     """
     id_of = id_of or partial(_find_session, read_call)
     read = partial(read_chains, read_call)
@@ -72,9 +72,9 @@ def call_reader(
 
 
 def require_prompt(value: Any, why: str) -> list[Any]:
-    """Return the prompt of a call as a list of logged messages: it may be a text, or one message.
+    """Return the prompt of a call as a list of logged messages. It may be logged as a text, or as one message.
 
-    Raise Unreadable, for the reason `why`, where there is none.
+    Raises Unreadable, with `why` as the detail, if there is no prompt.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -85,7 +85,7 @@ def require_prompt(value: Any, why: str) -> list[Any]:
 
 
 def read_prompt(items: Sequence[Any], system: Any) -> list[JSON]:
-    """Return the messages of a prompt, which may be items, behind the system prompt beside it. Raises Unreadable."""
+    """Return the messages of a prompt, `system` first if given. `items` may be Responses items. Raises Unreadable."""
     opening = [{"role": "system", "content": system}] if system else []
     if has_items(items):
         return read_pieces([*opening, *openai_messages(items)])[0]
@@ -95,8 +95,8 @@ def read_prompt(items: Sequence[Any], system: Any) -> list[JSON]:
 def read_reply(output: Any) -> tuple[JSON, Note]:
     """Return the output of a call as (message, note). Raises Unreadable.
 
-    It is a text, a message, a list of one, a response with choices, or the items of one. Of several choices the first
-    is read.
+    `output` is a text, a message, a list of parts or of messages (the last one is read), a response with choices (the
+    first one is read), or a response of the Responses API with its items.
     """
     if isinstance(output, dict) and isinstance(output.get("output"), list):
         pieces = openai_messages(output["output"])
@@ -126,10 +126,10 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
 
 
 def _find_session(read_call: ReadCall, record: JSON) -> str | None:
-    """Return the id that groups a call with those that it may continue: the session's, where the log has one.
+    """Return the id that groups a call with those that it may continue: that of its session, if logged.
 
     Otherwise it is a digest of the prompt up to its first user message: a call that continues another begins with the
-    same messages, whatever trace it is in. None where no model was called.
+    same messages, even in another trace. None if the record is not of a model call.
     """
     call = read_call(record)
     if isinstance(call, LeftOut):
@@ -145,7 +145,7 @@ def _find_session(read_call: ReadCall, record: JSON) -> str | None:
 
 
 def _normalise(message: JSON) -> bytes:
-    """Return what must agree for two messages to be the same: no whitespace, thinking or end marker, calls parsed."""
+    """Return what two equal messages must share: role, text (no whitespace, thinking or end marker), parsed calls."""
     text, calls = message["content"] or "", message["tool_calls"]
     if message["role"] == "assistant":
         _, text, markup = split_reply(text)
@@ -160,22 +160,22 @@ def _normalise(message: JSON) -> bytes:
             parsed.append((name, arguments))
     try:
         return orjson.dumps([*agreed, parsed], option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # it reads arguments nested deeper than it writes: then their text must agree
+    except orjson.JSONEncodeError:  # orjson reads deeper nesting than it writes: compare text
         return orjson.dumps([*agreed, as_text])
 
 
 @dataclass(slots=True)
 class _Node:
-    """Record, by what it takes to link it: digests, not messages."""
+    """Record reduced to what linking needs: digests instead of messages."""
 
     position: int  # in the unit
     depth: int  # messages in its prompt: the index of its reply in every later prompt
     prompt: bytes  # digest of the prompt
     tail: bytes  # digest of prompt and reply
-    prefixes: bytes  # digests of the prompt up to each of its assistant messages, that one included
+    prefixes: bytes  # digests of the prompt up to and including each of its assistant messages
     turn: Any
     last: bytes  # digest of the prompt's last message
-    next: bytes | None  # digest of its next state as logged
+    next: bytes | None  # digest of the last message of its logged next state
     decision: bytes | None  # digest of what a person decided about the reply
     id: Any  # of the call, as logged
     parent: "_Node | None" = None
@@ -199,20 +199,20 @@ def _make_node(position: int, call: Call) -> _Node:
 
 
 def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
-    """Return (kept, repeats). A repeat has the prompt and reply of a kept one, and no other next state or decision.
+    """Return (kept, repeats). A repeat has a kept record's prompt and reply, and no next state or decision of its own.
 
-    Of records of one call, a later one that says otherwise replaces the earlier.
+    A record replaces an earlier one that says only a part of it, or that has the same call id and reply.
     """
     repeats: dict[int, _Node] = {}
-    kept: dict[_Key, _Node] = {}  # by all that it says of its reply
-    calls: dict[_Key, _Node] = {}  # by its id: the last one that was kept
-    said = Counter[_Key]()  # by kept records, whole and in part
+    kept: dict[_Key, _Node] = {}  # by prompt, reply, next state and decision
+    calls: dict[_Key, _Node] = {}  # by call id, prompt and reply: the last record that was kept
+    said = Counter[_Key]()  # number of kept records that contain the key, in whole or in part
     for node in nodes:
         parts, whole, call = _find_parts(node), (node.tail, node.next, node.decision), (node.tail, repr(node.id))
         if said[whole]:
             repeats[node.position] = node
             continue
-        # The same record again, now with its next state or its decision.
+        # Kept records that say only a part of what this one says.
         older = {other.position: other for part in parts if (other := kept.get(part)) is not None}
         if node.id is not None and (other := calls.get(call)) is not None:
             older[other.position] = other
@@ -226,13 +226,13 @@ def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
 
 
 def _find_parts(node: _Node) -> set[_Key]:
-    """Return all that a record says of its reply, and each part of that: the next state alone, the decision alone."""
+    """Return the keys of a record: its prompt and reply with next state and decision, with either, and with neither."""
     return {(node.tail, following, decision) for following in (node.next, None) for decision in (node.decision, None)}
 
 
 def _link(nodes: Sequence[_Node]) -> None:
-    """Hang every record below the one that it continues: the longest prompt and reply that its own begins with."""
-    first: dict[_Key, _Node] = {}  # by prompt and reply, and by the next state as well
+    """Set each record's parent: the record with the longest prompt and reply with which its own prompt begins."""
+    first: dict[_Key, _Node] = {}  # by prompt and reply, with and without the next state
     for node in nodes:
         first.setdefault((node.tail, None), node)
         first.setdefault((node.tail, node.next), node)
@@ -246,33 +246,33 @@ def _link(nodes: Sequence[_Node]) -> None:
 
 
 def _find_retries(nodes: Sequence[_Node]) -> set[int]:
-    """Return positions of replies that were thrown away: another reply to the prompt was continued, this one was not.
+    """Return the positions of discarded replies: another reply to the same prompt was continued, this one was not.
 
-    A reply that a person decided about was not: it may have been given to another user, who asked the same.
+    A reply with a person's decision is never discarded: another user, who asked the same, may have received it.
     """
     siblings: dict[bytes, list[_Node]] = {}
     for node in nodes:
         siblings.setdefault(node.prompt, []).append(node)
     lost: set[int] = set()
     for group in siblings.values():
-        ranks = [2 if n.children else int(n.next not in (None, n.last)) for n in group]
+        ranks = [2 if n.children else int(n.next not in (None, n.last)) for n in group]  # 1: next state logged
         best = max(ranks)
         kept = {n.position for n, rank in zip(group, ranks, strict=True) if rank == best}
-        if best == 0:  # none was continued: the last one is what the user was left with
+        if best == 0:  # none was continued: the user was left with the last one
             kept = {group[-1].position}
         lost.update(n.position for n in group if n.position not in kept and n.decision is None)
     return lost
 
 
 def _find_holders(nodes: Sequence[_Node]) -> dict[int, int]:
-    """Return position of a record -> that of the last record of the conversation in which its reply counts.
+    """Return position of a record -> position of the last record of the one conversation in which its reply counts.
 
-    Of several that continue a reply, it is the one that begins with the logged next state, else the one with the most
-    calls, of equal ones the last. Others may be side calls, such as for a title, or messages that the user took back:
-    what they say is no reaction to the reply.
+    If several calls continue a reply, it counts in the branch whose call has the logged next state; else in the branch
+    with the most calls, the later one if equal. The other branches may be side calls (for a title, say) or messages
+    that the user took back, which are not reactions to the reply.
     """
     calls, holders = dict[int, int](), dict[int, int]()
-    for node in sorted(nodes, key=lambda n: -n.depth):  # what continues a record is deeper
+    for node in sorted(nodes, key=lambda n: -n.depth):  # children first: they are deeper
         calls[node.position] = 1 + sum(calls[n.position] for n in node.children)
         ranks = [(node.next == child.last, calls[child.position], child.position) for child in node.children]
         main = node.children[ranks.index(max(ranks))] if ranks else None
@@ -281,10 +281,10 @@ def _find_holders(nodes: Sequence[_Node]) -> dict[int, int]:
 
 
 def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
-    """Return whether the logged next state is the first message of another conversation under the session id.
+    """Return whether the logged next state comes from another conversation with the same session id.
 
-    The recorder takes the last message of whatever prompt comes next under the id. If that prompt neither continues
-    this one nor has the next turn number (as it does after a compaction), its message is not a reaction to this reply.
+    The recorder logs the last message of the next prompt with this session id. If that prompt neither continues this
+    one nor has the next turn number (as it has after a compaction), its message is not a reaction to this reply.
     """
     if after is None or node.next is None or after.last != node.next or after.parent is node:
         return False
@@ -294,7 +294,7 @@ def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
 def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversation | Rejected | LeftOut]:
     """Yield the conversations of all calls under one logged id, in the order of the first record that each adds.
 
-    So they keep their order, and with it their numbers, in a log that grows.
+    This order stays the same when the log grows, and with it the conversations' numbers.
     """
     nodes: list[_Node] = []
     for position, line in enumerate(unit):
@@ -303,7 +303,7 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
             if isinstance(call, LeftOut):
                 yield call
                 continue
-            dump({"records": [call.logged]})  # what cannot be written sets aside this call, not its whole session
+            dump({"records": [call.logged]})  # reject a call that cannot be written, not its whole session
             nodes.append(_make_node(position, call))
         except Unreadable as problem:
             yield line.reject(problem)
@@ -314,7 +314,7 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
     retries = _find_retries(nodes)
     following = {node.position: after for node, after in pairwise(nodes)}
     holders = _find_holders(nodes)
-    begins: dict[int, int] = {}  # position of a record -> that of the first record which its conversation adds
+    begins: dict[int, int] = {}  # position of a record -> that of the first record its conversation adds
     for node in sorted(nodes, key=lambda n: n.depth):  # lines may come out of order: parents first
         continued = node.parent if node.parent and node.parent.children[0] is node else node
         begins[node.position] = begins.get(continued.position, node.position)
@@ -336,17 +336,17 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
 
 
 class _CallReader:
-    """Reads each call once more, for all conversations with it. Its prompt is let go after the first of these."""
+    """Second pass over the calls: parses each one once for all its conversations, and keeps no prompts."""
 
     def __init__(self, unit: Sequence[Line], read_call: ReadCall, nodes: Sequence[_Node]) -> None:
         self._unit, self._read_call = unit, read_call
         self._kept: dict[int, Call] = {}
-        self._uses = Counter[int]()  # position of a record -> conversations with it that were not read yet
-        for node in sorted(nodes, key=lambda n: -n.depth):  # what continues a record is deeper
+        self._uses = Counter[int]()  # position of a record -> its conversations yet to be read
+        for node in sorted(nodes, key=lambda n: -n.depth):  # children first: they are deeper
             self._uses[node.position] = sum(self._uses[child.position] for child in node.children) or 1
 
     def read(self, node: _Node) -> Call:
-        """Return the call of a record for the next of its conversations, with its prompt only for the first."""
+        """Return the call of a record for the next of its conversations. Only the first one gets the prompt."""
         call = self._kept.pop(node.position, None) or self._read_call(parse(self._unit[node.position]))
         assert isinstance(call, Call)
         self._uses[node.position] -= 1
@@ -357,7 +357,7 @@ class _CallReader:
 
 
 def _read_path(unit: Sequence[Line], reader: _CallReader, path: Sequence[_Node], with_next: bool) -> Conversation:
-    """Return the conversation that ends with `path[-1]`: its prompt with the replies as they were logged, its reply."""
+    """Return the conversation of `path`: the last call's prompt with the logged replies put in, and the last reply."""
     leaf = path[-1]
     last = reader.read(leaf)
     messages = [*last.prompt, last.reply, *(last.following if with_next else [])]
@@ -365,7 +365,7 @@ def _read_path(unit: Sequence[Line], reader: _CallReader, path: Sequence[_Node],
     records = []
     for node in path:
         call = last if node is leaf else reader.read(node)
-        # The tool results in the next prompt refer to the call ids of that prompt.
+        # Tool results in the last prompt refer to the call ids in that prompt, which may differ from the logged ones.
         for own, later in zip(call.reply["tool_calls"], messages[node.depth]["tool_calls"], strict=False):
             own["id"] = later["id"] or own["id"]
         messages[node.depth] = call.reply

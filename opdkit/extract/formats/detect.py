@@ -1,4 +1,4 @@
-"""Detection of the format of a file: by its first lines, never by its name. A file with two formats has none."""
+"""Detection of a file's format, from its first lines and never from its name. A file of two formats is not read."""
 
 import re
 from collections.abc import Iterable
@@ -11,19 +11,19 @@ from opdkit.extract.formats.openclaw_rl import VOTES, is_votes
 from opdkit.extract.formats.reader import Line
 
 _RECORDS = 20  # looked at
-_LINES = 1_000  # looked at: a log may begin with a page of comments or of damage
+_LINES = 1_000  # looked at: a log may begin with many comment lines or damaged lines
 NO_LINES = "no JSON lines"
 UNKNOWN, SEVERAL = "unknown format", "several formats"
-_COLUMN = re.compile(r'"?[\w .:/#-]{1,80}"?')  # a name of one in CSV
-# A byte-order mark, or the zero byte that JSON begins with in UTF-16.
+_COLUMN = re.compile(r'"?[\w .:/#-]{1,80}"?')  # the name of a CSV column
+# A byte-order mark, or the first character of JSON with the zero byte that UTF-16 puts beside it.
 _UTF_16 = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"{\0": "UTF-16LE", b"[\0": "UTF-16LE", b"\0{": "UTF-16BE",
            b"\0[": "UTF-16BE"}  # fmt: skip
 
 
 def detect(lines: Iterable[Line], unit: str = "line") -> str:
-    """Return the format of an input by its first records. `unit` is what `lines` are called in messages.
+    """Return the format of an input, from its first records. `unit` is the word for a line in error messages.
 
-    Raises Unreadable, with the reason under which the input is set aside, when no reader knows it, or two do.
+    Raises Unreadable, with the reason for the rejected table, for no or several formats, and for a judge's votes.
     """
     records: list[JSON] = []
     problem: Unreadable | None = None  # of the first line that is not a record
@@ -53,14 +53,14 @@ def detect(lines: Iterable[Line], unit: str = "line") -> str:
 
 
 def explain_problem(source: str, problem: Unreadable) -> str:
-    """Return the message about an input that is not read, and what to do about one that no reader knows."""
+    """Return the message about an input that is not read; for an unknown format it says what to do."""
     text = f"{source}: {problem.reason} ({problem.detail})"
     known = "--format names the format if it is one of them, --map says where the fields of any other are, docs/logs.md"
     return f"{text}; {known}" if problem.reason == UNKNOWN else text
 
 
 def _diagnose(line: Line) -> Unreadable | None:
-    """Return the problem of a file that is something else than JSON lines; None if this line does not show it."""
+    """Return the problem if this is the first line of UTF-16 text or of CSV; None otherwise."""
     if line.number != 1:
         return None
     encoding = _UTF_16.get(line.data[:2])

@@ -1,4 +1,4 @@
-"""Scores, labels and comments of people, as the front ends and tracing services of models keep them."""
+"""Scores, labels and comments that people gave to replies, as chat front ends and tracing services log them."""
 
 import re
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ _LABELS = {
     **dict.fromkeys(("thumbsdown", "bad", "negative", "down", "dislike", "incorrect"), -1),
 }
 _SCORES = {1.0: 1, 0.0: -1, -1.0: -1}
-# In names of what is the worse the more of it there is: 1 is no thumb up.
+# In names of scores for which more is worse: a 1 is not a thumbs-up.
 _FAULT = re.compile(r"toxic|hallucin|bias|harm|error|fail|fault|spam|unsafe|profan|refus|bad|wrong|incorrect|dislike"
                     r"|down|negative|risk|leak|pii", re.IGNORECASE)  # fmt: skip
 
 
 def read_rating(score: Any, label: Any = None) -> int | None:
-    """Return a score of 1, 0 or -1, or else a label such as `thumbs-up`, as 1 or -1.
+    """Return a rating as 1 or -1: a score of 1 (up), 0 or -1 (both down), or else a label such as `thumbs-up`.
 
-    Other scores are on a scale that the log does not tell: None.
+    None for any other score, since the log does not say on which scale it is. A score may be a label, too.
     """
     ratings = [_SCORES.get(score)] if isinstance(score, (bool, int, float)) else []
     for name in (score, label):
@@ -30,9 +30,9 @@ def read_rating(score: Any, label: Any = None) -> int | None:
 
 
 def add_feedback(note: Note, given: Iterable[JSON]) -> None:
-    """Add what people gave a reply to its note: `name`, `score`, `label`, `comment`, `edited` of each.
+    """Add people's feedback on a reply to its note. An entry may have `name`, `score`, `label`, `comment`, `edited`.
 
-    There is no rating where they differ, and none by the score of a fault: 1 for "toxicity" is no thumb up.
+    If ratings differ, there is none. The score of a fault is ignored: 1 for "toxicity" is not a thumbs-up.
     """
     ratings: set[int | None] = set()
     texts: dict[str, list[str]] = {"comment": [], "label": [], "edited": []}

@@ -14,7 +14,7 @@ from opdkit.extract.formats.sessions import line_reader
 def make_function_reader(function: PythonFunction) -> Reader:
     """Return the reader of logs whose records `function` turns into records of the format `openai`.
 
-    A line on which it fails is set aside.
+    A line on which the function fails is rejected.
     """
     return line_reader("python", bool, partial(_read_record, function))
 
@@ -23,7 +23,7 @@ def _read_record(function: PythonFunction, line: Line, record: JSON) -> list[Con
     try:
         made = function.call(record)
         if isinstance(made, dict):
-            made = orjson.loads(orjson.dumps(made))  # as from a line: what is not JSON fits no table
+            made = orjson.loads(orjson.dumps(made))  # as if parsed from a line: values that are not JSON fit no table
     except Exception as error:
         raise Unreadable("the reader failed", f"{type(error).__name__}: {error}") from error
     if not isinstance(made, dict):

@@ -1,6 +1,6 @@
-"""Items of OpenAI's Responses API, as Codex logs them and other logs hold them in an `output`.
+"""Items of OpenAI's Responses API, which Codex logs one by one and other logs hold in a list `output`.
 
-Text, reasoning and calls of one reply are an item each. https://platform.openai.com/docs/api-reference/responses
+A reply is several items: reasoning, texts and calls. https://platform.openai.com/docs/api-reference/responses
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shel
 
 
 def is_call(item: JSON) -> bool:
-    """Return whether an item is a call of a tool, or what came of one."""
+    """Return whether an item is a tool call or the result of one."""
     kind = item.get("type")
     return isinstance(kind, str) and kind.removesuffix("_output") in _CALLS and "call_id" in item
 
@@ -28,7 +28,7 @@ def has_items(items: Sequence[Any]) -> bool:
 
 
 def openai_messages(items: Sequence[Any]) -> list[JSON]:
-    """Return items as messages of chat completions. Raises Unreadable."""
+    """Return items as messages of the Chat Completions API; drop notes of client and server. Raises Unreadable."""
     for item in items:
         if not isinstance(item, dict):
             raise Unreadable("item of unknown shape", f"it is a {type(item).__name__}")
@@ -36,11 +36,11 @@ def openai_messages(items: Sequence[Any]) -> list[JSON]:
 
 
 def _read_item(item: JSON) -> JSON:
-    """Return an item as a message. Raises Unreadable."""
+    """Return an item as a message of the Chat Completions API. Raises Unreadable."""
     kind = item.get("type")
     if kind == "message" or (kind is None and "role" in item):
         return {"role": item.get("role"), "content": item.get("content")}
-    if kind == "agent_message":  # another agent said it, to this one
+    if kind == "agent_message":  # from another agent to this one
         said = item.get("content") or [{"type": "encrypted_content"}]
         return {"role": "user", "content": said, "name": item.get("author")}
     if kind == "reasoning":
@@ -55,9 +55,9 @@ def _read_item(item: JSON) -> JSON:
     if kind.endswith("_output"):
         output = item.get("output", item.get("tools"))
         if isinstance(output, dict) and isinstance(output.get("content"), str):
-            output = output["content"]  # older clients, where a call failed
+            output = output["content"]  # a failed call, as older clients log it
         is_text = isinstance(output, (str, list)) and kind != "tool_search_output"
         return {"role": "tool", "tool_call_id": call_id, "content": output if is_text else dump(output)}
-    if kind.endswith("_call"):  # a search of the web, an image: the server ran it within the reply
+    if kind.endswith("_call"):  # a web search or an image, which the server ran within the reply
         return {"role": "assistant", "content": [{"type": kind}]}
     raise Unreadable("unknown item", f"an item of type {kind[:100]!r}")

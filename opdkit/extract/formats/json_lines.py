@@ -1,4 +1,4 @@
-"""JSON lines of a log: fast where they are clean, forgiving where they are only almost JSON, and bounded."""
+"""Parsing of JSON lines: fast if they are valid, tolerant if they are only almost JSON, and bounded in memory."""
 
 import hashlib
 import re
@@ -13,9 +13,9 @@ from opdkit.extract.formats.reader import Line, Reader
 TOO_DENSE = "too many values"
 COMMENT = "comment line"
 NOT_AN_OBJECT, NOT_UTF_8 = "not a JSON object", "not UTF-8"
-_LONGEST_ID = 200  # characters of a logged id that go into ours
-# A line of "[],[],[]" becomes objects of 30 times its size. Lines with fewer values than this are always read, 150 MB
-# at most; others only when they take 5 bytes or more per value: token ids and top log-probs do, an attack does not.
+_LONGEST_ID = 200  # characters of a logged id that go into a session id
+# Parsing "[],[],[]" takes 30 times the memory of the text. Lines with fewer values than this are always read (150 MB at
+# most); others only if they have 5 or more bytes per value, as token ids and top log-probs do and an attack does not.
 MOST_VALUES, BYTES_PER_VALUE = 1_000_000, 5
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _TEXT_OR_NUMBER = re.compile(_TEXT.pattern + rb"|-?Infinity|NaN", re.DOTALL)
@@ -24,12 +24,12 @@ _QUOTE, _BACKSLASH = b'"\\'
 
 
 def parse(line: Line) -> JSON:
-    """Return the object on a line. Of duplicate keys the last counts, as in every JSON reader. Raises Unreadable."""
+    """Return the object on a line. Of duplicate keys the last counts, as in other JSON parsers. Raises Unreadable."""
     if line.problem is not None:
-        raise line.problem.with_traceback(None)  # many lines may share it: it would hold the frames of all
+        raise line.problem.with_traceback(None)  # lines may share the exception; its traceback would keep their frames
     if len(line.data) > MOST_VALUES:
         most = max(MOST_VALUES, len(line.data) // BYTES_PER_VALUE)
-        # Text may hold any number of commas and brackets: count without it, but only where it could matter.
+        # Strings may hold any number of commas and brackets: if the quick count is too high, count without strings.
         if _count_values(line.data) > most and _count_values(_TEXT.sub(b"", line.data)) > most:
             raise Unreadable(TOO_DENSE, f"more than {MOST_VALUES:,} in {len(line.data):,} bytes")
     try:
@@ -42,9 +42,9 @@ def parse(line: Line) -> JSON:
 
 
 def find_id(reader: Reader, line: Line) -> str | None:
-    """Return the logged id on a line as it goes into session ids: short, without `#`, which counts repetitions.
+    """Return the logged id on a line as session ids contain it: short, and without `#`, which numbers repetitions.
 
-    No two become equal. None where the reader finds none, or the line cannot be read.
+    Different ids stay different. None if the reader finds no id, or the line cannot be read.
     """
     if reader.id_of is None or reader.header_mark not in line.data:
         return None
@@ -58,12 +58,12 @@ def find_id(reader: Reader, line: Line) -> str | None:
 
 
 def _count_values(data: bytes) -> int:
-    """Return about how many values JSON holds. An object takes the memory of three other values."""
+    """Return roughly how many values the JSON holds. An object counts as three, since it takes that much memory."""
     return data.count(b",") + data.count(b"[") + 3 * data.count(b"{")
 
 
 def _parse_almost_json(data: bytes) -> Any:
-    """Parse what orjson refuses and logs contain all the same: NaN, Infinity and lone surrogates. Raise Unreadable."""
+    """Parse a line that orjson refuses, because of NaN, Infinity or lone surrogates. Raise Unreadable if that fails."""
     if data.lstrip().startswith((b"#", b"//")):
         raise Unreadable(COMMENT)
     try:
@@ -81,7 +81,7 @@ def _parse_almost_json(data: bytes) -> Any:
 def _mend(data: bytes) -> bytearray:
     """Return a line with null for NaN and Infinity, and U+FFFD for lone surrogates, which UTF-8 and Parquet lack.
 
-    Python's own parser would read them, but keeps an object for each escape in a text: 13 times the memory of the text.
+    Python's json would read them, but keeps an object per escape in a string: 13 times the memory of the string.
     """
     mended, done = bytearray(), 0
     for match in _TEXT_OR_NUMBER.finditer(data):
@@ -96,7 +96,7 @@ def _mend(data: bytes) -> bytearray:
 
 
 def _replace_lone_surrogates(text: bytes) -> bytearray:
-    r"""Return a JSON text with every lone surrogate escape replaced by `\ufffd`, which is as long."""
+    r"""Return a JSON string with every lone surrogate escape replaced by `\ufffd`, which has the same length."""
     mended, second = bytearray(text), -1
     for match in _SURROGATE.finditer(text):
         start, end = match.span()
@@ -104,7 +104,7 @@ def _replace_lone_surrogates(text: bytes) -> bytearray:
         while text[first - 1] == _BACKSLASH:
             first -= 1
         if start == second or (start - first) % 2:
-            continue  # the low half of a pair, or a backslash that is escaped itself
+            continue  # the low half of a pair, or not an escape: its backslash is escaped itself
         if text[start + 3] in b"89abAB" and _LOW.match(text, end):
             second = end
         else:

@@ -1,4 +1,4 @@
-"""Log formats: the lines of a log, the reader of a format, and the records that are set aside."""
+"""Types that all log formats share: the reader of a format, the lines of a log, and records that are not kept."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ RAW_LIMIT = 2_000  # characters of a rejected line that are kept
 
 @dataclass(slots=True)
 class Rejected:
-    """Line, or with line 0 a whole input, that was set aside."""
+    """Rejected line, or a whole rejected input (`line` is 0)."""
 
     source: str
     line: int
@@ -20,16 +20,16 @@ class Rejected:
     raw: bytes = b""
 
     def row(self, redact: Callable[[str], str] = str) -> JSON:
-        """Return the row of tables.REJECTED, its texts as `redact` leaves them."""
-        # A character is at most four bytes: no need to decode a line of 100 MB to show its beginning. Twice as much, so
-        # that what is redacted is not first cut in two.
+        """Return the row of tables.REJECTED, with its texts passed through `redact`."""
+        # Decode only the beginning, not a line of 100 MB. A character has at most four bytes. Twice as many are decoded
+        # as needed, so that a secret at the limit is redacted before it is cut.
         text = redact(self.raw[: 8 * RAW_LIMIT].decode("utf-8", "replace").rstrip("\r\n"))[:RAW_LIMIT]
         detail = redact(self.detail.encode("utf-8", "replace").decode())[:RAW_LIMIT]
         return {"source": self.source, "line": self.line, "reason": self.reason, "detail": detail, "raw": text}
 
 
 class Line(NamedTuple):
-    """Line of an input. Where it could not be read as a line, `problem` says why and `data` is its beginning."""
+    """Line of an input. If it could not be read, `problem` says why and `data` is only its beginning."""
 
     source: str
     number: int  # from 1
@@ -43,35 +43,35 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class LeftOut:
-    """Record that was read and is not part of a conversation: counted under its reason, not kept."""
+    """Record that was read but belongs to no conversation: it is counted under its reason, and not kept."""
 
-    reason: str  # begins with LEFT_OUT
+    reason: str  # begins with conversation.LEFT_OUT
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Log format. sessions.line_reader and chains.call_reader make the two most frequent kinds.
+    """Reader of a log format. sessions.line_reader and chains.call_reader make the two most frequent kinds.
 
-    `grouping` names the unit of the log: a non-blank `line`, a `session` header with all lines up to the next one, or
-    all lines with one logged `id`, wherever they are. `read` turns the lines of one unit into conversations, and sets
-    aside what it cannot read; it never raises on bad input.
+    `grouping` names the unit of the log: a non-blank `line`, a `session` header with all lines up to the next header,
+    or all lines with the same logged `id`, wherever they are. `read` turns the lines of one unit into conversations
+    and rejects what it cannot read; it never raises on bad input.
     """
 
     name: str
     grouping: str
     recognises: Callable[[JSON], bool]
     read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected | LeftOut]]
-    # Returns the logged id of a record, None where it has none. Grouping by session: of a header, None for other lines.
+    # Returns the logged id of a record, or None. Grouping by session: the id of a header; None for any other line.
     id_of: Callable[[JSON], str | None] | None = None  # None: grouping by line
-    # Grouping by id: a line without an id belongs to the session of the line before it, and is not a unit of its own.
+    # Grouping by id: a line without an id belongs to the unit of the line before it, and is not a unit of its own.
     carries: bool = False
-    # Grouping by id: returns the records of a line that holds many, which may be of many sessions.
+    # Grouping by id: returns the records of a line that holds several, possibly of different sessions.
     unfold: Callable[[JSON], list[JSON]] | None = None
-    header_mark: bytes = b""  # grouping by session: in every header, so that not all lines have to be parsed twice
-    repeats_headers: bool = False  # grouping by session: a header right behind another one is part of the same session
-    # Formats that also recognise these records, and describe them less closely.
+    header_mark: bytes = b""  # grouping by session: every header contains it; lines without it are not parsed for an id
+    repeats_headers: bool = False  # grouping by session: a header right after a header belongs to the same session
+    # Formats that recognise these records, too, but fit them less closely: detection prefers this one.
     closer_than: tuple[str, ...] = ()
 
     def begins_session(self, header: str | None, before: str | None) -> bool:
-        """Return True if the id on a line begins a session, given that on the line before; None: it has none."""
+        """Return True if a line with id `header` begins a session after a line with id `before`. None means no id."""
         return header is not None and (before is None or not self.repeats_headers)

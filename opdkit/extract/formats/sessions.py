@@ -1,4 +1,4 @@
-"""Readers of a session per line, and sessions of which some lines cannot be read."""
+"""Readers of formats with one session per line, replies logged in pieces, and sessions with unreadable lines."""
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +19,9 @@ def line_reader(
     read_record: Callable[[Line, JSON], Iterable[Conversation | Rejected]],
     closer_than: tuple[str, ...] = (),
 ) -> Reader:
-    """Return the reader of a format with a session per line. A line that cannot be read is rejected by itself.
+    """Return the reader of a format with one session per line. Only the unreadable lines are rejected.
 
-    `read_record(line, record)` returns the conversations of a record, mostly one. It raises Unreadable.
+    `read_record(line, record)` returns the conversations of a record, usually one. It may raise Unreadable.
     """
     return Reader(name, "line", recognises, partial(_read_lines, read_record), closer_than=closer_than)
 
@@ -37,7 +37,7 @@ def _read_lines(
 
 
 def join_reply(reply: JSON, note: Note, piece: JSON, piece_note: Note) -> None:
-    """Add the next piece of a reply, which a log keeps apart, to its message and its note."""
+    """Add the next piece of a reply that is logged in pieces to the reply's message and note."""
     for key in ("content", "reasoning"):
         if piece[key]:
             reply[key] = piece[key] if reply[key] is None else f"{reply[key]}\n{piece[key]}"
@@ -47,10 +47,10 @@ def join_reply(reply: JSON, note: Note, piece: JSON, piece_note: Note) -> None:
 
 
 def read_pieces(items: Sequence[Any], *, only_calls: bool = False) -> tuple[list[JSON], dict[int, Note]]:
-    """Read logged messages as read_messages does, and join assistant messages that follow each other.
+    """Read logged messages as read_messages does, and join consecutive assistant messages.
 
-    OpenAI's Responses have the thinking, the texts and the calls of one reply as items. With `only_calls`, a message is
-    joined only where it holds nothing but calls: several texts may be choices. Raises Unreadable.
+    OpenAI's Responses API logs the thinking, texts and calls of one reply as separate items. With `only_calls`, only a
+    message of nothing but calls is joined to the one before: several texts may be choices. Raises Unreadable.
     """
     messages: list[JSON] = []
     notes: dict[int, Note] = {}
@@ -68,7 +68,7 @@ def read_pieces(items: Sequence[Any], *, only_calls: bool = False) -> tuple[list
 
 
 def split_blocks(blocks: Iterable[Any]) -> list[JSON]:
-    """Return the blocks of a reply with results of tools in it as logged messages, one between any two results."""
+    """Split a reply's blocks into logged messages: one per tool result, one for all blocks between two results."""
     messages: list[JSON] = []
     for block in blocks:
         if isinstance(block, dict) and block.get("type") == "tool_result":
@@ -81,9 +81,9 @@ def split_blocks(blocks: Iterable[Any]) -> list[JSON]:
 
 
 def mark_gaps(conversation: Conversation, gaps: set[int]) -> None:
-    """Mark the replies on both sides of every gap as not trainable. A gap is the index of the message behind it.
+    """Mark the replies on both sides of every gap as not trainable. A gap is the index of the message after it.
 
-    The reply before an unreadable line lacks part of its next state, the reply after it part of its prompt.
+    The reply before an unreadable line lacks part of its next state; the reply after it lacks part of its prompt.
     """
     replies = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
     for gap in gaps:

@@ -1,11 +1,11 @@
-"""Attributes of OpenTelemetry spans, however an exporter writes them, as one nested object.
+"""Attributes of OpenTelemetry spans as one nested object, in whichever form an exporter wrote them.
 
     OTLP JSON        {"attributes": [{"key": "llm.model_name", "value": {"stringValue": "m"}}]}
     SDK and Phoenix  {"attributes": {"llm.model_name": "m"}}, {"attributes": {"llm": {"model_name": "m"}}}
     columns          {"attributes.llm.model_name": "m"}
 
-all become {"llm": {"model_name": "m"}}. Lists are often flattened with an index in the key
-(`llm.input_messages.0.message.role`): such objects become lists again.
+all become {"llm": {"model_name": "m"}}. Many exporters flatten lists, with the index in the key
+(`llm.input_messages.0.message.role`); these become lists again.
 """
 
 import re
@@ -17,15 +17,15 @@ import orjson
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list
 
-_DEEPEST = 24  # names in a key, nested objects: conventions have ten at most, what is deeper stays as it is
+_DEEPEST = 24  # names in a key (longer keys are dropped), and levels that are unfolded; conventions need ten at most
 _INT = re.compile(r"-?[0-9]{1,19}")
 _PREFIX = "attributes."
 _SCALARS = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")
-_MOST = 100_000  # index of a flattened list
+_MOST = 100_000  # indices of a flattened list are below it
 
 
 def split_spans(record: JSON) -> list[JSON]:
-    """Return the spans of an OTLP batch, or of a trace or a page of Phoenix. Any other record is one span.
+    """Return the spans of an OTLP batch, a Phoenix trace or a page of Phoenix's API. Any other record is one span.
 
     Raises Unreadable.
     """
@@ -55,7 +55,7 @@ def nest_attributes(holder: JSON) -> JSON:
 
 
 def read_otlp_value(value: Any) -> Any:
-    """Return what a value of OTLP JSON, `{"stringValue": "x"}`, means. JSON bounds how deeply it is nested."""
+    """Return the plain value of OTLP JSON such as `{"stringValue": "x"}`. The JSON parser has bounded its depth."""
     if not isinstance(value, dict):
         return value
     for key in _SCALARS:
@@ -71,15 +71,15 @@ def read_otlp_value(value: Any) -> Any:
 
 
 def _read_otlp_pairs(items: Any) -> list[tuple[str, Any]]:
-    """Return the (name, value) of each attribute in a list of OTLP JSON."""
+    """Return (name, value) of each attribute in a list of OTLP JSON."""
     objects = (item for item in as_list(items) if isinstance(item, dict) and isinstance(item.get("key"), str))
     return [(item["key"], read_otlp_value(item.get("value"))) for item in objects]
 
 
 def _put(tree: JSON, path: list[str], value: Any, depth: int) -> None:
-    """Set a value at a path. Objects in it may have dotted keys too.
+    """Set a value at a path below `depth` others. Objects in the value may have dotted keys, too.
 
-    A value whose place is taken by another value is left out.
+    The first value at a place stays: a later one is dropped, and so is a path of more than _DEEPEST names.
     """
     depth += len(path)
     if len(path) > _DEEPEST:
@@ -102,7 +102,7 @@ def _put(tree: JSON, path: list[str], value: Any, depth: int) -> None:
 
 
 def _restore_lists(tree: Any, depth: int) -> Any:
-    """Return the tree with lists, in order, for objects whose keys are all indices."""
+    """Return the tree with each object whose keys are all indices replaced by a list in their order."""
     if not isinstance(tree, dict) or depth > 2 * _DEEPEST:
         return tree
     inner = {key: _restore_lists(value, depth + 1) for key, value in tree.items()}
@@ -112,7 +112,7 @@ def _restore_lists(tree: Any, depth: int) -> Any:
 
 
 def parse_text(value: Any) -> Any:
-    """Return the objects and lists that a text holds as JSON, as attributes have to; anything else as it is."""
+    """Parse JSON text of an object or a list, as attributes hold them. Return any other value unchanged."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return orjson.loads(value)
@@ -122,5 +122,5 @@ def parse_text(value: Any) -> Any:
 
 
 def drop_empty(fields: JSON) -> JSON:
-    """Return the fields that hold something."""
+    """Return the fields whose value is neither None nor empty."""
     return {key: value for key, value in fields.items() if value not in (None, "", [], {})}

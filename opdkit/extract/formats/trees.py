@@ -1,13 +1,13 @@
-"""Sessions from a tree of messages, as chat front ends keep it: every path from a root to a leaf is a session.
+"""Sessions from a tree of messages, as chat front ends store it: every path from a root to a leaf is a session.
 
-    U1 - A1 - U2 - A2      U1 A1 U2 A2     the branch that the user was left with comes first
+    U1 - A1 - U2 - A2      U1 A1 U2 A2     the branch that the user last saw comes first
       \\- A1'               U1 A1'          A1 was kept: A1' holds it under `decision.kept`
 
-A reply that stands in several branches is trainable in the first of them: `Note.message_id` tells the copies. Only the
-links to parents are followed. Messages that no root leads to are set aside, each with its reason.
+A reply that stands in several branches is trainable only in the first one; `Note.message_id` identifies the copies.
+Only the links to parents are followed. Messages that no root leads to are rejected, each with its reason.
 
-Exports hold a conversation more than once: in two exports, or beside each rating of a message. `make_tree_reader` makes
-one tree of all records with one id, wherever they are.
+A conversation may be logged more than once: in two exports, or as a copy with each rating of a message.
+`make_tree_reader` makes one tree of all records with the same id, wherever they are.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 REPEATED, NO_PARENT, CIRCLE = "repeated message", "parent is not there", "parents in a circle"
 TOO_MANY = "too many branches"
 EMPTY_CONVERSATION = f"{LEFT_OUT}empty conversation"
-NOT_THERE = f"{LEFT_OUT}rating of a message that is not there"  # people delete conversations that they have rated
-EDITED = "edited by a person"  # skip reason of a text that no model wrote
-# Of all branches of a tree: characters, and a thousand for each message. One tree must not fill the memory.
+NOT_THERE = f"{LEFT_OUT}rating of a message that is not there"  # people may delete what they have rated
+EDITED = "edited by a person"  # skip reason of an edited text, which no model wrote
+# Limit for all branches of a tree together: characters, with 1,000 added per message. It bounds the memory of a tree.
 MOST_CHARACTERS = 1 << 28
 _OF_MESSAGE = 1_000
 _NEVER = datetime.fromtimestamp(0, UTC)
@@ -36,44 +36,44 @@ _NEVER = datetime.fromtimestamp(0, UTC)
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Message of a tree, or what a client keeps as one: without `messages` where the model reads nothing of it."""
+    """Message of a tree as the client stores it: one or more `messages`, or none if the model reads nothing of it."""
 
     id: str
     parent: str | None  # None: a root
     messages: list[JSON] = field(default_factory=list)  # `message` of tables.toml
-    notes: dict[int, Note] = field(default_factory=dict)  # on its replies, by index in `messages`
+    notes: dict[int, Note] = field(default_factory=dict)  # on the replies, by index in `messages`
     machine: bool = False  # a program wrote its user messages
     model: str | None = None
-    parallel: bool = False  # written beside its siblings, not after them: only continuing from it is a choice
+    parallel: bool = False  # written at the same time as its siblings: only continuing from it shows a choice
 
     @property
     def last_note(self) -> Note | None:
-        """Note on its last reply, which is what people rate and edit; None where it holds no reply."""
+        """Note on the last reply, which is what people rate and edit; None if there is no reply."""
         index = max((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), default=None)
         return None if index is None else self.notes.setdefault(index, Note())
 
     def put_first(self, system: JSON) -> None:
-        """Put a message before its own: a root carries the system message of its conversation."""
+        """Insert the conversation's system message before the messages of this node, which is a root."""
         self.messages.insert(0, system)
         self.notes = {index + 1: note for index, note in self.notes.items()}
 
 
 @dataclass(slots=True)
 class Tree:
-    """Record of a conversation: its messages, ratings of messages that may be in other records, or both."""
+    """Record of a conversation: its messages, or ratings of messages (perhaps of other records), or both."""
 
     nodes: list[Node] = field(default_factory=list)
-    current: str | None = None  # node that the user was left with
+    current: str | None = None  # node that the user last saw
     metadata: JSON = field(default_factory=dict)
     model: str | None = None
     ratings: dict[str, JSON] = field(default_factory=dict)  # id of a message -> fields of `decision` in tables.toml
     time: Any = None  # as logged
-    is_copy: bool = False  # beside a rating: an export outranks it
-    problems: list[tuple[Unreadable, bytes]] = field(default_factory=list)  # of messages that are set aside, as JSON
+    is_copy: bool = False  # was logged with a rating: an export outranks it
+    problems: list[tuple[Unreadable, bytes]] = field(default_factory=list)  # rejected messages, as JSON
 
     @contextlib.contextmanager
     def setting_aside(self, name: str, item: Any) -> Iterator[None]:
-        """Set aside the message `item`, whose id is `name`, where the block cannot read it."""
+        """Reject the message `item`, whose id is `name`, if the body of the `with` raises Unreadable."""
         try:
             yield
         except Unreadable as why:
@@ -90,8 +90,8 @@ def make_tree_reader(
 ) -> Reader:
     """Return the reader of a format whose records are conversations, ratings, or both, joined by `id_of`.
 
-    Of several records of a conversation the latest says what it was; messages that only others hold are added.
-    `read_record` raises Unreadable.
+    If a conversation has several records, the latest outranks the others; messages that only others hold are added.
+    `read_record` may raise Unreadable.
     """
     return Reader(name, "id", recognises, partial(_read_records, read_record), id_of, closer_than=closer_than)
 
@@ -106,11 +106,11 @@ def _read_records(
             yield from (line._replace(data=data).reject(why) for why, data in records[-1][1].problems)
         except Unreadable as problem:
             yield line.reject(problem)
-    records.reverse()  # of equally old records the last one is the latest
+    records.reverse()  # of equally old records, the last in the log counts as the latest
     records.sort(key=lambda record: (not record[1].is_copy, parse_time(record[1].time) or _NEVER), reverse=True)
     nodes: list[Node] = []
     by_id: dict[str, Node] = {}
-    times: dict[str, Any] = {}  # of the records that the nodes are from
+    times: dict[str, Any] = {}  # node id -> time of the record that the node is from
     for _, tree in records:
         own, time = [node for node in tree.nodes if node.id not in by_id], parse_time(tree.time)
         nodes += own
@@ -124,7 +124,7 @@ def _read_records(
             continue
         own = (note.decision or NO_DECISION)["rating"]
         if len({own, fields.get("rating")} - {None}) < 2 or not (rated and written and rated < written):
-            note.add_decision(**fields)  # else the message's record is later, and has another rating
+            note.add_decision(**fields)  # else a later record of the message has another rating
     chats = [record for record in records if record[1].nodes or not record[1].ratings]
     for line, tree in chats[:1]:
         if any(node.messages for node in nodes):
@@ -137,14 +137,14 @@ def _read_records(
 
 
 def read_parent(value: Any) -> str | None:
-    """Return the id of a parent as logged; None for a root. Raises Unreadable."""
+    """Return the logged id of a parent; None for a root. Raises Unreadable."""
     if value is not None and not isinstance(value, str):
         raise Unreadable("parent of unknown shape", f"a parent is a {type(value).__name__}")
     return value or None
 
 
 def find_object(record: Any, *keys: str) -> JSON:
-    """Return the object at a path of names; {} where there is none."""
+    """Return the object at a path of names; {} if there is none."""
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None
     return record if isinstance(record, dict) else {}
@@ -156,11 +156,11 @@ _Children = Mapping[str | None, list[Node]]
 def read_branches(
     line: Line, nodes: Iterable[Node], current: str | None, metadata: JSON, model: str | None = None
 ) -> Iterator[Conversation | Rejected]:
-    """Yield a conversation per branch of the tree, that through the node `current` first; the rest in the tree's order.
+    """Yield one conversation per branch of the tree: first the branch through `current`, then the rest, depth-first.
 
     Siblings keep the order of `nodes`. `metadata` and `model` hold for all branches; the last model that a branch names
-    outranks `model`. Where the user continued from one of several replies to the same prompt, the others get it as
-    `decision.kept`. Raises Unreadable for too many nodes, and where none has a message.
+    outranks `model`. If the user kept one of several replies to the same prompt, the others get its text as
+    `decision.kept`. Raises Unreadable if there are too many nodes, or none has a message.
     """
     by_id: dict[str, Node] = {}
     for node in nodes:
@@ -196,13 +196,13 @@ def read_branches(
 
 
 def _reject(line: Line, node: Node, reason: str) -> Rejected:
-    """Return one message of a tree as a row of the rejected table."""
+    """Return one node of a tree as a row of the rejected table."""
     detail = f"message {node.id}" + (f", parent {node.parent}" if node.parent is not None else "")
     return Rejected(line.source, line.number, reason, detail, dump(node.messages).encode())
 
 
 def _list_below(children: _Children, parent: str | None) -> list[Node]:
-    """Return all nodes below a parent, each behind its own parent."""
+    """Return all nodes below a parent, each after its own parent."""
     nodes = list(children.get(parent, ()))
     for node in nodes:  # the list grows
         nodes.extend(children.get(node.id, ()))
@@ -210,11 +210,11 @@ def _list_below(children: _Children, parent: str | None) -> list[Node]:
 
 
 def _find_branches(children: _Children, reached: Sequence[Node], kept: Collection[str]) -> list[list[Node]]:
-    """Return the paths that end with the last message of each branch, that through the nodes `kept` first.
+    """Return the path to the last node with messages of each branch, the path through the nodes `kept` first.
 
-    A path is left out where all of them together would exceed MOST_CHARACTERS.
+    After the first, a path is left out if it would bring the size of all paths above MOST_CHARACTERS.
     """
-    with_message: set[str | None] = set()  # nodes with a message in them or below
+    with_message: set[str | None] = set()  # ids of nodes with a message, in the node or below it
     for node in reversed(reached):
         if node.messages or node.id in with_message:
             with_message |= {node.id, node.parent}
@@ -240,12 +240,12 @@ def _find_branches(children: _Children, reached: Sequence[Node], kept: Collectio
 
 
 def _order(siblings: Iterable[Node], kept: Collection[str]) -> list[Node]:
-    """Return siblings in the order of a stack: the one to take first is the last one."""
+    """Return siblings in the order of a stack: reversed, so that a node of `kept` is last and is taken first."""
     return sorted(siblings, key=lambda node: node.id not in kept)[::-1]
 
 
 def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
-    """Give each reply that was not kept the reply that was, where both answer the same prompt with text."""
+    """Set `decision.kept` of each reply that was not kept, if the kept reply to the same prompt is text alone."""
     for position, chosen in enumerate(kept_path):
         others = [node for node in children[chosen.parent] if node is not chosen]
         if not others:
@@ -268,7 +268,7 @@ def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
 
 
 def _read_first(node: Node) -> tuple[JSON, Note] | None:
-    """Return the first message of a node that is neither of the system nor thinking alone, with its note."""
+    """Return (message, note) of the first message of a node that is neither system nor thinking alone."""
     for index, message in enumerate(node.messages):
         if message["role"] != "system" and not _is_thinking(message):
             return message, node.notes.setdefault(index, Note()) if message["role"] == "assistant" else Note()
@@ -276,12 +276,12 @@ def _read_first(node: Node) -> tuple[JSON, Note] | None:
 
 
 def _is_thinking(message: JSON) -> bool:
-    """Return True for a message of thinking alone, which some clients keep apart from the reply that it belongs to."""
+    """Return True for a message of thinking alone, which some clients store apart from the reply it belongs to."""
     return bool(message["reasoning"]) and not message["content"] and not message["tool_calls"]
 
 
 def _join(line: Line, path: Iterable[Node], model: str | None) -> Conversation:
-    """Return the conversation of a branch. Thinking and the reply behind it become one message."""
+    """Return the conversation of a branch. Thinking and the reply after it become one message."""
     conversation = Conversation(line.source, line.number, [], model)
     messages, notes = conversation.messages, conversation.notes
     for node in path:
