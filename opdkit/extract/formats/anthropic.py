@@ -2,8 +2,8 @@
 
     {"model", "system", "messages": [{"role", "content": text or blocks}], "tools", ...}
 
-Blocks and fields as https://docs.anthropic.com/en/api/messages names them. The reply may stand beside the request, as
-`response` or as the fields of a response (`role`, `content`, `stop_reason`); the request may be an item of a batch.
+Blocks and fields as in https://docs.anthropic.com/en/api/messages. The reply may be logged beside the request, under
+one of RESPONSES or as the fields of a response (`role`, `content`, `stop_reason`). The request may be a batch item.
 """
 
 from opdkit.chat.conversation import JSON, Conversation, Note
@@ -20,11 +20,11 @@ _LOOKED_AT = 12  # messages
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether messages stand beside a system prompt, or with blocks or a response of this interface alone."""
+    """Return whether messages come with a separate system prompt, or with blocks or a response of this API alone."""
     request, response, _ = _split_call(record)
     if find_key(request, ("messages",)) is None or "response_text" in record:
         return False
-    if "choices" in record or find_holder_of_choices(record):  # the reply of another interface
+    if "choices" in record or find_holder_of_choices(record):  # the reply of another API
         return False
     if isinstance(response.get("content"), list) and ("stop_reason" in response or response.get("type") == "message"):
         return True
@@ -41,7 +41,7 @@ def recognises(record: JSON) -> bool:
 def _split_call(record: JSON) -> tuple[JSON, JSON, frozenset[str]]:
     """Return (request, response, fields that hold the response) of a record.
 
-    Request and response may be the record itself. Without `content` it is no response but an error or a verdict: {}.
+    Either may be the record itself. A response without `content` is an error or a verdict, and returned as {}.
     """
     request = record
     if "messages" not in record:
@@ -59,7 +59,7 @@ def _split_call(record: JSON) -> tuple[JSON, JSON, frozenset[str]]:
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read one call: its system prompt, its messages, its reply. The other parameters go to the metadata."""
+    """Read one call: system prompt, messages and reply. All other parameters go to the metadata."""
     request, response, used = _split_call(record)
     items = [message for item in require_list(request.get("messages"), "messages") for message in split_steps(item)]
     system = request.get("system")

@@ -1,4 +1,4 @@
-"""Chats of AnythingLLM, a prompt with its response each: its JSON export, and rows of the table `workspace_chats`."""
+"""Chats of AnythingLLM (each a prompt with its response): its JSON export, or rows of its table `workspace_chats`."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -14,18 +14,18 @@ from opdkit.extract.formats.spans import parse_text
 from opdkit.extract.mapping import value_at
 
 _OF_SESSION = ("workspaceId", "thread_id", "user_id", "workspace", "username")
-_OF_CHAT = ("id", "sent_at", "createdAt")  # which tell it from all others
+_OF_CHAT = ("id", "sent_at", "createdAt")  # together they identify a chat
 _NO_USERS = (None, "", "API")
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is a chat with its workspace."""
+    """Return whether the record is a chat that names its workspace."""
     of_export = "workspace" in record and "sent_at" in record
     return "prompt" in record and "response" in record and (of_export or "workspaceId" in record)
 
 
 def id_of(record: JSON) -> str | None:
-    """Return what the chats of one session share; what a chat is known by, where it is a session of its own."""
+    """Return the key that a session's chats share; if a chat is a session of its own (API calls), its own key."""
     in_table = "workspaceId" in record and record.get("api_session_id") is None
     if in_table or record.get("username") not in _NO_USERS:
         return dump([record.get(key) for key in _OF_SESSION])
@@ -35,15 +35,15 @@ def id_of(record: JSON) -> str | None:
 class _Chat(NamedTuple):
     """Line of a session: a prompt with its response."""
 
-    at: float  # its place, by its id
+    at: float  # sort key: its id, or that of the chat before it
     line: Line
     record: JSON
-    messages: list[JSON]  # none: it could not be read
+    messages: list[JSON]  # empty if it could not be read
     note: Note
 
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """Read the chats of one session in the order of their ids: those that the model no longer sees, and the others."""
+    """Read the chats of a session, by id, as up to two conversations: what the model no longer sees, and the rest."""
     chats: dict[str, _Chat] = {}
     at = 0.0
     for position, line in enumerate(unit):
@@ -53,14 +53,14 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
             at = float(record["id"]) if isinstance(record.get("id"), int) else at
             chat = _Chat(at, line, record, *_read_chat(record))
             name = dump([record.get(key) for key in _OF_CHAT]) if "id" in record else name
-            if name in chats:  # a later export holds it as well, perhaps with a rating now
+            if name in chats:  # two exports may hold a chat, one of them with a rating
                 other, chat = sorted((chats[name], chat), key=lambda one: one.note.decision is not None)
                 yield other.line.reject(Unreadable(REPEATED))
         except Unreadable as problem:
             yield line.reject(problem)
         chats[name] = chat
     in_order = sorted(chats.values(), key=lambda chat: chat.at)
-    for is_hidden in (True, False):  # `include` is false for what the model no longer sees
+    for is_hidden in (True, False):  # `include` is false for chats that the model no longer sees
         own = [c for c in in_order if not c.messages or (c.record.get("include") in (False, 0)) == is_hidden]
         whole = [chat for chat in own if chat.messages]
         if not whole:
@@ -81,7 +81,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
 
 
 def _read_chat(record: JSON) -> tuple[list[JSON], Note]:
-    """Return prompt and response, and a note on the response."""
+    """Return (messages of prompt and response, note on the response). Raises Unreadable."""
     prompt, response = record.get("prompt"), parse_text(record.get("response"))
     text = value_at(response, ("text",)) if isinstance(response, dict) else response
     if not isinstance(prompt, str) or not isinstance(text, str):

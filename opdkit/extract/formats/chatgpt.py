@@ -1,9 +1,9 @@
-"""ChatGPT's data export: `conversations.json`, an array of trees, and `message_feedback.json`, the ratings beside it.
+"""ChatGPT's data export: `conversations.json`, an array of trees, and `message_feedback.json`, their ratings.
 
     {"conversation_id": ..., "current_node": ..., "mapping": {ID: {"parent": ..., "message": {...}}, ...}}
     {"id": MESSAGE, "conversation_id": ..., "rating": "thumbs_up", "content": "{\\"tags\\": [], \\"text\\": ...}"}
 
-OpenAI does not describe the format; this follows the types of pionxzh/chatgpt-exporter and published exports.
+OpenAI does not document the format; this follows the types of pionxzh/chatgpt-exporter and published exports.
 """
 
 from typing import Any
@@ -19,11 +19,11 @@ from opdkit.store.skip_reasons import ABORTED
 
 _RATINGS = {"thumbs_up": 1, "thumbsUp": 1, "thumbs_down": -1, "thumbsDown": -1}
 _LEFT_OUT = ("mapping", "current_node", "moderation_results", "safe_urls", "blocked_urls")
-_TEXTS = ("text", "result", "content", "model_set_context")  # fields of the kinds of content that have no parts
+_TEXTS = ("text", "result", "content", "model_set_context")  # fields that may hold the text of content without parts
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is a conversation with its tree, or the rating of a message in one."""
+    """Return whether the record is a conversation with its tree, or the rating of a message."""
     if "mapping" in record:
         return isinstance(record["mapping"], dict) and ("current_node" in record or "conversation_id" in record)
     return "conversation_id" in record and isinstance(record.get("rating"), str) and record["rating"] in _RATINGS
@@ -34,7 +34,7 @@ def id_of(record: JSON) -> str | None:
 
 
 def read_record(record: JSON) -> Tree:
-    """Read a conversation, or the rating of a message."""
+    """Read a conversation, or the rating of a message. Raises Unreadable."""
     mapping = record.get("mapping")
     if isinstance(mapping, dict):
         metadata = drop_empty({key: value for key, value in record.items() if key not in _LEFT_OUT})
@@ -84,7 +84,7 @@ def _read_node(name: str, node: Any) -> Node:
     result.machine = hidden
     if role == "user":
         kinds = (item.get("mimeType") for item in as_list(metadata.get("attachments")) if isinstance(item, dict))
-        # Images are parts of the message as well.
+        # Images are also parts of the message, so they are not added a second time.
         files = [{"type": "file", "source": {"media_type": x}} for x in kinds if not str(x).startswith("image/")]
         text = join_content([*files, text] if text else files) or ""
     if role != "assistant":
@@ -108,7 +108,7 @@ def _read_node(name: str, node: Any) -> Node:
 
 
 def _read_text(content: JSON, role: str) -> tuple[str, bool]:
-    """Return (text of a message's content, False where a placeholder stands for a part of it). Raises Unreadable."""
+    """Return (text of a message's content, True if no placeholder stands for a part of it). Raises Unreadable."""
     kind, parts = first_text(content.get("content_type")) or "text", content.get("parts")
     if kind == "thoughts" and isinstance(content.get("thoughts"), list):
         thoughts = [thought for thought in content["thoughts"] if isinstance(thought, dict)]
@@ -127,7 +127,7 @@ def _read_text(content: JSON, role: str) -> tuple[str, bool]:
 
 
 def _read_part(part: Any) -> Any:
-    """Return a part as join_content reads it: a text, what was said aloud as text, or an object with its type."""
+    """Return a part as join_content reads it: its text (or its transcript of speech), or an object with its type."""
     if not isinstance(part, dict) or isinstance(part.get("text"), str):
         return part["text"] if isinstance(part, dict) else part
     kind = first_text(part.get("content_type")) or ""

@@ -1,6 +1,6 @@
 """Conversations of the export of Claude.ai (`conversations.json`), one per record and `uuid`.
 
-Messages form a tree by `parent_message_uuid`; older exports have none, and their messages follow each other.
+Messages form a tree by `parent_message_uuid`. Older exports lack that field: each message follows the one before.
 """
 
 from dataclasses import replace
@@ -39,12 +39,12 @@ def read_record(record: JSON) -> Tree:
 
 
 def _read_node(item: Any, name: str) -> Node:
-    """Return the message with the id `name`, with its place in the tree. Raises Unreadable."""
+    """Return a message as the node with the id `name`. Raises Unreadable."""
     role = _ROLES.get(str(item.get("sender"))) if isinstance(item, dict) else None
     if role is None:
         raise Unreadable("unknown role", f"it is from {str(item)[:100]!r}")
     blocks = item.get("content")
-    # What is left of the context window is not part of the reply; what was said aloud is text.
+    # `token_budget` says how much context is left and is not part of the reply. A voice note holds its transcript.
     blocks = [block | {"type": "text"} if find_object(block).get("type") == "voice_note" else block
               for block in as_list(blocks) if find_object(block).get("type") != "token_budget"]  # fmt: skip
     if not blocks:
@@ -65,7 +65,7 @@ def _read_node(item: Any, name: str) -> Node:
 
 
 def _convert_texts(block: Any) -> Any:
-    """Return a block; of a result that is a list, as of a search, the parts with a text as texts."""
+    """Return a block. If its content is a list, such as search results, parts that have a text become plain texts."""
     parts = block.get("content") if isinstance(block, dict) else None
     if not isinstance(parts, list):
         return block

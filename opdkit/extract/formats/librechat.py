@@ -1,6 +1,6 @@
-"""Conversations that LibreChat exported as JSON: with all branches or one, messages nested in `children` or in a list.
+"""LibreChat's JSON exports of a conversation: all branches or one, as a list or with messages nested in `children`.
 
-The branch that the client shows is that of the newest siblings, which come last.
+The client shows the branch of the newest siblings, which come last.
 """
 
 import re
@@ -16,7 +16,7 @@ from opdkit.store.skip_reasons import ABORTED
 
 _KEYS = ("messages", "messagesTree")
 _NO_PARENT = "00000000-0000-0000-0000-000000000000"
-_THINKING = re.compile(r"\A:::thinking\s(.*?)\n:::(?:\s+|\Z)", re.DOTALL)  # before a reply, as older versions kept it
+_THINKING = re.compile(r"\A:::thinking\s(.*?)\n:::(?:\s+|\Z)", re.DOTALL)  # before a reply, in older versions
 
 
 def recognises(record: JSON) -> bool:
@@ -59,7 +59,7 @@ def read_record(record: JSON) -> Tree:
 
 
 def _read_node(item: Any, above: str | None, name: str) -> Node:
-    """Return the message with the id `name`, with its place in the tree, nested in `above`. Raises Unreadable."""
+    """Return a message, nested in the message `above` if any, as the node with the id `name`. Raises Unreadable."""
     if not isinstance(item, dict) or not isinstance(item.get("isCreatedByUser"), bool):
         raise Unreadable("message without a role", "it has no isCreatedByUser")
     parent = first_text(item.get("parentMessageId"), above)
@@ -85,7 +85,7 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
 
 
 def _convert_part(part: Any) -> list[Any]:
-    """Return a part of a reply as blocks of text, thinking, a call and what came of it."""
+    """Return a part of a reply as blocks: text, thinking, or a call and its result."""
     kind = part.get("type") if isinstance(part, dict) else None
     call = part.get("tool_call") if kind == "tool_call" else None
     if isinstance(call, dict):

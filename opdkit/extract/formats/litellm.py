@@ -1,7 +1,7 @@
 """Request logs of LiteLLM: its StandardLoggingPayload, as callbacks and buckets get it, and rows of LiteLLM_SpendLogs.
 
-Of a row the prompt is in `proxy_server_request`, the request as the proxy got it. What the proxy hid is not a reply
-(`redacted by the proxy`); what it shortened is kept, and not trained on (`shortened by the proxy`).
+The prompt of a row is in `proxy_server_request`, the request as the proxy got it. If the proxy redacted a text, the
+call is rejected (REDACTED); if it shortened a text, the call is kept but not trainable (SHORTENED).
 """
 
 from opdkit.chat.conversation import JSON, Unreadable
@@ -20,13 +20,13 @@ _KEPT = ("id", "request_id", "litellm_call_id", "session_id", "trace_id", "start
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is of one call, with its cost and its times, and can hold a prompt."""
+    """Return whether the record is of one call, with cost and times, and has a field for the prompt."""
     has_prompt = "messages" in record or "proxy_server_request" in record
     return has_prompt and record.keys() >= _FIELDS and ("spend" in record or "response_cost" in record)
 
 
 def read_call(record: JSON) -> Call | LeftOut:
-    """Read one call."""
+    """Read one call. Raises Unreadable."""
     kind = record.get("call_type")
     if isinstance(kind, str) and any(name in kind for name in _NO_CHAT):
         return LeftOut(NO_CALL)
@@ -38,7 +38,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     output = parse_text(record.get("response"))
     if output in (None, {}, ""):
         raise Unreadable("no reply", first_text(record.get("error_str"), record.get("status")) or "no response")
-    # Anthropic's interface has `system`, OpenAI's Responses have `instructions`.
+    # Anthropic's API has `system`, OpenAI's Responses API has `instructions`.
     systems = request.get("system"), request.get("instructions"), value_at(record, ("model_parameters", "instructions"))
     prompt = read_prompt(items, next(filter(None, systems), None))
     reply, note = read_reply(output)

@@ -1,7 +1,7 @@
-"""Rows of LMSYS-Chat-1M, and of the Chatbot Arena: one conversation per row, or the two that a person compared.
+"""Rows of LMSYS-Chat-1M (one conversation each) and Chatbot Arena (the two conversations that a person compared).
 
-Fields: https://huggingface.co/datasets/lmsys/lmsys-chat-1m and .../lmsys/chatbot_arena_conversations. The scores of the
-moderation model become `flagged`.
+Fields: https://huggingface.co/datasets/lmsys/lmsys-chat-1m and .../lmsys/chatbot_arena_conversations. Of the moderation
+model's results, only `flagged` is kept.
 """
 
 from opdkit.chat.conversation import JSON, Conversation
@@ -23,7 +23,7 @@ def recognises(record: JSON) -> bool:
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read the conversation of a row, or both that were compared."""
+    """Read the conversation of a row, or the two that were compared."""
     moderation, winner = record.get("openai_moderation"), record.get("winner")
     verdicts = moderation if isinstance(moderation, list) else [moderation]
     flags = [v["flagged"] for v in verdicts if isinstance(v, dict) and isinstance(v.get("flagged"), bool)]

@@ -1,4 +1,4 @@
-"""Format `mapped`: the reader that a mapping makes (`--map FILE.toml`, opdkit.extract.mapping)."""
+"""Format `mapped`: readers for logs whose fields a mapping names (`--map FILE.toml`, opdkit.extract.mapping)."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ from opdkit.extract.mapping import FieldMap, value_at
 NAME = "mapped"
 NO_THUMB = f"{LEFT_OUT}rating that is not a thumb"
 _KNOWN_ROLES = ROLES | {name: role for name, role in SHAREGPT_ROLES.items() if role != "call"}
-_THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # beside the words that read_rating knows
+_THUMBS = {"true": 1, "false": -1, "👍": 1, "👎": -1}  # in addition to the words of read_rating
 
 
 def make_mapped_reader(fields: FieldMap) -> Reader:
@@ -37,9 +37,9 @@ def make_mapped_reader(fields: FieldMap) -> Reader:
 
 
 def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:
-    """Return logged messages, the first of them number `first`, in OpenAI's form without those of dropped roles.
+    """Return logged messages in OpenAI's form, without those whose role the mapping drops.
 
-    A text is one message of `role`; so is an object without a role. Raises Unreadable.
+    A string, or a single object without a role, is one message of `role`. Raises Unreadable, numbered from `first`.
     """
     if isinstance(items, str):
         return [{"role": role, "content": items}]
@@ -79,24 +79,24 @@ def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = 
 
 
 def _read_decision(fields: FieldMap, record: JSON) -> JSON:
-    """Return what a message, or a pair of prompt and reply, says that a person decided about the reply."""
+    """Return a person's decision on a reply (rating, comment, edited text), as logged with a message or a pair."""
     rating = _read_rating(value_at(record, fields.rating))
     texts = {name: first_text(value_at(record, getattr(fields, name))) for name in ("comment", "edited")}
     return {name: value for name, value in (texts | {"rating": rating}).items() if value is not None}
 
 
 def _read_rating(logged: Any) -> int | None:
-    """Return a rating, also one that is written as text, as 1, 0 or -1; None for what is not a thumb."""
+    """Return a rating, which may be logged as text, as 1, 0 or -1; None if it is not a thumbs up or down."""
     if isinstance(logged, str):
         number = parse_number(logged)
         logged = _THUMBS.get(logged.lower(), logged) if number is None else number
-    return 0 if logged == 0 and not isinstance(logged, bool) else read_rating(logged)  # false is a thumb down
+    return 0 if logged == 0 and not isinstance(logged, bool) else read_rating(logged)  # false is a thumbs-down
 
 
 def _read_and_count(
     fields: FieldMap, reader: Reader, unit: Sequence[Line]
 ) -> Iterator[Conversation | Rejected | LeftOut]:
-    """Yield what `reader` reads; if a conversation is among it, also a LeftOut for each rating that is not a thumb."""
+    """Yield what `reader` reads and, if that includes a conversation, a LeftOut per rating that is not a thumb."""
     has_conversation = False
     for item in reader.read(unit):
         has_conversation = has_conversation or isinstance(item, Conversation)
@@ -118,8 +118,8 @@ def _read_context(
 ) -> tuple[list[JSON], str | None, str | None, JSON]:
     """Return (messages, model, tools, metadata) of a record.
 
-    A system prompt beside the messages becomes the first of them, unless they begin with one. The metadata are the
-    fields that the mapping names, or all that it does not use; with time and language.
+    A system prompt logged beside the messages becomes the first message, unless they begin with one. The metadata are
+    the fields that the mapping names for them, else all fields that the mapping does not use; plus time and language.
     """
     system = first_text(value_at(record, fields.system))
     if system and (not messages or messages[0]["role"] != "system"):
@@ -141,7 +141,7 @@ def _read_context(
 def _make_conversation(
     fields: FieldMap, line: Line, record: JSON, messages: list[JSON], notes: dict[int, Note]
 ) -> Conversation:
-    """Return a conversation with what its line says of it; `notes` by index in `messages`."""
+    """Return a conversation with the context that its record holds. `notes` are by index in `messages`."""
     whole, model, tools, metadata = _read_context(fields, record, messages)
     notes = {index + len(whole) - len(messages): note for index, note in notes.items()}
     return Conversation(line.source, line.number, whole, model, tools, metadata, notes)
@@ -149,13 +149,13 @@ def _make_conversation(
 
 def _find_session_id(fields: FieldMap, record: JSON) -> str | None:
     value = value_at(record, fields.session)
-    if isinstance(value, float) and value.is_integer():  # pandas stores integers so where one is missing
+    if isinstance(value, float) and value.is_integer():  # pandas makes integers floats if a row lacks one
         value = int(value)
     return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
 
 
 def _read_conversation(fields: FieldMap, line: Line, record: JSON) -> list[Conversation]:
-    """Read a line with a list of messages, or with a prompt and a reply."""
+    """Read a line that holds a list of messages, or a prompt and a reply. Raises Unreadable."""
     if fields.messages is None:
         prompt, reply, note, following = _split_pair(fields, record)
         return [_make_conversation(fields, line, record, [*prompt, reply, *following], {len(prompt): note})]
@@ -170,7 +170,7 @@ def _read_conversation(fields: FieldMap, line: Line, record: JSON) -> list[Conve
 
 
 def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note, list[JSON]]:
-    """Return (prompt, reply, note, next state) of a record."""
+    """Return (prompt, reply, note on the reply, next state) of a record. Raises Unreadable."""
     prompt_items, reply_items = value_at(record, fields.prompt), value_at(record, fields.reply)
     if prompt_items in (None, "", []):
         raise Unreadable("no messages", f"nothing at {_format_path(fields.prompt)}")
@@ -178,7 +178,7 @@ def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note,
         raise Unreadable("no reply", f"nothing at {_format_path(fields.reply)}")
     prompt, _ = read_messages(_convert_messages(fields, prompt_items))
     items = _convert_messages(fields, reply_items, role="assistant")
-    prompt += read_messages(items[:-1])[0]  # calls, and their results
+    prompt += read_messages(items[:-1])[0]  # what precedes the last message of the reply: calls and their results
     replies, notes = read_messages(items[-1:])
     if not replies or replies[0]["role"] != "assistant":
         raise Unreadable("no reply", "it is of another role")
@@ -192,7 +192,7 @@ def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note,
 
 
 def _read_call(fields: FieldMap, record: JSON) -> Call:
-    """Read a pair whose prompt repeats the conversation so far."""
+    """Read a pair of prompt and reply whose prompt repeats the conversation so far."""
     prompt, reply, note, following = _split_pair(fields, record)
     prompt, model, tools, logged = _read_context(fields, record, prompt)
     return Call(prompt, reply, note, following, None, model, tools, logged, _find_session_id(fields, record))
@@ -200,7 +200,7 @@ def _read_call(fields: FieldMap, record: JSON) -> Call:
 
 @dataclass(slots=True)
 class _Message:
-    """Line of a session. Without a record it could not be read."""
+    """Line of a session. Its record is empty if it could not be read."""
 
     rank: tuple[int, float, str]
     line: int
@@ -210,7 +210,7 @@ class _Message:
 
 
 def _read_session(fields: FieldMap, unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """Read all lines of one session as one conversation, in the order of the file or of the field `order`."""
+    """Read all lines of one session as one conversation, ordered by the field `order` or else as in the file."""
     items: list[_Message] = []
     for position, line in enumerate(unit):
         item = _Message((0, 0.0, "") if fields.order is None or not items else items[-1].rank, line.number)
@@ -246,7 +246,7 @@ def _read_session(fields: FieldMap, unit: Sequence[Line]) -> Iterator[Conversati
 
 
 def _rank(fields: FieldMap, record: JSON) -> tuple[int, float, str]:
-    """Return where a message stands in its session: by number, by time, or by text."""
+    """Return the sort key of a message in its session, from a number, a time or a text. Raises Unreadable."""
     if fields.order is None:
         return 0, 0.0, ""
     value = value_at(record, fields.order)

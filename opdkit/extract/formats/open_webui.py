@@ -1,11 +1,11 @@
-"""Open WebUI's exports: chats, and feedbacks with a copy of the chat at the time of the rating.
+"""Open WebUI's exports: chats, and feedback records with a copy of the chat at the time of the rating.
 
     {"id": ..., "title": ..., "chat": {"history": {"currentId": ..., "messages": {ID: {"parentId": ..., ...}}}}}
     {"type": "rating", "data": {"rating": 1}, "meta": {"chat_id": ..., "message_id": ...}, "snapshot": {"chat": {...}}}
 
-Fields as of Open WebUI 0.3 to 0.8: `annotation` holds a rating, `originalContent` a reply before a person or a filter
-changed it, `output` what it consists of; older versions keep that in `content` alone, thinking and tool calls as
-<details>.
+Fields of Open WebUI 0.3 to 0.8: `annotation` holds a rating, `originalContent` a reply before a person or a filter
+changed it, `output` the pieces of a reply. Older versions hold the pieces in `content` alone, with thinking and tool
+calls as <details>.
 """
 
 import html
@@ -24,16 +24,16 @@ from opdkit.store.skip_reasons import ABORTED
 
 _OF_CHAT = ("models", "params", "tags")
 _RATINGS = {1: 1, -1: -1, 0: 0, "1": 1, "-1": -1, "0": 0}
-# Values of attributes are escaped. No expression reaches beyond the next "<": time stays linear in a reply's length.
+# Attribute values are escaped. No pattern matches beyond the next "<", so time is linear in the length of a reply.
 _DETAILS = re.compile(r'<details type="(\w+)"([^<>]*)>\s*(?:<summary>[^<]*</summary>)?')
 _DETAILS_END = re.compile(r"</details>\s*")
 _ATTRIBUTE = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
-_EDITED = "/edited"  # ends the id of the node with the edited text of a reply that somebody continued from
+_EDITED = "/edited"  # suffix of the id of an edited reply's node, if a person continued from it
 _QUOTED = re.compile(r"^> ?", re.MULTILINE)
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is a chat with its tree, or the rating of a message in one."""
+    """Return whether the record is a chat with its tree, or the rating of a message."""
     if record.get("type") == "rating":
         return isinstance(record.get("data"), dict) and isinstance(record.get("meta"), dict)
     return isinstance(find_object(find_object(record, "chat") or record, "history").get("messages"), dict)
@@ -46,7 +46,7 @@ def id_of(record: JSON) -> str | None:
 
 
 def read_record(record: JSON) -> Tree:
-    """Read a chat, or a feedback."""
+    """Read a chat, or a feedback record. Raises Unreadable."""
     if record.get("type") != "rating":
         if not recognises(record):
             raise Unreadable("no messages", "nothing in chat.history.messages")
@@ -80,7 +80,7 @@ def _read_chat(record: JSON) -> Tree:
 
 
 def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) -> Iterator[Node]:
-    """Yield the node of a message; two where somebody continued from an edited reply, the second with that text."""
+    """Yield the node of a message. If a person continued from an edited reply, yield a second node with its text."""
     if not isinstance(item, dict):
         raise Unreadable("message is not an object", f"it is a {type(item).__name__}")
     parent, content, original = read_parent(item.get("parentId")), item.get("content"), item.get("originalContent")
@@ -105,7 +105,7 @@ def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) 
     note.add_decision(**_read_rating(item.get("annotation") or {"rating": item.get("rating")}))
     yield node
     text, part = (said.strip() if isinstance(said, str) else "" for said in (content, original))
-    # Filters that add statistics only put text before or behind the original.
+    # Text only added before or after the original comes from a filter (statistics, say) and is not an edit.
     if is_changed and not (part and (text.startswith(part) or text.endswith(part))):
         messages, _ = _join_pieces(_split(content))
         notes = _note_replies(messages, EDITED)
@@ -119,7 +119,7 @@ def _note_replies(messages: Sequence[JSON], skip_reason: str | None) -> dict[int
 
 
 def _read_rating(data: Any) -> JSON:
-    """Return the fields of `decision` in tables.toml that an annotation or the data of a feedback hold."""
+    """Return the fields of `decision` in tables.toml that an annotation or a feedback's data holds."""
     if not isinstance(data, dict):
         return {}
     rating = data.get("rating")
@@ -129,7 +129,7 @@ def _read_rating(data: Any) -> JSON:
 
 
 def _split(content: Any) -> Iterator[JSON]:
-    """Yield the pieces of a reply that was kept as one text, in the form of `output`."""
+    """Yield the pieces of a reply that is stored as one text, in the form of `output`."""
     text, end = join_content(content) or "", 0
     while (match := _DETAILS.search(text, end)) and (close := _DETAILS_END.search(text, match.end())):
         kind, attributes = match.groups()
@@ -149,7 +149,7 @@ def _split(content: Any) -> Iterator[JSON]:
 
 
 def _load(text: str | None) -> str:
-    """Return the text that a JSON text holds; the JSON itself where that is something else."""
+    """Return the string that a JSON text holds; the text itself if it is anything else."""
     try:
         value = orjson.loads(text or '""')
     except orjson.JSONDecodeError:
@@ -158,9 +158,9 @@ def _load(text: str | None) -> str:
 
 
 def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
-    """Return (messages of a reply, at least one; False where it holds more than text, thinking and calls).
+    """Return (messages of a reply, at least one; True if they are only text, thinking, calls and results).
 
-    What follows the result of a call is another message. Raises Unreadable.
+    Pieces after the result of a call begin another message. Raises Unreadable.
     """
     messages, only_text = [message("assistant", None)], True
     for piece in pieces:

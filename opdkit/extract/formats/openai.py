@@ -16,7 +16,7 @@ _SHOWN_BY_GOOSE = ("toolConfirmationRequest", "actionRequired", "systemNotificat
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record has a list of objects with a role, and not the reply apart from it."""
+    """Return whether the record has a list of objects with a role, and no reply in `response_text` beside it."""
     return "response_text" not in record and find_key(_parse_messages(record), KEYS) is not None
 
 
@@ -25,7 +25,7 @@ def _parse_messages(record: JSON) -> JSON:
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read one conversation. What was logged beside it is its first and last message: `system`, and a call's reply."""
+    """Read one conversation. A `system` prompt beside it becomes the first message, a call's reply the last one."""
     record = _parse_messages(record)
     key = find_key(record, KEYS) or next((k for k in KEYS if k in record), None)
     if key is None:
@@ -50,11 +50,11 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
 
 
 def join_goose(items: list[Any]) -> list[Any]:
-    """Return what the model of Goose sees of a session: each reply, stored call by call, in one piece, then results."""
+    """Return a Goose session as its model saw it: each reply, stored call by call, joined, then its tool results."""
     messages, reply = list[Any](), {"content": list[Any]()}
     for item in items:
         content = [block for part in item["content"] for block in _convert_goose(part)]
-        own = {"turn_type": "side"} if value_at(item, ("metadata", "userVisible")) is False else {}  # written by Goose
+        own = {"turn_type": "side"} if value_at(item, ("metadata", "userVisible")) is False else {}  # Goose's own
         is_reply = item.get("role") == "assistant" and not own
         is_copy = any(value_at(block, ("type",)) == "thinking" and block in reply["content"] for block in content)
         if value_at(item, ("metadata", "agentVisible")) is False:
@@ -68,7 +68,7 @@ def join_goose(items: list[Any]) -> list[Any]:
 
 
 def _convert_goose(part: Any) -> list[Any]:
-    """Return a part of a message of Goose as a block of Anthropic's; an empty list if its model does not see it."""
+    """Return a part of a Goose message as a list of Anthropic's blocks; an empty list if the model does not see it."""
     audience, text = as_list(value_at(part, ("annotations", "audience"))), value_at(part, ("resource", "text"))
     call, result = value_at(part, ("toolCall", "value")), value_at(part, ("toolResult",))
     if value_at(part, ("type",)) in _SHOWN_BY_GOOSE or (audience and "assistant" not in audience):
@@ -76,7 +76,7 @@ def _convert_goose(part: Any) -> list[Any]:
     if isinstance(call, dict):
         return [{"type": "tool_use", "id": part.get("id")} | call]
     if isinstance(result, dict):
-        parts = value_at(result, ("value", "content")) or result.get("value")  # older versions have the list itself
+        parts = value_at(result, ("value", "content")) or result.get("value")  # older versions: the list itself
         made: Any = [block for own in as_list(parts) for block in _convert_goose(own)]
         made = f"The tool call returned the following error:\n{result['error']}" if "error" in result else made
         return [{"type": "tool_result", "tool_use_id": part.get("id"), "content": made}]
@@ -84,9 +84,9 @@ def _convert_goose(part: Any) -> list[Any]:
 
 
 def split_steps(item: Any) -> list[Any]:
-    """Return a message of `useChat` as its model saw it: each step of a reply, and the results of its calls behind it.
+    """Return a message of the AI SDK's `useChat` as the model saw it: each step of a reply, then its calls' results.
 
-    What only the client shows (sources, data) is left out. Any other message stays as it is.
+    Parts that only the client shows (sources, data) are left out. Any other message is returned unchanged.
     """
     calls = [{"type": "tool-invocation", "toolInvocation": c} for c in as_list(value_at(item, ("toolInvocations",)))]
     parts: Any = value_at(item, ("parts",)) or (calls and [*calls, {"type": "text", "text": item.get("content") or ""}])
@@ -98,7 +98,7 @@ def split_steps(item: Any) -> list[Any]:
     for part in parts:
         kind, call = part["type"], part.get("toolInvocation", part)
         is_call = isinstance(value_at(call, ("toolCallId",)), str)
-        own = call.get("step", 0) if is_call else None  # its number, in version 4
+        own = call.get("step", 0) if is_call else None  # the number of its step, in version 4
         if step["content"] and (kind == "step-start" or (results and not has_starts and own != number)):
             step, number = {"role": item.get("role"), "content": []}, None
             steps += [*results, step]
@@ -117,7 +117,7 @@ def split_steps(item: Any) -> list[Any]:
 
 
 def _add_call(content: list[JSON], call: JSON, name: str) -> list[JSON]:
-    """Add a call of `useChat` to the content of its step. Return the message with its result, where it has one."""
+    """Add a call of `useChat` to the content of its step. Return its result, a list of at most one message."""
     if call.get("providerExecuted"):
         content.append({"type": "server_tool_use"})
     if call.get("providerExecuted") or call.get("state") in ("input-streaming", "partial-call"):
@@ -132,13 +132,13 @@ def _add_call(content: list[JSON], call: JSON, name: str) -> list[JSON]:
 
 
 def find_holder_of_choices(record: JSON) -> str | None:
-    """Return the field with the response whose choices hold the reply; None where the record has them, or none."""
+    """Return the field whose response has choices; None if there is none, or if the record itself has choices."""
     fields = (name for name in RESPONSES if value_at(record, (name, "choices", 0)))
     return None if "choices" in record else next(fields, None)
 
 
 def find_reply_of_choices(record: JSON) -> list[JSON]:
-    """Return the reply among the choices of a record or its response: a list of one logged message, or an empty one."""
+    """Return the reply in the choices of a record or of its response, as a list of at most one logged message."""
     holder = find_holder_of_choices(record)
     choice = first_choice((record[holder] if holder else record).get("choices"))
     if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):

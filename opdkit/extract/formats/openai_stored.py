@@ -1,7 +1,7 @@
 """Stored completions of OpenAI: those made with `store: true`, as `GET /v1/chat/completions` lists them.
 
-https://platform.openai.com/docs/api-reference/chat/list. The prompts come from another address, and are read beside
-the completion, under `messages` or `input`.
+https://platform.openai.com/docs/api-reference/chat/list. The prompts come from another endpoint; the log must hold each
+prompt in its completion, under `messages` or `input`.
 """
 
 from opdkit.chat.conversation import JSON, Unreadable
@@ -22,7 +22,7 @@ def recognises(record: JSON) -> bool:
 
 
 def unfold(record: JSON) -> list[JSON]:
-    """Return the completions of a page."""
+    """Return the completions of a page; any other record as a list of one. Raises Unreadable."""
     page = record.get("data")
     if record.get("object") != "list" or not isinstance(page, list):
         return [record]
@@ -32,12 +32,12 @@ def unfold(record: JSON) -> list[JSON]:
 
 
 def read_call(record: JSON) -> Call:
-    """Read one completion."""
+    """Read one completion. Raises Unreadable."""
     items = record.get("messages") or record.get("input")
-    if isinstance(items, dict):  # a page of messages, as it came
+    if isinstance(items, dict):  # a page of messages, as the API returns it
         items = items.get("data")
     items = require_prompt(items, "the prompt is not in the list; docs/logs.md has the lines that fetch it")
-    # A message with parts has them beside its content.
+    # A message of several parts has them in `content_parts`.
     prompt, _ = read_messages([
         item | {"content": item["content_parts"]} if isinstance(item, dict) and item.get("content_parts") else item
         for item in items

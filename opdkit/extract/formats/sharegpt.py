@@ -1,4 +1,4 @@
-"""ShareGPT: one conversation per line, `conversations` of `from` and `value`."""
+"""ShareGPT: one conversation per line, a list `conversations` of objects with `from` and `value`."""
 
 from typing import Any
 
@@ -36,14 +36,14 @@ def recognises(record: JSON) -> bool:
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read one conversation. A system prompt may stand beside it."""
+    """Read one conversation. The system prompt may be a field of its own. Raises Unreadable."""
     key = find_key(record, KEYS, "from") or KEYS[0]
     items = require_list(record.get(key), key)
     messages = [_read_message(item, index) for index, item in enumerate(items)]
     system = first_text(record.get("system"))
     if system and messages[0]["role"] != "system":
         messages.insert(0, message("system", system))
-    # The content of a call that was read is None: its value may be a list of objects, too.
+    # Calls may also have a list of objects as their value; calls are recognised by content None.
     notes = {
         index: Note(skip_reason=NOT_ONLY_TEXT)
         for index, item in enumerate(items, len(messages) - len(items))
@@ -69,7 +69,7 @@ def _read_message(item: Any, index: int) -> JSON:
         read = [read_call(call) for call in (calls if isinstance(calls, list) else [calls])]
     except (orjson.JSONDecodeError, Unreadable):
         read = []
-    # A call that cannot be read stays what it is, the text of a reply.
+    # A call that cannot be parsed is kept as the text of a reply.
     return message("assistant", None, tool_calls=read) if read else message("assistant", join_content(value))
 
 

@@ -1,7 +1,7 @@
 """Rows of WildChat: one conversation per row, under `conversation`, with the language and the time of each message.
 
-Fields: https://huggingface.co/datasets/allenai/WildChat-1M. The scores of the moderation models, the addresses (hashed)
-and the browser's headers are left out; `toxic`, `redacted`, `language`, `country` and `timestamp` are in the metadata.
+Fields: https://huggingface.co/datasets/allenai/WildChat-1M. The moderation models' scores, the hashed IP addresses and
+the browsers' headers are left out; `toxic`, `redacted`, `language`, `country` and `timestamp` are in the metadata.
 """
 
 from opdkit.chat.conversation import JSON, Conversation
@@ -13,7 +13,7 @@ _LEFT_OUT = frozenset(("conversation", "model", "openai_moderation", "detoxify_m
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record has a conversation with its hash."""
+    """Return whether the record has a conversation and its hash."""
     return "conversation_hash" in record and isinstance(record.get("conversation"), list)
 
 
