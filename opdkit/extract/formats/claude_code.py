@@ -2,10 +2,10 @@
 
     ~/.claude/projects/PROJECT/SESSION.jsonl, and agent-*.jsonl beside or below it for the sidechains of newer versions
 
-All lines with one `sessionId` are one unit, whatever file they are in; lines without one (snapshots, summaries) belong
-to the session around them. Results of parallel calls hang each below the line of its call, on branches of their own.
-The active branch leads from the last message up to its root, across compactions (`logicalParentUuid`). A tree whose
-replies were all kept already, as clients that write a session down twice leave it, is skipped.
+All lines with one `sessionId` are one unit, in whichever files they are. A line without one (a snapshot, a summary)
+belongs to the session of the line before it. The result of a parallel call is a child of the line of that call, on its
+own branch. The active branch is the path from the last message up to its root, across compactions
+(`logicalParentUuid`). A tree is skipped if it adds no reply to those kept: some clients write a session twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,13 +25,13 @@ REPEATED = "repeated event"
 _MESSAGES = ("user", "assistant")
 _EVENTS = frozenset(("user", "assistant", "system", "progress", "attachment"))
 _INTERRUPTED = "[Request interrupted by user]"
-_OF_CLIENT = ("<local-command-", "<command-name>", "<task-notification>")  # what /model prints; skills begin otherwise
-_PEOPLE = (None, "human", "channel", "unclassified")  # kinds of `origin`; others are of the client, or other sessions
+_OF_CLIENT = ("<local-command-", "<command-name>", "<task-notification>")  # such as what /model prints; not skills
+_PEOPLE = (None, "human", "channel", "unclassified")  # kinds of `origin`; others: the client, or other sessions
 _HEADER = ("sessionId", "agentId", "cwd", "gitBranch", "version", "timestamp")
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is an event of the tree, or one of those beside it."""
+    """Return whether the record is an event of the tree, or a snapshot, summary or queue operation beside it."""
     kind = record.get("type")
     if isinstance(kind, str) and kind in _EVENTS:
         return "uuid" in record and "parentUuid" in record and "sessionId" in record
@@ -41,11 +41,11 @@ def recognises(record: JSON) -> bool:
 
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """Read all lines of one session: the main conversations, then the sidechains, each by its first line."""
+    """Read all lines of one session: the main conversations, then the sidechains, both in the order of the file."""
     events: list[_Event] = []
-    gaps: set[int] = set()  # positions in `events` right before which a line could not be read
+    gaps: set[int] = set()  # positions in `events`: an unreadable line came right before
     seen: set[str] = set()
-    first: Line | None = None  # that could be read: a session that is rejected is reported by it
+    first: Line | None = None  # first readable line; a rejected session is reported under it
     for line in unit:
         try:
             event = _read_event(line, parse(line))
@@ -81,9 +81,9 @@ class _Event:
     side: bool
     messages: list[JSON] = field(default_factory=list)
     results: set[str] = field(default_factory=set)  # user: ids of the calls that its tool messages answer
-    failed: set[str] = field(default_factory=set)  # user: of those, the ones whose results are errors
-    client: bool = False  # user: written by the client
-    reply: str | None = None  # assistant: the id of the message that this is a piece of
+    failed: set[str] = field(default_factory=set)  # user: ids of the calls whose results are errors
+    client: bool = False  # user: the client wrote it
+    reply: str | None = None  # assistant: id of the reply of which this is a piece
     note: Note = field(default_factory=Note)  # assistant
     model: str | None = None
     header: JSON = field(default_factory=dict)
@@ -95,7 +95,7 @@ def _read_event(line: Line, record: JSON) -> _Event:
     kind = first_text(record.get("type"))
     if kind is None:
         raise Unreadable("event without a type")
-    # After a compaction the root is a new one, which names the event before it.
+    # After a compaction a new root begins, with the event before it as `logicalParentUuid`.
     parent = first_text(record.get("parentUuid"), record.get("logicalParentUuid"))
     side = record.get("isSidechain") is True
     event = _Event(line.source, line.number, kind, first_text(record.get("uuid")), parent, side)
@@ -104,14 +104,14 @@ def _read_event(line: Line, record: JSON) -> _Event:
     if kind == "summary":
         event.summary = first_text(record.get("summary"))
     elif kind == "attachment" and attachment.get("type") == "queued_command":
-        # A person typed it while the agent was at work: the model sees it before its next reply.
+        # Typed by a person while the agent was working: the model sees it before its next reply.
         event.kind = "user"
         event.messages, _ = read_messages([{"role": "user", "content": attachment.get("prompt")}])
         event.client = attachment.get("commandMode", "prompt") != "prompt" or not is_by_person
     elif kind == "system":
         event.compacts = record.get("subtype") == "compact_boundary"
     if kind not in _MESSAGES:
-        return event  # progress, hooks, errors before a retry, snapshots, queues: nothing that the model sees
+        return event  # the model sees no progress, hooks, errors before a retry, snapshots or queues
     body = record.get("message")
     if not isinstance(body, dict):
         raise Unreadable("message is not an object", f"it is a {type(body).__name__}")
@@ -140,10 +140,10 @@ def _read_event(line: Line, record: JSON) -> _Event:
 
 
 def _find_branches(events: Sequence[_Event], gaps: set[int]) -> list[tuple[list[int], set[int], int]]:
-    """Return the active branch of every tree, the trees in the order of the file.
+    """Return the active branch of every tree, in the order of the file.
 
-    Each is (positions of its events in the order of the file, positions before which a line is missing, number of
-    replies on other branches of the tree).
+    A branch is (positions of its events in ascending order, positions before which a line is missing, number of replies
+    on other branches of the tree).
     """
     parents, breaks = _find_parents(events, gaps)
     trees: dict[int, list[int]] = {}
@@ -153,12 +153,12 @@ def _find_branches(events: Sequence[_Event], gaps: set[int]) -> list[tuple[list[
     replies = {p: event.reply or f"#{p}" for p, event in enumerate(events) if event.kind == "assistant"}
     branches: list[tuple[list[int], set[int], int]] = []
     kept: set[str] = set()  # replies
-    # Of a session that was written down twice, the one that ended last is kept.
+    # If a session was written twice, the tree that ends last is kept.
     for members in sorted(trees.values(), key=lambda m: m[-1], reverse=True):
         positions = _find_active(events, members, parents)
         active, every = ({replies[p] for p in places if p in replies} for places in (positions, members))
         if branches and active <= kept:
-            continue  # kept already; or no reply at all, as what /clear leaves behind
+            continue  # all replies are kept already, or there are none, as after /clear
         branches.append((positions, breaks & set(positions), len(every - active - kept)))
         kept |= active
     return sorted((b for b in branches if any(events[p].messages for p in b[0])), key=lambda b: b[0][0])
@@ -167,10 +167,10 @@ def _find_branches(events: Sequence[_Event], gaps: set[int]) -> list[tuple[list[
 def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | None], set[int]]:
     """Return (position of every event's parent, positions of the events before which a line is missing).
 
-    Where lines could not be read, a parent that is not there was one of them: the event before it takes its place.
+    A missing parent, after an unreadable line, was probably that line: the previous event takes its place.
     """
     by_id = {event.id: i for i, event in enumerate(events) if event.id is not None}
-    last: dict[bool, int] = {}  # the last event of the tree, main and side
+    last: dict[bool, int] = {}  # by is-sidechain: position of the last event of the tree
     parents: list[int | None] = []
     breaks = set(gaps)
     open_gap = False
@@ -178,7 +178,7 @@ def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | 
         open_gap = open_gap or i in gaps
         parent = by_id.get(event.parent) if event.parent is not None else None
         if parent is not None and events[parent].side != event.side:
-            parent = None  # a sidechain begins where the main conversation called it
+            parent = None  # a sidechain is a tree of its own, apart from its caller's
         elif parent is None and event.parent is not None and open_gap:
             parent = last.get(event.side)
             breaks.add(i)
@@ -189,10 +189,10 @@ def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | 
 
 
 def _find_roots(parents: list[int | None]) -> list[int]:
-    """Return the root of every event. Where a damaged log runs in a circle, its first event becomes the root."""
+    """Return the root of every event. If a damaged log has a cycle, the first event of the cycle becomes the root."""
     roots: list[int] = [-1] * len(parents)
     for start in range(len(parents)):
-        path: dict[int, None] = {}  # in order, and fast to look into
+        path: dict[int, None] = {}  # an ordered set
         position = start
         while roots[position] < 0:
             path[position] = None
@@ -209,7 +209,7 @@ def _find_roots(parents: list[int | None]) -> list[int]:
 
 
 def _find_active(events: Sequence[_Event], members: Sequence[int], parents: Sequence[int | None]) -> list[int]:
-    """Return the path from the last member of a tree up to its root, and what hangs beside it but belongs to it."""
+    """Return the path from a tree's last member up to the root, plus pieces of its replies and results of its calls."""
     active: set[int] = set()
     position: int | None = members[-1]
     while position is not None:
@@ -231,11 +231,11 @@ def _find_active(events: Sequence[_Event], members: Sequence[int], parents: Sequ
 
 
 def _join_events(events: Sequence[_Event], positions: Sequence[int], breaks: set[int], left_out: int) -> Conversation:
-    """Return the conversation of a branch. The pieces of one reply, with at most results between them, are joined."""
+    """Return the conversation of a branch. Pieces of one reply are joined if only tool results stand between them."""
     first = next(events[p] for p in positions if events[p].messages)
     conversation = Conversation(first.source, first.line, [])
     messages, notes = conversation.messages, conversation.notes
-    open_reply: tuple[str | None, int] | None = None  # whose next piece may still come: (message.id, index)
+    open_reply: tuple[str | None, int] | None = None  # (message.id, index) of a reply that may have another piece
     client: set[int] = set()
     tool_errors: list[int] = []
     compacted: list[int] = []
@@ -270,7 +270,7 @@ def _join_events(events: Sequence[_Event], positions: Sequence[int], breaks: set
 
 
 def mark_reactions(conversation: Conversation, client: set[int]) -> None:
-    """Mark replies that were cut off, and those that are followed by nothing that a person or a tool said."""
+    """Mark replies that the user cut off, and those that are followed by messages of the client alone."""
     following: list[int] = []
     for index in range(len(conversation.messages) - 1, -1, -1):
         if conversation.messages[index]["role"] != "assistant":

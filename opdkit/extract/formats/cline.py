@@ -1,6 +1,6 @@
 """Tasks of Cline and Roo Code: `api_conversation_history.json`, an array of messages with Anthropic's content blocks.
 
-Results of calls that the model wrote into its text stay user messages: that is the prompt that it answered.
+If the model wrote its calls as text, their results stay user messages, as in the prompt that the model answered.
 """
 
 import re
@@ -15,25 +15,25 @@ from opdkit.store.skip_reasons import ABORTED
 
 _DETAILS = re.compile(r"<environment_details>.*?</environment_details>", re.DOTALL)
 _BY_PERSON = re.compile(r"<(task|feedback|user_message|answer)>")
-_RESULT = re.compile(r"\[(\w+)[^\n]*\] Result:")  # of a call, as text
+_RESULT = re.compile(r"\[(\w+)[^\n]*\] Result:")  # of a call, logged as text
 _INTERRUPTED = re.compile(r"\[Response interrupted by [^\]]+\]\s*\Z")
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is messages alone, with times or with the client's view of the editor."""
+    """Return whether the record holds only messages, the first with a time or the client's view of the editor."""
     is_plain = record.keys() <= {"messages", "version"} and find_key(record, ("messages",)) is not None
     first: JSON = record["messages"][0] if is_plain else {}
     return isinstance(first.get("ts"), (int, float)) or "<environment_details>" in str(first.get("content"))
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read one task. Summaries that the client puts between the messages are left out."""
+    """Read one task, without the summaries and truncation marks that the client inserts between the messages."""
     items = require_list(record.get("messages"), "messages")
     shown = [i for i in items if not (value_at(i, ("isSummary",)) or value_at(i, ("isTruncationMarker",)))]
     calls: list[JSON] = []
     for number, item in enumerate(shown):
         blocks = as_list(value_at(item, ("content",)))
-        for index, block in enumerate(blocks):  # results may be text, even if the calls are blocks
+        for index, block in enumerate(blocks):  # results may be text even if the calls are blocks
             match = _RESULT.match(first_text(value_at(block, ("text",))) or "")
             call = next((c for c in calls if match and str(c.get("name")).endswith(match[1])), None)
             if call is not None:

@@ -1,9 +1,9 @@
-"""Session rollouts of Codex: an item of the Responses API per line, a session per file.
+"""Session rollouts of Codex: one item of the Responses API per line, one session per file.
 
-    ~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl
-
-Lines have `timestamp`, `type` and `payload`. Events repeat the items, and settings and snapshots are not what the model
-reads: both are left out. A fork begins with a copy of its parent, with the parent's header right behind its own.
+Files: ~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl. Lines have `timestamp`, `type` and `payload`. Settings, snapshots
+and events that repeat items are left out, since the model does not read them. Two older grammars are read, too: items
+after a bare header line, and one object with `session` and `items`. A fork begins with its own header, followed by a
+copy of its parent's lines, header included.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ _PARTS = ("input_text", "output_text", "input_image")
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is a line of one of the grammars. The header of the second one alone is not enough."""
+    """Return whether the record is a line of one of the grammars. A bare header alone is not enough."""
     kind = record.get("type")
     if not isinstance(kind, str):
         of_state = record.get("record_type") == "state" and "previous_response_id" in record
@@ -43,7 +43,7 @@ def recognises(record: JSON) -> bool:
 
 
 def _find_header(record: JSON) -> JSON | None:
-    """Return the header that a line is or begins with; None for other lines."""
+    """Return the header that a line is or contains; None for other lines."""
     kind = record.get("type")
     if kind == "session_meta":
         header = record.get("payload")
@@ -62,17 +62,17 @@ def id_of(record: JSON) -> str | None:
 
 @dataclass(slots=True)
 class _Session:
-    """Session up to some line."""
+    """Session as far as it has been read."""
 
     nodes: list[Node] = field(default_factory=list)
     path: list[Node] = field(default_factory=list)  # the branch that continues
     header: JSON | None = None
     compacted: list[int] = field(default_factory=list)
     model: str | None = None
-    gap: bool = False  # lines behind the last message could not be read
+    gap: bool = False  # lines after the last message could not be read
 
     def add(self, added: JSON, note: Note | None) -> None:
-        """Add a message to the branch, or the next piece of its last reply. `note`: on a reply."""
+        """Add a message to the branch, or the next piece of its last reply. Only replies have a `note`."""
         last = self.path[-1] if self.path else None
         if last is not None and note is not None and last.last_note is not None and not self.gap:
             join_reply(last.messages[0], last.last_note, added, note)
@@ -98,10 +98,10 @@ class _Session:
 
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """Read all lines of one session: the branch that continued, then those that were rolled back."""
+    """Read all lines of one session: first the branch that continued, then the branches that were rolled back."""
     session = _Session()
-    first: Line | None = None  # that could be read: a session that is rejected is reported by it
-    is_rejected = False  # that line, by itself
+    first: Line | None = None  # first readable line; a rejected session is reported under it
+    is_rejected = False  # `first` is in the rejected table already
     for line in unit:
         problems: list[Unreadable] = []
         try:
@@ -141,7 +141,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
 
 
 def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
-    """Add a line, or an item of one, to its session. Raises Unreadable."""
+    """Add a line, or one item of a line, to its session. Raises Unreadable."""
     if is_header:
         if session.header is None:
             session.header = record

@@ -1,7 +1,7 @@
-"""Chats of Gemini CLI: a header with the messages in it (older versions) or in lines; and checkpoints of `/chat save`.
+"""Gemini CLI chats: a header with the messages in it (older versions) or in the lines after it; and checkpoints.
 
-A line may also write a message again, take messages back (`$rewindTo`), or change the header (`$set`; with messages
-where the client has made a shorter prompt). A checkpoint is a list of contents of Google's API.
+A line may also replace a message, take messages back (`$rewindTo`) or change the header (`$set`; its messages are a
+prompt that the client shortened, and ignored). A checkpoint (`/chat save`) is a list of contents of Google's API.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from opdkit.extract.mapping import value_at
 
 _LISTS = ("messages", "history", "clientHistory")
 _ROLES = {"user": "user", "gemini": "model", "model": "model", "function": "tool"}
-_NOTICES = ("info", "warning", "error")  # to the user alone
+_NOTICES = ("info", "warning", "error")  # shown to the user, not to the model
 _OF_CLIENT = ("<session_context>", "This is the Gemini CLI. We are setting up the context", "<state_snapshot>",
               "Here is the user's editor context", "System: Please continue.", "Please continue.")  # fmt: skip
-_ANSWERS = ("Got it. Thanks for the context!", "Got it. Thanks for the additional context!")  # of the client to itself
+_ANSWERS = ("Got it. Thanks for the context!", "Got it. Thanks for the additional context!")  # made up by the client
 
 
 def recognises(record: JSON) -> bool:
@@ -33,7 +33,7 @@ def recognises(record: JSON) -> bool:
 
 
 def id_of(record: JSON) -> str | None:
-    """Return the session id of a header, "" of a checkpoint; None for other lines."""
+    """Return the session id of a header, "" for a checkpoint and None for other lines."""
     if isinstance(record.get("projectHash"), str) and "sessionId" in record:
         return first_text(record["sessionId"]) or ""
     key = find_key(record, _LISTS, "parts")
@@ -45,7 +45,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """Read all lines of one session, or one checkpoint."""
     conversation = Conversation(unit[0].source, unit[0].number, [])
     header, lost, gaps = conversation.metadata, list[Any](), set[int]()
-    items: dict[Any, tuple[Line, Any]] = {}  # by id; a problem in place of what could not be read
+    items: dict[Any, tuple[Line, Any]] = {}  # by id; for an unreadable line, its problem
     for line in unit:
         try:
             record = parse(line)
@@ -69,7 +69,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         try:
             _add(conversation, item)
         except Unreadable as problem:
-            with contextlib.suppress(Unreadable):  # the message alone, not the whole session around it
+            with contextlib.suppress(Unreadable):  # reject the message, not the session that its line may hold
                 line = line if item is problem else line._replace(data=dump(item).encode())
             yield line.reject(problem)
             gaps.add(len(conversation.messages))
@@ -83,7 +83,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
 
 
 def _add(conversation: Conversation, item: Any) -> None:
-    """Add a logged message: what a user said, or a reply with its calls and what came of them. Raises Unreadable."""
+    """Add a logged message: a user's message, or a reply with its calls and their results. Raises Unreadable."""
     if isinstance(item, Unreadable):
         raise item
     kind = first_text(value_at(item, ("role",)), value_at(item, ("type",))) or ""
@@ -111,7 +111,7 @@ def _add(conversation: Conversation, item: Any) -> None:
         elif message["role"] == "user" and text.lstrip().startswith(_OF_CLIENT):
             conversation.machine.add(place)
         elif message["role"] == "tool" and conversation.notes:
-            # The API gives calls no ids; the client gives them to the results, which are in the same order.
+            # The API gives calls no ids. The client gives ids to the results, which are in the order of the calls.
             calls = conversation.messages[max(conversation.notes)]["tool_calls"]
             if message["tool_call_id"] not in [None, *(call["id"] for call in calls)]:
                 next((call for call in calls if not call["id"]), JSON())["id"] = message["tool_call_id"]

@@ -1,8 +1,8 @@
 """Langfuse exports: observations of type GENERATION, one per line, or traces that hold their observations.
 
-Fields as Langfuse's public interface (https://api.reference.langfuse.com, `Observation` and `TraceWithFullDetails`) and
-its exports to blob storage name them, in camel or in snake case; `input` and `output` as objects or as JSON text.
-Spans, events, and traces whose input is not a list of messages called no model: they are counted and left out.
+Fields are named as in Langfuse's public API (https://api.reference.langfuse.com, `Observation` and
+`TraceWithFullDetails`) and its blob storage exports, in camel or snake case; `input` and `output` are objects or JSON
+text. Spans, events, and traces whose input is not a list of messages are no model calls: they are counted and left out.
 """
 
 import re
@@ -20,15 +20,15 @@ from opdkit.extract.formats.spans import drop_empty, parse_text
 from opdkit.extract.mapping import value_at
 
 _KINDS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
-_OF_TRACE = ("name", "scores", "metadata", "environment", "version")  # fields of a trace that hold for its observations
+_OF_TRACE = ("name", "scores", "metadata", "environment", "version")  # fields of a trace that apply to its observations
 _KEPT = ("trace", "id", "name", "userId", "user_id", "metadata", "environment", "tags", "release", "version", "scores",
          "modelParameters", "model_parameters", "usage", "usageDetails", "usage_details")  # fmt: skip
-_FEEDBACK = re.compile("feedback|thumb", re.IGNORECASE)  # in names of what users give; a `rating` may count stars
-_EVALUATOR = "EVAL"  # source of a score that a model gave
+_FEEDBACK = re.compile("feedback|thumb", re.IGNORECASE)  # in names of scores by users; a `rating` may count stars
+_EVALUATOR = "EVAL"  # source of scores that a model gave
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is an observation, a trace with fields of Langfuse alone, or a page of one of both."""
+    """Return whether the record is an observation, a trace with fields that only Langfuse has, or a page of these."""
     for row in _split_page(record)[:5]:
         pieces, kind = value_at(row, ("observations",)), value_at(row, ("type",))
         if isinstance(pieces, list):
@@ -41,20 +41,20 @@ def recognises(record: JSON) -> bool:
 
 
 def _split_page(record: JSON) -> list[Any]:
-    """Return the rows of a page; a list of any other record."""
+    """Return the rows of a page of the API; any other record as a list of one."""
     page = record.get("data")
     return page if isinstance(page, list) and page and "meta" in record else [record]
 
 
 def unfold(record: JSON) -> list[JSON]:
-    """Return the observations of a trace, each with the trace's session; of a page of the interface, row by row.
+    """Return the observations of a trace, each with the trace's session; for a page, those of all its rows.
 
-    Each model call carries the other fields of its trace; the first one alone where the line would more than double.
-    The last one carries the scores of its trace, and of observations that called no model, as `rated`.
+    Each model call gets the other fields of its trace, or only the first call if the copies would outgrow the trace.
+    `rated` holds the trace's scores of a call; those of no call in particular go to the call that starts last.
     """
     rows, unfolded = _split_page(record), list[JSON]()
     for row in rows if all(isinstance(row, dict) for row in rows) else [record]:
-        # Of a trace alone, the observations may be ids.
+        # In a list of traces, the observations may be ids instead of objects.
         observations = [piece for piece in as_list(row.get("observations")) if isinstance(piece, dict)]
         shared = {key: row[key] for key in ("sessionId", "userId", "tags", "release") if row.get(key)}
         trace = {key: row[key] for key in _OF_TRACE if row.get(key)}
@@ -71,7 +71,7 @@ def unfold(record: JSON) -> list[JSON]:
 
 
 def _group_scores(scores: Any, calls: dict[int, JSON]) -> dict[int, list[JSON]]:
-    """Return the scores of a trace by the call that each is of: the one that it names, or else the last to start."""
+    """Return a trace's scores by index of the call: the call that a score names, else the call that starts last."""
     if not calls:
         return {}
     last = max(calls, key=lambda n: first_text(calls[n].get("startTime"), calls[n].get("start_time")) or "")
@@ -85,21 +85,21 @@ def _group_scores(scores: Any, calls: dict[int, JSON]) -> dict[int, list[JSON]]:
 
 
 def _read_scores(record: JSON) -> Iterator[JSON]:
-    """Yield what people gave a call."""
+    """Yield the scores and comments that people gave to a call."""
     for score in (*as_list(record.get("scores")), *as_list(record.get("rated"))):
         if isinstance(score, dict) and score.get("source") != _EVALUATOR and _FEEDBACK.search(str(score.get("name"))):
             kind = first_text(score.get("dataType"), score.get("data_type"))
-            category = first_text(score.get("stringValue"), score.get("string_value"))  # of a boolean: its value again
-            # The number of a category is its place in a list that the log lacks: 0 for all where there is none.
+            category = first_text(score.get("stringValue"), score.get("string_value"))  # of a boolean: as text
+            # The number of a category is its index in a list that is not logged, or 0 for all without such a list.
             rating = {"label": category} if kind == "CATEGORICAL" else {"score": score.get("value")}
             yield rating | {"comment": score.get("comment")}
 
 
 def read_call(record: JSON) -> Call | LeftOut:
-    """Read one generation."""
+    """Read one generation. Raises Unreadable."""
     logged_input, output = parse_text(record.get("input")), parse_text(record.get("output"))
     request: JSON = logged_input if isinstance(logged_input, dict) else {}
-    span: JSON = {"gcp": {"vertex": {"agent": {"llm_request": request, "llm_response": output}}}}  # as of Google's ADK
+    span: JSON = {"gcp": {"vertex": {"agent": {"llm_request": request, "llm_response": output}}}}  # as Google's ADK
     items, output = read_adk(span) if "contents" in request else (request.get("messages", logged_input), output)
     if record.get("type", "GENERATION") != "GENERATION" or (
         "type" not in record and not (isinstance(items, list) and output)
@@ -118,7 +118,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     definitions = [item["content"] for item in items if _is_tool_definition(item)]
     tools = read_tools(request.get("tools")) or read_tools(definitions) or read_span_tools(span)
     prompt = read_prompt([i for i in items if not _is_tool_definition(i)], first_text(request.get("system")))
-    # Items of the Responses API: a call, or in a list a message.
+    # Items of the Responses API: a tool call, or a message in a list.
     kinds = ("call" if is_call(item) else item.get("type") for item in made if isinstance(item, dict))
     has_item = any(kind == "call" or (kind == "message" and made is output) for kind in kinds)
     reply, note = read_reply({"output": made} if has_item else output)
@@ -135,7 +135,7 @@ def read_call(record: JSON) -> Call | LeftOut:
 
 
 def _is_tool_definition(item: Any) -> bool:
-    """Return whether a message defines a tool: the callback for LangChain logs it as a message of role tool."""
+    """Return whether a message defines a tool. Langfuse's LangChain callback logs definitions as tool messages."""
     content = item.get("content") if isinstance(item, dict) and item.get("role") == "tool" else None
     return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
 

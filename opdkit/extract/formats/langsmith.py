@@ -1,6 +1,6 @@
-"""Runs of LangSmith, one per line, as `Client.list_runs` and its exports have them; children may be in `child_runs`.
+"""Runs of LangSmith, one per line, as in `Client.list_runs` and exports. Children may be nested in `child_runs`.
 
-A run of type `llm` is one call of a model. Its messages are LangChain's, serialised, or those of a provider.
+A run of type `llm` is one model call. Its messages are serialised LangChain messages, or those of a provider.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _KEPT = ("id", "name", "trace_id", "parent_run_id", "start_time", "tags", *_FEED
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record is a run, or a page of them."""
+    """Return whether the record is a run, or a page of runs."""
     page = record.get("runs")
     if isinstance(page, list) and page and isinstance(page[0], dict):
         record = page[0]
@@ -31,14 +31,14 @@ def recognises(record: JSON) -> bool:
 
 
 def unfold(record: JSON) -> list[JSON]:
-    """Return the runs of a page, and those below each of them; feedback on a whole trace goes to its last call.
+    """Return the runs of a page and all runs below them. Feedback on a whole trace is added to its last model call.
 
     Raises Unreadable.
     """
     runs: list[JSON] = []
     for root in as_list(record.get("runs")) or [record]:
         tree, stack = [], [root]
-        while stack:  # each run before all below it
+        while stack:  # each run comes before the runs below it
             run = stack.pop()
             if not isinstance(run, dict):
                 raise Unreadable("run of unknown shape", f"it is a {type(run).__name__}")
@@ -57,7 +57,7 @@ def unfold(record: JSON) -> list[JSON]:
 
 
 def read_call(record: JSON) -> Call | LeftOut:
-    """Read one run."""
+    """Read one run. Raises Unreadable."""
     if record.get("run_type") != "llm":
         return LeftOut(NO_CALL)
     inputs, outputs = parse_text(record.get("inputs")), parse_text(record.get("outputs"))
@@ -66,7 +66,7 @@ def read_call(record: JSON) -> Call | LeftOut:
         items = items[0]  # a batch of one prompt
     items = require_prompt(items, "nothing in inputs.messages")
     items = items if has_items(items) else [openai_message(item) for item in items]
-    # OpenAI's Responses have `instructions`, Anthropic's interface has `system`.
+    # OpenAI's Responses API has `instructions`, Anthropic's API has `system`.
     prompt = read_prompt(items, value_at(inputs, ("instructions",)) or value_at(inputs, ("system",)))
     generation = value_at(outputs, ("generations", 0))
     generation = generation[0] if isinstance(generation, list) and generation else generation
@@ -90,7 +90,7 @@ def read_call(record: JSON) -> Call | LeftOut:
 
 
 def openai_message(item: Any) -> JSON:
-    """Return a message of LangChain, serialised in any of its ways, in OpenAI's form. Raises Unreadable."""
+    """Return a LangChain message, in any of its serialised forms, in OpenAI's form. Raises Unreadable."""
     if isinstance(item, str):
         return {"role": "user", "content": item}
     if not isinstance(item, dict):
@@ -99,7 +99,7 @@ def openai_message(item: Any) -> JSON:
     name, path = fields.get("type"), item.get("id")
     if item.get("lc") is None:
         name = name or item.get("type")
-    elif name is None and isinstance(path, list) and path:  # the outer type says that it is serialised
+    elif name is None and isinstance(path, list) and path:  # the outer type says only that it is serialised
         name = str(path[-1]).removesuffix("Chunk").removesuffix("Message").lower()
     if "role" in fields:
         return fields
@@ -114,7 +114,7 @@ def openai_message(item: Any) -> JSON:
 
 
 def _read_feedback(record: JSON) -> Iterator[JSON]:
-    """Yield what people, and not models, gave a run."""
+    """Yield the feedback on a run that came from people, not from models."""
     given, stats = (parse_text(record.get(key)) for key in _FEEDBACK)
     for entry in as_list(given):
         if isinstance(entry, dict) and value_at(entry, ("feedback_source", "type")) not in _MODELS:

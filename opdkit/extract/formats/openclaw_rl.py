@@ -1,7 +1,7 @@
 """OpenClaw-RL record files: one line per turn, with the whole prompt of that turn (chains.py).
 
-The metadata holds the other fields of every record of a session. The rendered `prompt_text` adds nothing to the
-messages, and is left out.
+The metadata holds the other fields of every record of a session, without the rendered `prompt_text`, which adds
+nothing to the messages.
 """
 
 from opdkit.chat.conversation import JSON, Unreadable
@@ -16,23 +16,23 @@ _REPLY_HEADER = "<|im_start|>assistant\n"
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record has a prompt as messages with the reply beside it, or the judge's votes on one."""
+    """Return whether the record has a prompt as messages with a separate reply, or a judge's votes on a reply."""
     return is_votes(record) or ("response_text" in record and isinstance(record.get("messages"), list))
 
 
 def is_votes(record: JSON) -> bool:
-    """Return whether a line is of the judge's own record file, which holds no conversation."""
+    """Return whether a record is from the judge's own record file, which holds no conversation."""
     return "votes" in record and "session_id" in record and "messages" not in record
 
 
 def id_of(record: JSON) -> str | None:
-    """Return the session id, "unknown" where there is none, as in OpenClaw-RL itself; None for the judge's votes."""
+    """Return the session id, or "unknown" without one, as OpenClaw-RL itself does; None for the judge's votes."""
     logged = record.get("session_id")
     return None if is_votes(record) else "unknown" if logged in (None, "") else str(logged)
 
 
 def read_call(record: JSON) -> Call:
-    """Read one turn. Of several parallel tool results the log has only the last as the next state."""
+    """Read one turn. Of several parallel tool results, the logged next state is only the last. Raises Unreadable."""
     if is_votes(record):
         raise Unreadable(VOTES)
     prompt = record.get("messages")
@@ -52,14 +52,14 @@ def read_call(record: JSON) -> Call:
 
 
 def read_reply(record: JSON) -> JSON:
-    """Return the reply as a message: thinking apart, no end markers, calls from the log or from the markup.
+    """Return the reply as a message: thinking apart, no end markers, calls from the log or else from the markup.
 
-    Where the template's rendering of the prompt was no prefix of the whole, the recorder wrote the whole conversation.
-    Raises Unreadable where the reply cannot be told from it.
+    If the rendered prompt was not a prefix of the rendered whole, the recorder logged the whole conversation as the
+    reply. Raises Unreadable if the reply cannot be separated from it.
     """
     text: str = record["response_text"]
     prompt = first_text(record.get("prompt_text"))
-    # Every template opens with a control token and a role, which no reply does.
+    # Every template begins with a control token and a role; no reply begins like that.
     if prompt and text.startswith(prompt[:12]):
         if _REPLY_HEADER not in text:
             raise Unreadable("reply is the whole conversation", "and no assistant header is in it")

@@ -1,13 +1,13 @@
 """OpenTelemetry traces of model calls: OpenInference and GenAI spans, one per line or as OTLP JSON batches.
 
-Conventions read:
+These conventions are read:
 - OpenInference (https://arize-ai.github.io/openinference/spec/): `llm.input_messages`, `llm.output_messages`,
   `llm.model_name`, `llm.tools`, `session.id`, `openinference.span.kind`.
 - OpenTelemetry GenAI (https://opentelemetry.io/docs/specs/semconv/gen-ai/): `gen_ai.input.messages`,
   `gen_ai.output.messages`, `gen_ai.system_instructions`, `gen_ai.tool.definitions`, `gen_ai.conversation.id`, on the
-  span or on its event `gen_ai.client.inference.operation.details`; before version 1.37 the events `gen_ai.user.message`
-  and so on, with `gen_ai.choice`; and OpenLLMetry's flat `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`.
-- The AI SDK's own: `ai.prompt.messages`, `ai.response.text`. Google's ADK's: `gcp.vertex.agent.llm_request`.
+  span or on its event `gen_ai.client.inference.operation.details`; before version 1.37, events such as
+  `gen_ai.user.message` and `gen_ai.choice`; OpenLLMetry: flat `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`.
+- The AI SDK: `ai.prompt.messages`, `ai.response.text`. Google's ADK: `gcp.vertex.agent.llm_request`.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ from opdkit.extract.formats.spans import drop_empty, nest_attributes, parse_text
 from opdkit.extract.mapping import value_at
 
 NOT_OF_CALL = f"{LEFT_OUT}annotation of a span that called no model"
-# Those that call a model, in the words of the conventions and of LiteLLM.
+# Names of operations that call a model, in the conventions and in LiteLLM.
 _OPERATIONS = ("chat", "generate_content", "text_completion", "completion", "acompletion", "responses", "aresponses",
                "anthropic_messages")  # fmt: skip
 _BEDROCK = frozenset(("text", "toolUse", "toolResult", "reasoningContent", "image", "document", "video", "cachePoint"))
-_CALLS = ("function_call", "functionCall", "toolUse")  # of the conventions and Google, of Bedrock
+_CALLS = ("function_call", "functionCall", "toolUse")  # of the conventions and Google, then of Bedrock
 _ANSWERS = ("function_response", "functionResponse", "toolResult")
 _EVENTS = {"gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
            "gen_ai.tool.message": "tool"}  # fmt: skip
@@ -57,7 +57,7 @@ def recognises(record: JSON) -> bool:
 
 
 def unfold(record: JSON) -> list[JSON]:
-    """Return the spans of a record. Annotations on a span that called no model go to the last call of its trace.
+    """Return the spans of a record. Annotations on a span that called no model are moved to the trace's last call.
 
     Raises Unreadable.
     """
@@ -76,7 +76,7 @@ def unfold(record: JSON) -> list[JSON]:
 
 
 def _is_call(tree: JSON) -> bool:
-    """Return whether a span with these attributes called a model, or does not say what it did."""
+    """Return whether a span with these attributes called a model. True also if it does not say what it did."""
     kind, operation = (value_at(tree, path) for path in (("openinference", "span", "kind"), _OPERATION))
     return kind in (None, "LLM") and operation in (None, *_OPERATIONS)
 
@@ -91,7 +91,7 @@ def _start(record: JSON) -> Any:
 
 
 def read_call(record: JSON) -> Call | LeftOut:
-    """Read one span."""
+    """Read one span. Raises Unreadable."""
     tree = nest_attributes(record)
     prompt_items, reply_items = _find_messages(tree, record) if _is_call(tree) else (None, None)
     if prompt_items is None and reply_items is None:
@@ -101,7 +101,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     if not reply_items:
         raise Unreadable("no reply", "the span has a prompt and no reply")
     messages = [message for item in prompt_items for message in openai_messages(item)]
-    system = value_at(parse_text(value_at(tree, ("llm", "invocation_parameters"))), ("system",))  # of Anthropic's calls
+    system = value_at(parse_text(value_at(tree, ("llm", "invocation_parameters"))), ("system",))  # Anthropic's API
     if system and value_at(messages, (0, "role")) not in ("system", "developer"):
         messages = [{"role": "system", "content": system}, *messages]
     prompt, _ = read_pieces(messages, only_calls=True)
@@ -134,7 +134,7 @@ def read_call(record: JSON) -> Call | LeftOut:
 
 
 def _read_annotations(record: JSON) -> Iterator[JSON]:
-    """Yield what people, and neither models nor code, annotated on a span."""
+    """Yield the annotations on a span that people made, not those of models or code."""
     for annotation in as_list(parse_text(record.get("annotations"))):
         if isinstance(annotation, dict) and annotation.get("annotator_kind", "HUMAN") == "HUMAN":
             result = annotation.get("result")
@@ -158,7 +158,7 @@ def read_span_tools(tree: JSON) -> str | None:
 
 
 def _find_messages(tree: JSON, record: JSON) -> Logged:
-    """Return prompt and replies by the first convention that the span keeps to; None where there are none."""
+    """Return (prompt, replies) by the first convention that the span follows; None for each that it does not hold."""
     for logged in (
         (_list_at(tree, "llm", "input_messages"), _list_at(tree, "llm", "output_messages")),
         _read_genai(tree),
@@ -200,7 +200,7 @@ def read_adk(tree: JSON) -> Logged:
 
 
 def _read_events(record: JSON, tree: JSON) -> Logged:
-    """Return the messages that the events of a span hold, or those that Pydantic AI has in its attribute `events`."""
+    """Return (prompt, replies) from a span's events, or from Pydantic AI's attribute `events`."""
     own = (event for event in as_list(parse_text(tree.get("events"))) if isinstance(event, dict))
     prompt: list[Any] = []
     replies: list[Any] = []
@@ -224,7 +224,7 @@ def _read_events(record: JSON, tree: JSON) -> Logged:
 
 
 def read_event(body: JSON) -> JSON:
-    """Return the attributes of an event, which may hold its fields as JSON, a reply as `message`, as a message."""
+    """Return an event's attributes as a message. They may hold its fields as JSON text, or a reply under `message`."""
     said = parse_text(value_at(body, ("gen_ai", "event", "content")))  # Azure's
     body = body | (said if isinstance(said, dict) else {"content": said} if said else {})
     reply = parse_text(body.pop("message", None))
@@ -233,7 +233,7 @@ def read_event(body: JSON) -> JSON:
 
 
 def _read_bedrock(content: Any) -> JSON:
-    """Return content as Strands logs it, JSON text of Bedrock's parts, as `parts`; {} for any other content."""
+    """Return `{"parts": ...}` if content is JSON text of Bedrock's parts, as Strands logs it; {} for other content."""
     logged = as_list(parse_text(content))
     if not logged or not all(isinstance(part, dict) and len(part) == 1 and part.keys() <= _BEDROCK for part in logged):
         return {}
@@ -241,16 +241,16 @@ def _read_bedrock(content: Any) -> JSON:
 
 
 def openai_messages(item: Any) -> list[Any]:
-    """Return one logged message in OpenAI's form; several where it holds results of several calls."""
+    """Return one logged message in OpenAI's form; several messages if it holds the results of several calls."""
     if isinstance(item, dict) and isinstance(item.get("message"), dict):
         item = item["message"]
     if not isinstance(item, dict):
-        return [item]  # read_messages refuses it
+        return [item]  # read_messages rejects it
     return _convert_parts(item) if isinstance(item.get("parts"), list) else [_convert_fields(item)]
 
 
 def _convert_parts(item: JSON) -> list[JSON]:
-    """Convert a message of the GenAI conventions, Gemini or Bedrock: text, reasoning, calls and results are parts."""
+    """Convert a message of the GenAI conventions, Gemini or Bedrock: text, thinking, calls and results are parts."""
     texts: list[Any] = []
     thoughts: list[str] = []
     calls = [*as_list(item.get("tool_calls"))]  # LiteLLM has them beside the parts
@@ -288,7 +288,7 @@ def _convert_parts(item: JSON) -> list[JSON]:
 
 
 def _convert_fields(item: JSON) -> JSON:
-    """Convert a message of OpenInference, of OpenLLMetry or of an event: its lists and calls are wrapped."""
+    """Convert a message of OpenInference, OpenLLMetry or an event, which wraps its lists and calls in objects."""
     content = parse_text(item.get("content"))
     if not (isinstance(content, list) and content and all(isinstance(p, dict) and "type" in p for p in content)):
         content = item.get("content")  # a text that happens to be JSON
@@ -305,7 +305,7 @@ def _convert_fields(item: JSON) -> JSON:
     message |= {key: item[key] for key in ("name", "reasoning", "reasoning_content", "finish_reason")
                 if isinstance(item.get(key), str)}  # fmt: skip
     answered = item.get("tool_call_id") or (item.get("id") if item.get("role") == "tool" else None)
-    # A result that Anthropic's interface has in a message of the user is one, too.
+    # A tool result becomes a tool message, even if it was logged in a user message, as for Anthropic's API.
     return message | ({"role": "tool", "tool_call_id": answered} if answered else {})
 
 

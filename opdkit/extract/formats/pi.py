@@ -1,10 +1,10 @@
 """Session event files of the pi coding agent, which OpenClaw writes too: one event per line, one session per file.
 
-The messages of a session are what the agent sends to its model: user, assistant and tool messages, shell commands the
-user ran and messages of extensions as user messages. From version 2 on the events form a tree by `id` and `parentId`;
-the active branch is the path from the last event up to the root, and the other branches are left out. A compaction
-replaces the beginning of the prompt by a summary; the table keeps the whole conversation, and the metadata says before
-which messages the prompt was compacted. Token usage, signatures and the private details of tools are left out.
+The messages of a session are what the agent sends to its model: user, assistant and tool messages, with shell commands
+that the user ran and messages of extensions as user messages. From version 2 on, the events form a tree by `id` and
+`parentId`. Only the active branch is read, the path from the last event up to the root. A compaction replaces the
+beginning of the prompt with a summary; the table keeps the whole conversation, and the metadata says before which
+messages the prompt was compacted. Token usage, signatures and the private details of tools are left out.
 """
 
 import bisect
@@ -42,7 +42,7 @@ class _Event:
     id: str | None
     parent: str | None
     message: JSON | None = None
-    note: Note | None = None  # on a reply
+    note: Note | None = None  # replies only
     tool_failed: bool = False
     model: str | None = None
     header: JSON = field(default_factory=dict)  # the other fields of a session header
@@ -51,8 +51,8 @@ class _Event:
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """Read all lines of one session as one conversation."""
     events: list[_Event] = []
-    gaps: set[int] = set()  # positions in `events` right before which a line could not be read
-    first: Line | None = None  # that could be read: a session that is rejected is reported by it
+    gaps: set[int] = set()  # positions in `events`: an unreadable line came right before
+    first: Line | None = None  # first readable line; a rejected session is reported under it
     for line in unit:
         try:
             events.append(_read_event(parse(line)))
@@ -93,10 +93,10 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
 
 
 def _find_active_branch(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int], set[int]]:
-    """Return (positions of the events that count, gaps as positions in that list).
+    """Return (positions of the events on the active branch, gaps as positions in that list).
 
-    All events count, or where they form a tree those from the last one up its parents. Where lines could not be read, a
-    parent that is not there was one of them: the event before it takes its place.
+    Without a tree, that is all events. If lines could not be read, a missing parent was probably one of them: the event
+    before takes its place.
     """
     by_id = {event.id: i for i, event in enumerate(events) if event.id is not None}
     if not by_id:
@@ -105,7 +105,7 @@ def _find_active_branch(events: Sequence[_Event], gaps: set[int]) -> tuple[list[
     breaks = set(gaps)
     seen: set[int] = set()
     position: int | None = max(by_id.values())
-    while position is not None and position not in seen:  # a damaged log may run in a circle
+    while position is not None and position not in seen:  # a damaged log may have a cycle
         seen.add(position)
         branch.append(position)
         parent = events[position].parent
@@ -140,11 +140,11 @@ def _read_event(record: JSON) -> _Event:
     elif kind == "session":
         event.model = first_text(record.get("modelId"))
         event.header = {k: v for k, v in record.items() if k not in _HEADER_ONLY}
-    return event  # model and thinking changes, compactions, labels, private notes of extensions add no message
+    return event  # without a message: model and thinking changes, compactions, labels, notes of extensions
 
 
 def _add_message(event: _Event, role: str, body: JSON) -> None:
-    """Set the message of an event, in the words in which the agent shows it to its model."""
+    """Set the message of an event, worded as the agent sends it to its model."""
     content = body.get("content")
     if role == "assistant":
         thoughts, calls, rest = list[str](), list[JSON](), list[Any]()
@@ -183,7 +183,7 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
 
 
 def id_of(record: JSON) -> str | None:
-    """Return the id of a session header, "" where it has none; None for other lines."""
+    """Return the id of a session header ("" if it has none); None for other lines."""
     logged = record.get("id")
     return None if record.get("type") != "session" else "" if logged is None else str(logged)
 

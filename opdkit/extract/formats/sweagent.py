@@ -1,9 +1,9 @@
 """SWE-agent trajectories, one per line: `history` as the model saw it, or the steps of `trajectory` alone.
 
-Fields as SWE-agent's own types name them (`HistoryItem`, `TrajectoryStep`, `AgentInfo` in sweagent/types.py). A user
-message of the environment is marked as written by a program: the same error twice is not a user who sends a request
-again. `trajectory` repeats the history, and the replay configuration says how to run it again: both are left out,
-except for the model's name.
+Fields are named as in SWE-agent's own types (`HistoryItem`, `TrajectoryStep`, `AgentInfo` in sweagent/types.py). The
+environment's user messages are marked as written by a program: the same error twice is not a user who repeats a
+request. `trajectory`, which repeats the history, and the replay configuration are left out, except for the model's
+name.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from opdkit.extract.mapping import value_at
 
 DEMONSTRATION = "demonstration"
 _OF_HISTORY = frozenset(("agent", "is_demo", "message_type", "thought", "action", "thinking_blocks"))
-_NO_MODELS = ("replay", "human", "human_thought", "instant_empty_submit")  # SWE-agent's stand-ins for one
+_NO_MODELS = ("replay", "human", "human_thought", "instant_empty_submit")  # SWE-agent's stand-ins for a model
 _LEFT_OUT = frozenset(("history", "messages", "trajectory", "replay_config", "tools", "model"))
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether a history names the agent of its messages, or steps have an action and an observation."""
+    """Return whether the record has SWE-agent's history or steps, or messages in mini-swe-agent's format."""
     history, steps = record.get("history"), record.get("trajectory")
     if str(record.get("trajectory_format")).startswith("mini-swe-agent"):
         return "messages" in record
@@ -35,18 +35,18 @@ def recognises(record: JSON) -> bool:
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
-    """Read one trajectory."""
+    """Read one trajectory. Raises Unreadable."""
     items = record.get("history", record.get("messages"))
     if items is None and isinstance(record.get("trajectory"), list):
         items = _make_history(record["trajectory"])
-    items = [item for item in as_list(items) if value_at(item, ("role",)) != "exit"]  # of mini-swe-agent: for no model
+    items = [item for item in as_list(items) if value_at(item, ("role",)) != "exit"]  # mini-swe-agent: for no model
     if not items:
         raise Unreadable("no messages", "neither a history nor a trajectory with steps")
     check_message_count(items)
     conversation = Conversation(line.source, line.number, [])
-    begun = False  # before its first reply the agent is given the task, and demonstrations
+    begun = False  # the agent has replied; before that it gets the task and demonstrations
     for position, item in enumerate(items):
-        output = value_at(item, ("output",))  # of a call, or of a model, where OpenAI's Responses were called
+        output = value_at(item, ("output",))  # of a tool call, or of a model called through the Responses API
         if output is None or "role" in item:
             messages, notes = read_messages([item], position)
         else:
@@ -64,7 +64,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
                 note.finish_reason = note.finish_reason or finish_reason
         conversation.messages.extend(messages)
     model: Any = record.get("model", value_at(record, ("info", "config", "model", "model_name")))
-    if model is None:  # then it is in the configuration to replay the run: JSON, often as text
+    if model is None:  # then it is in the replay configuration: JSON, often as text
         config = record.get("replay_config")
         model = value_at(parse_text(config.lstrip() if isinstance(config, str) else config), ("agent", "model", "name"))
     conversation.model = None if model in _NO_MODELS else first_text(model)
@@ -74,7 +74,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
 
 
 def _make_history(steps: Sequence[Any]) -> list[JSON]:
-    """Return a history made of steps: the prompt of the first, if it was kept, then replies and observations."""
+    """Return a history built from steps: the first one's prompt if logged, then replies and observations."""
     check_message_count(steps)
     items: list[JSON] = []
     for number, step in enumerate(steps):
