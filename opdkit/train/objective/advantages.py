@@ -11,16 +11,16 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-MIN_STD = 1e-8  # rewards closer together than this are equal
-ODDS = 4.0  # a user praises a reply with the logged token so many times as often as one with another token there
-PRAISE = 9.0  # times the probability of a praised token: what its weight in the anchor grows by
+MIN_STD = 1e-8  # rewards with a smaller standard deviation count as equal
+ODDS = 4.0  # assumed ratio P(praise | the logged token) / P(praise | another token in its place)
+PRAISE = 9.0  # the anchor weight of a praised token is 1 + this times the token's probability
 
 
 def penalise_overlong(length: int, longest: int, cache: int, shape: str = "linear") -> float:
     """Return the penalty for a reply of `length` tokens: 0 up to `longest - cache`, then falling to -1 at `longest`.
 
-    With x the share of the last `cache` tokens that the reply uses, it is -x where `shape` is linear (soft overlong
-    punishment of DAPO, Yu et al. 2025) and -x^2 where it is quadratic. `longest` 0 is off.
+    Let x be the share of the last `cache` tokens that the reply uses. The penalty is -x if `shape` is "linear" (soft
+    overlong punishment of DAPO, Yu et al. 2025) and -x^2 if it is "quadratic". `longest` 0 is off.
     """
     if not longest or length <= longest - cache:
         return 0.0
@@ -31,10 +31,10 @@ def penalise_overlong(length: int, longest: int, cache: int, shape: str = "linea
 def normalise_in_groups(
     rewards: Sequence[float], groups: Sequence[Hashable], *, keep_lone: bool, divide: bool = True
 ) -> list[float]:
-    """Return (r - mean) / std for each reward, over its group, with the unbiased std (GRPO; Shao et al. 2024).
+    """Return (r - mean) / std of each reward within its group, with the unbiased std (GRPO; Shao et al. 2024).
 
-    Without `divide` it is r - mean (Dr. GRPO; Liu et al. 2025): groups whose rewards nearly agree do not weigh more. A
-    group of equal rewards gives 0. A group of one keeps its reward with `keep_lone`, else it gives 0.
+    Without `divide`, it is r - mean (Dr. GRPO; Liu et al. 2025), so nearly equal rewards are not scaled up. A group of
+    equal rewards gives 0. A group of one keeps its reward with `keep_lone`, else it gives 0.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
@@ -61,7 +61,7 @@ def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip:
     """Return w_v clip(l_T(v) - l_old(v), -clip, +clip) for each token v of the support [N, K], 0 outside the mask.
 
     w is the softmax of l_old over the support, so the sum over v is the expected advantage of a token drawn from the
-    support (OpenClaw-RL v2). Its probability ratios are those of the full vocabulary. `clip` 0 is off.
+    support (OpenClaw-RL v2). The loss uses full-vocabulary probability ratios with it. `clip` 0 is off.
     """
     difference_NK = teacher_NK - old_NK
     if clip:
@@ -72,9 +72,9 @@ def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip:
 def apply_praise(old_NK: Tensor, praised_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Return log p(v | the reply was praised) for each token v of the support [N, K], and weights of the positions [N].
 
-    `praised_NK` marks the token of a praised reply. By Bayes' rule, its odds are ODDS times those before. The token was
-    right, and where its probability p was high, the student's own: hints on other replies must not change it, so the
-    weight is 1 + PRAISE p. Without a praised token, the log-probs stay as they are, and the weight is 1.
+    `praised_NK` marks the tokens of praised replies. By Bayes' rule, praise multiplies the odds of a token by ODDS.
+    The token was right, and if its probability p was high, the student's own choice: hints on other replies must not
+    change it, so its position has the weight 1 + PRAISE p. Other positions keep their log-probs, with the weight 1.
     """
     praised_N = torch.where(praised_NK, old_NK, -math.inf).exp().sum(-1)
     likelier_NK = torch.where(praised_NK, old_NK + math.log(ODDS), old_NK)
@@ -82,12 +82,12 @@ def apply_praise(old_NK: Tensor, praised_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def behavior_weights(old_logprobs_N: Tensor, behavior_logprobs_N: Tensor, cap: float) -> Tensor:
-    """Return min(exp(l_old - l_behavior), cap) [N]; 1 where the log has no log-probs (NaN), and everywhere for `cap` 0.
+    """Return min(exp(l_old - l_behavior), cap) [N]; 1 where the log has no log-probs (NaN), or if `cap` is 0.
 
     Truncated importance sampling (Ionides 2008): the policy that wrote the log, not the old policy, drew the tokens.
     """
     if not cap:
         return torch.ones_like(old_logprobs_N)
-    # The cap goes inside: exp of a large difference would overflow before the cap.
+    # The logarithm is capped, since exp of a large difference would overflow.
     log_weights_N = (old_logprobs_N - behavior_logprobs_N).clamp(max=math.log(cap))
     return torch.where(behavior_logprobs_N.isnan(), 1.0, log_weights_N.exp())

@@ -1,26 +1,26 @@
 """Objectives: sums of weighted terms, and the loss of an optimizer step.
 
 Shapes: N response positions of a micro-batch, one turn after the other; K tokens of a support. l is the student's
-log-prob now.
+current log-prob, l_old its log-prob before training, and l_T the hinted teacher's.
 
 A term has a weight, a mask (the positions that it applies to) and a divisor (their number in the whole optimizer step,
 over all micro-batches and processes). So each term is a mean over its own positions: a turn with a reward and no hint
 trains on its reward alone, and does not count in the teacher's divisor. An objective is a set of weights.
 
     reward       clipped policy gradient of the sampled token, A = the turn's reward
-    teacher      the same, A = clip(l_T - l_old)
+    teacher      the same with A = clip(l_T - l_old)
     support      clipped policy gradient of each of the K tokens, A_v = w_v clip(l_T(v) - l_old(v)), summed over v
-    divergence   divergence of student and teacher over the K tokens and the rest, with some forward KL
-    anchor       divergence of student and untrained student, over the K tokens and the rest, where nobody complained;
-                 where somebody praised the reply, its tokens are likelier than they were (`apply_praise`)
+    divergence   divergence of student and teacher over the K tokens and the rest, plus some forward KL
+    anchor       divergence of student and untrained student, over the K tokens and the rest, for turns that nobody
+                 complained about; tokens of praised replies have a higher target probability (`apply_praise`)
     kl           KL to the reference (the old policy or a frozen model), at the positions where any other term applies
 
 Reward and teacher share one ratio, so their sum is clipped as one: with advantages a_s, weights w_s and divisors n_s,
-position i has the coefficient c_i = sum over s of w_s a_si / n_s, and the loss is the clipped policy gradient of c. It
-is homogeneous in c: where every position has both advantages, it is the token mean for A = w_reward reward + w_teacher
-teacher.
+position i has the coefficient c_i = sum over s of w_s a_si / n_s, and the loss is the clipped policy gradient with c as
+the advantage. This loss is homogeneous in c: if all positions have both advantages, it is the token mean for
+A = w_reward reward + w_teacher teacher.
 
-Missing values are NaN until they are masked, so that a mistake in a mask stops the run.
+Missing values are NaN until they are masked, so that a wrong mask makes the loss NaN, which stops the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ from opdkit.train.objective.losses import divergence, kl_to_reference, policy_gr
 
 TERMS = ("reward", "teacher", "support", "divergence")
 SAMPLED = TERMS[:2]  # terms of the sampled token, which share its ratio
-SUPPORTED = TERMS[2:]  # terms of the tokens of the teacher's support
+SUPPORTED = TERMS[2:]  # terms of the K tokens of the support
 
-# objective -> weights of its terms, for each phase; the optimizer steps of several phases alternate. A reward applies
-# to every token, a teacher only where it disagrees: with weight 1, the reward would outweigh the teacher.
+# objective -> weights of its terms, per phase; the optimizer steps of several phases alternate. A reward acts on every
+# token, the teacher only where it disagrees with the student: with weight 1, the reward would outweigh the teacher.
 PRESETS: dict[str, tuple[dict[str, float], ...]] = {
     "opd": ({"teacher": 1.0},),
     "binary": ({"reward": 1.0},),
@@ -52,7 +52,7 @@ PRESETS: dict[str, tuple[dict[str, float], ...]] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights of the terms, and the options of `opdkit train`, by their names, that the formulas use."""
+    """Weights of the terms, and the options of `opdkit train` that the formulas use, under the same names."""
 
     weights: Mapping[str, float]
     advantage_clip: float = 1.0
@@ -84,10 +84,10 @@ class Tokens:
     teacher_logprobs_N: Tensor  # NaN where the turn has no hint
     behavior_logprobs_N: Tensor  # of the policy that wrote the log; NaN where the log has none
     reward_N: Tensor  # the turn's shaped reward; NaN where it has none
-    supported_N: Tensor  # bool: the position has a support, and the teacher's log-probs at it
+    supported_N: Tensor  # bool: the position has a support with the teacher's log-probs
     anchored_N: Tensor  # bool: the position has a support, and nobody complained about its turn
-    praised_NK: Tensor  # bool: the token of the support is that of a reply with a positive shaped reward
-    support_ids_NK: Tensor  # int64; 0 without a support. K is 0 where no turn has a support
+    praised_NK: Tensor  # bool: this token of the support is the response token, and its shaped reward is positive
+    support_ids_NK: Tensor  # int64; 0 without a support. K is 0 if no turn has a support
     support_old_NK: Tensor
     support_teacher_NK: Tensor
 
@@ -98,17 +98,17 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Term:
-    """Term at N positions. Outside the mask, advantages and scale are 0."""
+    """Term of an objective at N positions. Outside the mask, advantages and scale are 0."""
 
     name: str
     mask_N: Tensor  # bool
-    scale_N: Tensor  # weight of the term x weight of the token, not yet divided by the term's divisor
+    scale_N: Tensor  # weight of the term x weight of the token, before the division by the term's divisor
     advantages: Tensor | None  # [N], for support [N, K]; None for divergence, anchor and kl
-    target_NK: Tensor | None = None  # log-probs of the supports that divergence and anchor move the student towards
+    target_NK: Tensor | None = None  # for divergence and anchor: log-probs of the support to move the student to
 
 
 def make_terms(objective: Objective, tokens: Tokens) -> list[Term]:
-    """Return the terms of an objective that have a weight."""
+    """Return the terms of an objective whose weight is not 0."""
     terms = [_term(name, weight, objective, tokens) for name, weight in objective.weights.items() if weight]
     if objective.anchor_weight:
         mask_N = tokens.sampled_N & tokens.anchored_N
@@ -126,7 +126,7 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
     old_N, teacher_N, clip = tokens.old_logprobs_N, tokens.teacher_logprobs_N, objective.advantage_clip
     if name == "reward":
         mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
-        if objective.negative_below < 1:  # a negative reward skips the tokens that the student was sure of
+        if objective.negative_below < 1:  # a negative reward skips tokens that the student was sure of
             mask_N = mask_N & ~((tokens.reward_N < 0) & (old_N.exp() >= objective.negative_below))
     else:
         mask_N = tokens.sampled_N & ~teacher_N.isnan() & (tokens.position_N >= objective.skip_first)
@@ -137,7 +137,7 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
     weight_N: Tensor | float = weight
     if name != "reward" and objective.confidence_weight:
         weight_N = weight_N * teacher_N.exp()
-    if name in SAMPLED:  # the others sum over the support, whichever token was sampled
+    if name in SAMPLED:  # the other terms do not depend on the sampled token
         weight_N = weight_N * behavior_weights(old_N, tokens.behavior_logprobs_N, objective.behavior_cap)
     advantages: Tensor | None = None
     if name == "reward":  # the turn's reward at each of its tokens (OpenClaw-RL's binary objective)
@@ -151,7 +151,7 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
 
 
 def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight: Tensor | float) -> Tensor:
-    """Return `weight` inside the mask, else 0 [N]; for turn-mean divided by the turn's number of positions in it."""
+    """Return `weight` [N] inside the mask, else 0; for turn-mean, divided by the turn's number of positions in it."""
     weight_N = weight * torch.ones_like(tokens.old_logprobs_N)
     if objective.aggregation == "turn-mean" and len(mask_N):
         in_turn_T = torch.zeros(int(tokens.turn_N.max()) + 1, dtype=weight_N.dtype, device=weight_N.device)
@@ -168,8 +168,8 @@ def mask_trained(terms: Sequence[Term]) -> Tensor:
 def count_totals(terms: Sequence[Term], tokens: Tokens, aggregation: str) -> dict[str, int]:
     """Return counts over a whole optimizer step: the divisor of each term as NAME, its tokens as `NAME_tokens`.
 
-    The divisor is the number of tokens, or with turn-mean the number of turns. `trained_tokens` counts the positions
-    where any term applies, `ratios` all probability ratios.
+    The divisor is the number of tokens or, with turn-mean, of turns. `trained_tokens` counts the positions where any
+    term applies, `ratios` all probability ratios.
     """
     totals = {f"{term.name}_tokens": int(term.mask_N.sum()) for term in terms}
     for term in terms:
@@ -193,9 +193,9 @@ def compute_loss(
     """Return this micro-batch's share of the optimizer step's loss, and its share of each metric.
 
     `logprobs_N` and `support_NK` are the student's current log-probs of the sampled tokens and of the supports.
-    `totals` is the `count_totals` of the whole step: summed over micro-batches and processes, the shares are its loss
-    and metrics, however it was split. Metrics (no gradient): `NAME_loss` of each term, `NAME_advantage` of those with
-    advantages, `clip_fraction` where there are ratios, `approx_kl`, and `shift` (mean |l - l_old|, nats per token).
+    `totals` is the `count_totals` of the whole step. So the shares sum, over micro-batches and processes, to the step's
+    loss and metrics, however it was split. Metrics (no gradient): `NAME_loss` of each term, `NAME_advantage` of terms
+    with advantages, `clip_fraction` if there are ratios, `approx_kl`, and `shift` (mean |l - l_old|, nats per token).
     """
     sampled_terms = [term for term in terms if term.name in SAMPLED]
     loss, clipped, metrics = _compute_sampled_loss(logprobs_N, tokens, sampled_terms, totals, objective)
@@ -235,9 +235,9 @@ def compute_loss(
 def _compute_sampled_loss(
     logprobs_N: Tensor, tokens: Tokens, terms: Sequence[Term], totals: Mapping[str, int], objective: Objective
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the loss of the sampled token's terms, clipped as one; the number of clipped ratios; each `NAME_loss`."""
+    """Return (loss of the sampled token's terms, clipped together; number of clipped ratios; each `NAME_loss`)."""
     where_N = mask_trained(terms) if terms else torch.zeros_like(tokens.sampled_N)
-    # Other positions are not computed: their gradient is 0, and their NaN must not reach the sum.
+    # Other positions are left out: their gradient is 0, and NaN there must not reach the sum.
     now, old = logprobs_N[where_N], tokens.old_logprobs_N[where_N]
     shares = {}
     for term in terms:
