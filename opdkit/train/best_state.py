@@ -1,6 +1,6 @@
-"""Best state of a training by its validations; a training that only made the model worse writes no model.
+"""Best state of a training by its validations. A training that only made the model worse writes no model.
 
-Pure functions of the rows of the table `validations`, the first of which is the student before training.
+Pure functions of the rows of the table `validations`. The first row is the student before training.
 """
 
 import math
@@ -10,28 +10,28 @@ from statistics import fmean, stdev
 from opdkit.config.fields import JSON
 from opdkit.errors import NothingLearnedError
 
-PATIENCE = 3  # measurements in a row without a better score, after which a training ends
-# Largest share of the replies that nobody complained about that may be lost. A single lost reply among validation.FEW
-# or more is counted as none (`validation._row`). So 2 of 20 and 1 of 5 pass, 2 of 19 do not.
+PATIENCE = 3  # a training ends after this many measurements in a row without a better score
+# Largest share that may be lost of the replies to prompts without a complaint. A single lost reply among validation.FEW
+# or more counts as none (`validation._row`). So 2 of 20 and 1 of 5 pass, 2 of 19 do not.
 FORGOTTEN = 0.1
-LITTLE_LEFT = 0.1  # of the score before training: with more, another cycle follows
-MUCH_LEFT = 1 / 3  # of that distance: with more, the hints were not learned
-CLEAR_CHANGE = 0.1  # of that distance, or of a score: less can be chance
-BROKEN_TIMES = 1.5  # the distance from the hints before training: a state further away is broken; less can be chance
-_NAMED = 8  # turns that an error names
+LITTLE_LEFT = 0.1  # of the distance from the hints before training: above it, another cycle may follow
+MUCH_LEFT = 1 / 3  # of that distance: above it, the hints were not learned
+CLEAR_CHANGE = 0.1  # of that distance, or of a score: a smaller change can be chance
+BROKEN_TIMES = 1.5  # times that distance: a state further away is broken; less can be chance
+_NAMED = 8  # most turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
 
 
 def has_forgotten(row: JSON) -> bool:
-    """Return True where too many of the replies that nobody complained about are lost."""
+    """Return True if too many replies to prompts without a complaint are lost."""
     return (row["forgotten"] or 0.0) > FORGOTTEN
 
 
 def is_nearer(row: JSON, before: JSON) -> bool:
-    """Return True for a state that is nearer to the hints than the student before training, by more than chance.
+    """Return True if a state is nearer to the hints than the student before training, by more than chance.
 
-    A gain of less than CLEAR_CHANGE has to exceed its standard error, from the differences at the same prompts: with
-    few replies, a single lucky one decides the mean.
+    A gain below CLEAR_CHANGE must exceed its standard error, computed from the gains at the same prompts: with few
+    replies, a single lucky one can decide the mean.
     """
     if row["hint_kl"] < (1 - CLEAR_CHANGE) * before["hint_kl"]:
         return True
@@ -41,20 +41,20 @@ def is_nearer(row: JSON, before: JSON) -> bool:
 
 
 def costs_more(row: JSON, before: JSON) -> bool:
-    """Return True for a state that moved clearly further from the student before training than towards the hints.
+    """Return True if a state moved clearly further from the student before training than towards the hints.
 
-    One that has learned most of what the hints ask for may: they can ask for it elsewhere, too.
+    A state that has learned most of what the hints ask for is exempt: its other replies may need the same change.
     """
     is_far = row["hint_kl"] > MUCH_LEFT * before["hint_kl"]
     return bool(is_far and row["score"] > (1 + CLEAR_CHANGE) * before["score"])
 
 
 def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
-    """Return the row of the best state; the row before training if there is none.
+    """Return the row of the best state, or the row before training if no state is better.
 
-    Of the states that are nearer to the hints than before training, have not forgotten and do not cost more than they
-    gain (`costs_more`), it is the one with the lowest score; of equal ones the last. Without hinted prompts, it is the
-    last that has not forgotten. With `any_gain`, a state whose gain may be chance counts as nearer, too.
+    Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not cost more
+    than they gain (`costs_more`). The best has the lowest score; among equals it is the last. Without hinted prompts,
+    it is the last state that has not forgotten. With `any_gain`, a gain that may be chance also counts as nearer.
     """
     before = rows[0]
     hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
@@ -65,33 +65,33 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
 
 
 def is_broken(row: JSON, before: JSON) -> bool:
-    """Return True for a state that has forgotten, or is clearly further from the hints than the student before."""
+    """Return True if a state has forgotten, or is clearly further from the hints than the student before training."""
     return has_forgotten(row) or (row["hint_kl"] or 0.0) > BROKEN_TIMES * (before["hint_kl"] or math.inf)
 
 
 def has_two_broken(rows: Sequence[JSON]) -> bool:
-    """Return True where the last two states are broken: the training goes back to its best one.
+    """Return True if the last two states are broken, after which the training goes back to its best state.
 
-    One such state can be on the way to a better one: the student no longer writes what it did, and does not yet finish
-    what it begins.
+    A single broken state can be on the way to a better one: the student no longer writes its old replies, but does not
+    yet complete the new ones.
     """
     return len(rows) > 2 and all(is_broken(row, rows[0]) for row in rows[-2:])
 
 
 def has_stalled(rows: Sequence[JSON], cycle_start: int) -> bool:
-    """Return True where the cycle that began after step `cycle_start` has found no better score for PATIENCE rows."""
+    """Return True if the cycle that began after step `cycle_start` has found no better score for PATIENCE rows."""
     later = [row for row in rows if row["step"] > max(cycle_start, find_best(rows, any_gain=True)["step"])]
     return len(later) >= PATIENCE
 
 
 def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:
-    """Return True where a cycle of the schedule ended with much to learn, and was not in vain.
+    """Return True if a cycle of the schedule, steps `start` + 1 to `end`, left much to learn and was not in vain.
 
-    It had the steps after `start` up to `end`. Its best state is far from the hints, or from the student before
-    training: hints for some requests changed replies to others. Its last state has not forgotten, and is nearer to the
-    hints than before training, or near the best state. An earlier state with a better score does not count against it:
-    few replies decide a score. But a cycle after the first must have found a clearly better state than those before it:
-    what two cycles do not learn is most likely out of reach.
+    Much is left if the best state so far is far from the hints, or from the student before training, since hints for
+    some requests changed the replies to others. The last state must not have forgotten, and must be nearer to the hints
+    than before training, or nearly as good as the best state: few replies decide a score, so it may be a little worse.
+    A cycle after the first must also have found a clearly better state than the cycles before it: what two cycles do
+    not learn is most likely out of reach.
     """
     done = [row for row in rows if row["step"] <= end]
     last, best = done[-1], find_best(done, any_gain=True)
@@ -104,9 +104,9 @@ def needs_another_cycle(rows: Sequence[JSON], start: int, end: int) -> bool:
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
-    """Raise NothingLearnedError where no state of the training is better than the student before it.
+    """Raise NothingLearnedError if no state of the training is better than the student before training.
 
-    The message names the turns of the step that moved the replies most, among the steps before the worst state.
+    The message names the turns of the step that moved the replies most, among the steps up to the worst state.
     """
     if find_best(rows)["step"] > 0:
         return
@@ -125,7 +125,7 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
 
 
 def _explain_failure(rows: Sequence[JSON]) -> str:
-    """Return what is wrong with all states after the first row, as the end of a sentence about the training."""
+    """Return what is wrong with all states after the first row, as the end of a sentence that begins "training"."""
     eligible = [row for row in rows[1:] if not has_forgotten(row)]
     if not eligible:
         return "lost replies that nobody complained about"

@@ -1,9 +1,9 @@
 """Trust region of a training: how far one optimizer step may move the student's own replies.
 
-The same learning rate moves one model a little and destroys another. So the limit of a step is a KL: some turns of the
+The same learning rate moves one model a little and destroys another. So a step is limited by a KL: some turns of the
 step are read again after it, and a step that moved them too far is made smaller, as in TRPO (Schulman et al. 2015),
-which backtracks along one direction until a KL holds. Where no learning rate is given, the first step finds it: the
-rate that moves the replies by the limit.
+which backtracks along one direction until a KL constraint holds. Without a given learning rate, the first step finds
+one: the rate that moves the replies by the limit.
 """
 
 import math
@@ -19,17 +19,17 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.train.schedule import Position, choose_first_rate
 from opdkit.train.targets import Turn
 
-PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it hold about so many
-# At most so many where prefixes are read once. It does not follow --micro-batch-tokens: how a step is split would then
-# decide what is read again, and so the learning rate.
+PROBE_SHARE = 0.05  # share of a step's tokens that is read again after the step, in whole turns (the probe)
+# Cap on the probe where prefixes are not shared, and size of the trees by which `bound_step` counts a step's tokens. It
+# does not depend on --micro-batch-tokens: else the split of a step would decide the probe, and so the learning rate.
 PROBE_TOKENS = 8192
-FIRST_STEPS = 8  # all of these are measured
+FIRST_STEPS = 8  # every one of these is measured
 MEASURE_EVERY = 5  # after them: steps 10, 15, and so on
-MAX_RATE_TO_WEIGHTS = 0.01  # rate of a step, as a share of the root mean square of the weights
-_SLACK = 2.0  # a KL up to this multiple of the limit stays: it is an estimate from a few turns
-_LEAST = 0.02  # of the limit is allowed to the smallest step of the schedule
-_TRIES = 8  # sizes that are tried for one step
-_MAX_CHANGE = 100.0  # of a rate from one try to the next, as a factor
+MAX_RATE_TO_WEIGHTS = 0.01  # largest learning rate, as a share of the root mean square of the weights
+_SLACK = 2.0  # a KL within this factor of the limit is accepted, since it is an estimate from a few turns
+_LEAST = 0.02  # smallest limit of a step, as a share of the limit at the peak of the schedule
+_TRIES = 8  # most rates that are tried for one step
+_MAX_CHANGE = 100.0  # largest factor between the rates of successive tries
 
 
 class BoundedStep(NamedTuple):
@@ -42,9 +42,9 @@ class BoundedStep(NamedTuple):
 
 @dataclass
 class TrustRegion:
-    """Limit of a step, and the factor by which the learning rates of the schedule are multiplied to keep within it.
+    """Limit of a step, and the factor on the schedule's learning rates that keeps steps within the limit.
 
-    The first steps also raise the factor, up to `max_factor`: a small step can be taken back exactly.
+    The factor starts low, and the first steps raise it, up to `max_factor`: small steps can be undone more exactly.
     """
 
     limit: float  # nats per reply, for a step at the peak of the schedule; 0: no limit
@@ -58,12 +58,12 @@ class TrustRegion:
     def bound(
         self, position: Position, move: Callable[[float, float], None], measure: Callable[[], float]
     ) -> BoundedStep:
-        """Rescale the step just taken until its KL is within _SLACK of the limit. Only the first step is also enlarged.
+        """Shrink the step just taken until its KL is at most _SLACK times its limit; the first step may also grow.
 
-        The KL of a step grows with the square of its rate, so the limit falls with the square of the schedule.
-        `move(a, b)` turns the weights after the step at rate a into those at rate b. `measure()` returns the KL (nats).
+        Stop after _TRIES measurements. A KL grows with the square of the rate, so the limit follows the square of the
+        schedule. `move(a, b)` replaces a step at rate a by one at rate b; `measure()` returns the KL (nats).
         """
-        # In bfloat16 a small step moves the replies more than its rate says: weights are rounded another way.
+        # _LEAST: in bfloat16, even a tiny step moves the replies, because some weights are then rounded differently.
         limit = self.limit * max(position.relative_rate**2, _LEAST)
         rate, measurements = position.rate * self.factor, 0
         while True:
@@ -76,7 +76,7 @@ class TrustRegion:
             change = min(max(change, 1 / _MAX_CHANGE), _MAX_CHANGE, self.max_factor / self.factor)
             move(rate, rate * change)
             rate, self.factor = rate * change, self.factor * change
-        if position.step <= FIRST_STEPS and kl < limit / _SLACK**2:  # there is room in the next steps
+        if position.step <= FIRST_STEPS and kl < limit / _SLACK**2:  # the next steps may be larger
             self.factor = min(self.factor * math.sqrt(_SLACK), self.max_factor)
         return BoundedStep(kl, rate, measurements)
 
@@ -84,15 +84,15 @@ class TrustRegion:
 def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
     """Return the trust region of a training.
 
-    A learning rate that is given is the most that a step may take. The KL is measured on few replies, and not on those
-    that training makes likely. So no rate moves the weights by more than MAX_RATE_TO_WEIGHTS of their root mean square
-    (of all matrices, trained or not), as in Adafactor (Shazeer and Stern 2018): AdamW moves a weight by its rate.
+    A given learning rate is the largest that a step may have. The KL is only measured on a few trained replies, not on
+    new ones that become likely. So a rate is also at most MAX_RATE_TO_WEIGHTS of the weights' root mean square (of
+    all matrices, trained or not), as in Adafactor (Shazeer and Stern 2018): AdamW moves a weight by about its rate.
     """
     if not config.step_limit:
         return TrustRegion(0.0)
     matrices: Iterable[torch.Tensor] = (p for p in student.parameters() if p.ndim >= 2)  # one at a time
     if any(hasattr(matrix, "quant_state") for matrix in student.parameters()):
-        # Imported where it is needed: bitsandbytes takes more than a second, of every training.
+        # Imported only here, since importing bitsandbytes takes more than a second.
         from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
         matrices = map(dequantize_bnb_weight, matrices)
@@ -110,8 +110,8 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
 def change_rate(optimizer: torch.optim.Optimizer, before: float, after: float) -> None:
     """Turn the weights after a step of AdamW at rate `before` into those after the same step at rate `after`.
 
-    A step is p (1 - rate decay) - rate u, with u from the optimizer's state alone (Loshchilov and Hutter 2019). So it
-    can be taken back without a copy of the weights, up to rounding.
+    A step maps p to p (1 - rate decay) - rate u, where u depends only on the optimizer's state (Loshchilov and Hutter
+    2019). So it can be undone, up to rounding, without a copy of the weights.
     """
     for group in optimizer.param_groups:
         beta1, beta2 = group["betas"]
@@ -130,18 +130,18 @@ def raise_epsilon(optimizer: torch.optim.Optimizer, share: float, grad_norm: flo
     """Raise AdamW's epsilon to `share` of the largest gradient so far (root mean square over all weights).
 
     AdamW divides each gradient by its own recent size. Once the replies are learned, gradients are a hundredth of the
-    first ones, and with the usual epsilon of 1e-8 the noise in them would still be followed at full rate.
+    first ones, but with the usual epsilon of 1e-8 their noise would still move the weights at the full rate.
     """
     for group in optimizer.param_groups:
         group["eps"] = max(group["eps"], share * grad_norm / math.sqrt(weights))
 
 
 def choose_probe(batch: Sequence[Turn], step_tokens: int) -> list[int]:
-    """Return the turns of a step that are read again after it, as indices: first turns with a hint, in random order.
+    """Return the indices of the turns to read again after a step: turns with a hint first, in the order of a hash.
 
-    They hold PROBE_SHARE of the tokens of all turns, up to PROBE_TOKENS, and PROBE_SHARE of the `step_tokens` at least,
-    in which common prefixes count once. Each is read from its beginning: the turns of a long session would be many
-    times the tokens of the step.
+    They hold PROBE_SHARE of the tokens of all turns, up to PROBE_TOKENS, but at least PROBE_SHARE of `step_tokens`, in
+    which common prefixes count once. The cap is needed because each of them is read from its beginning: the turns of a
+    long session, counted in full, can be many times the tokens of the step.
     """
     order = sorted(range(len(batch)), key=lambda i: (batch[i].teacher_logprobs is None, stable_hash(batch[i].turn_id)))
     wanted = max(PROBE_SHARE * step_tokens, min(PROBE_SHARE * sum(map(len, batch)), PROBE_TOKENS))

@@ -1,10 +1,10 @@
-"""On-policy validation: replies that the student writes now, under the hinted teacher and under itself before training.
+"""On-policy validation: how far fresh replies of the student are from the hinted teacher and the untrained student.
 
-Logged replies do not show what training breaks: the student no longer writes them. So replies are sampled to prompts of
-sessions that are kept out of training. After a prompt whose logged reply was complained about, the reply is compared
-with the teacher that reads the hint; after one of a session without a complaint, with the student before training. The
-mean KL per reply of both is the score; less is better. It is the loss of on-policy distillation (GKD, Agarwal et al.
-2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
+Logged replies do not show what training breaks, since the student no longer writes them. So replies are sampled for
+prompts of sessions that are kept out of training. If the logged turn has a hint, the new reply is compared with the
+teacher that reads the hint; if nobody complained, with the student before training. The score is the sum of both mean
+KLs (nats per reply); less is better. The first mean is the loss of on-policy distillation (GKD, Agarwal et al. 2024),
+the second the KL to the base, with which forgetting grows (Shenfeld et al. 2025).
 """
 
 import math
@@ -37,27 +37,27 @@ from opdkit.train.sharding import release_weights
 from opdkit.train.student import autocast
 from opdkit.train.validation_turns import CHECKS, COST
 
-TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
-CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats, the larger caps the KL of a reply: else one outlier of few decides the mean
-CHANGED = 1.0  # nats per reply: a larger KL on an uncriticised prompt is compared again with hints of other turns
-FIRST_HINTS = 3  # that such a reply is read again with; where they do not explain it, with the others as well
-LOST = 0.4  # of the cap (CAP, CAP_PER_TOKEN): a reply to an uncriticised prompt is lost where its KL is above
-FEW = 5  # of so many prompts without a complaint, a single one that is lost counts as chance
+TOP = 20  # the KL at a position is over the student's TOP most likely tokens and the rest
+CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats per reply, per token: the larger caps a reply's KL, so that no outlier decides
+CHANGED = 1.0  # nats per reply: above it, a reply to a prompt without a hint is compared again, with other turns' hints
+FIRST_HINTS = 3  # number of hints to try first for such a reply; the others follow if its KL stays above CHANGED
+LOST = 0.4  # share of the cap: a reply to a prompt without a hint is lost if its KL is above
+FEW = 5  # with at least this many prompts without a hint, a single lost reply counts as chance
 
 
 @dataclass(frozen=True, eq=False)
 class ValidationPrompt:
-    """Prompt of a logged turn, and the prompts after which other models read the same reply."""
+    """Prompt of a logged turn, and the prompts under which other models score the same reply."""
 
     turn_id: str
     prompt_ids: list[int]
-    compared_ids: list[int]  # with the hint, for the teacher; without one the prompt itself, for the untrained student
-    other_hint_ids: list[list[int]]  # with hints of other turns, which it was to learn, too; [] for a hinted prompt
+    compared_ids: list[int]  # for the teacher, the prompt with the hint; without a hint, `prompt_ids` for the base
+    other_hint_ids: list[list[int]]  # the prompt with other turns' hints, whose changes are wanted, too; [] if hinted
     hinted: bool
 
 
 class ComparedReply(NamedTuple):
-    """Reply of the student, and what it is compared with: another model, after another prompt."""
+    """Reply of the student, with the other model that scores it and the prompt that this model reads."""
 
     reply: Sample
     model: Any
@@ -66,27 +66,27 @@ class ComparedReply(NamedTuple):
 
 @dataclass
 class Validation:
-    """Prompts that the student is validated on, and its measurements in a training so far."""
+    """Prompts that the student is validated on, and the measurements of a training so far."""
 
     prompts: Sequence[ValidationPrompt]
-    cost: int  # tokens that a measurement reads and writes, where replies are as long as the logged ones
+    cost: int  # tokens that a measurement reads and writes if replies are as long as the logged ones
     max_new_tokens: int
     chat: Chat
     config: TrainConfig
     accelerator: Accelerator
     base: Any  # the student before training
-    teacher: Any  # the model that reads the hints; often the same
-    folder: Path  # of the checkpoints, where the best state is kept
-    sharded: Policy | None  # the student, where the processes share its weights
+    teacher: Any  # the model that reads the hints; often the same as `base`
+    folder: Path  # of the checkpoints and of the best state
+    sharded: Policy | None  # the student, if its weights are sharded over the processes
     rows: list[JSON]  # of the table `validations`
 
     def save_if_best(self, student: nn.Module) -> None:
-        """Save the weights of the student if its row, the last one, is that of the best state so far."""
+        """Save the weights of the student if the last row, which measured it, is that of the best state so far."""
         if find_best(self.rows) is self.rows[-1]:
             checkpoints.save_best(self.folder, student, self.rows[-1]["step"], main=self.accelerator.is_main_process)
 
     def restore_best(self, student: nn.Module) -> int:
-        """Load the weights of the best state into the student. Return the number of its steps."""
+        """Load the weights of the best state into the student. Return the step after which it was reached."""
         step: int = find_best(self.rows)["step"]
         self.accelerator.wait_for_everyone()  # until the file is written
         checkpoints.restore_best(self.folder, student, step)
@@ -95,8 +95,8 @@ class Validation:
     def measure(self, student: nn.Module, step: int) -> JSON:
         """Measure the student after `step` steps (0: before training). Append the row of `validations`, and return it.
 
-        The random stream of a prompt's reply is always the same: only the student differs. Before training, prompts
-        without a hint say nothing: the student is at no distance from itself.
+        A prompt's reply always has the same random stream, so that only the student differs between measurements.
+        Before training, prompts without a hint are skipped if others exist: their KL is 0 by definition.
         """
         accelerator = self.accelerator
         hinted = [prompt for prompt in self.prompts if prompt.hinted]
@@ -108,7 +108,7 @@ class Validation:
                 if self.sharded is None:
                     own = prompts[accelerator.process_index :: accelerator.num_processes]
                     results, tokens = self._answer_twice(model, own)
-                else:  # all processes run the same forwards, so each measures all prompts
+                else:  # all processes run the same forwards, so each one measures all prompts
                     results, tokens = self.sharded.run(partial(self._answer_twice, model, prompts))
                     release_weights(self.sharded)
                     if not accelerator.is_main_process:
@@ -120,7 +120,7 @@ class Validation:
         return self.rows[-1]
 
     def _answer_twice(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
-        """Return the results and tokens of `_answer`. A reply can be lost by chance: where one is, a second decides."""
+        """Return the results and tokens of `_answer`. A reply can be lost by chance: then a second sample decides."""
         results, tokens = self._answer(student, prompts, 0)
         lost = [prompt for prompt in prompts if not prompt.hinted and results[prompt]["lost"]]
         again, more = self._answer(student, lost, 1)
@@ -131,10 +131,10 @@ class Validation:
     def _answer(
         self, student: Any, prompts: Sequence[ValidationPrompt], draw: int
     ) -> tuple[dict[ValidationPrompt, JSON], int]:
-        """Return the result of a reply to each prompt, and the tokens that all models read and wrote for them.
+        """Sample and compare a reply to each prompt. Return the results, and the tokens that all models read and wrote.
 
-        `draw` numbers the replies to a prompt. A reply that does not fit into memory counts as one that is lost: else
-        a student would seem the better, the less of it can be measured.
+        `draw` numbers the replies to a prompt. A reply that does not fit into memory counts as lost: otherwise a
+        student whose replies cannot be measured would seem better.
         """
         if not prompts:
             return {}, 0
@@ -167,8 +167,8 @@ class Validation:
     def _compare(self, replies: Sequence[ComparedReply]) -> tuple[list[float], int]:
         """Return KL(student || other model) of each reply (nats), and the tokens that were read for all of them.
 
-        The KL is over the student's TOP most likely tokens at each position and the rest. One that is not finite is
-        infinite, and so is that of a reply that does not fit into memory.
+        At each position, the KL is over the student's TOP most likely tokens and the rest. A KL that is not finite
+        becomes inf, as does that of a reply that does not fit into memory.
         """
         kls, tokens = [math.inf] * len(replies), 0
         for model in {id(each.model): each.model for each in replies}.values():
@@ -184,7 +184,7 @@ class Validation:
 
 
 def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
-    """Return the row of `validations` from the results of all replies, for which `tokens` were read."""
+    """Return the row of `validations` for the results of all replies, for which `tokens` were read or written."""
 
     def mean(name: str, hinted: bool | None = None) -> float | None:
         values = [float(r[name]) for r in results if hinted is None or r["hinted"] == hinted]
@@ -201,9 +201,9 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
 
 
 def choose_validation_steps(steps: int, tokens: int, cost: int) -> set[int]:
-    """Return the steps after which to validate, the last one among them: as many as `tokens` of training pay for.
+    """Return the steps after which to validate, evenly spaced and including the last one.
 
-    `cost` are the tokens of one measurement.
+    There are as many as COST of the training's `tokens` pays for, at `cost` each: CHECKS to 20, and at most `steps`.
     """
     count = min(max(round(COST * tokens / max(cost, 1) - 0.5), CHECKS), 20, steps)
     return {round(steps * n / count) for n in range(1, count + 1)}

@@ -1,4 +1,4 @@
-"""Models and prompts of the on-policy validation: what reads the replies, after which prompts, and whether it fits."""
+"""Models and prompts of the on-policy validation: which models score the replies, with which prompts, if they fit."""
 
 import contextlib
 import math
@@ -27,8 +27,8 @@ from opdkit.train.targets import Turn, list_prompt_messages, pair_with_sessions
 from opdkit.train.validation import Validation, ValidationPrompt
 from opdkit.train.validation_turns import FEWEST, estimate_validation_cost
 
-ROOM = 1.2  # times the student's weights: a teacher of up to this size is loaded beside it
-LONGEST = 512  # tokens of a sampled reply, at most
+ROOM = 1.2  # a teacher of at most this many times the student's parameters is loaded beside the student
+LONGEST = 512  # most tokens of a sampled reply
 
 
 def open_validation(
@@ -41,11 +41,11 @@ def open_validation(
     rows: Sequence[JSON] = (),
     sharded: Policy | None = None,
 ) -> Validation:
-    """Render the prompts of `turns`, and load the student before training and the teacher beside the one in training.
+    """Render the prompts of `turns`, and load the untrained student and the teacher in addition to the student.
 
-    `hints` are what the log asks for; `rows` are the measurements of a training that resumes; `sharded` is the student
-    where processes share its weights. Prompts that leave no room for a reply, or that a template cannot render, are
-    left out. Raises TooLargeError where memory does not hold a second model.
+    `hints` from the log are tried on changed replies to prompts without a hint; `rows` are the measurements of a
+    training that resumes; `sharded` is the student if its weights are sharded. Prompts that leave no room for a reply,
+    or that a template cannot render, are left out. Raises TooLargeError if the untrained student does not fit.
     """
     try:
         base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
@@ -65,7 +65,7 @@ def open_validation(
             hinted, own = turn.hint is not None, [turn.hint] if turn.hint is not None else hints
             readings = [] if hinted else [prompt_ids]
             for hint in own:
-                with contextlib.suppress(ChatError):  # such as a prompt that another turn's hint has no place in
+                with contextlib.suppress(ChatError):  # such as a prompt without a place for another turn's hint
                     prompt = with_hint(messages, hint, scored["hint_placement"], hint_text)
                     readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
             if readings:
@@ -81,7 +81,7 @@ def fit_prompts(
 ) -> tuple[list[ValidationPrompt], int]:
     """Return the prompts that leave room for a reply within `context`, and how many tokens a reply may have.
 
-    That is `longest_reply`, or less where fewer than FEWEST prompts of a kind would have room for it.
+    A reply may have `longest_reply` tokens, or fewer if less than FEWEST prompts of a kind had room for that.
     """
     rooms = [context - max(len(prompt.prompt_ids), len(prompt.compared_ids)) for prompt in prompts]
     room = longest_reply
@@ -99,21 +99,21 @@ def fit_prompts(
 def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat: Chat) -> tuple[PreTrainedModel, Chat]:
     """Return the model that read the hints in the teacher stage, and its template.
 
-    `scored`: the options of the teacher stage. A training may have no room for a larger teacher, or for several, and
-    some may no longer be there: then the student before training reads the hints in their place.
+    `scored`: the options of the teacher stage. If there were several teachers, or the teacher is too large, cannot be
+    loaded or has a smaller vocabulary, the student before training reads the hints instead.
     """
     paths = set(parse_teachers(scored["teacher"]).values())
     if paths <= {config.model}:
         return base, chat
     teacher, teacher_chat, fits = None, None, False
-    with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several
+    with contextlib.suppress(OpdkitError, ValueError):  # ValueError: there are several paths
         (path,) = paths
         teacher_chat = load_template(path, choose_template_args(config.run, "teacher", config.template_arg), chat)
         skeleton = load_skeleton(path)
         size, base_size = (model.num_parameters() for model in (skeleton, base))
         vocabulary, needed = (model.get_input_embeddings().weight.shape[0] for model in (skeleton, base))
         fits = size <= ROOM * base_size and vocabulary >= needed and has_room(base, size, config)
-    # All processes have the same teacher.
+    # All processes must use the same teacher.
     if all(gather_object([fits])):
         with contextlib.suppress(OpdkitError):  # not enough memory
             teacher = load_model(path, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
@@ -124,21 +124,21 @@ def load_teacher(config: TrainConfig, scored: JSON, base: PreTrainedModel, chat:
 
 
 def has_room_for_base(config: TrainConfig, accelerator: Accelerator) -> bool:
-    """Return True where every process has room for the whole student before training. All processes must call it."""
+    """Return True if every process has room for the whole student before training. All processes must call it."""
     skeleton = load_skeleton(config.model)
     return all(gather_object([has_room(skeleton, skeleton.num_parameters(), config, accelerator.num_processes)]))
 
 
 def has_room(base: PreTrainedModel, size: int, config: TrainConfig, processes: int = 1) -> bool:
-    """Return True where the device, if it is a GPU, has room for a model of `size` parameters beside the training.
+    """Return True if the device is not a GPU, or has room for a model of `size` parameters beside the training.
 
-    The training still needs gradients and AdamW's state, 12 bytes per trained parameter, which `processes` share; or
-    with adapters about as much as the weights of `base`, for activations.
+    The training still needs gradients and AdamW's state, 12 bytes per parameter, shared by `processes`. With adapters
+    it needs little for these; about the size of the weights of `base` is kept free for activations.
     """
     place = resolve_device(config.device)
     if place.type != "cuda":
         return True
-    torch.cuda.empty_cache()  # what torch keeps for itself counts as taken
+    torch.cuda.empty_cache()  # memory in torch's cache would count as taken
     parameters, bytes_each = base.num_parameters(), resolve_dtype(config.dtype, place).itemsize
     if config.load_in_4bit:
         bytes_each = sum(weights.numel() * weights.element_size() for weights in base.parameters()) / parameters

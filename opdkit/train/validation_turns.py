@@ -1,4 +1,4 @@
-"""Turns whose prompts the student is validated on, and hints that may explain its replies: pure functions."""
+"""Turns on whose prompts the student is validated, and hints that may explain its replies: pure functions."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -17,43 +17,43 @@ from opdkit.train.targets import Turn
 T = TypeVar("T")
 
 # Share of the training's tokens that validation may read and write. Not counted: the tokens of the hints themselves,
-# second replies, and changed replies that are read again after other hints.
+# second replies, and changed replies that are read again with other hints.
 COST = 0.06
-CHECKS = 3  # the fewest measurements during a training; the one before it is extra, and costs half
-MOST_SHARE = 0.1  # of the turns of a kind are prompts of the validation, at most
-MOST_KEPT_OUT = 0.2  # of all turns, and of all hints, are in the sessions that it keeps out of training, at most
-MOST_UNCRITICISED = 0.25  # of the turns in sessions without a complaint, at most
-FEWEST = 3  # with fewer prompts than this of a kind there is no validation
-HINTS = 8  # of the log: a reply that one of them explains is a wanted change
-OVERSAMPLE = 8  # candidates drawn per item that is wanted; of these the most different are taken
+CHECKS = 3  # least number of measurements during a training; the extra one before it costs half
+MOST_SHARE = 0.1  # largest share of the turns of a kind (with a hint, without) whose prompts are used
+MOST_KEPT_OUT = 0.2  # largest share of all turns, and of all hints, in sessions that are kept out of training
+MOST_UNCRITICISED = 0.25  # largest share of the turns in sessions without a complaint whose prompts are used
+FEWEST = 3  # a kind with fewer prompts is left out; if that is the kind with hints, there is no validation
+HINTS = 8  # number of the log's hints to try: a changed reply that one of them explains is a wanted change
+OVERSAMPLE = 8  # candidates drawn per item that is taken; the most different ones are taken
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Logged turns of one kind, with a hint or without: candidates for prompts of the validation."""
+    """Logged turns of one kind (with a hint or without) whose prompts may be used for validation."""
 
-    turns: Sequence[Turn]  # in the order in which they are drawn
+    turns: Sequence[Turn]  # in the order in which they are considered
     hinted: bool
-    max_turns: int  # that may be chosen
-    max_session_turns: float  # that all sessions may have which are kept out of training, once they are chosen
-    oversampled: int  # of so many drawn turns, the most different come first
+    max_turns: int  # most turns to choose
+    max_session_turns: float  # most turns in all sessions kept out of training so far, this pool's included
+    oversampled: int  # the first this many turns are reordered, the most different first
 
     @property
     def mean_cost(self) -> float:
-        """Mean tokens per turn, of those that come first."""
+        """Mean validation cost (tokens) of the `oversampled` first turns."""
         costs = [estimate_validation_cost(turn) for turn in self.turns[: self.oversampled]]
         return sum(costs) / len(costs)
 
 
 def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[Turn]:
-    """Return the turns whose prompts the student is validated on: at most `max_prompts` with a hint, as many without.
+    """Return the turns on whose prompts to validate: at most `max_prompts` with a hint, and as many without.
 
-    They come from whole sessions, drawn by a hash of their ids, which train on nothing. All turns of these sessions are
-    at most MOST_KEPT_OUT of all turns, and their hints of all hints: a session that is too large for that is passed
-    over. Turns whose replies differ come first. Those without a hint are from sessions without a complaint, where there
-    are enough: elsewhere the hints are likely to ask for a change of replies that nobody complained about, too. A kind
-    with too few turns is left out, and the list is empty where that is the kind with hints. It is short enough that
-    CHECKS measurements cost at most COST of the training's tokens, but has at least FEWEST turns of each kind.
+    The turns come from sessions that are drawn by a hash of their ids and kept out of training as a whole. The sessions
+    have at most MOST_KEPT_OUT of all turns and of all hints; a session that is too large for that is skipped. Turns
+    whose replies differ come first. Turns without a hint come from sessions without a complaint, if these are enough:
+    in other sessions, the hints probably also ask for a change of the replies that nobody complained about. A kind with
+    too few turns is left out; if the kind with hints is, the list is empty. CHECKS measurements on the turns cost at
+    most COST of the training's tokens, unless FEWEST turns of each kind already cost more.
     """
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     session_turns = Counter(conversation_id(turn.session_id) for turn in logged)
@@ -61,7 +61,7 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
     pools = make_pools(turns, logged, max_prompts)
     tokens = COST * estimate_tokens_to_train(turns, epochs) / (CHECKS + 0.5)
     chosen: list[Turn] = []
-    for n, pool in enumerate(pools):  # as many of both kinds; the second takes what the first leaves
+    for n, pool in enumerate(pools):  # equally many of both kinds; the second uses the tokens that the first leaves
         share = pool.mean_cost / sum(each.mean_cost for each in pools[n:])
         taken = take_turns(pool, share * tokens, chosen, session_turns, session_hints)
         if len(taken) >= FEWEST:
@@ -73,9 +73,9 @@ def choose_turns(turns: Sequence[Turn], max_prompts: int, epochs: int) -> list[T
 
 
 def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) -> list[Pool]:
-    """Return the pools that may give FEWEST turns or more, that of turns without a hint first.
+    """Return the pools that can give at least FEWEST turns: turns without a hint, then turns with a hint.
 
-    There are none where the log has hints, but the pool of turns with one may not give so many.
+    Return no pools if the log has hints, but the pool of turns with a hint cannot give that many.
     """
     hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
     unhinted = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
@@ -88,17 +88,17 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
     hinted_session_turns = unhinted_session_turns = MOST_KEPT_OUT * len(logged)
     if max_uncriticised >= FEWEST:
         unhinted, max_unhinted = uncriticised, min(max_unhinted, max_uncriticised)
-        # They are taken first, from other sessions: what the sessions with hints need is left to these, up to half.
+        # These are taken first, from other sessions; up to half of the limit is reserved for the sessions with hints.
         with_hints = {conversation_id(turn.session_id) for turn in hinted}
         session_turns = sum(conversation_id(turn.session_id) in with_hints for turn in logged)
         unhinted_session_turns -= min(max_hinted * session_turns / max(1, len(hinted)), hinted_session_turns / 2)
-    # The first correction of a session says most. Later prompts contain it: a student may follow it without a hint. Of
-    # the first ones, the half whose hint moves the reply most is taken: a hint that is followed already shows nothing.
+    # The first correction of a session says most: later prompts contain it, so a student may follow it without a hint.
+    # Of these, the half whose hint moves the reply most comes first: a hint that is already followed shows nothing.
     unhinted, hinted = draw_turns(unhinted, first_of_all=False), draw_turns(hinted, first_of_all=True)
     half = min(len(hinted), OVERSAMPLE * FEWEST) // 2
     moved = sorted(range(2 * half), key=lambda i: measure_hint(hinted[i]))[half:]
     pieces = {i: frozenset(hinted[i].response_ids.tolist()) for i in moved}
-    # The reply that is most like the others leads: what most hints ask for has a prompt, whatever comes next.
+    # The reply most like the others leads, so that the most common request has a prompt.
     typical = max(
         sorted(moved), key=lambda i: sum(measure_overlap(pieces[i], each) for each in pieces.values()), default=None
     )
@@ -109,9 +109,9 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
 
 
 def measure_hint(turn: Turn) -> float:
-    """Return how far the hint of a turn moves its logged reply: KL(student || teacher) over the support (nats).
+    """Return how far a turn's hint moves its logged reply: KL(student || teacher) over the support (nats).
 
-    Without a support, it is the difference of the log-probs of the logged tokens.
+    Without a support, return the difference of the log-probs of the logged tokens instead.
     """
     assert turn.teacher_logprobs is not None
     if turn.support is None or turn.support.teacher is None:
@@ -122,7 +122,7 @@ def measure_hint(turn: Turn) -> float:
 
 
 def draw_turns(turns: Iterable[Turn], *, first_of_all: bool) -> list[Turn]:
-    """Return the turns session by session, in the order of a hash; with `first_of_all` the first turn of each first."""
+    """Return the turns by session, in the order of a hash; with `first_of_all`, round-robin over the sessions."""
     by_session = defaultdict[str, list[Turn]](list)
     for turn in turns:
         by_session[conversation_id(turn.session_id)].append(turn)
@@ -134,13 +134,13 @@ def draw_turns(turns: Iterable[Turn], *, first_of_all: bool) -> list[Turn]:
 def take_turns(
     pool: Pool, tokens: float, chosen: Sequence[Turn], session_turns: Counter[str], session_hints: Counter[str]
 ) -> list[Turn]:
-    """Return the turns that are taken from a pool, beside those that are `chosen` from another one.
+    """Return the turns to take from a pool, in addition to those already `chosen` from another pool.
 
-    At least FEWEST, where sessions allow it; more only as far as `tokens` pay for them.
+    Take at least FEWEST if the limits on sessions allow it, and more only as far as `tokens` pay for them.
     """
     taken: list[Turn] = []
-    # Varied replies show more kinds than a plain draw: any of them can be forgotten, not only the frequent ones. Of the
-    # turns with a hint, fewer are candidates: the most unusual of many replies would say little of the others.
+    # Varied replies cover more kinds than a plain draw, and any kind can be forgotten, not only the frequent ones. With
+    # a hint, there are fewer candidates: the most unusual of many replies would say little about the others.
     for turn in vary(pool.turns, pool.oversampled, lambda turn: turn.response_ids.tolist()):
         more = [*taken, turn]
         kept_out = {conversation_id(each.session_id) for each in (*chosen, *more)}
@@ -155,9 +155,9 @@ def take_turns(
 
 
 def vary(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]) -> Iterator[T]:
-    """Yield the items in another order: of the first `count`, the one that is least like those before is next."""
+    """Yield the first `count` items, always the one least similar to those before it, then the rest in order."""
     left = [(item, frozenset(pieces_of(item))) for item in items[:count]]
-    nearest = [0.0] * len(left)  # how alike it is to the item before it that is most like it
+    nearest = [0.0] * len(left)  # per item: its largest similarity to an item yielded so far
     while left:
         chosen = min(range(len(left)), key=nearest.__getitem__)
         (item, pieces), _ = left.pop(chosen), nearest.pop(chosen)
@@ -167,17 +167,17 @@ def vary(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]
 
 
 def measure_overlap(pieces: Set[Any], others: Set[Any]) -> float:
-    """Return the share of the pieces of two items that they have in common (Jaccard)."""
+    """Return the Jaccard similarity of two sets."""
     return len(pieces & others) / len(pieces | others)
 
 
 def estimate_validation_cost(turn: Turn) -> int:
-    """Return the tokens of a reply to the prompt of a turn: it is read and written, and read by another model."""
+    """Return the tokens of validating on a turn: the student processes prompt and reply, then so does another model."""
     return 2 * len(turn)
 
 
 def estimate_tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
-    """Estimate the tokens that a training reads: turns of a session share almost all of their beginnings."""
+    """Estimate the tokens that a training reads, given that turns of a session share almost all of their prompts."""
     longest: dict[str, int] = {}
     for turn in turns:
         longest[turn.session_id] = max(longest.get(turn.session_id, 0), len(turn))
@@ -185,7 +185,7 @@ def estimate_tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
 
 
 def choose_hints(turns: Sequence[Turn]) -> list[str]:
-    """Return at most HINTS hints: of the HINTS * OVERSAMPLE most frequent ones, those whose words differ most."""
+    """Return at most HINTS hints: those whose words differ most among the HINTS * OVERSAMPLE most frequent ones."""
     counts = Counter(turn.hint for turn in turns if turn.hint and turn.written is None)
     commonest = [hint for hint, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     return list(vary(commonest, OVERSAMPLE * HINTS, str.split))[:HINTS]
