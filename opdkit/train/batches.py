@@ -20,7 +20,7 @@ from opdkit.train.targets import Turn
 
 @dataclass(frozen=True)
 class Step:
-    """Turns of one optimizer step, as indices, and the index of the objective that they train under."""
+    """Turns of one optimizer step, as indices, and the index of their objective (the phase)."""
 
     phase: int
     turns: list[int]
@@ -35,15 +35,15 @@ def draw_steps(
     seed: int,
     order: str = "random",
 ) -> list[Step]:
-    """Return the steps of some epochs. Turn i belongs to `phases[i]`; its mean absolute advantage is `strengths[i]`.
+    """Return the steps of `epochs`. Turn i belongs to `phases[i]`; its mean absolute advantage is `strengths[i]`.
 
-    With `sessions` (the session of each turn) a step takes whole sessions until it has at least `batch_turns` turns;
-    without, it takes single turns. Every epoch takes every turn once, in a new random order, or the weakest first
-    (easy-first) or the strongest first (hard-first), ties in random order. A step holds turns of one phase. The steps
-    of several phases alternate until one phase has no more. No step spans two epochs. The first step has an advantage,
-    where there is any: it finds the learning rate, which the anchor alone cannot tell.
+    With `sessions` (the session of each turn), a step takes whole sessions until it has at least `batch_turns` turns;
+    without, it takes single turns. Every epoch takes every turn once: in a new random order, or by strength, ties in
+    random order (easy-first: weakest first, hard-first: strongest first). All turns of a step have the same phase.
+    Steps of several phases alternate until one phase has no more. No step spans two epochs. The first step that has an
+    advantage moves to the front, because it calibrates the learning rate, which the anchor alone cannot do.
     """
-    # A unit is drawn as a whole: a single turn, or the turns of one phase in one session.
+    # A unit is drawn as a whole: one turn, or all turns of one phase in one session.
     keys = range(len(phases)) if sessions is None else zip(phases, sessions, strict=True)
     members: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
@@ -65,13 +65,13 @@ def draw_steps(
 
 
 def count_steps(sessions: Sequence[str] | None, turns: int, batch_turns: int) -> int:
-    """Return the optimizer steps of an epoch over so many turns; of whole `sessions` (of each turn), about so many."""
+    """Return the number of steps per epoch: exact for single turns of one phase, an estimate for whole `sessions`."""
     sizes = [1] * turns if sessions is None else Counter(sessions).values()
     return sum(1 for _ in _group_units([[0] * size for size in sizes], batch_turns))
 
 
 def _group_units(units: Sequence[list[int]], batch_turns: int) -> Iterator[list[int]]:
-    """Yield units in their order, concatenated to groups of at least `batch_turns` turns; the last may be smaller."""
+    """Concatenate units, in order, into groups of at least `batch_turns` turns; the last group may be smaller."""
     turns: list[int] = []
     for unit in units:
         turns = turns + unit
@@ -87,7 +87,7 @@ def collect_tokens(turns: Sequence[Turn]) -> Tokens:
     sizes, nan = [len(turn.response_ids) for turn in turns], float("nan")
 
     def concatenate(values: Iterable[Any], missing: float = nan, dtype: type = np.float32, *width: int) -> torch.Tensor:
-        """Concatenate the values of all turns along N: each an array, a number for all tokens of a turn, or None."""
+        """Concatenate values along N: per turn an array, one number for all of its tokens, or None (`missing`)."""
         blocks: list[NDArray[Any]] = [
             np.broadcast_to(np.asarray(missing if value is None else value, dtype), (size, *width))
             for value, size in zip(values, sizes, strict=True)
@@ -117,6 +117,6 @@ def collect_tokens(turns: Sequence[Turn]) -> Tokens:
 
 
 def collect_ids(turns: Sequence[Turn], tokens: Tokens) -> torch.Tensor:
-    """Return the ids [N, 1 + K] whose log-probs are read: each turn's own tokens, then its support, in their order."""
+    """Return the ids [N, 1 + K] whose log-probs are read: at each position the response token, then the support."""
     own_N = torch.from_numpy(np.concatenate([turn.response_ids for turn in turns]))
     return torch.cat([own_N[:, None].to(tokens.support_ids_NK), tokens.support_ids_NK], 1)

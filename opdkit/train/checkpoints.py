@@ -1,10 +1,10 @@
 """Checkpoints and models of a training run on disk: each complete or absent.
 
-A checkpoint holds the trained weights, the optimizer's state and the metrics of the steps so far; their number is the
-position. Nothing else is needed: the order of the turns, the learning rate and the random streams are functions of the
-plan and the step, and the old policy is in the targets. Only the newest file is kept, since it is larger than the
-model. Beside it are the weights of the best state so far, and of the best state at that checkpoint. A sharded student
-is written whole, so that any number of processes can resume from it.
+A checkpoint holds the trained weights, the optimizer's state, the metrics of the steps so far, whose number is the
+position, and the state of validation and trust region. Nothing else is needed: the order of the turns, the schedule and
+the random streams are functions of the plan and the step, and the old policy is in the targets. Only the newest file is
+kept, since it is larger than the model. Beside it are the weights of the best state so far and of the best state at
+that checkpoint. A sharded student is written whole, so that any number of processes can resume from it.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def save(
 ) -> None:
     """Write the state after `len(rows)` steps, then remove older files. All processes must call it; `main` writes.
 
-    `more` is kept with it.
+    `more` holds further entries of the checkpoint.
     """
     weights = _gather_weights(model, keep=main)
     state = optimizer.state_dict()
@@ -47,10 +47,10 @@ def save(
 
 
 def save_best(folder: Path, model: nn.Module, step: int, *, main: bool) -> None:
-    """Write the trained weights after a step, the best so far, then remove older ones.
+    """Write the trained weights after `step`, the best so far, then remove older ones.
 
-    All processes must call it; `main` writes. The best of the newest checkpoint stays: a training that resumes from
-    there may have to load it.
+    All processes must call it; `main` writes. The best weights as of the newest checkpoint are kept, because a training
+    that resumes from that checkpoint may have to load them.
     """
     weights = _gather_weights(model, keep=main)
     if main:
@@ -58,16 +58,16 @@ def save_best(folder: Path, model: nn.Module, step: int, *, main: bool) -> None:
 
 
 def restore_best(folder: Path, model: nn.Module, step: int) -> None:
-    """Load the weights that `save_best` wrote after a step. All processes must call it."""
+    """Load the weights that `save_best` wrote after `step`. All processes must call it."""
     path = folder / f"best-{step:08d}.pt"
     _load_weights(model, torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 
 
 def read_newest(folder: Path) -> JSON | None:
-    """Return the newest checkpoint, memory-mapped; None without one. Code in a file is never run.
+    """Return the newest checkpoint, memory-mapped, or None if there is none. Never run code from a file.
 
-    A file that is cut off is skipped with a warning: training resumes from the one before it, or from the start.
-    Raises OpdkitError for a complete file that holds more than tensors, numbers and text: opdkit did not write it.
+    A file that cannot be read is skipped with a warning: training resumes from an older file, or from the start. Raises
+    OpdkitError for a complete file that holds more than tensors, numbers and text: opdkit did not write it.
     """
     for path in sorted(folder.glob("step-*.pt"), reverse=True):
         try:
@@ -84,7 +84,7 @@ def read_newest(folder: Path) -> JSON | None:
 
 
 def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into model and optimizer. All processes of a sharded student must load the same one."""
+    """Load a checkpoint into model and optimizer. All processes of a sharded student must load the same checkpoint."""
     _load_weights(model, state["weights"])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments = {i: {name: copy_like(x, parameters[i]) if x.ndim else x.clone() for name, x in values.items()}
@@ -99,7 +99,7 @@ def _gather_weights(model: nn.Module, *, keep: bool) -> JSON:
 
 @torch.no_grad()
 def _load_weights(model: nn.Module, weights: JSON, share: float = 1.0) -> None:
-    """Move the parameters that are trained towards weights, by name: by a `share` of the way, 1 for all of it."""
+    """Interpolate the trained parameters towards `weights` (by name): `share` of the way, 1 to replace them."""
     for name, parameter in find_trained_parameters(model).items():
         target = copy_like(weights[name], parameter)
         parameter.copy_(target if share == 1 else torch.lerp(parameter, target.to(parameter.device), share))
@@ -109,28 +109,28 @@ def clear(folder: Path) -> None:
     """Remove all checkpoints, including partial files, and then the folder if it is empty."""
     _remove(folder, "step")
     _remove(folder, "best")
-    with contextlib.suppress(OSError):  # it is not empty, or gone
+    with contextlib.suppress(OSError):  # not empty, or already gone
         folder.rmdir()
 
 
 def _replace(folder: Path, kind: str, step: int, content: JSON) -> None:
-    """Write the file of a kind after a step, and then remove older ones."""
+    """Write the file of a kind ("step" or "best") for `step`, then remove older files."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{kind}-{step:08d}.pt"
     with temporary_file(final) as temporary:
         with temporary.open("wb") as handle:
             torch.save(content, handle)
-        move_into_place(temporary, final)  # on the disk before the older file is removed
+        move_into_place(temporary, final)  # safely on disk before the older file is removed
     if kind == "step":
         _remove(folder, "step", final)
-    # A training that resumes from the newest checkpoint needs the last best state before it.
+    # A training that resumes from the newest checkpoint needs the best state as of that checkpoint.
     newest = max((path.name.removeprefix("step") for path in folder.glob("step-*.pt")), default="")
     resumable = [path for path in folder.glob("best-*.pt") if path.name.removeprefix("best") <= newest]
     _remove(folder, "best", final, max(resumable, default=final))
 
 
 def _remove(folder: Path, kind: str, *keep: Path) -> None:
-    """Remove the files of a kind except `keep`, including partial ones."""
+    """Remove the files of a kind, including partial files, except those in `keep`."""
     for path in [*folder.glob(f"{kind}-*.pt"), *folder.glob(f".{kind}-*")]:
         if path not in keep:
             path.unlink(missing_ok=True)
@@ -140,20 +140,20 @@ def save_student(
     student: nn.Module, chat: Chat, config: TrainConfig, folder: Path, card: str, *, main: bool,
     share: float = 1.0, continues: bool = False,
 ) -> None:  # fmt: skip
-    """Write `folder`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
+    """Write `folder`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's original files.
 
-    Its weights are a `share` of the way from those before training to the student's (Wortsman et al. 2022).
-    `card` is its README.md. All processes must call it; `main` writes. With LoRA the adapters are merged into the
-    weights, and also written to `folder`/adapter. Weights that were quantized or rounded for training are loaded again
-    for that, as they were before. The student is converted in place and cannot be trained further, unless its training
-    `continues`.
+    Its weights are `share` of the way from the weights before training to the student's (Wortsman et al. 2022). `card`
+    becomes its README.md. All processes must call it; `main` writes. With LoRA, the adapters are merged into the base
+    weights, and also written to `folder`/adapter. Base weights that were quantized or rounded for training are loaded
+    again, unchanged, to merge into. The student is converted in place and cannot be trained further, unless its
+    training `continues`.
     """
     model: Any = student
     dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32
     computed = choose_compute_dtype(config)
     is_rounded = config.load_in_4bit or (config.lora_rank > 0 and torch.promote_types(computed, dtype) != computed)
     if config.sharding == "fsdp" or (share < 1 and not config.lora_rank):
-        # Through the CPU: a student is sharded where it is too large for one device.
+        # On the CPU, since a sharded student may be too large for one device.
         weights = _gather_weights(student, keep=main)
         if main:
             model = load_student(config, on_cpu=True)
@@ -164,10 +164,10 @@ def save_student(
         return
     if config.lora_rank:
         for name, parameter in find_trained_parameters(model).items():
-            if "lora_B" in name:  # what is added to the weights is the product B A, and B begins at 0
+            if "lora_B" in name:  # LoRA adds the product B A to the weights, and B starts at 0
                 parameter.data.mul_(share)
         for described in model.peft_config.values():
-            for name in ("target_modules", "exclude_modules"):  # sets: their order differs from process to process
+            for name in ("target_modules", "exclude_modules"):  # sets, whose order differs between processes
                 setattr(described, name, sorted(getattr(described, name) or ()) or None)
         with replaced_folder(folder / "adapter") as temporary:
             model.save_pretrained(temporary)
@@ -185,7 +185,7 @@ def save_student(
     with replaced_folder(folder / "model") as temporary:
         model.save_pretrained(temporary)
         chat.tokenizer.save_pretrained(temporary)
-        for pattern in ("*processor*.json", "LICENSE*"):  # of a local folder: what a server of the model may need
+        for pattern in ("*processor*.json", "LICENSE*"):  # from a local folder: a server of the model may need them
             for path in Path(config.model).glob(pattern):
                 shutil.copy(path, temporary)
         write_text(temporary / "README.md", card)

@@ -1,4 +1,4 @@
-"""Signal in a training set: warnings before a training where there is little, and the composition for --dry-run."""
+"""Signal in a training set: warnings before training if there is little, and the composition for --dry-run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from opdkit.train.targets import Turn
 from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
 from opdkit.train.validation_turns import FEWEST, MOST_SHARE
 
-NEAR_ZERO = 0.01  # nats: a smaller advantage counts as none
-MANY = 0.1  # share of degenerate replies that is worth a warning
+NEAR_ZERO = 0.01  # nats: advantages that are all smaller get a warning
+MANY = 0.1  # share of degenerate replies from which there is a warning
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, objectives: Sequence[Objective]) -> None:
-    """Say how many replies train, and warn where the signal is weak. Raises NothingLearnedError when there is none."""
+    """Say how many replies train, and warn if the signal is weak. Raises NothingLearnedError if there is none."""
     terms = {name for objective in objectives for name in objective.weights}
     dropped = ", ".join(f"{reason} {n}" for reason, n in data.dropped.items()) or "none"
     hinted, rewards = _read_signal(data)
@@ -53,7 +53,7 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
 
 
 def _choose_remedy(data: TrainingSet, terms: set[str]) -> str:
-    """Return what may help where nothing can be learned, in sentences."""
+    """Return advice, in sentences, for a training set from which nothing can be learned."""
     if terms == {"reward"}:
         remedy = "It learns from rewards: try a stronger --judge, more --votes, or --objective opd to learn from hints."
     elif "reward" in terms:
@@ -91,7 +91,7 @@ def find_weak_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> li
 
 
 def find_degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
-    """Return warnings when many replies loop or were cut off: with reward +1, the model would learn that."""
+    """Return warnings if many replies loop or were cut off, since a reward of +1 would reinforce that."""
     rows = read_all(run, "turns", ["turn_id", "finish_reason"])
     cut_off = {row["turn_id"] for row in rows if is_cut_off(row["finish_reason"])}
     degenerate = {
@@ -113,7 +113,7 @@ def _read_signal(data: TrainingSet) -> tuple[int, list[int]]:
 
 
 def count_written(turns: Sequence[Turn]) -> dict[str, int]:
-    """Return the numbers of replies that are not logged ones, by who wrote them; edits only where there are any."""
+    """Return the numbers of replies by the teacher and by people (edits); the latter only if there are any."""
     edited = sum(turn.written == EDIT for turn in turns)
     counts = zip(WRITTEN_BY, (sum(turn.written is not None for turn in turns) - edited, edited), strict=True)
     return {by: n for by, n in counts if n or by == WRITTEN_BY[0]}
@@ -158,7 +158,7 @@ def print_composition(data: TrainingSet, cycles: Sequence[Sequence[Step]]) -> No
 
 
 def find_largest_shares(data: TrainingSet) -> dict[str, str]:
-    """Return the session and the source (the prefix of its id) with the most replies, and their share, as text."""
+    """Return, as text, the session and the source (the prefix of its id) with the most replies, and their shares."""
     shares = dict[str, str]()
     sessions = [logged_session_id(turn.session_id) for turn in data.turns]
     for kind, names in {"session": sessions, "source": [name.partition(":")[0] for name in sessions]}.items():

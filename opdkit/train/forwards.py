@@ -1,4 +1,4 @@
-"""Forwards of an optimizer step, for each process: turns with a common prefix go together, within a token budget.
+"""Forwards of an optimizer step, per process: turns with a common prefix are read together, within a token budget.
 
 Pure functions of token ids. Every process computes the plan of all processes, so that all agree on the number of
 forwards without communication.
@@ -14,7 +14,7 @@ from opdkit.model.tree import count_common
 
 @dataclass(frozen=True)
 class Tree:
-    """Turns, as indices into the step, that are read together; `tokens` counts common prefixes once."""
+    """Turns that are read together, as indices into the step. `tokens` counts common prefixes once."""
 
     turns: tuple[int, ...]
     tokens: int
@@ -36,9 +36,9 @@ def plan_forwards(
     """Return the forwards of process `rank` of `ranks`, and the tokens that all processes read, without padding.
 
     Turn i is `sequences[i]` of `sessions[i]`. A forward holds at most `budget` tokens; a longer turn goes alone. With
-    `packed` the turns of a session share common prefixes, and trees stand side by side in one row. With `chains` turns
-    that continue each other are one tree, each tree is a row, and the budget counts the padding. Else each turn goes
-    alone. All processes have the same number of forwards: gradients are only exchanged when all of them run a backward.
+    `packed`, the turns of a session share common prefixes, and a forward is one row of trees side by side. With
+    `chains`, turns that continue each other form one tree, each tree is a row, and the budget includes padding. With
+    neither, each turn goes alone. All processes have equally many forwards, since all must join in the last backward.
     """
     trees = group_turns(sequences, sessions, budget, packed=packed, chains=chains)
     budget = budget if packed or chains else 0
@@ -56,7 +56,7 @@ def plan_forwards(
 def group_turns(
     sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, *, packed: bool, chains: bool
 ) -> list[Tree]:
-    """Return the trees that the turns are read in; the arguments are those of `plan_forwards`."""
+    """Group turns into trees. The arguments are those of `plan_forwards`."""
     if packed:
         return build_trees(sequences, sessions, budget)
     if chains:
@@ -65,10 +65,10 @@ def group_turns(
 
 
 def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int) -> list[Tree]:
-    """Group the turns of each session in trees of at most `budget` tokens, or as many as its longest turn has.
+    """Group the turns of each session into trees of at most `budget` tokens, or the length of its longest turn if more.
 
-    Shorter prompts come first, so that most turns begin with the turn before them. New tokens are counted from where a
-    turn leaves the turn before it. It may share more with an earlier turn, so `tokens` is an upper bound.
+    Shorter prompts come first, so that most turns begin with the turn before them. A turn counts with the tokens after
+    its common prefix with the turn before it. It may share more with an earlier turn, so `tokens` is an upper bound.
     """
     members: dict[str, list[int]] = {}
     for i in sorted(range(len(sequences)), key=lambda i: len(sequences[i].prompt_ids)):
@@ -90,7 +90,7 @@ def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], bu
 
 
 def build_chains(sequences: Sequence[PromptResponse], sessions: Sequence[str]) -> list[Tree]:
-    """Group the turns of each session in chains: each turn begins with all that the turn before it has read.
+    """Group the turns of each session into chains, in which each turn begins with all tokens of the turn before it.
 
     A chain has as many tokens as its last turn, so it fits where that turn does.
     """
@@ -106,7 +106,7 @@ def build_chains(sequences: Sequence[PromptResponse], sessions: Sequence[str]) -
 
 
 def deal(lengths: Sequence[int], processes: int) -> list[list[int]]:
-    """Return the indices of each process: the longest is dealt first, to the process with the fewest tokens so far."""
+    """Return the item indices per process. Items go, longest first, to the process with the fewest tokens so far."""
     hands, load = [list[int]() for _ in range(processes)], [0] * processes
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         process = load.index(min(load))
@@ -118,9 +118,9 @@ def deal(lengths: Sequence[int], processes: int) -> list[list[int]]:
 def pack_side_by_side(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Return groups of indices whose lengths sum to at most `budget`; a longer item goes alone.
 
-    First fit, decreasing: at most 11/9 of the fewest possible groups, plus one (Johnson 1973).
+    First-fit decreasing: at most 11/9 of the smallest possible number of groups, plus one (Johnson 1973).
     """
-    groups, room = list[list[int]](), list[int]()  # room: tokens that are left in each group
+    groups, room = list[list[int]](), list[int]()  # room: tokens left in each group
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         fits = next((g for g, left in enumerate(room) if lengths[i] <= left), None)
         if fits is None:

@@ -1,4 +1,4 @@
-"""Processes of a training run: checks before it starts, and the stage that they share."""
+"""Processes of a training: checks before they start, their connection, and the stage that they share."""
 
 import contextlib
 import dataclasses
@@ -25,20 +25,20 @@ from opdkit.store.progress_marks import find_live_claims
 from opdkit.store.reviews import plan_inputs, read_decisions_in_targets
 from opdkit.store.tables import METRICS, VALIDATIONS
 
-# By itself W&B sends what a command prints, its arguments, the folder and the machine; docs/privacy.md rules that out.
+# By default, W&B also sends console output, arguments, folder and machine; docs/privacy.md promises not to send them.
 QUIET_WANDB = {"console": "off", "x_disable_meta": True, "x_disable_machine_info": True, "x_save_requirements": False}
 
 
 def check_launch(config: TrainConfig) -> None:
-    """Raise ConfigError or OpdkitError for a training that cannot run here, before a model is loaded."""
+    """Raise ConfigError or OpdkitError for a training that cannot run here. Called before a model is loaded."""
     config.check_inputs()
     check_launcher()
     check_upstream(config.run, ["teacher"])
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
-    # Two trainings would mix up their checkpoints. All processes of one launch get here before the first of them
-    # begins. A claim from another host does not count: its process may have been killed there.
+    # Two trainings of one run would mix up their checkpoints. Processes of the same launch all pass this check before
+    # the main one claims the run. A claim from another host does not count: its process may have been killed there.
     others = [c for c in find_live_claims(stage_dir(config.run, "train") / ".tmp") if c.host == host_name()]
     if others and others[0].pid != os.getpid() and not config.dry_run:
         raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
@@ -55,11 +55,11 @@ def check_launch(config: TrainConfig) -> None:
 
 
 def start_accelerator(config: TrainConfig) -> Accelerator:
-    """Connect the processes of this run. Raises ConfigError for a launch that does not fit the options.
+    """Connect the processes of this training. Raises ConfigError for a launch that does not fit the options.
 
-    The model stays on the device of `--device`, in the dtype it was loaded in, and compiled as `--compile` says.
+    Accelerate is configured to leave the model's device, dtype and compilation as opdkit's own options set them.
     """
-    on_cpu = resolve_device(config.device).type == "cpu"  # without cpu=True each process on a CPU would train alone
+    on_cpu = resolve_device(config.device).type == "cpu"  # without cpu=True, processes on a CPU would train separately
     timeout = InitProcessGroupKwargs(timeout=timedelta(hours=1))  # others wait while the main one writes a large model
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", dynamo_backend="no", device_placement=False,
                               log_with=config.tracker, project_dir=stage_dir(config.run, "train"),
@@ -79,28 +79,28 @@ def start_accelerator(config: TrainConfig) -> Accelerator:
 def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> Stage:
     """Open the stage: the main process writes its plan, then the others read it. Only the main process overwrites.
 
-    `models` are the identities of the student and of a reference, by option.
+    `models`: option ("model", "reference") -> identity of that model.
     """
     inputs = models | plan_inputs(read_decisions_in_targets(config.run))
     with accelerator.main_process_first():
         own = dataclasses.replace(config, shard="0/1", overwrite=config.overwrite and accelerator.is_main_process)
         stage = Stage.open(own, "train", [METRICS, VALIDATIONS], parts=1, inputs=inputs, upstream=["teacher"])
     if config.tracker and stage.todo():
-        # A text of which there is no choice may be a path.
+        # Texts without fixed choices are not sent: they may be paths.
         settings: JSON = {f.name: value for f in fields_of(TrainConfig)
                           if isinstance(value := getattr(config, f.name), (int, float)) or f.choices}  # fmt: skip
         try:
             accelerator.init_trackers("opdkit", settings, {"wandb": {"settings": QUIET_WANDB}})
-        except Exception as error:  # there is no key, no network ...
+        except Exception as error:  # no key, no network ...
             raise OpdkitError(f"--tracker {config.tracker}: {error}") from error
     return stage
 
 
 @contextlib.contextmanager
 def open_part_writer(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
-    """Yield the writer of `Stage.writing` in the main process; the others write nothing, and wait until it commits.
+    """Yield the writer of `Stage.writing` in the main process. The others write nothing and wait until it commits.
 
-    Raises stopping.Stopped in all processes when one of them was asked to stop.
+    Raises stopping.Stopped in all processes if any of them was asked to stop.
     """
     if any(gather_object([stopping.is_requested()])):
         raise stopping.Stopped
@@ -121,10 +121,10 @@ def check_same_step(steps: int) -> None:
 
 
 def leave(accelerator: Accelerator, model: nn.Module | None = None) -> None:
-    """Close the trackers and the connections to the other processes; the model can do no further step.
+    """Close the trackers and the connections to the other processes. `model` cannot be trained further.
 
-    What DistributedDataParallel exchanges gradients with goes first: as the last owner of the process group it would
-    end gloo's threads while it holds Python's lock, and wait for ever if one of them waits for that lock, to free a
+    The reducer and the logger of DistributedDataParallel are deleted first. As last owners of the process group, they
+    would wait, holding the GIL, for gloo's threads to end: a deadlock if one of these waits for the GIL to free a
     tensor (https://github.com/pytorch/pytorch/issues/56297).
     """
     if isinstance(model, DistributedDataParallel):

@@ -1,4 +1,4 @@
-"""Metrics of optimizer steps: a row of the table, a line of text, and how far they moved the student."""
+"""Metrics of optimizer steps: a row of the table, a line of text, and how far the steps moved the student."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from opdkit.train.objective.terms import TERMS, Objective
 from opdkit.train.targets import Turn
 
 ADVANTAGES = ("reward", "teacher", "support")
-# Bounds of `shift`, in nats per token. Below the first, the probability of a token has changed by less than 2%. Beyond
-# the second, the average token has left the range that the default ratio clip allows: log(1 + 0.28) is 0.247.
+# Bounds of `shift`, in nats per token. Below the first, the probability of a token changed by less than 2% on average.
+# Above the second, the average token is outside the range of the default ratio clip: log(1 + 0.28) is 0.247.
 HARDLY_MOVED, FAR_MOVED = 0.02, 0.25
 
 
 def make_metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
-    """Return the row of a step without its number and epoch. A mean over nothing is null, not 0."""
+    """Return the row of a step, without step number and epoch. A mean over no tokens or turns is null, not 0."""
     read = int(metrics["tokens_read"])
     penalties = [turn.length_penalty for turn in batch if turn.length_penalty is not None]
     terms = (*TERMS, "anchor", "kl")
@@ -57,8 +57,8 @@ def format_metrics(row: JSON, steps: int) -> str:
 def trace_rows(kept: int, rows: Sequence[JSON], rollbacks: Mapping[int, int]) -> list[JSON]:
     """Return the rows of the steps that led to the state after step `kept`.
 
-    After each step of `rollbacks` the training went back to the state after an earlier one. The row of the next step
-    describes that state, and is left out.
+    After each step in `rollbacks`, the training went back to the state after an earlier step. The row of the next step
+    describes that earlier state, so it is left out.
     """
     path: list[JSON] = []
     while kept > 0:
@@ -71,11 +71,11 @@ def trace_rows(kept: int, rows: Sequence[JSON], rollbacks: Mapping[int, int]) ->
 
 
 def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool, rolled_back: bool) -> None:
-    """Say how far the log-probs of the trained tokens moved, and warn where that is very little or very much.
+    """Say how far the log-probs of the trained tokens moved, and warn if that is very little or very much.
 
-    That is the mean of `shift` in the last quarter of the steps, from the forwards that these steps did before their
-    updates: nothing is read again. A single step has nothing before it to compare with. A state that was `validated`
-    may move far without a warning: it is better than before. One whose training was `rolled_back` needs no higher rate.
+    The movement is the mean of `shift` over the last quarter of the steps. It comes from the forwards before each
+    update, so nothing is read again, and a single step shows no movement. A `validated` state may move far without a
+    warning, since it is better than the student before training. After a rollback, no higher rate is advised.
     """
     if rows and all(row["skipped"] for row in rows):
         warn("no step had a gradient: the weights are those of the model before")

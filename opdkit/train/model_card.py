@@ -1,6 +1,6 @@
-"""Model card: the README.md beside trained weights, for people and for the hub. Its form is in model_card.md.
+"""Model card: the README.md beside trained weights, for people and for the hub. Its template is model_card.md.
 
-Models are named as the options named them. Paths of run and logs, addresses, texts and conditions are left out.
+Models are named as in the options. Paths of the run and of logs, URLs, texts and filter conditions are left out.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from opdkit.train.data_summary import describe_signal
 from opdkit.train.training_set import TrainingSet
 from opdkit.version import __version__
 
-_JUDGES = ("judge", "judge_model", "judge_first")  # options that name who judged
+_JUDGES = ("judge", "judge_model", "judge_first")  # options that name the judge
 
 
 def make_model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) -> str:
-    """Return the card of the student after so many epochs and optimizer steps."""
+    """Return the card of the student after `epochs` epochs and `steps` optimizer steps."""
     judge, teacher = (manifest(config.run, stage)["plan"]["config"] for stage in ("judge", "teacher"))
     base: JSON = {}
-    with contextlib.suppress(Exception):  # it has no card, or its author wrote something else than a header of YAML
+    with contextlib.suppress(Exception):  # no card, or a card without a valid YAML header
         base = metadata_load(str(find_file(config.model, "README.md"))) or {}
     hub_name = base.get("base_model") if Path(config.model).is_dir() else config.model
-    # The second key is opdkit's own: a later round whose base is this model finds the licence there.
+    # The second key is opdkit's own: a later training with this model as its base finds the licence there.
     licence = " ".join(str(base.get("license") or base.get("base_model_license") or "").split())
     header = {"base_model": hub_name, "base_model_license": licence}
     plan = config.plan() | {"filter": ["..."] if config.filter else []}
@@ -50,7 +50,7 @@ def make_model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: 
 
 
 def add_scores(folder: Path, scores: str) -> None:
-    """Replace the section of scores in the card of a model folder. Other sections, and a card without one, stay."""
+    """Replace the section of scores in a model folder's card. A card without that section is left unchanged."""
     path = folder / "README.md"
     before, heading, rest = (path.read_text(encoding="utf-8") if path.exists() else "").partition("## Scores\n\n")
     _, next_heading, behind = rest.partition("\n## ")

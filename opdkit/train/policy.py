@@ -1,6 +1,6 @@
-"""Policy in training: from turns to log-probs and entropies, in one differentiable forward.
+"""Policy in training: turns to log-probs and entropies, in one differentiable forward.
 
-Shapes: N response tokens of all turns, n of one chunk, K requested ids at each, H hidden size, V vocabulary.
+Shapes: N response tokens of all turns, n of one chunk, K requested ids per token, H hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 class Policy(nn.Module):
     """Causal language model whose forward returns log-probs of given tokens.
 
-    Its weights are only used in `forward`, so that a wrapper (DistributedDataParallel) sees each use.
+    Training uses its weights only through `forward`, so that a wrapper (DistributedDataParallel) sees every use.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,8 +39,8 @@ class Policy(nn.Module):
     def forward(self, trees: Sequence[Sequence[PromptResponse]], ids_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs [N, K] of `ids_NK` at the response tokens of all sequences, and entropies [N] without graph.
 
-        Float32, natural log, temperature 1. The common prefix of the sequences of a tree is read once. Where the model
-        cannot do that (`packed` is false), each tree must be a chain (`chains`), or a single sequence.
+        Log-probs are natural logs in float32 at temperature 1. The common prefix of a tree's sequences is read once.
+        If the model cannot do that (`packed` is false), each tree must be a chain (with `chains`) or a single sequence.
         """
         model: Any = self.model
         if self.packed or self.chains:
@@ -50,14 +50,14 @@ class Policy(nn.Module):
         return logprobs_and_entropy(response_logits(model, [s for tree in trees for s in tree]), ids_NK)
 
     def run(self, task: Callable[[], Result]) -> Result:
-        """Return `task()`, which may call the model: weights that are sharded are at hand, as in a forward."""
+        """Return `task()`, which may call the model. Under FSDP this counts as a forward, so weights are gathered."""
         return task()
 
 
 def logprobs_by_rows(output_layer: OutputLayer, hidden_NH: Tensor, ids_NK: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Return log-probs [N, K] and entropies [N], with the logits of at most `rows` positions in memory at once.
 
-    More positions are processed in chunks. Their logits are not kept, but computed again in the backward pass.
+    More positions are processed in chunks, whose logits are not kept but computed again in the backward pass.
     """
     if len(hidden_NH) <= rows:
         return logprobs_and_entropy(output_layer(hidden_NH), ids_NK)

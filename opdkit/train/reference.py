@@ -1,7 +1,7 @@
-"""Log-probs of the replies under a frozen reference model (`--reference`), which the KL term is taken to.
+"""Log-probs of the replies under a frozen reference model (`--reference`), for the KL term.
 
-The reference reads every reply once, before the student is loaded: no two models are in memory together, and nothing
-that is trained can change it. A resumed training reads the same files again; their digests are in its plan.
+The reference reads every reply once, before the student is loaded: the two models are never in memory together, and
+training cannot change the reference. A resumed training reads the same files again; their digests are in its plan.
 """
 
 from collections import defaultdict
@@ -27,9 +27,9 @@ from opdkit.train.targets import Prompts, Turn, make_sequence
 
 
 def check_reference(config: TrainConfig, chat: Chat) -> JSON:
-    """Return the input of the plan that pins `--reference`; {} without one.
+    """Return the plan's input that pins the files of `--reference`; {} without a reference.
 
-    Raises ConfigError unless it has the student's tokenizer, OpdkitError for a path that is not a model.
+    Raises ConfigError if its tokenizer is not the student's, OpdkitError for a path that is not a model.
     """
     if config.reference is None:
         return {}
@@ -39,11 +39,10 @@ def check_reference(config: TrainConfig, chat: Chat) -> JSON:
 
 
 def add_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, accelerator: Accelerator) -> list[Turn]:
-    """Return the turns with their log-probs under `--reference`; as they are without one.
+    """Return the turns with their log-probs under `--reference`; unchanged without a reference.
 
-    Each process reads its share of the sessions, and a common prefix once. Raises ConfigError for a turn that is longer
-    than the reference can read, OpdkitError for a log-prob that is not finite and for a turn that does not fit into
-    memory.
+    Each process reads its share of the sessions, with common prefixes once. Raises ConfigError for a turn that exceeds
+    the context of the reference, OpdkitError for a log-prob that is not finite or a turn that does not fit into memory.
     """
     if config.reference is None:
         return turns
@@ -55,7 +54,7 @@ def add_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acce
     for i, turn in enumerate(turns):
         by_session[turn.branch_root].append(i)
     sessions, size = list(by_session.values()), config.micro_batch_tokens
-    # At most: a turn begins with the one before it.
+    # Upper bound of the tokens per session, given that each prompt contains the turns before it.
     sizes = [max(len(turns[i]) for i in one) + sum(len(turns[i].response_ids) for i in one) for one in sessions]
     own = deal(sizes, accelerator.num_processes)[accelerator.process_index]
     groups = pack_side_by_side([sizes[k] for k in own], size)

@@ -11,12 +11,12 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 from opdkit.train.objective.terms import PRESETS, TERMS, Objective
 
-FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4  # where the search for a rate begins
+FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4  # where the search for a rate starts
 
 
 @dataclass(frozen=True)
 class Position:
-    """Place of an optimizer step in its cycle: its number from 1, its rate in the schedule, and that over the peak."""
+    """Position of an optimizer step in its cycle: number (from 1), scheduled rate, and this rate over the peak rate."""
 
     step: int
     rate: float
@@ -24,9 +24,9 @@ class Position:
 
 
 def make_objectives(config: TrainConfig) -> list[Objective]:
-    """Return the objective of each phase: the preset's weights, overridden by the given weights, and the options.
+    """Return the objective of each phase: the preset's weights, overridden by the options, and the other options.
 
-    A given weight applies to the phases whose preset has its term; a term that no phase has is added to all of them.
+    A given weight applies to the phases whose preset has that term; a term that no phase has is added to all phases.
     Raises ConfigError when a phase has no term left.
     """
     given = {name: getattr(config, f"{name}_weight") for name in TERMS}
@@ -43,7 +43,7 @@ def make_objectives(config: TrainConfig) -> list[Objective]:
 
 
 def choose_objective(objective: Objective, config: TrainConfig, step: int, steps: int) -> Objective:
-    """Return the objective of a step (from 1) of a cycle of `steps`: clip bounds move linearly from start to end."""
+    """Return the objective at `step` (from 1) of a cycle of `steps`: clip bounds move linearly from start to end."""
     low, high = (
         start if end is None else start + (end - start) * (step - 1) / max(1, steps - 1)
         for start, end in ((config.clip_low, config.clip_low_end), (config.clip_high, config.clip_high_end))
@@ -52,7 +52,7 @@ def choose_objective(objective: Objective, config: TrainConfig, step: int, steps
 
 
 def find_position(config: TrainConfig, step: int, steps: int) -> Position:
-    """Return the position of a step (from 1) of a cycle of `steps`: a linear rise, then constant or half a cosine."""
+    """Return the position of `step` (from 1) in a cycle of `steps`: linear warm-up, then constant or half a cosine."""
     peak = choose_first_rate(config) if config.learning_rate is None else config.learning_rate
     if step <= config.warmup_steps:
         relative_rate = step / config.warmup_steps
@@ -65,5 +65,5 @@ def find_position(config: TrainConfig, step: int, steps: int) -> Position:
 
 
 def choose_first_rate(config: TrainConfig) -> float:
-    """Return the learning rate at which the search for one begins."""
+    """Return the learning rate at which the search for a learning rate starts."""
     return LORA_LEARNING_RATE if config.lora_rank else FULL_LEARNING_RATE

@@ -1,7 +1,7 @@
-"""Student sharded over the processes (FSDP2): each holds its share of weights, gradients and optimizer state.
+"""Student sharded over processes (FSDP2): each holds a share of the weights, gradients and optimizer state.
 
-Weights are whole only while their layer computes. Sharded tensors are DTensors. For a checkpoint or the finished model
-they are gathered one by one, so that the files are the same for any number of processes.
+A layer's weights are whole only while it computes. Sharded tensors are DTensors. For a checkpoint or the final model
+they are gathered one by one, so the files do not depend on the number of processes.
 """
 
 import torch
@@ -17,11 +17,11 @@ from opdkit.train.policy import Policy
 
 
 def shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
-    """Shard `policy` in place over all processes: each decoder layer by itself, the rest with the root.
+    """Shard `policy` in place over all processes: each decoder layer separately, the rest with the root.
 
-    The root stays whole from its forward to its backward, so that its output layer can process chunks of rows, and
-    recompute them. The forward reads the weights in `dtype`; trained weights and sums stay float32. Every process must
-    run the same number of forwards. Weights on the CPU move to `device`, one layer at a time. Raises ConfigError for a
+    The root's weights stay gathered from its forward to its backward, so that the output layer can process chunks of
+    rows and recompute them. Forwards compute in `dtype`; trained weights and gradient sums stay float32. Every process
+    must run the same number of forwards. Weights on the CPU move to `device`, layer by layer. Raises ConfigError for a
     model that does not name its layers.
     """
     names = set(getattr(policy.model, "_no_split_modules", None) or ())
@@ -40,9 +40,9 @@ def shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def release_weights(policy: nn.Module) -> None:
-    """Free whole weights after a forward without a backward: the next forward would read them, not the changed shares.
+    """Free gathered weights after a forward without a backward: the next one would use them, not the updated shards.
 
-    Without sharding there are none.
+    Without sharding, do nothing.
     """
     for module in policy.modules():
         if isinstance(module, FSDPModule):
@@ -55,14 +55,14 @@ def find_trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Return a tensor in one piece, detached. All processes must call it for a sharded tensor."""
+    """Return a tensor detached and, if it is sharded, gathered: then all processes must call it."""
     tensor = tensor.detach()
     whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole
 
 
 def gather_on_cpu(tensor: Tensor, *, keep: bool) -> Tensor | None:
-    """Gather a tensor for a file: a sharded tensor goes to the CPU, or without `keep` is freed at once (None)."""
+    """Gather a sharded tensor on the CPU; without `keep`, free it and return None. Other tensors are only detached."""
     whole = gather(tensor)
     if not isinstance(tensor, DTensor):
         return whole
@@ -70,7 +70,7 @@ def gather_on_cpu(tensor: Tensor, *, keep: bool) -> Tensor | None:
 
 
 def copy_like(full: Tensor, like: Tensor) -> Tensor:
-    """Return a copy of a whole tensor, sharded if `like` is: then all processes must call it, and rank 0's counts."""
+    """Return a copy of a whole tensor, sharded if `like` is: then all processes must call it, with rank 0's values."""
     if not isinstance(like, DTensor):
         return full.clone()
     return distribute_tensor(full.to(like.device), like.device_mesh, like.placements)

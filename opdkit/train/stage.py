@@ -1,8 +1,8 @@
 """`opdkit train`: targets -> a better model.
 
-Off-policy: the replies are those of the log, and the old policy is the student as the teacher stage scored it. Training
-runs in one process, or in several that share every optimizer step (`torchrun`, `accelerate launch`). The loss and the
-gradient of a step are the same to rounding, however it is split.
+Training is off-policy: the replies come from the log, and the old policy is the student as the teacher stage scored it.
+It runs in one process, or in several that share every optimizer step (`torchrun`, `accelerate launch`). However a step
+is split, its loss and gradient are the same up to rounding.
 """
 
 import math
@@ -56,9 +56,9 @@ from opdkit.train.validation_models import has_room_for_base, open_validation
 from opdkit.train.validation_turns import choose_hints, estimate_tokens_to_train
 
 FEW_TURNS = 10
-LINES = 20  # lines of progress in a run
-CHECKPOINT_SECONDS = 600.0  # after which a checkpoint is written, whatever --checkpoint-every says
-ROLLBACK_RATE = 0.25  # of the learning rate, with which a training continues from an earlier state
+LINES = 20  # progress lines per training
+CHECKPOINT_SECONDS = 600.0  # longest time between checkpoints, unless --checkpoint-every is 0
+ROLLBACK_RATE = 0.25  # factor on the learning rate after a rollback
 
 
 def run(config: TrainConfig) -> Summary:
@@ -66,13 +66,13 @@ def run(config: TrainConfig) -> Summary:
     check_launch(config)
     objectives = make_objectives(config)
     models = {"model": check_student(config.run, config.model, load_in_4bit=config.load_in_4bit)}
-    check_options(config, "train")  # before anything is said of a training that is refused
+    check_options(config, "train")  # before the messages of `check_signal`, since this can refuse the training
     chat = load_template(config.model, choose_template_args(config.run, "teacher", config.template_arg))
     models |= check_reference(config, chat)
 
     data, prompts = load_training_set(config, objectives, chat)
     turns, sessions = data.turns, list_batch_sessions(data.turns, config)
-    # Validation of prompts with a hint shows whether much is left to learn.
+    # Only validation on prompts with a hint can tell whether another cycle is needed.
     is_measured = any(turn.teacher_logprobs is not None for turn in data.validation)
     cycles = [
         draw_steps(data.phases, data.strengths, sessions, config.batch_turns,
@@ -94,7 +94,7 @@ def run(config: TrainConfig) -> Summary:
     stage = open_stage(config, accelerator, models)
     if not stage.todo():
         if main:
-            checkpoints.clear(checkpoints_dir(config.run))  # a training that is killed at its very end leaves one
+            checkpoints.clear(checkpoints_dir(config.run))  # a training that was killed at its very end leaves them
         leave(accelerator)
         return stage.summary()
     with stopping.stop_after_step(), open_part_writer(stage, accelerator) as out:
@@ -132,18 +132,18 @@ def start_training(
     chat: Chat,
     accelerator: Accelerator,
 ) -> Training:
-    """Load student, optimizer and validation, from the newest checkpoint if there is one."""
+    """Load the student, its optimizer and the validation; resume from the newest checkpoint if there is one."""
     folder = checkpoints_dir(config.run)
-    turns = add_reference(data.turns, prompts, config, accelerator)  # before the student takes its memory
+    turns = add_reference(data.turns, prompts, config, accelerator)  # before the student takes up memory
     student = load_student(config, on_cpu=config.sharding == "fsdp")
     trust = make_trust_region(config, student)
-    model: Any = Policy(student)  # tries a few sequences, so it comes before sharding
+    model: Any = Policy(student)  # reads a few made-up sequences, which must happen before sharding
     if config.sharding == "fsdp":
         shard(model, resolve_device(config.device), choose_compute_dtype(config))
     optimizer = make_optimizer(student, config)
     state = checkpoints.read_newest(folder)
     rows: list[JSON] = state["rows"] if state else []
-    check_same_step(len(rows))  # before the processes measure anything together
+    check_same_step(len(rows))  # before the first measurement that all processes share
     validation: Validation | None = None
     validation_steps: set[int] = set()
     if data.validation and (config.sharding == "none" or has_room_for_base(config, accelerator)):
@@ -165,7 +165,7 @@ def start_training(
         checkpoints.restore(state, student, optimizer)
         trust.factor = state["factor"]
     if config.sharding == "none":
-        model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
+        model = accelerator.prepare_model(model)  # with several processes, it returns a DistributedDataParallel
     training = Training(config, make_objectives(config), turns, prompts, cycles, accelerator, folder, student, model,
                         optimizer, trust, rows, validation, validation_steps,
                         rollbacks=state.get("returns", {}) if state else {})  # fmt: skip
@@ -176,9 +176,9 @@ def start_training(
 
 
 def iterate_steps(training: Training) -> Iterator[tuple[int, int]]:
-    """Yield the number of each step that is left, from 1, and the turns of all steps up to its end.
+    """Yield each remaining step as (its number from 1, the number of turns in all steps up to and including it).
 
-    A validation during one of them may end the training, or add a cycle of steps.
+    The caller may end the training, or add a cycle of steps, after any step.
     """
     turns = sum(len(step.turns) for step in training.steps[: len(training.rows)])
     while not training.is_ended and len(training.rows) < len(training.steps):
@@ -194,24 +194,24 @@ def save_with_card(
     training: Training, data: TrainingSet, chat: Chat, folder: Path, *, epoch: int, step: int,
     share: float = 1.0, continues: bool = False,
 ) -> None:  # fmt: skip
-    """Save the student, whose weights are those after `step`, in `folder`, with its model card."""
+    """Save the student, with its weights after `step` steps, and its model card in `folder`."""
     config, main = training.config, training.accelerator.is_main_process
     card = make_model_card(config, data, epoch, step)
     checkpoints.save_student(training.student, chat, config, folder, card, main=main, share=share, continues=continues)
 
 
 def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path, out: PartWriter) -> int:
-    """Save the student of the best state in the stage's `folder`, and write the tables and counters of the training.
+    """Save the best state of the student in the stage's `folder`, and write the tables and counters of the training.
 
-    Return the number of its steps. Raises NothingLearnedError where no state is better than the student before
-    training.
+    Return the step after which it was reached. Raises NothingLearnedError if validation finds no state that is better
+    than the student before training.
     """
     rows, validation, kept = training.rows, training.validation, len(training.rows)
     if validation:
         try:
             check_better(validation.rows, rows)
         except NothingLearnedError:
-            # A best state is of use only beside a checkpoint, which a training can resume from.
+            # The weights of the best state are only of use with a checkpoint to resume from.
             if training.accelerator.is_main_process and not any(training.folder.glob("step-*.pt")):
                 checkpoints.clear(training.folder)
             raise
@@ -239,13 +239,13 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
 
 
 def take_step(training: Training, number: int, epoch: float) -> dict[str, float]:
-    """Do step `number`, from 1, and add its row to those of the training. Return its metrics."""
+    """Do step `number` (from 1), and append its row to `training.rows`. Return its metrics."""
     config, steps = training.config, training.steps
     start = time.monotonic()
-    torch.manual_seed(config.seed + number)  # a function of the step: a resumed step draws the same numbers
+    torch.manual_seed(config.seed + number)  # depends only on the step: a resumed step draws the same numbers
     step = steps[number - 1]
     batch = [training.turns[i] for i in step.turns]
-    place, length = number - training.cycle_start, len(steps) - training.cycle_start  # in the cycle
+    place, length = number - training.cycle_start, len(steps) - training.cycle_start  # number and steps in this cycle
     objective = choose_objective(training.objectives[step.phase], config, place, length)
     metrics = take_optimizer_step(training, batch, objective, find_position(config, place, length))
     row = {"step": number, "epoch": epoch} | make_metrics_row(metrics, objective, batch, time.monotonic() - start)
@@ -257,10 +257,10 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
 
 
 def validate(training: Training, validation: Validation, number: int) -> None:
-    """Measure the student after step `number`, and act on it.
+    """Measure the student after step `number`, and act on the result.
 
-    A new cycle of the schedule begins where the last one ended with much left to learn; the student goes back to its
-    best state where it is broken.
+    Start another cycle of the schedule if the last one left much to learn. End the training if the replies no longer
+    improve. Go back to the best state after two broken states in a row.
     """
     row = validation.measure(training.student, number)
     track(training.accelerator, row, "validation_")
@@ -283,15 +283,15 @@ def validate(training: Training, validation: Validation, number: int) -> None:
 
 
 def track(accelerator: Accelerator, row: JSON, prefix: str = "") -> None:
-    """Send the numbers of a row of metrics or validations to the tracker, and none of its ids of turns."""
+    """Send the numbers of a row of metrics or validations to the tracker, but not its turn ids."""
     numbers = {f"{prefix}{name}": value for name, value in row.items() if isinstance(value, (int, float))}
     accelerator.log(numbers, step=row["step"])
 
 
 def roll_back(training: Training, validation: Validation) -> None:
-    """Continue from the best state so far, with a new optimizer, at a lower rate.
+    """Continue from the best state so far, with a new optimizer and a lower learning rate.
 
-    Its epsilon stays: gradients are as small as before, and as noisy.
+    The new optimizer keeps the old epsilon, because the gradients are as small and as noisy as before.
     """
     step, epsilon = validation.restore_best(training.student), training.optimizer.param_groups[0]["eps"]
     training.rollbacks[len(training.rows)] = step
@@ -303,10 +303,10 @@ def roll_back(training: Training, validation: Validation) -> None:
 
 
 def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
-    """Write a checkpoint after step `number` when one is due. Raises Stopped after it with `stop`."""
+    """Write a checkpoint after step `number` if one is due. With `stop`, write it in any case, then raise Stopped."""
     config: TrainConfig = training.config
     accelerator, every, seconds = training.accelerator, config.checkpoint_every, time.monotonic() - training.saved
-    # The main process looks at the clock, and all save together.
+    # Only the main process reads the clock, so that all processes agree.
     if stop or (every and (number % every == 0 or broadcast_object_list([seconds > CHECKPOINT_SECONDS])[0])):
         training.saved = time.monotonic()
         more = {"validations": training.validation.rows if training.validation else [],
@@ -314,7 +314,7 @@ def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
         main = accelerator.is_main_process
         checkpoints.save(training.folder, training.student, training.optimizer, training.rows, more, main=main)
     if stop:
-        accelerator.wait_for_everyone()  # until the checkpoint is written: a launcher kills all when one ends
+        accelerator.wait_for_everyone()  # until it is written: a launcher kills all processes when one exits
         stopping.count_finished()
         say(f"stopping after step {number} of {len(training.steps)}")
         leave(accelerator, training.model)

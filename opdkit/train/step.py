@@ -1,6 +1,6 @@
-"""Optimizer step: gradients of its turns, over all forwards and processes, its metrics, and its size.
+"""Optimizer step: its gradients, over all forwards and processes, its metrics, and the bound on its size.
 
-Shapes: R response tokens of a turn, N those of several turns, K tokens of a support.
+Shapes: R response tokens of one turn, N response tokens of several turns, K tokens of a support.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ STOP_REQUESTS = "stop_requests"  # metric: the number of processes that were ask
 
 @dataclass(frozen=True)
 class Batch:
-    """Turns of a step, also as sequences, and what they train under."""
+    """Turns of a step, also as sequences, with the objective that they train under and its divisors."""
 
     turns: Sequence[Turn]
     sequences: Sequence[PromptResponse]
@@ -47,10 +47,10 @@ class Batch:
 
 
 class Gradients(NamedTuple):
-    """Outcome of all forwards and backwards that this process did for a step; the gradients are in the parameters."""
+    """Results of all forwards and backwards of this process in a step; the gradients are stored in the parameters."""
 
     forwards: list[Forward]
-    shares: list[dict[str, Tensor]]  # of the step's loss and metrics, of each forward
+    shares: list[dict[str, Tensor]]  # per forward: its share of the step's loss and metrics
     logprobs: dict[int, Tensor]  # turn -> [R, 1 + K] before the step
     tokens_read: int  # by all processes
 
@@ -58,10 +58,10 @@ class Gradients(NamedTuple):
 def take_optimizer_step(
     training: Training, turns: Sequence[Turn], objective: Objective, position: Position
 ) -> dict[str, float]:
-    """Do one step on `turns`, of which this process reads its share. Return the metrics of the whole step.
+    """Do one step on `turns`; each process reads its share of them. Return the metrics of the whole step.
 
-    Raises OpdkitError before the step, naming turns, when the loss or the gradient is not finite, or when a turn does
-    not fit into memory.
+    Raises OpdkitError before the step, with the ids of turns, if the loss or the gradient norm is not finite or a turn
+    does not fit into memory. Raises TooLargeError later if the optimizer's state, or a turn read again, does not fit.
     """
     config: TrainConfig = training.config
     accelerator, model, optimizer = training.accelerator, training.model, training.optimizer
@@ -78,10 +78,10 @@ def take_optimizer_step(
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
     with Attempt() as attempt:
-        # Where all gradients of all processes are 0, momentum and weight decay would still move the weights.
+        # Even if all gradients are 0, momentum and weight decay would move the weights: skip the step.
         if metrics["grad_norm"]:
             optimizer.step()
-    if attempt.failed:  # perhaps halfway: training cannot continue
+    if attempt.failed:  # some weights may have been updated already, so training cannot continue
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank, --validate 0")
     metrics |= {"learning_rate": rate, "tokens_read": gradients.tokens_read}
     if metrics["grad_norm"] and training.trust.is_measured(position.step):
@@ -95,13 +95,13 @@ def take_optimizer_step(
 def compute_gradients(training: Training, batch: Batch) -> Gradients:
     """Add up the gradients of this process's share of `batch`, and exchange them with the other processes.
 
-    Where a forward or its backward does not fit into memory, all gradients are computed again from zero, with half as
-    many tokens at once in this step and the next ones. So no gradient counts twice, and the sum is the same to
-    rounding. Raises OpdkitError, naming it, when a turn does not fit into memory.
+    If a forward or its backward does not fit into memory, all gradients are computed again from zero, with half as many
+    tokens at once in this step and all later ones. So no gradient counts twice, and the sum is the same up to rounding.
+    Raises OpdkitError with the id of a turn that does not fit into memory by itself.
     """
     accelerator, model = training.accelerator, training.model
     shortest = min(range(len(batch.turns)), key=lambda i: len(batch.turns[i]))
-    idle = [Tree((shortest,), len(batch.turns[shortest]))]  # read by a process without a turn; it does not count
+    idle = [Tree((shortest,), len(batch.turns[shortest]))]  # read by a process that has no turn, with a loss of 0
     budget, policy = find_budget(model, "training"), accelerator.unwrap_model(model)
     while True:
         size = min(training.config.micro_batch_tokens, budget.max_tokens)
@@ -125,7 +125,7 @@ def compute_gradients(training: Training, batch: Batch) -> Gradients:
 
 
 def check_finite(metrics: dict[str, float], gradients: Gradients, turns: Sequence[Turn]) -> None:
-    """Raise OpdkitError in all processes, naming turns, when the loss or the gradient norm is not finite."""
+    """Raise OpdkitError in all processes, with the ids of turns, if the loss or the gradient norm is not finite."""
     if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
         return
     suspects = [turns[i].turn_id for trees, share in zip(gradients.forwards, gradients.shares, strict=True)
@@ -141,10 +141,10 @@ def check_finite(metrics: dict[str, float], gradients: Gradients, turns: Sequenc
 def add_gradients(
     training: Training, batch: Batch, trees: Forward, *, counts: bool
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """Add the gradients of one forward. Return its share of the step's loss and metrics, detached, and log-probs.
+    """Add the gradients of one forward. Return (its share of the step's loss and metrics, detached; turn -> log-probs).
 
-    These are [R, 1 + K] for each of its turns, of the sampled tokens and the supports. Without `counts` there are none,
-    and the share is 0: the process only takes part in the exchange of gradients.
+    The log-probs are [R, 1 + K] per turn: the response tokens, then their supports. Without `counts` there are no
+    log-probs, and the share is 0: the process only takes part in the exchange of gradients.
     """
     device = next(training.model.parameters()).device
     members = [i for tree in trees for i in tree.turns]
@@ -159,16 +159,16 @@ def add_gradients(
     terms = make_terms(batch.objective, tokens)
     loss, metrics = compute_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, batch.totals, batch.objective)
     metrics["entropy"] = entropy_N[mask_trained(terms)].sum() / batch.totals["trained_tokens"]
-    # Gradients are averaged over processes, and the loss is a sum.
+    # The exchange averages gradients over processes, but the loss is a sum over them.
     (loss * training.accelerator.num_processes).backward()
     return {"loss": loss.detach(), **metrics}, dict(zip(members, by_turn, strict=True)) if counts else {}
 
 
 def lower_budget(training: Training, budget: Budget, trees: Forward, turns: Sequence[Turn]) -> None:
-    """Halve the budget, since `trees` did not fit into memory. Raises OpdkitError where that cannot help.
+    """Halve the budget, since `trees` did not fit into memory. Raises OpdkitError if that cannot help.
 
-    A turn that is too large cannot be left out: the step would have another objective. With several processes, the
-    others already wait to exchange gradients.
+    A turn that is too large cannot be left out, since that would change the loss of the step. Several processes cannot
+    retry, since the others already wait to exchange gradients.
     """
     tokens, longest = sum(tree.tokens for tree in trees), max((turns[i] for t in trees for i in t.turns), key=len)
     remedy = "" if training.config.gradient_checkpointing else "--gradient-checkpointing, "
@@ -188,7 +188,7 @@ def lower_budget(training: Training, budget: Budget, trees: Forward, turns: Sequ
 def sum_shares(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator) -> dict[str, float]:
     """Sum the shares of all micro-batches and processes, with one exchange and one wait for the device.
 
-    STOP_REQUESTS is summed with them: signals reach processes at different steps, so the processes agree here.
+    STOP_REQUESTS is summed with them: a signal can reach processes during different steps, so they agree here.
     """
     names = list(shares[0])
     sums = torch.stack([torch.stack([share[name].float() for name in names]) for share in shares]).sum(0)
@@ -199,9 +199,9 @@ def sum_shares(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator)
 def bound_step(
     training: Training, batch: Batch, logprobs: Mapping[int, Tensor], position: Position
 ) -> tuple[BoundedStep, int]:
-    """Keep the step that was just done within the trust region. Return it, and the tokens that were read for that.
+    """Keep the step just taken within the trust region. Return the bounded step, and the tokens read to measure it.
 
-    `logprobs` [R, 1 + K] are those of the turns that this process read, before the step.
+    `logprobs` are the log-probs [R, 1 + K] before the step of the turns that this process read.
     """
     policy: Any = training.accelerator.unwrap_model(training.model)
     roots = [turn.branch_root for turn in batch.turns]
@@ -220,10 +220,10 @@ def measure_movement(
 ) -> float:
     """Return the mean KL(before || now) of the replies of `turns`, over supports and the rest (nats per reply).
 
-    It is the sum over a reply's positions: most tokens of a long reply follow from the ones before and never move.
+    The KL of a reply is a sum over positions: in a mean, the many tokens that follow from those before would dominate.
 
-    `before` [R, 1 + K] are each turn's log-probs before the step: of the sampled token, then of the support. For a turn
-    without a support, the two bins are the sampled token and the rest. All processes read the same turns, at most
+    `before` holds each turn's log-probs [R, 1 + K] before the step: of the response token, then of its support. Without
+    a support, the KL has two bins: the response token and the rest. All processes read the same turns, at most
     --micro-batch-tokens at once.
     """
     model, config = training.model, training.config
@@ -237,14 +237,14 @@ def measure_movement(
         with attempt, torch.no_grad(), autocast(config):
             read_NK, _ = training.accelerator.unwrap_model(model)([[sequences[i]] for i in members], ids_NK)
             now |= zip(members, read_NK.cpu().split([len(turns[i].response_ids) for i in members]), strict=True)
-        if attempt.too_large or (attempt.failed and config.sharding != "none"):  # sharded, all run the same forwards
+        if attempt.too_large or (attempt.failed and config.sharding != "none"):  # sharded processes cannot retry alone
             what = f"turn {turns[members[0]].turn_id}, read again after a step,"
             raise TooLargeError(what, "try --lora-rank, --dtype bfloat16 or --step-limit 0")
     release_weights(model)
     kl = torch.zeros((), dtype=torch.float64)
     for is_supported, bins in ((True, slice(1, None)), (False, slice(0, 1))):
         if own := [i for i, turn in enumerate(turns) if (turn.support is not None) == is_supported]:
-            # In float64: the terms of a small KL nearly cancel, and a rate that is found has the rounding of its root.
+            # float64, since the terms of a small KL nearly cancel, and the rate is computed from its square root.
             now_NK, then_NK = (torch.cat([x[i][:, bins] for i in own]).double() for x in (now, before))
             kl += divergence(now_NK, then_NK, 0.0).sum()
     return float(training.accelerator.reduce((kl / len(turns)).to(device, torch.float32), "mean"))

@@ -17,8 +17,8 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
 
     With `--load-in-4bit`, the frozen weights are quantized as they were in the teacher stage.
 
-    bfloat16 keeps 8 bits: a step of 1e-5 on a weight of 0.02 would round to 0. So trained weights are float32, and only
-    the forward computes in bfloat16. Dropout and noise are off, as they were when the old policy was scored.
+    bfloat16 has 8 significant bits: a step of 1e-5 on a weight of 0.02 would round to 0. So trained weights are
+    float32, and only the forward computes in bfloat16. Dropout and noise are off, as when the old policy was scored.
     """
     device = "cpu" if on_cpu else config.device
     dtype = str(choose_compute_dtype(config)).removeprefix("torch.") if config.lora_rank else "float32"
@@ -29,9 +29,9 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model
 
-        torch.manual_seed(config.seed)  # the initial adapters are random, and equal in all processes
+        torch.manual_seed(config.seed)  # the random initial adapters must be equal in all processes
         modules = list(model.modules())
-        # Layers of Mamba read these weights past their adapters, and the router of Llama 4 returns two tensors.
+        # Mamba's layers use these weights directly, bypassing adapters; the router of Llama 4 returns two tensors.
         is_mamba = any(hasattr(module, "A_log") and hasattr(module, "D") for module in modules)
         excluded = ["out_proj", "dt_proj"] if is_mamba else []
         if any(type(module).__name__ == "Llama4Router" for module in modules):
@@ -44,12 +44,12 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
             raise ConfigError(f"--lora-rank: peft cannot adapt {config.model}: {error}") from error
     if config.gradient_checkpointing:
         options = {"use_reentrant": False}
-        if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23
+        if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.23
             model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
         else:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     model.train()  # gradient checkpointing is off in evaluation mode
-    for module in model.modules():  # a module may hand its own rate to a function
+    for module in model.modules():  # not only nn.Dropout: a module may pass its own rate to a function
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or "drop" in name or "jitter" in name):
                 setattr(module, name, 0.0)
@@ -58,7 +58,7 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
 
 
 def freeze_unread(model: Any) -> None:
-    """Freeze weights that no text reaches, such as an image encoder: they never get a gradient."""
+    """Freeze weights that text input never uses, such as an image encoder: they would never get a gradient."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     body, head = find_decoder(base), base.get_output_embeddings()
     if body is None:
@@ -70,18 +70,18 @@ def freeze_unread(model: Any) -> None:
 
 
 def choose_compute_dtype(config: TrainConfig) -> torch.dtype:
-    """Return the precision of the forward: bfloat16 where `--dtype` says so (auto: on a GPU), else float32."""
+    """Return the dtype of the forward: bfloat16 if `--dtype` says so (auto: on a GPU), else float32."""
     return resolve_dtype(config.dtype, resolve_device(config.device))
 
 
 def autocast(config: TrainConfig) -> torch.autocast:
-    """Return the context in which the forward computes in `choose_compute_dtype`."""
+    """Return the context in which forwards compute in the dtype of `choose_compute_dtype`."""
     half = choose_compute_dtype(config) == torch.bfloat16
     return torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half)
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices, not on norms and biases. Each step sets the learning rate."""
+    """Return AdamW with weight decay on matrices, not on norms and biases. Its learning rate is set at each step."""
     parameters = find_trained_parameters(model).values()
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},

@@ -1,7 +1,7 @@
 """Targets of a run as arrays, and their prompts as the teacher stage read them.
 
-Messages are stored once per session. So a prompt is rendered again here, with the template arguments and the cut that
-the teacher stage recorded. Token ids are int32, and messages are freed with their part, to save memory.
+Messages are stored once per session. So prompts are rendered again here, with the template arguments and the cuts that
+the teacher stage recorded. To save memory, token ids are int32, and messages are freed part by part.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,21 +53,21 @@ class Turn:
     response_ids: NDArray[np.int32]  # [R]
     sampled: NDArray[np.bool_]  # [R] the response mask
     old_logprobs: NDArray[np.float32]  # [R] nats
-    reference_logprobs: NDArray[np.float32]  # [R] nats; of the reference of the KL, at first the student
+    reference_logprobs: NDArray[np.float32]  # [R] nats; reference of the KL: the old policy until `add_reference`
     teacher_logprobs: NDArray[np.float32] | None  # [R] nats; None: no hint
     behavior_logprobs: NDArray[np.float32] | None  # [R] nats; None: not in the log
     reward: int | None
-    shaped_reward: float | None  # before `shape_rewards` the reward itself
+    shaped_reward: float | None  # equal to the reward until `shape_rewards`
     support: Support | None = None  # None: not stored, or not loaded
     hint: str | None = None
-    length_penalty: float | None = None  # the part of the shaped reward that is for its length; None: no reward, or off
+    length_penalty: float | None = None  # of the shaped reward, before normalisation; None: no reward, or off
 
     def __len__(self) -> int:
         return self.prompt_tokens + len(self.response_ids)
 
     @property
     def is_anchor(self) -> bool:
-        """True where nobody complained, and the log-probs before training are stored for a whole support."""
+        """True if nobody complained (no hint, no negative reward) and the targets store a support for the turn."""
         return self.teacher_logprobs is None and (self.reward or 0) >= 0 and self.support is not None
 
     @property
@@ -77,20 +77,20 @@ class Turn:
 
     @property
     def branch_root(self) -> str:
-        """Session that stands for all branches of the turn's conversation: the first of them."""
+        """First branch of the turn's conversation, as an id for all of its branches."""
         return first_branch(self.session_id)
 
 
 def make_sequence(turn: Turn, prompts: Prompts) -> PromptResponse:
-    """Return the prompt of a turn with its response."""
+    """Return the prompt and the response of a turn."""
     return PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist())
 
 
 def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> list[Turn]:
     """Return the targets of the run, or of its first `limit` sessions, in order.
 
-    `supports`: "none", "any" for those that are stored, or "needed". Raises OpdkitError when review decisions are newer
-    than the targets, or when a turn with a hint has no support and they are needed.
+    `supports`: "none" to skip them, "any" to load the stored ones, or "needed". Raises OpdkitError if review decisions
+    are newer than the targets, or if supports are "needed" and a turn with a hint has none.
     """
     check_targets_current(run)
     turns = []
@@ -146,8 +146,8 @@ def _make_turn(row: JSON, support: Support | None) -> Turn:
 def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
     """Return the identity of `model`. Raises ConfigError unless it is the student that the teacher stage scored.
 
-    The ratios divide by its log-probs (the old policy): with those of another model every ratio would be wrong. A model
-    with quantized weights is another model, too.
+    Probability ratios divide by the old policy, which is that student: with another model every ratio would be wrong.
+    The same model with quantized weights counts as another model.
     """
     identity = pin_model(model)
     plan = manifest(run, "teacher")["plan"]
@@ -178,8 +178,8 @@ def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
 def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
     """Return the token ids of the prompt of each turn, by turn_id.
 
-    Raises OpdkitError when a prompt is not as long as in the teacher stage: the tokens trained on would not be those
-    that were scored.
+    Raises OpdkitError if a turn has no session, or if a prompt is not as long as in the teacher stage: training would
+    then read other tokens than those that were scored.
     """
     prompts = {turn.turn_id: _encode_prompt(session, turn, chat) for session, turn in pair_with_sessions(run, turns)}
     missing = next((turn.turn_id for turn in turns if turn.turn_id not in prompts), None)
@@ -189,7 +189,7 @@ def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
 
 
 def pair_with_sessions(run: Path, turns: Sequence[Turn]) -> Iterator[tuple[JSON, Turn]]:
-    """Yield each turn with its session, in the order of the sessions. One without a session in the run is left out."""
+    """Yield (session, turn) pairs in the order of the sessions. Turns without a session in the run are left out."""
     turns_of: dict[str, list[Turn]] = {}
     for turn in turns:
         turns_of.setdefault(turn.session_id, []).append(turn)
@@ -200,12 +200,12 @@ def pair_with_sessions(run: Path, turns: Sequence[Turn]) -> Iterator[tuple[JSON,
 
 
 def list_prompt_messages(session: JSON, turn: Turn) -> list[JSON]:
-    """Return the messages before the turn, less those that the teacher stage cut."""
+    """Return the messages before the turn, without those that the teacher stage cut."""
     return drop_first_messages(session["messages"][: message_index_of(turn.turn_id)], turn.cut_messages)
 
 
 def _encode_prompt(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
-    """Return the prompt of a turn as token ids."""
+    """Return the token ids of a turn's prompt. Raises OpdkitError if their number differs from the teacher stage's."""
     try:
         ids = chat.prompt_ids(list_prompt_messages(session, turn), session["tools"])
         change = f"has {len(ids)} tokens, but {turn.prompt_tokens} when the teacher stage scored it"

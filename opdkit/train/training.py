@@ -1,4 +1,4 @@
-"""Training under way, in one process: what its steps read and what they change."""
+"""State of a training in one process: what its steps read and what they change."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -27,24 +27,24 @@ class Training:
     objectives: Sequence[Objective]  # one for each phase
     turns: Sequence[Turn]
     prompts: Prompts
-    cycles: Sequence[Sequence[Step]]  # of the schedule; each but the first begins where much is left to learn
+    cycles: Sequence[Sequence[Step]]  # steps per cycle of the schedule; later ones only run if much is left to learn
     accelerator: Accelerator
     folder: Path  # of the checkpoints
     student: nn.Module
-    model: nn.Module  # the student as the loss reads it; several processes share its gradients
+    model: nn.Module  # the student in a Policy; with several processes also in DistributedDataParallel, or sharded
     optimizer: torch.optim.Optimizer
     trust: TrustRegion
-    rows: list[JSON]  # of the table `metrics`, one per step that was done
+    rows: list[JSON]  # of the table `metrics`: one per finished step
     validation: Validation | None
-    validation_steps: Collection[int] = ()  # after which to validate
-    cycle_start: int = 0  # steps before the cycle that is under way
-    steps: Sequence[Step] = ()  # those before, and those of this cycle
-    rollbacks: dict[int, int] = field(default_factory=dict)  # step after which it rolled back -> the earlier step
-    is_ended: bool = False  # no step is left, or further ones are in vain
-    saved: float = field(default_factory=time.monotonic)  # when the last checkpoint was written, or the training began
+    validation_steps: Collection[int] = ()  # numbers of the steps after which to validate
+    cycle_start: int = 0  # number of steps before the current cycle
+    steps: Sequence[Step] = ()  # all steps up to the end of the current cycle
+    rollbacks: dict[int, int] = field(default_factory=dict)  # last step before a rollback -> step it went back to
+    is_ended: bool = False  # no step is left, or validation ended the training
+    saved: float = field(default_factory=time.monotonic)  # time of the last checkpoint, or of the start
 
     def plan_steps(self) -> None:
-        """Set `steps` to those of the cycles that have begun by the validations so far, and `cycle_start` to match."""
+        """Set `steps` and `cycle_start` for the cycles that the validations so far have called for."""
         self.cycle_start, self.steps = 0, list(self.cycles[0])
         for cycle in self.cycles[1:]:
             start, end = self.cycle_start, len(self.steps)

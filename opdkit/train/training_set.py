@@ -21,27 +21,27 @@ from opdkit.train.validation_turns import choose_turns
 
 FOR_VALIDATION = "kept for validation"
 OVER_LIMIT = "over --max-turns-per-session"
-_CHUNK = 256  # turns whose tensors are in memory together
-Advantages = dict[str, NDArray[np.float32]]  # reward and teacher: of every token that has one
+_CHUNK = 256  # turns whose tensors are in memory at once
+Advantages = dict[str, NDArray[np.float32]]  # "reward" and "teacher" -> one value per token that has it
 
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Turns of a training."""
+    """Turns of a training, and statistics of their signal."""
 
     turns: list[Turn]
-    phases: list[int]  # of each turn: index of its objective
-    strengths: list[float]  # of each turn: its mean absolute advantage, 0 where it has none
+    phases: list[int]  # per turn: index of its objective
+    strengths: list[float]  # per turn: its mean absolute advantage, 0 if it has none
     advantages: Advantages
-    tokens: int  # trained positions
-    scored: int  # turns before any was dropped
+    tokens: int  # number of trained positions
+    scored: int  # number of turns before any was dropped
     dropped: Counter[str]
     validation: list[Turn] = field(default_factory=list)  # kept out of training
     epochs: int = 1  # passes over the turns
 
 
 def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat: Chat) -> tuple[TrainingSet, Prompts]:
-    """Return the training set, and the prompts where the normalisation of rewards needed them, else {}."""
+    """Return the training set, and the prompts if the normalisation of rewards needed them, else {}."""
     terms = {name for objective in objectives for name in objective.weights}
     supports = "any" if config.anchor_weight or config.step_limit else "none"
     scored = load_turns(config.run, config.limit, supports if terms.isdisjoint(SUPPORTED) else "needed")
@@ -62,17 +62,17 @@ def load_training_set(config: TrainConfig, objectives: Sequence[Objective], chat
 
 
 def choose_epochs(turns: Sequence[Turn], config: TrainConfig) -> int:
-    """Return the passes over `turns`: as many as `--epochs` says, else enough of them."""
+    """Return the number of passes over `turns`: `--epochs`, or by default the result of `fit_epochs`."""
     return config.epochs or fit_epochs(count_steps(list_batch_sessions(turns, config), len(turns), config.batch_turns))
 
 
 def list_batch_sessions(turns: Sequence[Turn], config: TrainConfig) -> list[str] | None:
-    """Return the session of each turn where steps take whole sessions; None where they take single turns."""
+    """Return the session of each turn if steps take whole sessions; None if they take single turns."""
     return [turn.branch_root for turn in turns] if config.batch_by == "session" else None
 
 
 def drop_turns(turns: Sequence[Turn], find_reason: Callable[[Turn], str | None]) -> tuple[list[Turn], Counter[str]]:
-    """Return the turns without a reason to drop them, in their order, and the number of the others by reason."""
+    """Return the turns without a reason to drop them, in order, and the number of dropped turns by reason."""
     reasons = [find_reason(turn) for turn in turns]
     kept = [turn for turn, reason in zip(turns, reasons, strict=True) if reason is None]
     return kept, Counter(reason for reason in reasons if reason is not None)
@@ -81,21 +81,21 @@ def drop_turns(turns: Sequence[Turn], find_reason: Callable[[Turn], str | None])
 def select_turns(
     turns: Sequence[Turn], terms: Collection[str], holdout: float, *, anchored: bool = False
 ) -> tuple[list[Turn], Counter[str]]:
-    """Return the turns that at least one of the objective's terms can use, and the number of others by reason.
+    """Return the turns that at least one of the objective's terms can use, and the number of dropped turns by reason.
 
-    With `anchored`, those that the anchor holds are kept beside them, but not alone: they teach nothing.
+    With `anchored`, turns that only the anchor can use are kept too, if there are others: alone they teach nothing.
     """
     anchored = anchored and any(_drop_reason(turn, terms, holdout) is None for turn in turns)
     return drop_turns(turns, lambda turn: _drop_reason(turn, terms, holdout, anchored=anchored))
 
 
 def _drop_reason(turn: Turn, terms: Collection[str], holdout: float, *, anchored: bool = False) -> str | None:
-    """Return why no term, nor with `anchored` the anchor, can use a turn; None where one can."""
+    """Return why no term (nor, with `anchored`, the anchor) can use a turn, or None if one of them can."""
     if is_held_out(turn.session_id, holdout):
         return "held out"
     if not turn.sampled.any():
         return "nothing sampled"
-    lacks = {"no reward": turn.reward is None} if "reward" in terms else {}  # of what the terms need
+    lacks = {"no reward": turn.reward is None} if "reward" in terms else {}  # inputs of the terms
     if set(terms) - {"reward"}:
         lacks["no hint"] = turn.teacher_logprobs is None
     if all(lacks.values()) and not (anchored and turn.is_anchor):
@@ -110,12 +110,12 @@ def _drop_reason(turn: Turn, terms: Collection[str], holdout: float, *, anchored
 def limit_turns_per_session(
     turns: Sequence[Turn], limit: int | None, seed: int, terms: Collection[str]
 ) -> tuple[list[Turn], Counter[str]]:
-    """Return at most `limit` turns of each session, in their order, and the number of dropped turns.
+    """Return at most `limit` turns of each session, in order, and the number of dropped turns.
 
-    Turns that one of the objective's `terms` can use come before those that only the anchor holds. The draw depends on
-    (seed, turn id) only: not on the position, which the user of a session could choose, and not on other sessions. All
-    replies that the teacher sampled for a turn are kept or dropped with it. Replies of `opdkit rollout` count towards
-    the session of the log that they answer.
+    Turns that one of the objective's `terms` can use come before those that only the anchor can use. The draw depends
+    only on (seed, turn id): not on the position, which the user of a session could choose, nor on other sessions. All
+    replies that the teacher sampled for a turn are kept or dropped together with it. Replies of `opdkit rollout` count
+    towards the logged session whose prompts they answer.
     """
     if limit is None:
         return list(turns), Counter()
@@ -131,9 +131,9 @@ def limit_turns_per_session(
 
 
 def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[str, NDArray[np.int32]]) -> list[Turn]:
-    """Return the turns with their shaped rewards: the reward with the overlong penalty, normalised among equal prompts.
+    """Return the turns with their shaped rewards: reward plus overlong penalty, normalised over turns of equal prompts.
 
-    `prompts` (turn_id -> token ids) are only read with --group-normalise.
+    `prompts` (turn_id -> token ids) are only read for the normalisation (--group-normalise).
     """
     shape = (config.overlong_max, config.overlong_cache, config.overlong_shape)
     penalties = {turn.turn_id: penalise_overlong(int(turn.sampled.sum()), *shape) for turn in turns
@@ -145,7 +145,7 @@ def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[s
         keep_lone, divide = config.group_normalise == "repeated", config.group_scale == "std"
         values = normalise_in_groups(list(rewards.values()), groups, keep_lone=keep_lone, divide=divide)
         rewards = dict(zip(rewards, values, strict=True))
-    # A written reply has the turn id of the logged reply, but not its reward.
+    # A reply that the teacher or a person wrote has the turn id of the logged reply, but no reward.
     return [turn if turn.reward is None else
             replace(turn, shaped_reward=rewards[turn.turn_id], length_penalty=penalties.get(turn.turn_id))
             for turn in turns]  # fmt: skip
@@ -156,7 +156,7 @@ def build_training_set(
 ) -> TrainingSet:
     """Assign turns to phases and measure their advantages. Drop turns whose tokens are all filtered out.
 
-    A turn belongs to the last phase that can use it, and to the first where only the anchor can.
+    A turn belongs to the last phase that can use it, or to the first phase if only the anchor can use it.
     """
     kept, phases, strengths, measured, tokens = list[Turn](), list[int](), list[float](), list[Advantages](), 0
     members: list[list[Turn]] = [[] for _ in objectives]
@@ -180,9 +180,9 @@ def build_training_set(
 
 
 def _measure(turns: Sequence[Turn], objective: Objective) -> tuple[list[int], list[float], list[Advantages]]:
-    """Return the trained tokens and the mean absolute advantage of each turn, and the advantages of tokens, in chunks.
+    """Return the number of trained tokens and the mean absolute advantage per turn, and all advantages, in chunks.
 
-    Advantages over a support are measured on the logged token, which shows as well where teacher and student differ.
+    Terms over a support are measured on the logged token alone, which also shows how far teacher and student differ.
     """
     teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
     weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
