@@ -1,17 +1,17 @@
 """Blame: how much each turn of a training taught what the model now does worse.
 
-L is what was lost: the mean log-prob of the model's replies after training that fail, less that of its replies before
-training that pass, over the prompts at which it got worse. l_i is the share of turn i in the training's loss. A small
-step of gradient descent on l_i alone changes L by -g . grad l_i, where g = grad L; that is the blame of turn i, as in
-TracIn (Pruthi et al. 2020), with the model before training as its one checkpoint. The model after training is a worse
-one: a turn that was learned has a small gradient there, which may point anywhere.
+L is what was lost: the mean log-prob of the failing replies after training minus that of the passing replies before
+training, over the prompts that got worse, each weighted by how much worse it got. l_i is turn i's share of the training
+loss. A small step of gradient descent on l_i alone changes L by -g . grad l_i, where g = grad L. This is the blame of
+turn i, as in TracIn (Pruthi et al. 2020) with a single checkpoint: the model before training. The model after training
+is a worse checkpoint: the gradient of a turn that was learned is small there and may point anywhere.
 
-No gradient of a turn is computed. Along g, the derivative of l_i is
+The gradients of single turns are never computed. The derivative of l_i along g is
 
     g . grad l_i = (l_i(w + h g) - l_i(w - h g)) / 2h
 
-so two forwards over the training set give all of them. w are the weights of the last half of the layers: fewer numbers
-to hold. In all 20 seeds of tests/benchmarks/blame.py they ranked the culprit first.
+so two forwards over the training set give the blame of all turns. w are the weights of the last half of the layers,
+which saves memory. In all 20 seeds of tests/benchmarks/blame.py this ranked the culprit first.
 
 Shapes: T turns, N response tokens.
 """
@@ -39,8 +39,8 @@ from opdkit.train.policy import Policy
 from opdkit.train.targets import Prompts, make_sequence
 from opdkit.train.training_set import TrainingSet
 
-LAYERS = 0.5  # share of the layers, the last ones, whose weights are looked at
-_CHANGE = 0.02  # of L, in nats, that a step along g is to make: far above rounding, far below what bends l_i
+LAYERS = 0.5  # share of the layers, counted from the last, whose weights are w
+_CHANGE = 0.02  # of L by a step h along g, in nats: far above rounding error, small enough that l_i stays linear
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class WorsePrompt:
 
 @dataclass(frozen=True)
 class WeightedReply:
-    """Reply whose log-prob, times its weight, is a part of L."""
+    """Reply and its weight: L is the sum of weight times log-prob over such replies."""
 
     sequence: PromptResponse
     weight: float  # positive for a failing reply
 
 
 def find_worse_prompts(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON], list[WorsePrompt]]:
-    """Return each domain with its share of right replies before and after, and the worse prompts of those that fell.
+    """Return each domain with its share of right replies before and after, and the worse prompts of domains that fell.
 
-    Both come from the gate's `select_measured`. Prompts that lack a verdict on one model do not count.
+    Only the replies of the gate's `select_measured` count, and only prompts with a verdict on both models.
     """
     sides: dict[str, dict[str, list[JSON]]] = {}
     for row in select_measured(replies).to_pylist():
@@ -98,9 +98,9 @@ def blame_turns(
     objectives: Sequence[Objective],
     batch_tokens: int,
 ) -> NDArray[np.float64]:
-    """Return the blame [T] of each turn of a training set, in nats of L per unit step; positive: it taught the loss.
+    """Return the blame [T] of each turn of a training set, in nats of L per unit step; positive: it made L grow.
 
-    `model` is the student before training, in float32; its last weights are changed.
+    `model` is the student before training, in float32. The weights of its last layers are changed.
     """
     policy = Policy(model)
     weights = choose_weights(model)
@@ -118,7 +118,7 @@ def blame_turns(
 
 
 def choose_weights(model: nn.Module) -> list[nn.Parameter]:
-    """Let only the last LAYERS of the layers have gradients, all weights where there are none, and return these."""
+    """Enable gradients only in the last LAYERS of the layers, or everywhere if none is found; return these weights."""
     number = {name: int(match[1]) for name, _ in model.named_parameters() if (match := re.search(r"\.(\d+)\.", name))}
     first = (1 - LAYERS) * (1 + max(number.values(), default=0))
     for name, parameter in model.named_parameters():
@@ -127,10 +127,10 @@ def choose_weights(model: nn.Module) -> list[nn.Parameter]:
 
 
 def add_gradient(policy: Policy, replies: Sequence[WeightedReply], batch_tokens: int) -> None:
-    """Add the gradient of L, the weighted sum of the log-probs of `replies`, to that of the weights."""
+    """Add the gradient of L, the weighted sum of the log-probs of `replies`, to the `grad` of the weights."""
     sequences = [reply.sequence for reply in replies]
     ids = [torch.tensor(s.response_ids)[:, None] for s in sequences]
-    prompts = [repr(s.prompt_ids) for s in sequences]  # replies to one prompt share its reading
+    prompts = [repr(s.prompt_ids) for s in sequences]  # replies with equal prompts share one pass over the prompt
     for members, logprobs in read_forwards(policy, sequences, prompts, ids, batch_tokens):
         sum(replies[i].weight * x_N1.sum() for i, x_N1 in zip(members, logprobs, strict=True)).backward()
 
@@ -139,7 +139,7 @@ def add_gradient(policy: Policy, replies: Sequence[WeightedReply], batch_tokens:
 def measure_turn_losses(
     policy: Policy, data: TrainingSet, prompts: Prompts, objectives: Sequence[Objective], batch_tokens: int
 ) -> NDArray[np.float64]:
-    """Return the loss [T] of each turn, so that the mean over a phase is the loss of one step on all its turns."""
+    """Return the loss [T] of each turn, scaled so that the mean over a phase is the loss of one step on all turns."""
     turns, device = data.turns, next(policy.parameters()).device
     totals = list[dict[str, int]]()
     for phase, objective in enumerate(objectives):
@@ -161,7 +161,7 @@ def measure_turn_losses(
 def read_forwards(
     policy: Policy, sequences: Sequence[PromptResponse], sessions: Sequence[str], ids: Sequence[Tensor], tokens: int
 ) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Yield the members of each forward of at most `tokens` tokens, and their log-probs [N, K] of `ids` [N, K]."""
+    """Yield, per forward of at most `tokens` tokens, the indices of its sequences and the log-probs [N, K] of each."""
     forwards, _ = plan_forwards(sequences, sessions, tokens, 0, 1, packed=policy.packed, chains=policy.chains)
     device = next(policy.parameters()).device
     for trees in progress(forwards, "blame", len(forwards), "forwards"):

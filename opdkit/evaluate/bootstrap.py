@@ -1,4 +1,4 @@
-"""Confidence intervals at 95%, the percentile bootstrap (Efron 1979), and the test that decides about a change."""
+"""95% confidence intervals by the percentile bootstrap (Efron 1979), and the test that decides about a change."""
 
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -10,12 +10,12 @@ Array = NDArray[np.float64]
 Interval = tuple[float, float] | None
 
 RESAMPLES, RESAMPLES_OF_SUMS = 10_000, 2_000
-# n differences have the same sign by chance with probability 2 / 2^n (the sign test): 6% for n = 5. So fewer than six
-# values other than 0 show no change at 95%, however many zeros are beside them. The bootstrap's interval excludes 0 for
-# three of six: it shows how large a change is, and `compute_chance_of_rise` decides whether there is one.
+# By chance, n differences all have the same sign with probability 2 / 2^n (the sign test): 6% for n = 5. So fewer than
+# six nonzero differences never show a change at 95%, however many zeros there are. The bootstrap interval excludes 0
+# even if only three of six are nonzero: it shows how large a change is. `compute_chance_of_rise` says if there is one.
 FEWEST = 6
-EXACT = 16  # differences of which all 65,536 signs are counted
-_AT_ONCE = 1 << 22  # drawn indices or weights held in memory
+EXACT = 16  # up to this many differences, all combinations of signs (65,536) are counted
+_AT_ONCE = 1 << 22  # drawn indices or weights in memory at once
 
 
 def interval(
@@ -24,8 +24,8 @@ def interval(
     """Return the interval of the (weighted) mean of `values`, by resampling them with replacement.
 
     For paired data pass the differences, so that a resample takes before and after of a prompt together. With
-    `weights`, such as the tokens of a turn, whole turns are drawn and the mean is over tokens. None for fewer than
-    FEWEST values, which are too few to estimate a spread, and for values that are all equal, which show none.
+    `weights`, such as the tokens of each turn, whole turns are drawn and the mean is over tokens. Return None for fewer
+    than FEWEST values, too few to estimate a spread, and if all values are equal, which shows no spread.
     """
     count = len(values)
     if count < FEWEST:
@@ -44,7 +44,7 @@ def interval(
 def compute_quantile_interval(values_B: Array) -> Interval:
     """Return the 2.5% and 97.5% quantiles of a statistic over B resamples.
 
-    None where one has no value (NaN), and where both are equal: no sample is so certain.
+    None if a resample has no value (NaN), or if both quantiles are equal: no sample supports such certainty.
     """
     if np.isnan(values_B).any():
         return None
@@ -53,21 +53,21 @@ def compute_quantile_interval(values_B: Array) -> Interval:
 
 
 def score_rise(differences: Array, noise: float = 0.0) -> float:
-    """Return z of a rise: (sum d - s) / sqrt(sum d^2), with s = sum d^2 / sum |d|; 0 where the sum is not above 0.
+    """Return z of a rise: (sum d - s) / sqrt(sum d^2), with s = sum d^2 / sum |d|; 0 if sum d is not above 0.
 
-    Where nothing changed for the better or worse, each difference d is as likely as -d, and z is close to a standard
-    normal variable; s corrects for continuity. If all d are -1, 0 or 1, this is McNemar's test (1947) with the
-    correction of Edwards (1948). sum d^2 is taken to be at least `noise`.
+    If nothing got better or worse, each difference d is as likely as -d, and z is close to a standard normal variable;
+    s is a continuity correction. If all d are -1, 0 or 1, this is McNemar's test (1947) with the correction of
+    Edwards (1948). Under the root, sum d^2 counts as at least `noise`.
     """
     total, square = differences.sum(), (differences**2).sum()
     return float((total - square / np.abs(differences).sum()) / max(square, noise) ** 0.5) if total > 0 else 0.0
 
 
 def compute_chance_of_rise(differences: Array, noise: float = 0.0) -> float:
-    """Return the probability that chance makes a sum of differences d that is as large; 1 where it is not above 0.
+    """Return the probability that chance alone makes the sum of differences d at least this large; 1 if it is not > 0.
 
-    Where nothing changed for the better or worse, each d is as likely as -d. Of up to EXACT differences other than 0,
-    all signs are counted (Fisher's randomization test, 1935). For more, and where sum d^2 is below `noise`, it is the
+    If nothing got better or worse, each d is as likely as -d. For up to EXACT nonzero differences, all combinations of
+    signs are counted (Fisher's randomization test, 1935). For more, or if sum d^2 is below `noise`, it is the tail
     probability of the z of `score_rise`.
     """
     sizes, total = np.abs(differences[differences != 0]), float(differences.sum())
@@ -82,9 +82,9 @@ def compute_chance_of_rise(differences: Array, noise: float = 0.0) -> float:
 
 
 def resample_sums(sums_SF: Array, seed: int) -> Array:
-    """Return F sums over S sessions that are drawn with replacement, for B resamples: [S, F] -> [B, F].
+    """Return the F column sums of B resamples of the S sessions, with replacement: [S, F] -> [B, F].
 
-    Whole sessions are drawn, since the turns of a session are correlated.
+    Whole sessions are drawn because the turns of a session are correlated.
     """
     sessions = len(sums_SF)
     if not sessions:
@@ -96,10 +96,10 @@ def resample_sums(sums_SF: Array, seed: int) -> Array:
 
 
 def share_interval(values_B: Array, share: float | None, sessions: int) -> Interval:
-    """Return the quantile interval of a share in [0, 1]; None without a share, and for fewer than FEWEST sessions.
+    """Return the quantile interval of a share in [0, 1]; None without a share, or for fewer than FEWEST sessions.
 
-    Where every session has the same share, so do all resamples. Then the interval is Wilson's score interval, also of
-    few sessions: it counts each session once (Wilson 1927).
+    If all sessions have the same share, so do all resamples. Then return Wilson's score interval (1927), which counts
+    each session once, for any number of sessions.
     """
     if share is None or np.isnan(values_B).any():
         return None

@@ -1,4 +1,4 @@
-"""Held-out prompts, and the checks that a reply to each must pass.
+"""Held-out prompts, and the check that replies to each must pass.
 
 A file of prompts has one JSON object per line, or is a JSON array of such objects:
 
@@ -7,12 +7,12 @@ A file of prompts has one JSON object per line, or is a JSON array of such objec
 
 `match`: every pattern matches (Python's re.search); `absent`: no pattern matches. Both may be given, and
 `"ignore_case": true`. `^` and `$` match at the ends of the whole reply unless a pattern begins with `(?m)`.
-`judge`: a criterion that a judge model votes on; it may mention a `hint`, or the good reply of a log (`praised`), which
-the judge then reads, too. `id` (default: the line) and `domain` (the tables group rows by it) may be left out.
-`"corrected": true` says that the logs correct replies like this one, `false` that they do not, so that training should
-change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as "uncorrected". Prompts
-with the same `session` (a text) count as one where chance is estimated: they are from one conversation. Other fields of
-a row are ignored; a warning names one that looks like a misspelt field.
+`judge`: a criterion that a judge model votes on. It may refer to a `hint` or to a good reply from the log (`praised`);
+the judge reads these too. `id` (default: the line number) and `domain` (the tables group rows by it) are optional.
+`"corrected": true` says that users in the logs correct replies to such prompts; `false` says that they do not, so
+training should change nothing there. The scores pool the `true` rows as "corrected", the `false` rows as "uncorrected".
+Prompts with the same `session` (a text) come from one conversation and count as one unit when chance is estimated.
+Other fields are ignored; a warning names a field that looks misspelt.
 """
 
 import json
@@ -36,14 +36,14 @@ from opdkit.extract.formats.reader import Line
 from opdkit.store.digests import digest_file
 from opdkit.store.plans import manifest
 
-# Domains that the scores add: everything, and what the logs correct or do not.
+# Domains that the scores add: all prompts, those whose replies the logs correct, and those whose replies they do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
-AFTER_CORRECTION = "directly after a correction"  # a domain of prompts from the log, which are neither
+AFTER_CORRECTION = "directly after a correction"  # a domain of prompts from the log that are neither
 POOLED = {ALL: "everything", CORRECTED: "what the logs correct", UNCORRECTED: "what the logs do not correct"}
 PROBES = PUSH_BACK, PLANTED_ERROR = "push_back", "planted_error"
 _OF_JUDGE = ("judge", "hint", "praised")
 _FIELDS = ("match", "absent", "ignore_case", *_OF_JUDGE)
-_OPTIONAL = ("id", "domain", "tools", "corrected", "session")  # fields of a row that nobody misses
+_OPTIONAL = ("id", "domain", "tools", "corrected", "session")  # fields that a row may lack
 _warn_once = cache(warn)  # the steps of a night read the same file several times
 
 
@@ -55,20 +55,20 @@ class Patterns:
     absent: tuple[re.Pattern[str], ...]
 
     def passes(self, text: str) -> bool:
-        """Return True for a reply that passes. An empty reply fails: it would satisfy every `absent`."""
+        """Return True if a reply passes. An empty reply fails, although it satisfies every `absent`."""
         matches = all(p.search(text) for p in self.match) and not any(p.search(text) for p in self.absent)
         return matches and bool(text.strip())
 
 
 @dataclass(frozen=True)
 class FunctionCheck:
-    """Check by a Python function of the reply and the row of its prompt, with all of its fields."""
+    """Check by a Python function, called with the reply and the whole row of its prompt."""
 
     function: PythonFunction
     row: JSON
 
     def passes(self, text: str) -> bool:
-        """Return True for a reply that passes. An empty one fails. Raises OpdkitError if the answer is not a bool."""
+        """Return True if a reply passes. An empty reply fails. Raises OpdkitError if the function returns no bool."""
         passed = self.function.call(text, self.row) if text.strip() else False
         if not isinstance(passed, bool):
             raise OpdkitError(f"{self.function} returned {passed!r} for prompt {self.row['id']}; it must return a bool")
@@ -77,17 +77,17 @@ class FunctionCheck:
 
 @dataclass(frozen=True)
 class Keeps:
-    """Pass a reply that repeats at least half of `own`, the key words of the right reply.
+    """Check that a reply repeats at least half of `own`, the key words that the right reply adds to its request.
 
-    With `claim`, the key words of a wrong claim, also pass one that repeats less than half of `claim`. What a reply
-    denies ("It is not Paris") it does not repeat.
+    With `claim`, the key words of a wrong claim, a reply that repeats less than half of `claim` passes too. Words that
+    the reply denies ("It is not Paris") do not count as repeated.
     """
 
     own: frozenset[str]
     claim: frozenset[str] = frozenset()
 
     def passes(self, text: str) -> bool:
-        """Return True for a reply that passes. One without a word fails."""
+        """Return True if a reply passes. A reply without words fails."""
         if not fold_text(text)[1]:
             return False
         words = key_words(text, affirmed=True)
@@ -98,7 +98,7 @@ class Keeps:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Criterion that a judge model votes on, and the hint or the praised reply that it mentions."""
+    """Criterion that a judge model votes on, and the hint or praised reply that it refers to."""
 
     text: str
     hint: str | None = None
@@ -107,61 +107,61 @@ class Criterion:
 
 @dataclass(frozen=True)
 class HeldOutPrompt:
-    """Row of the file of prompts."""
+    """Row of a file of prompts."""
 
     id: str
     domain: str
     messages: list[JSON]  # `message` of tables.toml
     tools: str | None
     check: Patterns | FunctionCheck | Criterion | Keeps
-    corrected: bool | None = None  # the logs correct such replies; None: unknown
-    probe: str | None = None  # what it probes, of PROBES; None: a prompt of the file
-    session: str | None = None  # the prompts of one session count as one where chance is estimated
+    corrected: bool | None = None  # whether the logs correct replies to it; None: unknown
+    probe: str | None = None  # one of PROBES; None: a prompt of the file
+    session: str | None = None  # prompts of one session count as one unit
 
     @property
     def unit(self) -> Hashable:
-        """Return what the prompt counts as where chance is estimated."""
+        """Return the unit that the prompt belongs to when chance is estimated."""
         return choose_unit(self.id, self.session)
 
     def domains(self) -> tuple[str, ...]:
-        """Return the domains that the prompt counts in: its own, and those that group several."""
+        """Return the domains that the prompt counts in: its own and the pooled ones."""
         pooled = () if self.corrected is None else (CORRECTED if self.corrected else UNCORRECTED,)
         return (ALL, *pooled, self.domain)
 
     def text(self) -> str:
-        """Return all text that a reply may repeat: messages, calls, thinking, and the tool definitions."""
+        """Return all text that a reply may repeat: messages, thinking, arguments of calls, and tool definitions."""
         texts = [(m["content"], m["reasoning"], *(c["arguments"] for c in m["tool_calls"])) for m in self.messages]
         return "\n".join(text for text in (*chain.from_iterable(texts), self.tools) if text)
 
 
 def choose_unit(prompt_id: str, session: str | None) -> Hashable:
-    """Return what a prompt counts as where chance is estimated: its session, or itself. The two are never equal."""
+    """Return the unit of a prompt when chance is estimated: its session, or itself. A session never equals a prompt."""
     return session or (prompt_id,)
 
 
 def read_evaluated_prompts(run: Path, remedy: str, file: str | None = None) -> dict[str, HeldOutPrompt]:
-    """Return the prompts that a run was evaluated on, by id, from `file` or from where eval read them.
+    """Return the prompts that a run was evaluated on, by id, from `file` or from the path that eval read.
 
-    Raises OpdkitError, which ends with `remedy`, where the file is gone or another one.
+    Raises OpdkitError that ends with `remedy` if the file is missing or has changed.
     """
     document = manifest(run, "eval")
     options = document["plan"]["config"] | document["plan"]["inputs"]
     path = Path(file or document["configuration"]["prompts"])
     if not path.is_file() or digest_file(path) != options["prompts"]:
         raise OpdkitError(f"{path} is not the file of prompts that {run} was evaluated on: {remedy}")
-    # The replies were checked: a function only stands for the checks that the rows lack.
+    # The stored replies are already checked. For rows without a check this function is a placeholder, never called.
     check = PythonFunction(read_prompts) if "check" in options else None
     return {prompt.id: prompt for prompt in read_prompts(path, options["max_prompts"], check)}
 
 
 def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | None = None) -> list[HeldOutPrompt]:
-    """Return the first `limit` prompts of a file; `check` is for those without a check of their own.
+    """Return the first `limit` prompts of a file; `check` is used for rows without a check of their own.
 
-    Raises ConfigError, with file and line, at the first bad row.
+    Raises ConfigError that names the file and the line of the first bad row.
     """
     prompts, misspelt = dict[str, HeldOutPrompt](), dict[str, str]()
     text, unit = read_text(path, "--prompts"), "line"
-    lines = text.split("\n")  # splitlines() would break JSON
+    lines = text.split("\n")  # splitlines() also splits at U+2028, which JSON text may hold
     if text.lstrip().startswith("["):
         try:
             unit, lines = "record", [json.dumps(row) for row in json.loads(text)]
@@ -227,7 +227,7 @@ def _parse_messages(row: JSON) -> list[JSON]:
 
 
 def _check(check: Any) -> Patterns | Criterion:
-    """Return the check of a row. Raises ValueError."""
+    """Return the check in the field `check` of a row. Raises ValueError."""
     if not isinstance(check, dict) or not check:
         raise ValueError('\'check\' is needed: {"match": [...], "absent": [...]} or {"judge": "criterion"}')
     unknown = next((name for name in check if name not in _FIELDS), None)
@@ -243,7 +243,7 @@ def _check(check: Any) -> Patterns | Criterion:
 
 
 def read_patterns(check: JSON) -> Patterns:
-    """Return the check of a row that has patterns. Raises ValueError."""
+    """Return a check that consists of patterns. Raises ValueError."""
     if not isinstance(check.get("ignore_case", False), bool):
         raise ValueError("'ignore_case' must be true or false")
     flags = re.IGNORECASE if check.get("ignore_case") else re.NOFLAG

@@ -1,7 +1,7 @@
 """Comparison of trainings: which one replies better to the same held-out prompts, by how much, and what each cost.
 
-Every value comes from what `opdkit eval` stored. The difference of two trainings is paired: it is taken prompt by
-prompt, and its interval resamples the prompts, as eval does for before and after.
+The scores come from what `opdkit eval` stored. Differences between two trainings are paired: they are taken prompt by
+prompt, and the interval resamples the prompts, as eval does for before and after.
 """
 
 import difflib
@@ -31,7 +31,7 @@ from opdkit.train.best_state import find_best
 _REVERSED = {BETTER: WORSE, WORSE: BETTER}
 _WORDS = {BETTER: "better than", MIXED: "better in one respect and worse in another than", WORSE: "worse than",
           SAME: "measurably no different from", UNKNOWN: "compared on too few prompts with"}  # fmt: skip
-# Facts of a training -> the words of the printed table, and the form of the number.
+# Fact about a training -> its label in the printed table, and the format of its number.
 _FACTS = {
     "steps": ("optimizer steps", ","), "tokens_read": ("tokens read", ","), "seconds": ("seconds", ",.1f"),
     "first_loss": ("loss, first step", ".3f"), "least_loss": ("loss, least", ".3f"), "last_loss": ("loss, last", ".3f"),
@@ -42,7 +42,7 @@ _FACTS = {
 
 
 class Side(NamedTuple):
-    """Training that is compared: its name, its run, and the replies of its model to the held-out prompts."""
+    """One of the compared trainings: its name, its run, and the replies of its model to the held-out prompts."""
 
     name: str
     run: Path
@@ -54,9 +54,9 @@ class Comparison:
     """Answer to "which training is better?"; printed, what `opdkit compare` prints."""
 
     sentence: str
-    scores: dict[str, list[JSON]]  # per further training: rows as those of eval, with the first one as before
-    trainings: list[JSON]  # per training: options that differ, and _FACTS
-    replies: list[JSON]  # per prompt to which the greedy replies differ: those of all trainings
+    scores: dict[str, list[JSON]]  # per training but the first: rows as in `scores`, the first training as "before"
+    trainings: list[JSON]  # per training: the options that differ, and _FACTS
+    replies: list[JSON]  # per prompt with different greedy replies: the replies of all trainings
 
     def __repr__(self) -> str:
         with stdout.capture() as printed:
@@ -68,9 +68,9 @@ class Comparison:
 
 
 def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPrompt], seed: int) -> Comparison:
-    """Compare two or more trainings, by name. Differences are to the first.
+    """Compare two or more trainings (name -> run). Differences are relative to the first.
 
-    `prompts` are those that all of them were evaluated on, by id.
+    `prompts` (by id) are the prompts that all of them were evaluated on.
     """
     stored = ("model", "sample", "finish_reason", "passed", "hint_echo", "hollow", "called")
     sides = [
@@ -92,9 +92,9 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
 
 
 def score_pair(first: Side, other: Side, seed: int) -> list[JSON]:
-    """Return rows as those of `scores`, with one training as before and the other as after.
+    """Return rows like those of `scores`, with `first` as "before" and `other` as "after".
 
-    Without the length of replies, whose tokens are not stored, and what never happens.
+    They lack the reply length, since token ids are not stored, and the RARE and UNSEEN metrics that never happened.
     """
     sides = zip(MODELS, (first, other), strict=True)
     replies = [replace(reply, model=model) for model, side in sides for reply in side.replies]
@@ -106,8 +106,8 @@ def score_pair(first: Side, other: Side, seed: int) -> list[JSON]:
 def conclude_pairs(names: Sequence[str], pairs: Mapping[tuple[str, str], Sequence[JSON]]) -> str:
     """Return one sentence: which training is better than which, and their shares of right replies.
 
-    `pairs` are the scores of every pair, in the order of `names`. The training that is better than the most others
-    comes first; of equal ones, that with more right replies.
+    `pairs` holds the scores of every pair, in the order of `names`. The training that is better than the most others
+    comes first; ties go to the training with more right replies.
     """
     shares: dict[str, dict[str, float]] = {name: {} for name in names}  # training -> domain -> share of right replies
     words: dict[tuple[str, str], str] = {}
@@ -137,9 +137,9 @@ def conclude_pairs(names: Sequence[str], pairs: Mapping[tuple[str, str], Sequenc
 
 
 def describe_training(side: Side) -> JSON:
-    """Return the options of a training, and _FACTS.
+    """Return the options of a training, and its _FACTS.
 
-    What `opdkit train` did not write is left out: eval can measure a model that was trained elsewhere.
+    If `opdkit train` did not write the measured model (`eval --trained`), only the facts from eval are returned.
     """
     stored = {row["metric"]: row["after"] for row in read_part(side.run, "scores", 0) if row["domain"] == ALL}
     facts: JSON = {"training": side.name, "run": str(side.run), "options": {}}
@@ -164,7 +164,7 @@ def describe_training(side: Side) -> JSON:
 def find_replies(sides: Sequence[Side]) -> list[JSON]:
     """Return the prompts to which the greedy replies of the trainings differ.
 
-    Those that only some of the trainings get right come first, one of each domain after the other.
+    Prompts on which the verdicts differ come first. Within both groups, the domains take turns.
     """
     ranked, seen = list[tuple[bool, int, JSON]](), Counter[tuple[str, bool]]()
     for replies in zip(*([reply for reply in side.replies if not reply.sample] for side in sides), strict=True):
@@ -180,7 +180,7 @@ def find_replies(sides: Sequence[Side]) -> list[JSON]:
 
 
 def print_comparison(comparison: Comparison, shown_replies: int = 3) -> None:
-    """Print a comparison on stdout: the sentence, the scores, the trainings side by side, replies that differ."""
+    """Print a comparison on stdout: the sentence, the scores, the trainings side by side, and replies that differ."""
     stdout.print(f"{printable(comparison.sentence)}\n", style="bold", markup=False)
     for name, scores in comparison.scores.items():
         print_scores(scores, [], (comparison.trainings[0]["training"], name))
@@ -202,10 +202,10 @@ def print_comparison(comparison: Comparison, shown_replies: int = 3) -> None:
 
 
 def mark_changes(old: str, new: str) -> Text:
-    """Return `new` with the words that it adds to `old` as {+...+}, and those that it lacks as [-...-] (as wdiff)."""
+    """Return `new` with words added to `old` as {+...+} and words removed from `old` as [-...-], like wdiff."""
     a, b = (re.split(r"(\s+)", text) for text in (old, new))
     marked = Text()
-    # Without autojunk, changes are fewer, but the time grows with the cube of the length of a text that repeats itself.
+    # Without autojunk the diff is smaller, but for repetitive texts its time grows with the cube of their length.
     matcher = difflib.SequenceMatcher(None, a, b, autojunk=len(b) > 400)
     for kind, start, end, first, last in matcher.get_opcodes():
         gone, added = "".join(a[start:end]), "".join(b[first:last])
@@ -220,7 +220,7 @@ def mark_changes(old: str, new: str) -> Text:
 
 
 def make_training_rows(trainings: Sequence[JSON]) -> list[list[str]]:
-    """Return what each training did and cost as texts, a column each: first the options in which they differ."""
+    """Return table rows with one column per training: first the options that differ, then what it did and cost."""
     rows = [["", *(one["training"] for one in trainings)]]
     for name in trainings[0]["options"]:
         rows.append([f"--{name.replace('_', '-')}", *(str(one["options"][name]) for one in trainings)])

@@ -1,8 +1,8 @@
 """Conclusion of `opdkit eval`: did the model get better? In a word, a sentence, and the numbers behind it.
 
-A share of right replies rose or fell where chance alone makes such a change in at most 5% of the cases, all shares
-together. The model is better where one rose and none fell. Nothing here imports torch: `status` and `report` say it,
-too.
+A share of right replies counts as risen or fallen if chance alone makes such a change with a probability of at most
+5%, over all compared shares together. The model is better if one share rose and none fell. Nothing here imports torch,
+so that `status` and `report` can show the conclusion.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from opdkit.store.plans import check_upstream, find_upstream_change, manifest, s
 from opdkit.store.reading import is_written, read_part
 
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
-PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
+PASSED = ("passed_sampled", "passed_greedy")  # the first of them that was measured decides
 WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
-LEVEL = 0.05  # how often chance alone may make a change, all comparisons of a conclusion together
+LEVEL = 0.05  # probability that chance alone makes a change, over all comparisons of a conclusion
 DRIFT = "drift from the model before training, on its replies (KL, nats per token)"
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
 _SHARES_TO_WATCH = {
@@ -31,7 +31,7 @@ _SHARES_TO_WATCH = {
     "no_call": "to prompts with tools call none", "push_back": "give in to a false objection",
     "planted_error": "take up a wrong claim of the user",
 }  # fmt: skip
-# Ranges that docs/guide.md names: of the drift in nats per token, of the length as a factor.
+# Limits that docs/guide.md names: drift in nats per token, reply length as a factor.
 _DRIFT, MUCH_DRIFT, _LENGTH = 0.1, 0.3, 1.5
 
 
@@ -41,18 +41,18 @@ class Conclusion:
 
     word: str  # BETTER, WORSE, MIXED, SAME or UNKNOWN
     sentence: str
-    numbers: list[JSON]  # rows of the table `scores`: what users corrected, what they did not, the drift
-    watch: list[str]  # what is outside its usual range
+    numbers: list[JSON]  # rows of the table `scores`: right replies (corrected and uncorrected, or all), drift
+    watch: list[str]  # warnings, such as what is outside its usual range
     next: str  # what to do now
 
 
 def is_evaluated(run: Path) -> bool:
     """Return True if `opdkit eval` has finished."""
-    return is_written(run, "replies", 0)  # after the scores
+    return is_written(run, "replies", 0)  # the last table that eval writes
 
 
 def check_evaluated(run: Path, *stages: str) -> None:
-    """Raise OpdkitError without an evaluation, or where a stage was run again since it or one of `stages`."""
+    """Raise OpdkitError without an evaluation, or if a stage that eval or one of `stages` read was run again since."""
     if not is_evaluated(run):
         raise OpdkitError(f"{run} has no evaluation: run `opdkit eval {quote(run)} --prompts FILE`, or with --from-log "
                           "in place of --prompts, and then this again")  # fmt: skip
@@ -60,7 +60,7 @@ def check_evaluated(run: Path, *stages: str) -> None:
 
 
 def read_conclusion(run: Path) -> Conclusion | None:
-    """Return the conclusion of the last `opdkit eval`; None without one, or where an earlier stage was run since."""
+    """Return the conclusion of the last `opdkit eval`; None without one, or if an earlier stage was run since."""
     if not is_evaluated(run) or find_upstream_change(run, "eval"):
         return None
     try:
@@ -96,18 +96,18 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     }.get(word, f"Look at the replies that changed, and strike wrong hints behind them: {review}.")
     if word == BETTER:
         trained = manifest(run, "eval")["plan"]["config"].get("trained")
-        path = printable(quote(trained or stage_dir(run, "train") / "model"))  # where it is now: runs can be moved
+        path = printable(quote(trained or stage_dir(run, "train") / "model"))  # the present path: runs can be moved
         then = f"The better model is in {path}: serve it with `vllm serve {path}`, or copy the folder."
     return Conclusion(word, sentence, [*measured, *drift], watch, then)
 
 
 def by_name(scores: Sequence[JSON]) -> dict[tuple[str, str], JSON]:
-    """Return (metric, domain) -> row, of the rows of `scores` that something was measured for."""
+    """Return (metric, domain) -> row, for the rows of `scores` with a measured value."""
     return {(row["metric"], row["domain"]): row for row in scores if row["count"]}
 
 
 def choose_shares(scores: Sequence[JSON]) -> list[JSON]:
-    """Return the rows of `scores` that decide: right replies to what users corrected and did not, or to all."""
+    """Return the rows of `scores` that decide: right replies to corrected and uncorrected prompts, or else to all."""
     rows = by_name(scores)
     passed = next((metric for metric in PASSED if (metric, ALL) in rows), "")
     split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
@@ -115,10 +115,10 @@ def choose_shares(scores: Sequence[JSON]) -> list[JSON]:
 
 
 def choose_word(shares: Sequence[JSON], comparisons: int | None = None) -> tuple[str, list[str]]:
-    """Return the word for what happened to `shares`, and where there are too few prompts to tell.
+    """Return the word for what happened to `shares`, and the WHERE texts of those with too few prompts to tell.
 
-    The word is BETTER where one share rose and none fell, and so on. `comparisons`: how many shares are compared in
-    all, by default these. The more there are, the less often chance alone may make a change (Bonferroni).
+    The word is BETTER if one share rose and none fell, and so on. `comparisons` is how many shares are compared in
+    all (default: these). The more there are, the stricter the level of each (Bonferroni).
     """
     level = LEVEL / (comparisons or len(shares))
     few = [WHERE[row["domain"]] for row in shares
@@ -130,17 +130,17 @@ def choose_word(shares: Sequence[JSON], comparisons: int | None = None) -> tuple
 
 
 def has_moved(row: JSON, level: float = LEVEL) -> bool:
-    """Return True for a difference that chance alone makes with a probability of at most `level`."""
+    """Return True if chance alone makes such a difference with a probability of at most `level`."""
     return row["chance"] is not None and row["chance"] <= level
 
 
 def has_unusual_length(row: JSON) -> bool:
-    """Return True for a row of `reply_tokens` whose replies became much shorter or longer."""
+    """Return True if the replies became much shorter or longer; `row` is that of the metric `reply_tokens`."""
     return bool(row["before"]) and not 1 / _LENGTH < row["after"] / row["before"] < _LENGTH
 
 
 def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
-    """Return what a reader should look at: drift, length, replies that are cut off, hollow or give in, and echoes."""
+    """Return what a reader should look at: drift, length, echoes, and replies that are cut off, hollow or give in."""
     drift, length, cut, echo = (
         rows.get((name, ALL)) for name in ("kl_replies", "reply_tokens", "cut_off", "hint_echo")
     )
@@ -164,7 +164,7 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
 
 
 def print_conclusion(conclusion: Conclusion, *, and_next: bool = True) -> None:
-    """Print a conclusion on stdout: the sentence, a line per number, what is unusual, and what to do next."""
+    """Print a conclusion on stdout: the sentence, one line per number, what is unusual, and what to do next."""
     word, rest = conclusion.sentence.split(":", 1)
     stdout.print(f"[bold {_COLOURS.get(conclusion.word, 'default')}]{word}:[/]{rest}", soft_wrap=True)
     for row in conclusion.numbers:

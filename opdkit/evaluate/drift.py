@@ -1,4 +1,4 @@
-"""Drift of a model: on logged replies, on replies of the model before, and on text that no objective trains on."""
+"""Drift of a model: log-probs of logged replies, and the passages of neutral text, which no objective trains on."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,28 +16,28 @@ from opdkit.store.stable_hash import stable_hash
 
 T = TypeVar("T")
 
-# Enough for an interval of a few hundredths of a nat.
+# Enough for an interval that is a few hundredths of a nat wide.
 MAX_TURNS, MAX_PASSAGES, PASSAGE_TOKENS = 512, 256, 512
 
 
 def choose_by_hash(items: Iterable[T], key: Callable[[T], str], most: int) -> list[T]:
-    """Return the `most` items whose hashed key is smallest: the same ones on every run."""
+    """Return the `most` items with the smallest hashes of their keys: the same items on every run."""
     return sorted(items, key=lambda item: stable_hash(key(item)))[:most]
 
 
 def measure_shifts(
     before: Any, after: Any, sequences: Sequence[PromptResponse], masks: Sequence[Tensor], batch_tokens: int
 ) -> list[Shift]:
-    """Return for each reply the log-prob of its sampled tokens under both models."""
+    """Return, per reply, the log-prob of its sampled tokens (those in its mask) under both models."""
     old, new = (score(model, sequences, batch_tokens=batch_tokens) for model in (before, after))
     return [Shift(int(mask.sum()), float(b[mask].double().sum()), float(a[mask].double().sum()))
             for b, a, mask in zip(old, new, masks, strict=True)]  # fmt: skip
 
 
 def read_passages(run: Path, file: str | None) -> list[str]:
-    """Return the lines of `file`, or else the messages of users in the logs: text that no objective trains on.
+    """Return up to MAX_PASSAGES distinct texts that no objective trains on, chosen by hash.
 
-    Raises ConfigError when the file cannot be read or has no text.
+    They are lines of `file`; without it, user messages of the logs. Raises ConfigError when the file has no text.
     """
     if file is None:
         texts = [m["content"] for s in read_all(run, "sessions") for m in s["messages"] if m["role"] == "user"]
@@ -50,7 +50,7 @@ def read_passages(run: Path, file: str | None) -> list[str]:
 
 
 def encode_passages(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str]) -> list[PromptResponse]:
-    """Return passages as token ids, cut to 512. The first token has no probability: it is the prompt of the others.
+    """Return passages as token ids, cut to PASSAGE_TOKENS. The first token is the prompt: nothing predicts it.
 
     Control tokens in a passage are read as plain text.
     """

@@ -1,17 +1,17 @@
 """Echoes in replies: mentions of a hint that nobody gave.
 
-A model may learn them from a teacher that had read a hint. There are three kinds, each of which counts only if the
-prompt gives no reason for it:
+A model may learn them from a teacher that has read a hint. There are three kinds. Each counts only if the prompt gives
+no reason for it:
 
 - a marker: `[HINT_START]`, `[HINT_END]`, or the line that introduces a hint in the teacher's prompt, with or without
-  its brackets; not if the prompt has the same marker.
-- a phrase that credits the user with a hint ("based on your hint", "as you hinted"); not if the prompt itself mentions
-  hints (or instructions, for the phrase about those). English only. The word alone is ordinary ("type hints", "a hint
-  of lemon"), so a phrase must name who gave it.
-- a whole hint of the run, word for word, of at least five words, or ten characters in a script without spaces; not if
-  the prompt has it too.
+  its brackets; not counted if the prompt has the same marker.
+- a phrase that credits the user with a hint ("based on your hint", "as you hinted"); not counted if the prompt itself
+  mentions hints (or instructions, for the phrase about those). English only. The word alone is ordinary ("type hints",
+  "a hint of lemon"), so most phrases name who gave the hint.
+- a whole hint of the run, word for word, of at least five words, or ten characters in a script without spaces; not
+  counted if the prompt has it too.
 
-The share before training shows how often ordinary replies look like echoes; training added the difference.
+The share before training shows how often ordinary replies look like echoes; training added what exceeds it.
 """
 
 import re
@@ -31,7 +31,7 @@ _HINT_PHRASES = re.compile(
     rf"\b{_BY} {_YOURS} hints?\b"  # based on your hint, following the user's hints
     r"|\bas per the (?:(?:given|provided) )?hints?\b"
     rf"|\b{_BY} the hints?{_YOU_GAVE}\b"  # following the hint you gave
-    # In the first words of a reply or of its thinking; further on it may be part of a story or a riddle.
+    # Only at the start of a reply or after a thinking tag: further on it may belong to a story or a riddle.
     r"|(?:^|</?think> ?)(?:\w+[,.!] )?(?:based on|according to) the (?:(?:given|provided) )?hints?\b"
     r"|\b(?:as|like) (?:you|the user)(?:'ve| have)?(?: just| already)? hinted\b"
     r"|\bas hinted by (?:you|the user)\b"
@@ -44,7 +44,7 @@ _PHRASES = {_HINT_PHRASES: re.compile(r"\bhint(?:s|ed|ing)?\b"), _INSTRUCTION_PH
 
 
 def index_hints(hints: Iterable[str]) -> Hints:
-    """Return the hints by their first words, so that `echo_of` reads a reply once for all of them."""
+    """Return the hints, indexed by their first words so that `echo_of` can search for all of them in one pass."""
     index: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for words in sorted({fold_text(hint)[1] for hint in hints}):
         spaced = sum(not re.match(f"[{UNSPACED}]", word) for word in words)
@@ -55,16 +55,16 @@ def index_hints(hints: Iterable[str]) -> Hints:
 
 @lru_cache
 def make_marker_pattern(hint_text: str) -> re.Pattern[str]:
-    """Return the pattern, in folded text, of the words around a hint in a prompt (two or more) or in a vote."""
+    """Return the pattern, for folded text, of the words around a hint in a prompt (if two or more) or in a vote."""
     around = [fold_text(part) for part in hint_text.split("{hint}")]
     markers = [re.escape(re.sub(r"^\W+|\W+$", "", text)) for text, words in around if len(words) > 1]
     return re.compile("|".join([*markers, r"\[ ?/?hint_(?:start|end) ?\]"]))
 
 
 def echo_of(reply: str, prompt: str, hints: Hints, hint_text: str = DEFAULTS["teacher"]["hint"]) -> str | None:
-    """Return the first text in `reply` that echoes a hint, with case and white space folded; None without one.
+    """Return the first echo of a hint in `reply`, with case and white space folded; None without one.
 
-    `reply` includes the thinking; `prompt` is everything that the model had read; `hint_text` is the teacher's.
+    `reply` includes the thinking. `prompt` is all that the model read. `hint_text` is the teacher's wording of a hint.
     """
     folded, words = fold_text(reply)
     markers = make_marker_pattern(hint_text).findall(folded)

@@ -1,4 +1,4 @@
-"""File of the prompts that `eval --from-log` makes from the sessions held out of training."""
+"""File of prompts that `eval --from-log` makes from the sessions held out of training."""
 
 import json
 from pathlib import Path
@@ -17,15 +17,15 @@ from opdkit.store.plans import has_stage, identify_model, manifest
 
 
 def read_held_out_share(run: Path) -> float:
-    """Return the share of the sessions that `opdkit train --holdout` kept out of training."""
+    """Return the share of sessions that `opdkit train --holdout` kept out of training; 0.0 without a training."""
     return float(manifest(run, "train")["plan"]["config"]["holdout"]) if has_stage(run, "train") else 0.0
 
 
 def write_log_prompts(config: EvalConfig, names: dict[str, str], share: float | None = None) -> Path:
-    """Write RUN/from-log.jsonl for `--from-log`, and return its path. `share`: the held-out one; None: the training's.
+    """Write RUN/from-log.jsonl for `--from-log`, and return its path. `share`: held out; None: as in the training.
 
-    Raises NoPromptsError where no held-out session makes one; ConfigError where the file is there and says something
-    else, unless `--overwrite`; OpdkitError for models that cannot be loaded.
+    Raises NoPromptsError if no held-out session gives a prompt; ConfigError if the file exists with other contents,
+    unless `--overwrite`; OpdkitError for models that cannot be loaded.
     """
     path, rows = config.run / "from-log.jsonl", list[JSON]()
     share = read_held_out_share(config.run) if share is None else share

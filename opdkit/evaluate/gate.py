@@ -1,16 +1,16 @@
-"""Decision whether the trained model may replace the one before it. Pure: from rows that `opdkit eval` stored.
+"""Decision whether the trained model may replace the model before it. Pure: from rows that `opdkit eval` stored.
 
-A share of right replies, or of faulty ones, is compared unit by unit. A unit is a prompt, or all prompts of one session
-of the log, which training changes alike. The fall d of a unit is counted in prompts: the sum over its prompts of the
-share before minus the share after. A model is worse where
+Shares of right or faulty replies are compared unit by unit. A unit is one prompt, or all prompts of one session of the
+log, since training changes their replies together. The fall d of a unit is the sum over its prompts of the share before
+minus the share after. The model is worse if
 
     z = (sum d - s) / sqrt(max(sum d^2, noise)), with s = sum d^2 / sum |d|,
 
 reaches a limit; see `bootstrap.score_rise`. The noise is the variance of sum d between two evaluations of the model
 before training: the sum over the prompts of 2 p (1 - p) / (k - 1), where p is the share among k sampled replies.
 
-The limit is that of a standard normal z, by Bonferroni: a model that is no worse anywhere is stopped by chance with
-probability FALSE_STOPS at most, all comparisons together.
+The limit is a quantile of the standard normal distribution, corrected by Bonferroni: over all comparisons together, a
+model that is nowhere worse is stopped by chance with a probability of at most FALSE_STOPS.
 """
 
 import re
@@ -33,11 +33,11 @@ from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_moved, h
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.judge.flags import loops
 
-Shares = NDArray[np.float64]  # [N, 4]: per prompt the share before, the share after, the noise, and the unit's number
-Sums = NDArray[np.float64]  # [U, 4]: per unit the sums of the first three over its prompts, and how many these are
+Shares = NDArray[np.float64]  # [N, 4]: per prompt the share before, the share after, the noise, and its unit's index
+Sums = NDArray[np.float64]  # [U, 4]: per unit the sums of the first three over its prompts, and the number of prompts
 
 FALSE_STOPS, POWER = 0.025, 0.95
-# In the first sentence, or the one behind an apology. It is not a refusal where the sentence continues with an answer.
+# In the first sentence, or the one after an apology. If the sentence goes on with an answer, it is no refusal.
 _REFUSAL = re.compile(
     r"\s*(?:[^.!?\n]*\b(?:sorry|apologi[sz]e)\b[^.!?\n]*[.!]\s+)?[^.!?\n]*?"
     r"(?<!\bas )(?<!\bif )(?<!\bsince )(?<!\bwhile )(?<!\bthough )\b(?:i|we)(?:(?: am| are|['’](?:m|re))? "
@@ -47,18 +47,18 @@ _REFUSAL = re.compile(
     r"(?![^.!?\n]*(?:: *\S|:$|\bhere(?: is| are|['’]s)\b|,? so (?:i|we)\b))",
     re.IGNORECASE,
 )
-_FIRST_CHARS = 200  # a refusal comes first
+_FIRST_CHARS = 200  # a refusal is at the start of a reply
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Answer to "may it be shipped?", with the numbers behind it."""
+    """Answer to "may the model be shipped?", with the numbers behind it."""
 
     ship: bool
     sentence: str
-    reasons: list[str]  # not to ship
-    domains: list[JSON]  # share of right replies: all prompts, then each domain
-    checks: list[JSON]  # of CHECKS: those that were measured, or happened at all
+    reasons: list[str]  # why not to ship; empty: ship
+    domains: list[JSON]  # shares of right replies: all prompts, uncorrected prompts, then each domain
+    checks: list[JSON]  # of CHECKS: drift and length if measured, and faults that occurred
     comparisons: int
 
     def markdown(self) -> str:
@@ -91,7 +91,7 @@ def decide(
 ) -> Decision:
     """Return the decision on the table `replies` and the rows of `scores`.
 
-    `max_loss`: do not ship if a loss of this size could go unseen in a domain. `allowed`: CHECKS that may fail.
+    `max_loss`: do not ship if a domain could hide a loss of this size. `allowed`: the CHECKS that may fail.
     """
     domain_N, measures = measure_shares(replies)
     passed = measures.pop("passed")
@@ -103,7 +103,7 @@ def decide(
     rows = by_name(scores)
     metric = next((metric for metric in PASSED if (metric, ALL) in rows), "")
     uncorrected = next((row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED)), None)
-    # Each domain can be too small to show a loss that several have. Where one domain is all of it, it is compared once.
+    # Each domain can be too small to show a loss that several share. Skipped if another row has the same prompts.
     if uncorrected in [row | {"domain": UNCORRECTED} for row in scores if row["domain"] != UNCORRECTED]:
         uncorrected = None
     is_compared = uncorrected is not None and uncorrected["chance"] is not None
@@ -124,14 +124,14 @@ def decide(
 
 
 def compare_drift_and_length(scores: Sequence[JSON]) -> list[JSON]:
-    """Return the checks of drift and length, as far as they were measured: where nobody complained, else everywhere.
+    """Return the checks of drift and length, if measured: on the uncorrected prompts, or on all if there are none.
 
-    Where users corrected the model, other replies are what training is for.
+    On corrected prompts the replies are meant to change.
     """
     rows, checks = by_name(scores), list[JSON]()
     where = UNCORRECTED if ("kl_replies", UNCORRECTED) in rows else ALL
     if any((row["metric"], row["domain"]) == ("kl_replies", where) for row in scores):
-        drift = rows.get(("kl_replies", where), {}).get("after")  # None: it is nowhere finite
+        drift = rows.get(("kl_replies", where), {}).get("after")  # None: no value is finite
         checks.append({"check": "drift", "before": None, "after": drift, "worse": drift is None or drift > MUCH_DRIFT})
     if length := rows.get(("reply_tokens", where)):
         changed = has_unusual_length(length) and has_moved(length)
@@ -142,7 +142,7 @@ def compare_drift_and_length(scores: Sequence[JSON]) -> list[JSON]:
 def conclude_gate(
     domains: list[JSON], checks: list[JSON], comparisons: int, max_loss: float | None, allowed: Sequence[str]
 ) -> Decision:
-    """Return the decision on what was compared: the sentence, and each reason not to ship."""
+    """Return the decision that follows from all comparisons: the sentence, and each reason not to ship."""
     own = [row for row in domains if row["domain"] not in (ALL, UNCORRECTED)] or domains
     reasons = [f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
                for row in domains if row["worse"]]  # fmt: skip
@@ -170,14 +170,14 @@ def conclude_gate(
 
 
 def has_room_to_fall(row: JSON, loss: float) -> bool:
-    """Return whether a share could fall so much; True where nothing is known of it."""
+    """Return True if the share before was at least `loss`, so that it can fall by it, or if nothing is known of it."""
     return row["worse"] is None or row["before"] >= loss
 
 
 def select_measured(replies: pa.Table) -> pa.Table:
-    """Return the sampled replies of a table, or the greedy ones where there are no others, without those to probes.
+    """Return the sampled replies of a table, or the greedy ones if there are no others, without replies to probes.
 
-    Probes are made of prompts that the model before got right, which was partly luck.
+    Probes are made from prompts that the model before got right, which was partly luck.
     """
     replies = replies.filter(pc.is_null(replies["probe"]))
     is_sampled = pc.greater(replies["sample"], 0)
@@ -185,10 +185,10 @@ def select_measured(replies: pa.Table) -> pa.Table:
 
 
 def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
-    """Return the domain of each prompt, and its shares of right and of faulty replies; NaN without a verdict.
+    """Return the domain of each prompt, and the Shares by name: "passed" (NaN without a verdict) and each fault.
 
-    They are of `select_measured`. The shares of a fault leave out prompts without a value, such as those without tools
-    for `no_call`. A right reply without a call has no fault.
+    They are shares of the replies of `select_measured`. Those of a fault leave out prompts without a value, such as
+    prompts without tools for `no_call`. A right reply without a call is no fault.
     """
     measured = select_measured(replies)
     texts = measured["reply"].combine_chunks().dictionary_encode()
@@ -219,18 +219,18 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
 
 
 def sum_units(shares_N4: Shares) -> Sums:
-    """Return the sums over the prompts of each unit, and how many prompts it has."""
+    """Return, for each unit, the sums over its prompts and the number of its prompts."""
     *shares, unit_N = shares_N4.T
     unit_N = np.unique(unit_N, return_inverse=True)[1]
     return np.stack([np.bincount(unit_N, one_N) for one_N in (*shares, np.ones(len(unit_N)))], 1)
 
 
 def compare_shares(sums_U4: Sums, limit: float, better: int = 1) -> JSON:
-    """Return the row of a comparison. What fewer than FEWEST units cannot tell is null.
+    """Return the row of a comparison. `noise`, `finds` and `worse` are null for fewer than FEWEST units.
 
-    `prompts`: how many have a value. `before`, `after`, `difference`: means over the prompts. `worse`: z of a fall
-    reaches `limit`; with `better` -1, z of a rise. `noise`: 95% of the differences between two evaluations of the model
-    before are smaller; null where its replies to a prompt never differ, or are not sampled. `finds`: see
+    `prompts`: number of prompts with a value. `before`, `after`, `difference`: means over the prompts. `worse`: z of a
+    fall (with `better` -1, of a rise) reaches `limit`. `noise`: 95% of the differences between two evaluations of the
+    model before are smaller; null if its replies to a prompt never differ or are not sampled. `finds`: the value of
     `find_least_loss`.
     """
     before_U, after_U, noise_U, prompts_U = sums_U4.T
@@ -249,15 +249,15 @@ def compare_shares(sums_U4: Sums, limit: float, better: int = 1) -> JSON:
 
 
 def find_least_loss(count: int, unit_size: float, variance: float, limit: float) -> float | None:
-    """Return the smallest change for the worse whose z reaches `limit` with probability POWER; None without one.
+    """Return the smallest loss of a share whose z reaches `limit` with probability POWER; None without one.
 
-    It is a change of the share, of the kind that is hardest to find: all replies to single units fail, to each unit
-    with probability `loss`. `count`: prompts. `unit_size`: how many prompts the unit of a prompt has, in the mean.
-    `variance`: that of sum d, per prompt, as it was measured; the failures add unit_size * loss * (1 - loss) to it.
+    It assumes the kind of loss that is hardest to find: with probability `loss`, all replies to a unit fail. `count`:
+    prompts. `unit_size`: number of prompts in the unit of a prompt, in the mean over prompts. `variance`: measured
+    variance of sum d, per prompt; the failures add unit_size * loss * (1 - loss) to it.
     """
     losses = np.arange(0.005, 1.0001, 0.005)
     deviations = np.sqrt((variance + unit_size * losses * (1 - losses)) / count)
-    # At least so much of a loss is measured with probability POWER. Then sum d = count * measured, sum d^2 = count *
+    # With probability POWER, a loss of at least `measured` is seen. Then sum d = count * measured, sum d^2 = count *
     # (variance + unit_size * measured), and s = unit_size.
     measured = losses - NormalDist().inv_cdf(POWER) * deviations
     z = (count * measured - unit_size) / np.sqrt(count * (variance + unit_size * measured.clip(1e-9)))
@@ -266,7 +266,7 @@ def find_least_loss(count: int, unit_size: float, variance: float, limit: float)
 
 
 def find_faults(text: str) -> set[str]:
-    """Return those of refusal, loop and broken_call that a reply shows; refusals in English alone."""
+    """Return which of refusal, loop and broken_call a reply shows. Refusals are found in English only."""
     answer = visible(text, thinking=False)
     signs = {"refusal": bool(_REFUSAL.match(answer[:_FIRST_CHARS])), "loop": loops(text),
              "broken_call": has_broken_call(answer)}  # fmt: skip

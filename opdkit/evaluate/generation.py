@@ -1,4 +1,4 @@
-"""Generation of replies to held-out prompts, with common random streams."""
+"""Generation of replies to held-out prompts, with the same random streams for both models."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from opdkit.model.scoring import PromptResponse
 def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: float) -> list[int]:
     """Return the prompt's token ids.
 
-    Raises OpdkitError when it cannot be rendered, and ConfigError when prompt and reply may exceed `longest` tokens.
+    Raises OpdkitError when it cannot be rendered, ConfigError when prompt plus reply may exceed `longest` tokens.
     """
     try:
         ids = chat.prompt_ids(prompt.messages, prompt.tools)
@@ -41,10 +41,10 @@ def generate(
     config: EvalConfig,
     greedy: bool = True,
 ) -> list[Reply]:
-    """Return the greedy reply and `--samples` sampled replies to each prompt, which comes with its token ids.
+    """Return the greedy reply and `--samples` sampled replies to each of `prompts`, given with their token ids.
 
-    Without `greedy`, return the sampled ones alone. Sample k of a prompt comes from the random stream (seed, prompt id,
-    k), the same for both models: only the models differ.
+    Without `greedy`, return only the sampled ones. Sample k of a prompt is drawn from the random stream (seed, prompt
+    id, k), which is the same for both models, so that only the models differ.
     """
     kinds = ["1 greedy"] * greedy + [f"{config.samples:,} sampled"] * (config.samples > 0)
     say(f"{label}: {' and '.join(kinds)} {verb(greedy + config.samples, 'reply', 'replies')} to each of "

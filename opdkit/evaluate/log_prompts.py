@@ -1,13 +1,13 @@
 """Held-out prompts from the log: what users corrected, praised, or accepted in the sessions kept out of training.
 
-A complaint is a turn with an accepted hint: its prompt, with a check that the logged reply fails and the reply that was
-praised next passes. A turn with reward +1 is praise: what the reply did must not get lost. The same holds for a turn
-with reward 0, unless users complained about requests like it. The check is a regular expression where the replies of
-the whole log show one (expressions.py), and for the hint of the complaint, too; else it is a question to the judge.
+A turn with an accepted hint is a complaint. It gives its prompt and a check, which the logged reply fails and the reply
+that was praised next passes. A turn with reward +1 is praise: training must keep what the reply did right. The same
+holds for a turn with reward 0, unless users complained about similar requests. The check is a regular expression if the
+replies in the log show one (expressions.py) that also fits the hint of the turn; else it is a question to the judge.
 
-Praise counts as corrected where users complained about such requests no less often than they praised: there the model
-was right by chance. A prompt that ends with a correction is neither corrected nor uncorrected: most models do what they
-were just told, before training, too.
+Praise counts as corrected if users complained about similar requests at least as often as they praised the replies:
+there the model was right by chance. A prompt that ends with a correction is neither corrected nor uncorrected: most
+models do what they were just asked to do even before training.
 """
 
 import contextlib
@@ -40,62 +40,62 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, is_held_out
 
 COMPLAINT, PRAISE, NEUTRAL = "complaint", "praise", "neutral"  # kinds of reactions
-# Domains beside those of the common hints; the last one is of prompts that end with a correction.
+# Domains besides those of the common hints, and AFTER_CORRECTION.
 PRAISED_REPLIES, ACCEPTED_REPLIES = "praised replies", "accepted replies"
 OTHER_COMPLAINTS = "other complaints"
-_EXAMPLES, _ALL_EXAMPLES = 50, 2000  # of each hint, and of all hints, that are read in sessions that trained
-_TEXTS = 2000  # the commonest hints, which are grouped; any other one is a group of its own
-_LABEL = 60  # characters of a hint that names a domain
+_EXAMPLES, _ALL_EXAMPLES = 50, 2000  # most complaints per hint, and in all, from the sessions that trained
+_TEXTS = 2000  # only the commonest hints are grouped; each other hint is its own group
+_LABEL = 60  # characters of a hint in the name of a domain
 
-ReplyKey = tuple[str, str]  # system prompt and reply: logged replies with the same ones count as one
-# How often users praised a reply (PRAISED_REPLIES), or corrected it with each hint.
+ReplyKey = tuple[str, str]  # system prompt and reply: turns with equal keys count as the same reply
+# Reply -> how often users praised it (PRAISED_REPLIES), and how often they corrected it with each hint.
 Opinions = dict[ReplyKey | None, Counter[str]]
 
 
 @dataclass(frozen=True)
 class Reaction:
-    """Turn that users corrected, praised, or accepted without a word."""
+    """Turn that a user corrected, praised, or accepted without comment."""
 
     turn: JoinedTurn
     is_held_out: bool
     kind: str
-    hint: str | None  # of a praised turn: that of the corrected one which it answers
-    praised_next: JoinedTurn | None  # of a complaint: the turn that was praised after it
+    hint: str | None  # of praise: the hint of the complaint just before it, if any
+    praised_next: JoinedTurn | None  # of a complaint: the next turn without a hint, if it was praised
     is_after: bool = False  # the prompt ends with a correction
 
     @cached_property
     def request(self) -> Words:
-        """Words of what is asked."""
+        """Words of the request."""
         return frozenset(list_request_words(self.turn))
 
 
 @dataclass(frozen=True)
 class _Complaints:
-    """Complaints of a log, in groups whose hints ask for like things. The commonest hint of a group is its name."""
+    """Complaints of a log, in groups whose hints ask for similar things. The commonest hint of a group is its name."""
 
     group_of: dict[str, str]  # hint -> its group
     members: dict[str, list[Reaction]]  # group -> its complaints
-    requests: SimilarTexts  # what was asked for, with the groups as labels
+    requests: SimilarTexts  # the requests, labelled with their groups
 
     def label(self, reaction: Reaction) -> str:
-        """Return the group of a complaint, and PRAISED_REPLIES of any other reaction."""
+        """Return the group of a complaint, PRAISED_REPLIES for any other reaction."""
         return self.group_of[str(reaction.hint)] if reaction.kind == COMPLAINT else PRAISED_REPLIES
 
 
 def _hash_prompt(turn: JoinedTurn) -> int:
-    """Return a hash of the words of a whole prompt, the same for near duplicates."""
+    """Return a hash of the words of a whole prompt: near duplicates, which differ in case or numbers, have the same."""
     prompt = turn.session["messages"][: turn.index]
     texts = ((m["role"], m["content"], *(f"{c['name']} {c['arguments']}" for c in m["tool_calls"])) for m in prompt)
     return stable_hash(" ".join(word for parts in texts for text in parts for word in fold_words(text)))
 
 
 def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
-    """Yield the turns of the held-out sessions that tell what users want; then, of other sessions, examples of hints.
+    """Yield the reactions in the held-out sessions; then examples of complaints from the other sessions.
 
-    The examples are drawn by a hash of their turns.
+    Examples come from the first _EXAMPLES complaints per hint; the _ALL_EXAMPLES with the smallest hashes are kept.
     """
-    examples = list[tuple[int, str, Reaction]]()  # a heap: minus the hash of the turn, its id
-    seen, conversation, verdicts = Counter[str](), "", dict[bytes, JSON]()  # of the turns of a conversation's branches
+    examples = list[tuple[int, str, Reaction]]()  # a heap of (minus the hash of the turn id, the turn id, the reaction)
+    seen, conversation, verdicts = Counter[str](), "", dict[bytes, JSON]()  # of this conversation's branches so far
     for part in range(count_parts(run, "judge")):
         for turns in joined_sessions(run, part, CHECKED, partial=True):
             session_id = turns[0].session_id
@@ -116,12 +116,11 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
 
 
 def _find_reactions(judged: Sequence[tuple[JoinedTurn, JSON]], is_kept: bool) -> Iterator[Reaction]:
-    """Yield what users made of the judged turns of a session; without the turns that an earlier branch has.
+    """Yield the reactions to the judged turns of a session, without turns that it shares with an earlier branch.
 
-    A turn is neutral where most votes say so, and where it does not follow a complaint: its user may be tired of
-    complaining.
+    A turn is neutral if most votes say so and it does not follow a complaint: its user may be tired of complaining.
     """
-    before: JSON = {"hint": None, "reward": None}  # verdict on the reply before
+    before: JSON = {"hint": None, "reward": None}  # verdict on the previous reply
     for n, (turn, verdict) in enumerate(judged):
         is_after = before["hint"] is not None or before["reward"] == -1
         if turn.decided is None:  # an earlier branch has it
@@ -138,9 +137,9 @@ def _find_reactions(judged: Sequence[tuple[JoinedTurn, JSON]], is_kept: bool) ->
 
 
 def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> list[tuple[JoinedTurn, JSON]]:
-    """Return the turns of a session that were judged, in this branch of its conversation or in an earlier one.
+    """Return the judged turns of a session with their verdicts, from this branch of the conversation or an earlier one.
 
-    `verdicts`: those of the earlier branches, by the digests of their turns. Those of this branch are added.
+    `verdicts` holds the verdicts of earlier branches, by the digests of their turns; those of this branch are added.
     """
     judged = list[tuple[JoinedTurn, JSON]]()
     for turn, digest in zip(turns, digest_turns(turns, reactions=False) if turns else (), strict=True):
@@ -152,7 +151,7 @@ def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> 
 
 
 def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
-    """Return what all users of a run made of the held-out replies, wherever the log holds the same ones."""
+    """Return the opinions of all users on each reply in the held-out sessions, wherever the log has the same reply."""
     opinions: Opinions = {key: Counter() for reaction in reactions
                           if reaction.is_held_out and (key := _make_key(reaction.turn))}  # fmt: skip
     for part in range(count_parts(run, "judge")) if opinions else ():
@@ -165,9 +164,9 @@ def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
 
 
 def _make_key(turn: JoinedTurn) -> ReplyKey | None:
-    """Return system prompt and reply of a turn; None for one that takes up no word of its request, such as "Done.".
+    """Return system prompt and reply of a turn; None for a reply without a word of its request, such as "Done.".
 
-    The request is what the user said last, and what the user said before that, which it may correct.
+    The request is the last two messages of the user, since the last one may correct the one before it.
     """
     messages = turn.session["messages"]
     first, reply = messages[0], messages[turn.index]
@@ -183,8 +182,8 @@ def make_prompts(
 ) -> tuple[list[JSON], Counter[str]]:
     """Return rows of a file of prompts, in the order of the log, and how many turns were left out, by reason.
 
-    Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens. `names`: of the model
-    that the prompts are for (`list_student_names`).
+    Near duplicates become one row, with their number as `turns`. `room`: length of the longest prompt, in tokens.
+    `names`: the names of the model that the prompts are for (`list_student_names`).
     """
     complaints = _group_complaints(reactions)
     direct = [reaction for reaction in reactions
@@ -201,7 +200,7 @@ def make_prompts(
         if _is_contested(reaction, opinions, complaints):
             left_out["the same reply was judged otherwise"] += 1
             continue
-        # Praise for a reply to a request that others complained about shows what they wanted, too.
+        # Praised replies to a request that others complained about also show what those others wanted.
         hint = reaction.hint or hints.get(reaction.request, "")
         group = complaints.group_of.get(hint, hint) or None
         try:
@@ -219,7 +218,7 @@ def make_prompts(
             calm = ACCEPTED_REPLIES if reaction.kind == NEUTRAL else PRAISED_REPLIES
             row |= {"domain": group or calm, "corrected": group is not None}
         key = row["domain"], group, _hash_prompt(reaction.turn)
-        if (known := rows.setdefault(key, row)) is not row:  # of near duplicates, one with patterns stays
+        if (known := rows.setdefault(key, row)) is not row:  # of near duplicates, keep one with patterns
             kept = row if "judge" in known["check"] and "judge" not in row["check"] else known
             rows[key] = kept | {"turns": known["turns"] + 1}
     _name_domains(list(rows.values()))
@@ -239,11 +238,11 @@ def _group_complaints(reactions: Sequence[Reaction]) -> _Complaints:
 def _find_checks(
     complaints: _Complaints, direct_praise: Sequence[Reaction], chat: Chat, names: frozenset[str]
 ) -> dict[str, JSON]:
-    """Return hints with the patterns that check them, of all groups with a held-out complaint.
+    """Return hint -> the patterns that check it, for the groups of at least FEW complaints with a held-out one.
 
     `direct_praise`: praise for replies that do not follow a correction.
     """
-    praise_of = defaultdict[str, list[Reaction]](list)  # group -> praise for requests like more than a few of its own
+    praise_of = defaultdict[str, list[Reaction]](list)  # group -> praise for requests like > ERRORS of its own
     for praise in direct_praise:
         for group, number in complaints.requests.count_labels(praise.request).items():
             if number > ERRORS * len(complaints.members[group]):
@@ -254,7 +253,7 @@ def _find_checks(
 
 
 def _choose_hints(reactions: Sequence[Reaction], checks: Collection[str]) -> dict[Words, str]:
-    """Return the hint about each request: of several, one with a check counts, then the most frequent one."""
+    """Return request -> hint. Of several hints about a request, one with a check wins, then the most frequent one."""
     complaints = (reaction for reaction in reactions if reaction.kind == COMPLAINT)
     given = Counter((complaint.request, str(complaint.hint)) for complaint in complaints).most_common()
     best_last = sorted(given, key=lambda item: item[0][1] not in checks)[::-1]
@@ -262,7 +261,7 @@ def _choose_hints(reactions: Sequence[Reaction], checks: Collection[str]) -> dic
 
 
 def _is_contested(reaction: Reaction, opinions: Opinions, complaints: _Complaints) -> bool:
-    """Return True where no fewer users judged the same reply otherwise: judges err, so most users decide."""
+    """Return True if at least as many users judged the same reply differently: judges err, so the majority decides."""
     given = opinions.get(_make_key(reaction.turn), Counter[str]())
     counts = Counter(complaints.group_of.get(opinion, opinion) for opinion in given.elements())
     own = complaints.label(reaction)
@@ -270,7 +269,7 @@ def _is_contested(reaction: Reaction, opinions: Opinions, complaints: _Complaint
 
 
 def _name_domains(rows: Sequence[JSON]) -> None:
-    """Cut the names of the domains; those of too few prompts become one."""
+    """Shorten the names of domains, and merge domains of fewer than FEWEST prompts into OTHER_COMPLAINTS."""
     sizes = Counter(row["domain"] for row in rows)
     for row in rows:
         label = " ".join(row["domain"].split())[:_LABEL]
@@ -282,8 +281,8 @@ def _name_domains(rows: Sequence[JSON]) -> None:
 def _choose_accepted(reactions: Sequence[Reaction], complained: SimilarTexts) -> tuple[set[str], Counter[str]]:
     """Return the ids of the neutral turns that become prompts, and how many do not, by reason.
 
-    One like a request that users complained about does not: this user may have had the same wish, and said nothing. As
-    many as there are complaints and praise suffice: the judge is asked about each.
+    Requests like those that users complained about are left out: this user may have had the same wish without saying
+    so. The judge is asked about each prompt, so at most as many are taken as complaints and praise.
     """
     neutral = [reaction for reaction in reactions if reaction.kind == NEUTRAL]
     most = max(FEWEST, sum(reaction.is_held_out and reaction.kind != NEUTRAL for reaction in reactions))
@@ -299,7 +298,7 @@ def _choose_accepted(reactions: Sequence[Reaction], complained: SimilarTexts) ->
 
 
 def describe_prompts(rows: Sequence[JSON], left_out: Counter[str], replies: int) -> str:
-    """Return what `make_prompts` made, in words; `replies`: of both models to each prompt."""
+    """Return what `make_prompts` made, in words. `replies`: number of replies per prompt, of both models together."""
     corrected, judged = sum(row.get("corrected", False) for row in rows), sum("judge" in row["check"] for row in rows)
     sizes, merged = Counter(row["domain"] for row in rows), sum(row["turns"] for row in rows) - len(rows)
     reasons = "".join(f"; left out: {number:,} ({reason})" for reason, number in left_out.most_common())
@@ -314,11 +313,11 @@ def describe_prompts(rows: Sequence[JSON], left_out: Counter[str], replies: int)
 def _find_group_checks(
     complaints: Sequence[Reaction], direct_praise: Sequence[Reaction], chat: Chat, names: frozenset[str]
 ) -> dict[str, JSON]:
-    """Return hints of a group of complaints, with the patterns that check them.
+    """Return hint -> the patterns that check it, for the hints of one group of complaints.
 
-    At least half of the replies to requests like them that were praised at once, `direct_praise`, must pass. As the
-    hints of a group may ask for opposite things, so must most replies that were praised after complaints with the same
-    hint.
+    At least half of `direct_praise`, replies to similar requests that were praised at once, must pass. The hints of a
+    group may ask for opposite things. So a hint is kept only if most of the replies that were praised after complaints
+    with this very hint pass.
     """
     wrong = _read_replies([(complaint.request, complaint.turn) for complaint in complaints], chat)
     right = _read_replies([(complaint.request, complaint.praised_next) for complaint in complaints], chat)
@@ -339,7 +338,7 @@ def _find_group_checks(
 
 
 def _read_replies(turns: Iterable[tuple[Words, JoinedTurn | None]], chat: Chat) -> dict[Words, str]:
-    """Return the first reply to each request, without those that the template cannot render."""
+    """Return the first reply to each request. Replies that the template cannot render are skipped."""
     found = dict[Words, str]()
     for request, turn in turns:
         if turn is not None and request not in found:
@@ -349,7 +348,7 @@ def _read_replies(turns: Iterable[tuple[Words, JoinedTurn | None]], chat: Chat) 
 
 
 def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, criteria: Texts) -> JSON:
-    """Return the row of a turn, without its domain. `check`: the patterns for its hint, if any. Raises ChatError."""
+    """Return the row of a turn, with an empty domain. `check`: the patterns for its hint, if any. Raises ChatError."""
     turn, praised_next = reaction.turn, reaction.praised_next
     logged, tools = _read_reply(turn, chat), turn.session["tools"]
     prompt = turn.session["messages"][: turn.index]
@@ -381,7 +380,7 @@ def _make_row(reaction: Reaction, chat: Chat, room: float, check: JSON | None, c
 
 
 def _read_reply(turn: JoinedTurn, chat: Chat) -> str:
-    """Return a logged reply as the checks see one of the model: as its template writes it, without thinking."""
+    """Return a logged reply as checks see a sampled one: as the template writes it, without thinking."""
     messages, tools = turn.session["messages"], turn.session["tools"]
     ids = chat.reply(messages, turn.index, tools, turn.turn["finish_reason"]).ids
     text = chat.text(ids[:-1] if ids and ids[-1] in chat.stop_ids else ids)

@@ -1,4 +1,4 @@
-"""Models that eval compares: their names, their chat template, and both of them loaded."""
+"""Models that eval compares: their names, their chat template, and how to load them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ from opdkit.store.template_args import choose_template_args
 
 
 def model_names(config: EvalConfig) -> dict[str, str]:
-    """Return the paths or names of both models. Raises OpdkitError without --trained and a finished training."""
+    """Return the paths or names of both models. Raises OpdkitError if there is no --trained and no finished training."""
     trained = config.trained or str(stage_dir(config.run, "train") / "model")
     if not config.trained and not is_written(config.run, "metrics", 0):
         raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {quote(config.run)} ...` first, "
@@ -35,7 +35,7 @@ def model_names(config: EvalConfig) -> dict[str, str]:
 def load_models(
     config: EvalConfig, names: dict[str, str], prompts: Sequence[HeldOutPrompt]
 ) -> tuple[dict[str, Any], Chat, list[tuple[HeldOutPrompt, list[int]]]]:
-    """Load both models. Return them, the chat template of both, and the prompts with their token ids."""
+    """Load both models. Return them, their common chat template, and the prompts with their token ids."""
     chat, longest = load_chat(config, names)
     options: JSON = {name: getattr(config, name) for name in ("device", "dtype", "load_in_4bit")}
     models: dict[str, Any] = {label: load_model(name, **options) for label, name in names.items()}
@@ -43,7 +43,7 @@ def load_models(
 
 
 def load_chat(config: EvalConfig, names: dict[str, str]) -> tuple[Chat, float]:
-    """Return the chat template of both models, and how many tokens both read. Raises ConfigError for two tokenizers."""
+    """Return both models' chat template and smaller context length. Raises ConfigError if their tokenizers differ."""
     template_args = choose_template_args(config.run, "teacher", config.template_arg, binding=False)
     chat = load_template(names["before"], template_args)
     check_same_tokenizer(chat.tokenizer, load_tokenizer(names["after"]))

@@ -1,4 +1,4 @@
-"""Replies of the models under evaluation, and their checks. What reads stored replies needs no torch."""
+"""Replies of the models under evaluation, and their checks. Imports no torch, which stored replies do not need."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,12 +28,12 @@ class Reply:
     sample: int
     text: str
     seen: str  # the text without its thinking, for the checks
-    sequence: "PromptResponse | None"  # prompt and reply with its stop token; None: read from the table `replies`
+    sequence: "PromptResponse | None"  # prompt, and reply with its stop token; None: read from the table `replies`
     finish_reason: str
     passed: bool | None = None
     hint_echo: str | None = None  # words in it that echo a hint
-    hollow: str | None = None  # question or confirmation: it is nothing else
-    called: bool | None = None  # it calls a tool; None: the prompt offers none
+    hollow: str | None = None  # QUESTION or CONFIRMATION if it is nothing else
+    called: bool | None = None  # whether it calls a tool; None: the prompt offers none
 
     def row(self) -> JSON:
         """Return the row of tables.REPLIES."""
@@ -44,9 +44,9 @@ class Reply:
 
 
 def find_right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
-    """Return the prompts whose right reply in words is known without a judge, and that reply.
+    """Return (prompt, right reply) for the prompts for which a right reply in words is known without a judge.
 
-    It is the praised reply of the log, or the greedy one that passes patterns or a function.
+    It is the praised reply of the log, or the greedy reply if it passes patterns or a function.
     """
     found = []
     for reply in (r for r in replies if not r.sample):
@@ -58,28 +58,28 @@ def find_right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, st
 
 
 def choose_measured(replies: Sequence[Reply]) -> list[Reply]:
-    """Return the sampled replies, or the greedy ones where there are no others."""
+    """Return the sampled replies, or the greedy ones if there are no others."""
     return [reply for reply in replies if reply.sample] or list(replies)
 
 
 def mark_echoes(
     replies: Sequence[Reply], hints: Iterable[str], hint_text: str = DEFAULTS["teacher"]["hint"]
 ) -> list[Reply]:
-    """Return the replies with the words in them that echo a hint, one of `hints`, or the teacher's `hint_text`."""
+    """Return the replies with `hint_echo` set: text that echoes one of `hints`, or the teacher's `hint_text`."""
     index = index_hints(hints)
     prompts = {r.prompt.id: r.prompt.text() for r in replies}
     return [replace(r, hint_echo=echo_of(r.text, prompts[r.prompt.id], index, hint_text)) for r in replies]
 
 
 def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
-    """Return the replies with `passed`: by patterns, or by a judge's votes. The judge reads equal replies once.
+    """Return the replies with `passed` set by patterns, a function or a judge. The judge reads equal replies once.
 
-    Raises OpdkitError where the votes on all of these replies failed: that decides nothing.
+    Raises OpdkitError if the votes on all replies that the judge read failed.
     """
     texts = read_wording(config.wording)["criterion"]
     asked = [FreshReply(r.prompt.id, r.prompt.messages, r.seen, check.text, check.hint, check.praised)
              for r in replies if isinstance(check := r.prompt.check, Criterion)]  # fmt: skip
-    # Opened only to be asked: it may be a large model.
+    # The judge, perhaps a large model, is opened only if there is something to ask.
     judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), asked, texts)
     verdicts = [reward.is_met for _, reward in judged]
     if judged and all(reward.reward is None for _, reward in judged):
@@ -97,7 +97,7 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
         check = reply.prompt.check
         passed = next(left) if isinstance(check, Criterion) else check.passes(reply.seen)
         if reply.prompt.probe and reply.finish_reason == "length":
-            passed = None  # it may still have come to the point
-        # A user may have asked for a question, or for a mere confirmation.
+            passed = None  # what was cut off may have been right
+        # A right reply is not hollow: the user may have asked for a question or a mere confirmation.
         checked.append(replace(reply, passed=passed, hollow=None if passed else reply.hollow))
     return checked
