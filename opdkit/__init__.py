@@ -3,7 +3,7 @@
     import opdkit
     run = opdkit.Run("runs/try")        # its methods are the stages, see docs/python.md
 
-`import opdkit` is fast: a name is imported when it is used.
+`import opdkit` is fast, since each name is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ _MODULES = {"Run": "opdkit.api", "ConfigError": "opdkit.errors", "OpdkitError": 
 if TYPE_CHECKING:
     from opdkit.api import Run
     from opdkit.errors import ConfigError, OpdkitError
-else:  # a type checker that sees this would accept any name
+else:  # hidden from type checkers, which would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

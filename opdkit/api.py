@@ -6,8 +6,8 @@
     run.table("turns").pandas()
 
 A method takes the options of its command as keyword arguments, which are checked as on the command line and raise the
-same errors. None stands for the default. Their types are in options.pyi, for editors and type checkers; `help` and
-notebooks have them from `_name_options`. Nothing heavy is imported before something is done.
+same errors. None stands for the default. Editors and type checkers read their types from options.pyi; `help` and
+notebooks get them from `_name_options`. Nothing heavy is imported before a method is called.
 """
 
 import inspect
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from opdkit.store.reviews import Reviews
     from opdkit.store.run_table import RunTable
 
-# What a method returns and its command prints; options of the printed form are not options of the method.
+# Functions for methods that return what their command prints. Options about the printed form (_FORM) are left out.
 _RETURNED = {
     "blame": "opdkit.commands.blame:blame",
     "calibrate": "opdkit.commands.calibrate.command:measure",
@@ -51,14 +51,14 @@ def list_options(command: str) -> list[Field]:
     """Return the options of a command that its method takes."""
     left_out = ("run", *_FORM) if command in (*_RETURNED, "eval") else ("run",)
     fields = [field for field in fields_of(COMMANDS[command].config) if field.name not in left_out]
-    return sorted(fields, key=lambda field: field.panel == WHERE)  # what is the command's own comes first
+    return sorted(fields, key=lambda field: field.panel == WHERE)  # options of WHERE last
 
 
 class Run:
     """Run directory; it need not exist yet.
 
-    The methods of the stages return a summary: `print` it for the closing line, `.counters` has the numbers. Parts that
-    are done are not computed again. Every method raises opdkit.ConfigError for wrong options, opdkit.OpdkitError when
+    The methods of the stages return a summary: `print` it for the closing line; `.counters` has the numbers. Finished
+    parts are not computed again. Every method raises opdkit.ConfigError for wrong options and opdkit.OpdkitError when
     it fails.
     """
 
@@ -68,7 +68,7 @@ class Run:
         self.path = Path(path)
 
     def __fspath__(self) -> str:
-        """Return the run directory: a run is taken wherever a path is."""
+        """Return the run directory, so that a Run can be passed as a path."""
         return str(self.path)
 
     def extract(self, logs: "typed.Texts | None" = None, **options: "Unpack[typed.ExtractOptions]") -> "Summary":
@@ -88,55 +88,55 @@ class Run:
         return self._run_stage("train", options)
 
     def training(self, name: str) -> "Run":
-        """Return the run of a training that has a name: the one of `train(name=...)`, on the targets of this run."""
+        """Return the run of a named training: `train(name=...)`, on the targets of this run."""
         return Run(self.path / f"{name}{TRAINING}")
 
     def evaluate(self, *, check: "typed.Check | None" = None, **options: "Unpack[typed.EvalOptions]") -> "Scores":
-        """Compare the model before and after on held-out prompts, as `opdkit eval`, and return the scores.
+        """Compare the model before and after on held-out prompts, as `opdkit eval` does, and return the scores.
 
-        `check(reply, row)` says whether a reply passes, where the row of its prompt has no check.
+        `check(reply, row)` says whether a reply passes, for prompts whose row has no check.
         """
         with stdout.capture():  # the scores are returned
             summary = self._run_stage("eval", options, PythonFunction(check) if check else None)
-        assert summary.where is not None  # it is no dry run
-        return Run(summary.where.parents[1]).scores()  # of a training that `name` may name, here or in a file
+        assert summary.where is not None  # not a dry run
+        return Run(summary.where.parents[1]).scores()  # not `self`: `name`, here or in the file, may name a training
 
     def scores(self) -> "Scores":
-        """Return the scores of the last evaluation. Raises OpdkitError where there is none."""
+        """Return the scores of the last evaluation. Raises OpdkitError if there is none."""
         scores: Scores = load_function("opdkit.evaluate.scores:Scores")(self.path)
         return scores
 
     def rollout(self, **options: "Unpack[typed.RolloutOptions]") -> "Summary":
-        """Have the student answer the hinted turns of another run again, into this run."""
+        """Have the student answer the hinted turns of another run again; write the replies into this run."""
         return self._run_stage("rollout", options)
 
     def pipeline(self, logs: "typed.Texts | None" = None, **options: "Unpack[typed.RunOptions]") -> "Summary":
-        """Extract, judge, teach and train with one configuration, as `opdkit run`."""
+        """Extract, judge, teach and train with one configuration, as `opdkit run` does."""
         summary: Summary = self._run("run", {"logs": logs, **options})
         return summary
 
     def slurm(self, logs: "typed.Texts | None" = None, **options: "Unpack[typed.SlurmOptions]") -> Any:
-        """Write the batch scripts of the pipeline on a Slurm cluster, and submit them if asked."""
+        """Write the batch scripts of the pipeline for a Slurm cluster; with `submit=True`, submit them."""
         return self._run("slurm", {"logs": logs, **options})
 
     def export(self, out: "typed.Text | None" = None, **options: "Unpack[typed.ExportOptions]") -> Any:
-        """Write the judged turns as other trainers read them."""
+        """Write the judged turns in the formats of other trainers, or the hints as a system prompt."""
         return self._run("export", {"out": out, **options})
 
     def forecast(self, **options: "Unpack[typed.ForecastOptions]") -> JSON:
-        """Return what a training would bring and cost, which the command prints."""
+        """Return the expected gain and cost of a training, as the command prints them."""
         found: JSON = self._run("forecast", options)
         return found
 
     def calibrate(
         self, labels: "typed.Text | None" = None, **options: "Unpack[typed.CalibrateOptions]"
     ) -> "Calibration":
-        """Measure the judge against labels of people; return the measures, which the command prints."""
+        """Measure the judge against people's labels; return the measures, as the command prints them."""
         measured: Calibration = self._run("calibrate", {"labels": labels, **options})
         return measured
 
     def compare(self, *others: "typed.Text", **options: "Unpack[typed.CompareOptions]") -> "Comparison":
-        """Say which training is better: of this run, by their names, or of `others`, run directories."""
+        """Say which training is better. `others`: names of trainings of this run, or other run directories."""
         compared: Comparison = self._run("compare", {"others": others or None, **options})
         return compared
 
@@ -155,13 +155,13 @@ class Run:
         return self._run("report", options)
 
     def turns(self, **options: "Unpack[typed.ShowOptions]") -> "Turns":
-        """Return turns whole, such as the `worst=3`; a notebook shows them with their tokens in colours."""
+        """Return whole turns, such as `worst=3`; a notebook shows them with their tokens in colours."""
         turns: Turns = self._run("show", options)
         return turns
 
     def show(self, turn_id: str) -> "Turn":
-        """Return one turn whole. Printed, it is what `opdkit show` prints; a notebook shows its tokens in colours."""
-        if turn_id is None:  # would be the default: all turns
+        """Return one whole turn. `print` shows it as `opdkit show` does; a notebook shows its tokens in colours."""
+        if turn_id is None:  # None is the default of the option and means all turns
             raise ConfigError("turn_id is None; name a turn, or choose some with `run.turns`")
         turns: Turns = self._run("show", {"turn_id": turn_id})
         return turns[0]
@@ -171,23 +171,23 @@ class Run:
         self._run("status", {})
 
     def check(self, **options: "Unpack[typed.CheckOptions]") -> bool:
-        """Verify the whole run, and print what is damaged; return False when something is."""
+        """Verify the whole run and print what is damaged; return False if anything is."""
         return bool(self._run("check", options))
 
     def table(self, name: str) -> "RunTable":
         """Return one table of the run: sessions, turns, verdicts, targets, ... Raises ConfigError for another name."""
-        from opdkit.store.run_table import RunTable  # imported here, as every import of the store: it brings pyarrow
+        from opdkit.store.run_table import RunTable  # imported here: every module of the store imports pyarrow
 
         return RunTable(self.path, name)
 
     def decisions(self) -> "Reviews":
-        """Return the decisions of `opdkit review`, by turn_id. They win over the verdicts, whose table stays."""
+        """Return the decisions of `opdkit review`, by turn_id. They override the verdicts, whose table is unchanged."""
         from opdkit.store.reviews import read_reviews_in_force
 
         return read_reviews_in_force(self.path)
 
     def __repr__(self) -> str:
-        """Return one line per stage, from the footers of its parts; cheap for a run of any size."""
+        """Return one line per stage, from the footers of its parts: cheap for a run of any size."""
         from opdkit.store.plans import list_trainings
 
         runs = (self.path, *list_trainings(self.path).values())
@@ -204,7 +204,7 @@ class Run:
         fields, file = list_options(command), None
         flags: dict[str, Any] = {"run": self.path}
         for name, value in options.items():
-            if command in STAGES and name == "config":  # run and slurm hand the file on: it is an option of theirs
+            if command in STAGES and name == "config":  # run and slurm have it as an option, for their stages
                 file = None if value is None else Path(value)
             else:
                 field = find_option(command, name, fields, command)
@@ -214,7 +214,7 @@ class Run:
         return config
 
     def _run_stage(self, stage: str, options: Mapping[str, Any], *more: Any) -> "Summary":
-        config = self._configure(stage, options)  # before the import: a wrong option does not wait
+        config = self._configure(stage, options)  # before the slow import, so that wrong options fail at once
         from opdkit.store.run_stage import run_stage
 
         return run_stage(stage, config, *more)
@@ -224,7 +224,7 @@ class Run:
 
 
 def _convert(field: Field, value: Any) -> Any:
-    """Return a Python value as the field's type: a path may be text or a run, NAME=VALUE options a dict."""
+    """Return a Python value as the field's type. A path may be text or a Run; NAME=VALUE options may be a dict."""
     if field.function and callable(value):
         return PythonFunction(value)
     if field.is_list and isinstance(value, Mapping):
@@ -235,7 +235,7 @@ def _convert(field: Field, value: Any) -> Any:
 
 
 def _name_options(method: Callable[..., Any], command: str) -> None:
-    """Name the options of a command in the signature of its method, and explain them in its help."""
+    """Add the options of a command to the signature and the docstring of its method."""
     fields = [field for field in list_options(command) if not field.positional]
     defaults = {field.name: field.default for field in fields} | ({"config": None} if command in STAGES else {})
     named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()]

@@ -32,20 +32,20 @@ app = typer.Typer(
     help="Turn the conversation logs of an assistant into a better assistant, offline.",
     epilog="Start with: opdkit demo",
 )
-_SIGPIPE_CODE = 141  # the reader of stdout, such as `head`, has enough: no message
-_RESUMABLE = {*STAGES, "run", "demo", "compare", "night", "forget"}  # what they have finished is kept
+_SIGPIPE_CODE = 141  # exit without a message if the reader of stdout, such as `head`, closed it
+_RESUMABLE = {*STAGES, "run", "demo", "compare", "night", "forget"}  # these keep what they have finished
 _METAVARS = {int: "N", float: "X", Path: "PATH", bool: ""}
 
 
 def main() -> None:
-    """Run `opdkit`, or `python -m opdkit`."""
+    """Run the command line, as `opdkit` and `python -m opdkit` do."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: not every terminal can encode every log
+        sys.stdout.reconfigure(errors="backslashreplace")  # as for stderr: a terminal may be unable to encode a log
     try:
         app()
     finally:
-        gc.freeze()  # Skip the last garbage collection: it takes a second, and the process ends anyway
-        # Flushed here, not when Python ends: here a failure to write can be caught.
+        gc.freeze()  # skip the last garbage collection: it takes a second, and the process ends anyway
+        # Flush here rather than at exit, where a failure to write could not be caught.
         if sys.stdout is not None:
             try:
                 sys.stdout.flush()
@@ -57,17 +57,17 @@ def main() -> None:
 
 
 def _leave_closed_stdout(code: int) -> NoReturn:
-    """Exit with stdout at /dev/null. Otherwise Python writes its buffer once more at exit, and complains."""
+    """Exit with stdout at /dev/null: otherwise Python writes the buffer again at exit and reports an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(code) from None
 
 
 def _is_stdout_closed() -> bool:
-    """Return True when stdout is a pipe that nobody reads. Another broken pipe is a failure."""
+    """Return True if stdout is a pipe that nobody reads. Any other broken pipe is a failure."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # no file behind it
+    except (OSError, ValueError):  # stdout has no file
         return False
     return bool(poll.poll(0))
 
@@ -81,10 +81,10 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @contextlib.contextmanager
 def errors_as_exit_codes(debug: bool, command: str) -> Iterator[None]:
-    """Turn every failure of a command into one clear message and an exit code; with `debug`, show the traceback."""
+    """Turn each failure of a command into one clear message and an exit code; with `debug`, show the traceback."""
     try:
         yield
-    except KeyboardInterrupt as error:  # Ctrl-C, or stopping.Stopped, which has an exit code of its own
+    except KeyboardInterrupt as error:  # Ctrl-C, or stopping.Stopped, which has its own exit code
         code = getattr(error, "exit_code", 130)
         cause = "interrupted" if code == 130 else "stopped as asked"
         say(f"{cause}; finished parts are kept, and the same command resumes" if command in _RESUMABLE else cause)
@@ -99,14 +99,14 @@ def errors_as_exit_codes(debug: bool, command: str) -> Iterator[None]:
 
 
 def _describe(error: Exception, command: str) -> str:
-    """Return the message for an error of a command that is not one of opdkit's own."""
+    """Return the message for an error in a command that is not an OpdkitError."""
     from opdkit.store.disk import explain_disk_error  # imported here: `opdkit --help` needs no store
 
     if message := explain_disk_error(error):
         return message
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    memory = sys.modules.get("opdkit.model.memory")  # where torch is not loaded, the error is not torch's
+    memory = sys.modules.get("opdkit.model.memory")  # if this is not loaded, the error is not torch's
     if memory is not None and memory.is_out_of_memory(error):
         remedies = ("a lower --batch-tokens", "a lower --micro-batch-tokens", "--dtype bfloat16", "--device cpu",
                     "--set teacher.batch_tokens=4096 or train.micro_batch_tokens=2048")  # fmt: skip
@@ -117,15 +117,15 @@ def _describe(error: Exception, command: str) -> str:
 
 def _fail(message: str, code: int) -> NoReturn:
     if is_main_process() or code == 1:
-        stderr.print(f"[red]error:[/] {escape(printable(message))}", soft_wrap=True)  # it may quote a log
+        stderr.print(f"[red]error:[/] {escape(printable(message))}", soft_wrap=True)  # the message may quote a log
     raise typer.Exit(code) from None
 
 
 class OptionsCommand(TyperCommand):
-    """Command with a -h of panels that leaves out expert options, and an error for renamed options."""
+    """Command whose -h has panels and leaves out expert options, and which reports renamed options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parse as click does, but refuse a renamed option with its new name and exit code 2."""
+        """Parse as click does, but for a renamed option report the new name, with exit code 2."""
         renamed = RENAMED.get(str(self.name), {})
         for word in args[: args.index("--") if "--" in args else len(args)]:
             flag = word.partition("=")[0]
@@ -134,14 +134,14 @@ class OptionsCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write one section per panel, and say how many expert options there are besides."""
+        """Write one section per panel, and say how many options are left out."""
         fields = fields_of(COMMANDS[str(self.name)].config)
         shown = [field for field in fields if not field.expert]
-        order: dict[str, int] = {panel: n for n, panel in enumerate((HOW, SPEED, MEMORY, WHERE), 1)}  # own ones first
+        order: dict[str, int] = {panel: n for n, panel in enumerate((HOW, SPEED, MEMORY, WHERE), 1)}  # others first
         for panel in sorted(dict.fromkeys(field.panel for field in shown), key=lambda panel: order.get(panel, 0)):
             rows = [_make_help_row(field) for field in shown if field.panel == panel]
             if panel == WHERE and self.name in STAGES:
-                rows.append(("--config PATH", "TOML file with one table per stage"))  # as RunConfig.config
+                rows.append(("--config PATH", "TOML file with one table per stage"))  # as for RunConfig.config
             with formatter.section(panel):
                 formatter.write_dl(rows)
         hidden = len(fields) - len(shown)
@@ -152,7 +152,7 @@ class OptionsCommand(TyperCommand):
 
 
 def _make_help_row(field: Field) -> tuple[str, str]:
-    """Return the two columns of -h for one option."""
+    """Return the two columns that -h shows for an option."""
     notes = [" | ".join(field.choices)] if field.choices else []
     if field.required and not field.positional:
         notes.append("required")
@@ -163,16 +163,16 @@ def _make_help_row(field: Field) -> tuple[str, str]:
 
 
 def _parse_text(kind: type, text: str) -> Any:
-    """Return a text or path of the command line. Raises BadParameter where it is empty, as an unset variable is."""
+    """Return a text or path from the command line. Raises BadParameter if it is empty, as from an unset variable."""
     if not text:
         raise typer.BadParameter("it is empty; is a variable not set?")
     return kind(text)
 
 
 def _make_parameter(field: Field, has_file: bool) -> inspect.Parameter:
-    """Return the typer parameter of one field. Flags default to None, so that TOML can tell what was given.
+    """Return the typer parameter of one field. Flags default to None, so that a flag that was given wins over TOML.
 
-    `has_file`: a file can turn a switch on, so a flag can turn it off; it may also hold LOGS, but not RUN or HOME.
+    `has_file`: a TOML file can turn a switch on, so a flag must turn it off; it can hold LOGS, but not RUN or HOME.
     """
     kind = list[str] if field.is_list else field.type
     if field.positional:
@@ -187,7 +187,7 @@ def _make_parameter(field: Field, has_file: bool) -> inspect.Parameter:
         def complete(incomplete: str) -> Sequence[str]:
             return [choice for choice in choices if choice.startswith(incomplete)]
 
-        # An empty text where a default stands may mean "none": no key for a server.
+        # For an option with a default, an empty text may mean "none", such as no key for a server.
         is_text = field.type in (str, Path) and not choices and not field.default
         parser = partial(_parse_text, field.type) if is_text else None
         option = typer.Option(name, show_default=False, autocompletion=complete if choices else None, parser=parser)
@@ -196,19 +196,19 @@ def _make_parameter(field: Field, has_file: bool) -> inspect.Parameter:
 
 
 def _register(name: str) -> None:
-    """Add a command to the app. Its options derive from its configuration."""
+    """Add a command to the app, with the options of its configuration."""
     known = COMMANDS[name]
 
     def command(**flags: Any) -> None:
         debug = flags.pop("debug")
-        # run and slurm hand the file on to the stages: it is a field of theirs.
+        # run and slurm pass the file on to the stages, so their configuration has it as a field.
         file = flags.pop("config") if name in STAGES else flags.get("config")
         flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
         with errors_as_exit_codes(debug, name):
-            config = configure(name, flags, file)  # before the import: a wrong option does not wait for torch
+            config = configure(name, flags, file)  # before importing torch, so that wrong options fail at once
             config.check_inputs()
             if name in STAGES:
-                from opdkit.store.run_stage import run_stage  # imported here: it brings pyarrow
+                from opdkit.store.run_stage import run_stage  # imported here: it imports pyarrow
 
                 result = run_stage(name, config)
             else:
@@ -227,7 +227,7 @@ def _register(name: str) -> None:
     parameters.append(inspect.Parameter("debug", keyword, default=False, annotation=debug_type))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    # Without a short help, click cuts the help in the middle of a line.
+    # Without a short help, click cuts the help in mid-sentence.
     short = known.help.partition(". ")[0].rstrip(".") + "."
     epilog = f"\b\nExample:\n  {known.example}"
     app.command(name, cls=OptionsCommand, help=known.help, short_help=short, epilog=epilog)(command)

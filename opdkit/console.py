@@ -1,4 +1,4 @@
-"""Messages and progress for the person who runs a command: all on stderr, so that stdout stays data."""
+"""Output: messages and progress on stderr, so that stdout holds only data; and helpers to format and print data."""
 
 import contextlib
 import os
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A word, or what somebody may copy: code in backquotes, a command to the end of its line.
+# A word, or text to copy that must stay whole: code in backquotes, a command up to the end of its line.
 _WORD = re.compile(r"`[^`]*`\S*|(?:(?<=^)|(?<=  )|(?<=: ))opdkit [a-z]+ [^`;]*|\S+")
 
 
 class WordConsole(Console):
-    """Console whose soft wrap breaks lines between words, and nowhere else, where a terminal would break them.
+    """Console whose soft wrap breaks lines only between words; a terminal would break them anywhere.
 
-    In a pipe, whose reader may search it, lines stay whole, also those of tables, unless COLUMNS says how wide it is.
+    In a pipe, whose reader may search it, lines and rows of tables stay whole, unless COLUMNS sets a width.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does; with `soft_wrap`, strings and Texts as described above."""
+        """Print as rich does, but wrap strings and Texts as described above if `soft_wrap` is set."""
         has_width = self.is_terminal or "COLUMNS" in os.environ
         if options.get("soft_wrap") and has_width:
             markup = options.get("markup")
@@ -40,7 +40,7 @@ class WordConsole(Console):
         if has_width or self.is_jupyter or all(isinstance(one, str | Text) for one in objects):
             super().print(*objects, **options)
             return
-        width, self.width = self.width, 10_000  # columns that no table has
+        width, self.width = self.width, 10_000  # wider than any table
         try:
             super().print(*objects, **options)
         finally:
@@ -48,7 +48,7 @@ class WordConsole(Console):
 
 
 def wrap_words(text: Text, width: int) -> Text:
-    """Return a text with line breaks between words alone, for `width` columns; lines stay indented as they began."""
+    """Return a text with line breaks only between words, for `width` columns. Continued lines keep the indentation."""
     lines = []
     for line in text.split("\n", allow_blank=True):
         plain = line.plain
@@ -70,7 +70,7 @@ stdout = WordConsole(highlight=False)
 
 
 def is_main_process() -> bool:
-    """Return True in the one process of a launcher's group that writes messages for all."""
+    """Return True in the process of a launcher's group that writes messages for all of them (rank 0)."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -80,32 +80,32 @@ def printable(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text for a line of Markdown: no character of it is markup, and no @name is told of it."""
+    """Return a text escaped for a line of Markdown: nothing in it is markup, and no @name is notified."""
     text = re.sub(r"[\\`*\[\]<>|~]|\b_|_\b", r"\\\g<0>", printable(text).replace("\n", " "))
-    return text.replace("@", "@<!-- -->")  # a backslash before it does not keep GitHub from telling @name
+    return text.replace("@", "@<!-- -->")  # a backslash does not keep GitHub from notifying @name
 
 
 def format_markdown_table(rows: Iterable[Iterable[str]]) -> str:
-    """Return rows of Markdown, the head first, as a table; all columns but the first are flush right."""
+    """Return rows of Markdown cells, the head first, as a table. All columns but the first are right-aligned."""
     head, *body = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *body))
 
 
 def make_plain_table(*headers: str, gap: int = 2, **options: Any) -> "Table":
-    """Return a table of rich without lines, with `gap` spaces between its columns."""
-    from rich.table import Table  # imported here: --help shows no table
+    """Return a rich table without rules, with `gap` spaces between columns."""
+    from rich.table import Table  # imported here: --help needs no table
 
     return Table(*headers, box=None, padding=(0, gap, 0, 0), pad_edge=False, **options)
 
 
 def add_sign(value: float, digits: int) -> str:
-    """Return "+0.12" or "-0.12", and no sign before a value that rounds to zero."""
+    """Return "+0.12" or "-0.12"; a value that rounds to zero has no sign."""
     text = f"{value:+z.{digits}f}"
     return text if text.strip("+0.") else text[1:]
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return "1 turn", "2 turns", "1,024 replies". `plural` is given where it is neither -s nor -ies."""
+    """Return "1 turn", "2 turns", "1,024 replies". Pass `plural` if it ends neither in -s nor in -ies."""
     if number == 1:
         return f"1 {noun}"
     ending_in_y = noun.endswith("y") and noun[-2] not in "aeiou"
@@ -126,13 +126,13 @@ def verb(number: int, singular: str, plural: str) -> str:
 
 
 def say(message: str) -> None:
-    """Print one message on stderr. Markup in it is shown, not interpreted."""
+    """Print a message on stderr, in the main process only. Markup in it is shown, not interpreted."""
     if is_main_process():
         stderr.print(escape(printable(message)), soft_wrap=True)
 
 
 def warn(*messages: str) -> None:
-    """Print warnings on stderr."""
+    """Print warnings on stderr, in the main process only."""
     for message in messages if is_main_process() else ():
         stderr.print(f"[yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
 
@@ -143,7 +143,7 @@ def print_line(text: str) -> None:
 
 
 def print_tsv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows on stdout as tab-separated values, for a pipe; the names of the columns come first."""
+    """Print rows on stdout as tab-separated values, for a pipe. The first line has the names of the columns."""
     print("\n".join("\t".join(row) for row in (columns, *rows)))
 
 
@@ -158,17 +158,17 @@ _LINE_EVERY = 60.0  # seconds between two lines of progress in a pipe or a batch
 
 @dataclass
 class _Screen:
-    """Progress of this process: rich shows one live display at a time, so a bar within a bar is a line of it."""
+    """Progress display of this process. rich allows one live display at a time, so nested bars are lines of it."""
 
     bars: "Progress | None" = None
-    last_line: float = -_LINE_EVERY  # when the last line of progress was written, in seconds
+    last_line: float = -_LINE_EVERY  # time of the last progress line (time.monotonic)
 
 
 _screen = _Screen()
 
 
 def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator[T]:
-    """Yield `items` behind a progress bar; see `tally`."""
+    """Yield `items`, with a progress bar; see `tally`."""
     with tally(what, total, unit) as advance:
         for item in items:
             yield item
@@ -177,7 +177,7 @@ def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Itera
 
 @contextlib.contextmanager
 def tally(what: str, total: int, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; the block advances it by a number of `unit`. In a pipe, write one line per minute."""
+    """Show a progress bar, and yield a function that advances it by a number. In a pipe, write one line per minute."""
     if stderr.is_terminal and is_main_process():
         with _open_bars() as bars:
             line = bars.add_task(what, total=total, unit=unit)
@@ -201,11 +201,11 @@ def tally(what: str, total: int, unit: str = "") -> Iterator[Callable[[int], Non
 
 @contextlib.contextmanager
 def _open_bars() -> Iterator["Progress"]:
-    """Yield the live display of progress bars; open it unless it is open already."""
+    """Yield the live display of progress bars, opened if it is not open yet."""
     if _screen.bars is not None:
         yield _screen.bars
         return
-    # imported here: --help shows no bar
+    # imported here: --help needs no bar
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     unit = TextColumn("{task.fields[unit]}")

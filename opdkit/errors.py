@@ -2,7 +2,7 @@
 
 
 class OpdkitError(Exception):
-    """Failure of the data or the run (exit code 1). The message says what is wrong, where, and what to do."""
+    """Failure of the data or the run (exit code 1). The message says what is wrong, where it is, and what to do."""
 
     exit_code = 1
 
@@ -14,12 +14,12 @@ class ConfigError(OpdkitError):
 
 
 class NothingLearnedError(OpdkitError):
-    """Training that could not help: there is nothing to learn from, or it only made the model worse."""
+    """Failure to learn: nothing can be trained on, or no state of the training is better than the model before."""
 
 
 class NoPromptsError(OpdkitError):
-    """Sessions held out of training of which none makes a prompt."""
+    """Failure of `eval --from-log`: no session held out of training gives a prompt."""
 
 
 class AnotherPlanError(ConfigError):
-    """Stage that was begun with other options or inputs than it is given now."""
+    """Refusal to resume a stage that was begun with different options or inputs."""

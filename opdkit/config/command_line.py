@@ -1,4 +1,4 @@
-"""Turns a configuration back into the words of its command, for batch scripts and for "run this again"."""
+"""Configuration -> the words of its command line, for batch scripts and for "run this again" in messages."""
 
 import shlex
 from pathlib import Path
@@ -7,7 +7,7 @@ from opdkit.config.fields import JSON, CommandConfig, fields_of
 
 
 def quote(path: Path | str) -> str:
-    """Return a path as a shell takes it: in quotation marks where it holds a space."""
+    """Return a path quoted for the shell, where that is needed."""
     return shlex.quote(str(path))
 
 
@@ -16,7 +16,7 @@ def command_line(
 ) -> list[str]:
     """Return the words of `opdkit COMMAND RUN ...` with every option that is not its default.
 
-    `options` is what `StageConfig.effective()` returns and a manifest keeps; those named in `without` are left out.
+    `options` is what `CommandConfig.effective()` returns and a manifest stores. Those named in `without` are left out.
     """
     places, flags = [str(run)], list[str]()
     for field in fields_of(cls):

@@ -1,8 +1,8 @@
 """Every command: its configuration, its function, and one example that runs on sample_data.
 
-A command's options are declared once, in its configuration in this folder; its docstring is the help. Flags, TOML keys,
-docs/commands.md and the file that `opdkit init` writes derive from them. Nothing heavy is imported here, so that
-`opdkit --help` answers at once.
+A command's options are declared once, in its configuration class in this folder, whose docstring is the command's help.
+Flags, TOML keys, docs/commands.md and the file that `opdkit init` writes derive from that class. Nothing heavy is
+imported here, so that `opdkit --help` answers at once.
 """
 
 import gc
@@ -44,8 +44,8 @@ from opdkit.errors import ConfigError
 class Command:
     """Configuration, function and example of one command.
 
-    The function takes the configuration. It returns None, or an object whose `text()` is the closing line, or False
-    for exit code 1.
+    The function takes the configuration. It returns None, an object whose `text()` is the closing line, or False for
+    exit code 1.
     """
 
     config: type[CommandConfig]
@@ -58,7 +58,7 @@ class Command:
         return " ".join((self.config.__doc__ or "").split())
 
 
-# The examples, in this order, are a whole run on sample_data. A test runs them.
+# In this order the examples form a whole run on sample_data. A test runs them.
 COMMANDS: dict[str, Command] = {
     "init": Command(
         InitConfig, "opdkit.commands.init:run", "opdkit init runs/opdkit.toml --model sample_data/model --judge local"
@@ -135,16 +135,16 @@ COMMANDS: dict[str, Command] = {
     "demo": Command(DemoConfig, "opdkit.commands.demo:run", "opdkit demo"),
 }
 STAGES = ("extract", "judge", "teacher", "train", "eval", "rollout")
-TOML_TABLES = (*STAGES, "slurm", "night")  # `run` has no table: it hands the file on to its stages
+TOML_TABLES = (*STAGES, "slurm", "night")  # `run` has no table: it passes the file on to its stages
 CONFIGURED = (*STAGES, "run", "slurm", "night")  # these take --config
 
 
 def configure(
     command: str, flags: Mapping[str, Any], file: Path | None = None, defaults: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the configuration of a command: flags (None = not given) over its table in a TOML file over the defaults.
+    """Return the configuration of a command. Flags (None = not given) win over its table in a TOML file, then defaults.
 
-    `defaults`: those that differ from the command's own. Raises ConfigError.
+    `defaults` replace some of the command's own defaults. Raises ConfigError.
     """
     cls = COMMANDS[command].config
     document = read_toml(file, "--config") if file is not None and command in TOML_TABLES else {}
@@ -166,18 +166,18 @@ def configure(
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Return the function that "opdkit.judge.stage:run" names. Its module, and torch with it, is imported here.
+    """Return the function with a name such as "opdkit.judge.stage:run". This imports its module, and torch with it.
 
-    Before that, GOMP_SPINCOUNT is set for this process and those that it starts, unless the user has set it.
+    Before that, it sets GOMP_SPINCOUNT for this process and its children, unless the user has set how threads wait.
     """
-    # OpenMP of GNU reads this when torch loads it. A thread that waits for another one spins so often, some tens of
-    # microseconds, and then sleeps. By default it spins for milliseconds: on two cores, one of which another process
-    # uses, everything takes five times as long. A thread that sleeps at once is slower where no other process runs.
+    # GNU OpenMP reads this when torch loads it: the number of times that a thread which waits for another one spins
+    # before it sleeps. 3000 is some tens of microseconds. The default is milliseconds: on two cores, with one used by
+    # another process, everything takes five times as long. Sleeping at once is slower when no other process runs.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     module, _, name = target.partition(":")
     is_collecting = gc.isenabled()
-    gc.disable()  # torch and transformers make a million objects that stay; going over them takes seconds
+    gc.disable()  # torch and transformers make a million lasting objects; to scan them takes seconds
     try:
         function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
     finally:

@@ -3,8 +3,8 @@
     model=gpt-4*   time>=2026-01-01   language=en|de   metadata.reward>0.5   metadata.task!=retail
 
 Text is compared as it is logged, with * and ? as in file names and | between alternatives. Numbers are compared by
-their value, times in UTC, a time without an hour by its day. A session whose log lacks the field fails the condition,
-under a reason of its own.
+value, times in UTC, and a date without a time of day by the day. A session that lacks the field fails the condition,
+with a reason of its own.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from typing import Any
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError
 
-FILTERED = "filtered: "  # begins the reasons of sessions that a condition leaves out
+FILTERED = "filtered: "  # prefix of the reason why a condition leaves a session out
 FIELDS = ("model", "time", "language", "format", "source", "metadata.NAME")
-SESSION = "session"  # the session's id: a field only where sessions have one, after extract
+SESSION = "session"  # the session's id: a field only after extract, which gives the ids
 GROUPS = (SESSION, "model", "language", "format", "source", "metadata.NAME")  # what sessions can be grouped by
-# Names under which logs have the time, the language and the user of a session.
+# Metadata keys under which logs store the time, the language and the user of a session.
 TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time",
          "sent_at", "createdAt")  # fmt: skip
 LANGUAGES = ("language", "lang", "locale")
 USERS = ("user", "user_id", "userId", "user.id", "username", "user_name", "end_user", "customer_id")
-_NAME = r"[\w.\-\[\]]+"  # of a field
+_NAME = r"[\w.\-\[\]]+"  # of the name of a field
 _EXPRESSION = re.compile(rf"\s*({_NAME}?)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", re.DOTALL)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -49,7 +49,7 @@ class Filter:
 
 
 def parse_filters(texts: Sequence[str], flag: str = "--filter", fields: Sequence[str] = FIELDS) -> list[Filter]:
-    """Return the conditions on `fields`, all of which must hold. Raises ConfigError."""
+    """Return the conditions, parsed; all of them must hold. Raises ConfigError, also for a field not in `fields`."""
     filters = []
     for text in texts:
         match = _EXPRESSION.fullmatch(text)
@@ -71,7 +71,7 @@ def parse_filters(texts: Sequence[str], flag: str = "--filter", fields: Sequence
 
 
 def check_field(field: str, where: str, fields: Sequence[str] = GROUPS) -> str:
-    """Return the first word of a field's name. Raises ConfigError, beginning with `where`, unless it is of `fields`."""
+    """Return the part of a field's name before the first dot. Raises ConfigError, starting with `where`, if unknown."""
     root, _, path = field.partition(".")
     if (f"{root}.NAME" if path else root) not in fields:
         raise ConfigError(f"{where}: there is no field {field!r}; {did_you_mean(field, fields)}")
@@ -81,12 +81,12 @@ def check_field(field: str, where: str, fields: Sequence[str] = GROUPS) -> str:
 
 
 def parse_session_filters(texts: Sequence[str], flag: str = "--filter") -> list[Filter]:
-    """Return conditions on sessions that extract has read: these have an id, too. Raises ConfigError."""
+    """Return conditions on sessions that extract has read, which also have an id to compare. Raises ConfigError."""
     return parse_filters(texts, flag, (*FIELDS, SESSION))
 
 
 def find_rejection(filters: Sequence[Filter], session: Any, log_format: str) -> str | None:
-    """Return the reason of the first condition that leaves a Conversation of this format out; None if it is kept."""
+    """Return why the first failing condition leaves `session` (a Conversation) out; None if all conditions hold."""
     for condition in filters:
         field, op, value = condition.field, condition.op, condition.value
         logged = read_logged_value(field, session, log_format)
@@ -107,9 +107,9 @@ def find_rejection(filters: Sequence[Filter], session: Any, log_format: str) -> 
 
 
 def read_logged_value(field: str, session: Any, log_format: str) -> Any:
-    """Return the value of a field of a Conversation, or of LoggedFields, which alone have the field SESSION.
+    """Return the value of a field of a Conversation, or of LoggedFields; only the latter have the field SESSION.
 
-    Where the metadata of a session lack NAME, metadata.NAME is the list of the values that its logged calls have.
+    If the metadata of a session lack NAME, metadata.NAME is the list of the values in its logged calls.
     """
     if field == "time":
         return find_time(session.metadata)
@@ -128,7 +128,7 @@ def read_logged_value(field: str, session: Any, log_format: str) -> Any:
 
 
 def _compare(logged: Any, op: str, value: str) -> bool | None:
-    """Return True when the comparison holds; None when the two cannot be compared. One element of a list is enough."""
+    """Return True if the comparison holds (in a list, for one element; with !=, for all), None if it is impossible."""
     if isinstance(logged, list):
         results = [_compare(item, op, value) for item in flat(logged) if item is not None]
         if all(result is None for result in results):
@@ -149,20 +149,20 @@ def _compare(logged: Any, op: str, value: str) -> bool | None:
     bound = parse_number(value)
     if bound is None:
         return _COMPARE[op](logged, value)
-    number = parse_number(logged)  # a number that was logged as text; "high" is neither above 1 nor below
+    number = parse_number(logged)  # of a number that was logged as text; "high" is neither above nor below 1
     return None if number is None else _COMPARE[op](number, bound)
 
 
 def flat(logged: Any) -> list[Any]:
-    """Return the values in a list and in the lists within it, and for any other value a list of that value."""
+    """Return the values in a list and its nested lists; for any other value, a list of that value."""
     items = [logged]
-    for item in items:  # the list grows
+    for item in items:  # also over what is appended
         items += item if isinstance(item, list) else ()
     return [item for item in items if not isinstance(item, list)]
 
 
 def parse_number(text: str) -> float | None:
-    """Return the number that a text writes, None for other text; integers exactly: a float would round long ids."""
+    """Return the number in a text, None for other text. Integers stay exact: a float would round long ids."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)
@@ -172,7 +172,7 @@ def parse_number(text: str) -> float | None:
 def value_at(value: Any, path: str) -> Any:
     """Return the value at a dotted path in nested objects, or `_MISSING`.
 
-    A list of {"name": ..., "value": ...}, as scores and attributes are often logged, counts as an object of lists.
+    A list of {"name": ..., "value": ...}, a common form of scores and attributes, is read as {name: [values]}.
     """
     if isinstance(value, dict) and path in value:  # keys may hold dots
         return value[path]
@@ -190,25 +190,25 @@ def value_at(value: Any, path: str) -> Any:
 
 
 def _list_records(metadata: JSON) -> list[JSON]:
-    """Return the metadata of each call, for a session that is assembled from calls."""
+    """Return the metadata of each logged call, for a session that was assembled from calls."""
     records = metadata.get("records")
     return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
 
 
 def find_first(metadata: JSON, keys: Sequence[str]) -> Any:
-    """Return the first of these fields that the metadata have, else the first record's; None without any."""
+    """Return the first of these fields in the metadata, else in those of the first logged call; None without any."""
     values = (holder.get(key) for holder in (metadata, *_list_records(metadata)[:1]) for key in keys)
     return next((value for value in values if value not in (None, "")), None)
 
 
 def find_time(metadata: JSON) -> datetime.datetime | None:
-    """Return the time of a session in UTC, from the first field that has one; a small number is a duration."""
+    """Return the time of a session in UTC, from the first field with one. Times in 1970 are skipped, as durations."""
     times = (parse_time(holder.get(key)) for holder in (metadata, *_list_records(metadata)[:1]) for key in TIMES)
     return next((time for time in times if time is not None and time.year > 1970), None)
 
 
 def parse_time(value: Any) -> datetime.datetime | None:
-    """Return the time of an ISO 8601 text, or of seconds, ms, us or ns since 1970; None for any other value."""
+    """Return the time given by an ISO 8601 text or by s, ms, us or ns since 1970; None for any other value."""
     try:
         if isinstance(value, str):
             number = parse_number(value)

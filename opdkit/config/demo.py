@@ -17,7 +17,7 @@ class DemoConfig(CommandConfig):
     )
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN is a file, or --samples names something that is there."""
+        """Raise ConfigError when RUN is a file, or --samples names a path that exists."""
         super().check_inputs()
         if self.samples is not None and self.samples.exists():
             raise ConfigError(f"--samples: {self.samples} is there already; name a new folder")

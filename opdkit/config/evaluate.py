@@ -38,7 +38,7 @@ class EvalConfig(NamedTraining, SamplingConfig):
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; read or sampled", unit="tokens", low=1)
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN is a file, or unless there is a file of prompts or `--from-log`."""
+        """Raise ConfigError when RUN is a file, or unless either `--from-log` or an existing `--prompts` is given."""
         super().check_inputs()
         if self.from_log == (self.prompts is not None):
             raise ConfigError("pass either --prompts FILE, a JSONL file of held-out prompts and checks, or --from-log, "

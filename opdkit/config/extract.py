@@ -61,8 +61,8 @@ class ExtractConfig(StageConfig):
             raise ConfigError(f"--map says where the fields are, and so does --format {self.format}: leave one out")
 
     def plan(self) -> JSON:
-        """Return the options that decide the rows; of a mapping its content, wherever its file is."""
+        """Return the options that decide the rows. A mapping is represented by its content, not by its path."""
         if not self.map:
             return super().plan()
-        text = json.dumps(read_toml(Path(self.map), "--map"), sort_keys=True, default=str)  # no comments, no order
+        text = json.dumps(read_toml(Path(self.map), "--map"), sort_keys=True, default=str)  # without comments and order
         return super().plan() | {"map": hashlib.sha256(text.encode()).hexdigest()[:16]}

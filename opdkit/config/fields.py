@@ -2,9 +2,9 @@
 
     votes: int = HOW.option(5, "per question and turn; rules always give one", unit="votes", low=1)
 
-HOW is the heading of `-h` under which the option stands. `low`, `high` and `choices` are checked when the object is
-made, so a configuration that exists is valid. `check_inputs` compares it with the disk and the environment before the
-command begins.
+HOW is the panel (heading) of `-h` that lists the option. `low`, `high` and `choices` are checked when the object is
+created, so a configuration that exists is valid. `check_inputs` checks it against the disk and the environment before
+the command begins.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ JSON = dict[str, Any]
 class PythonFunction(str):
     """Name of a function in a plan, "python:DIGEST:MODULE.NAME", and the function itself as `call`.
 
-    The digest is that of its source, not of what it calls or reads: a changed function is another plan. Raises
-    ConfigError for what has no source: a built-in, a `functools.partial`, an object.
+    The digest covers the function's source, not what it calls or reads, so a changed function makes another plan.
+    Raises ConfigError for a callable without source: a built-in, a `functools.partial`, an object.
     """
 
     call: Callable[..., Any]
@@ -49,17 +49,17 @@ class PythonFunction(str):
         return name
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return what `pickle` passes to `__new__`: worker processes import the function."""
+        """Return the argument that `pickle` passes to `__new__`, so that worker processes import the function."""
         return (self.call,)
 
 
 class Panel(str):
-    """Heading of `-h`. Its methods declare the options under it."""
+    """Heading in `-h`. Its methods declare the options listed under it."""
 
     def option(self, default: Any, text: str, **details: Any) -> Any:
-        """Declare a flag; `details` are of Field. `default=...` (Ellipsis) makes it required.
+        """Declare a flag. `details` are fields of Field. `default=...` (Ellipsis) makes it required.
 
-        `-h` shows the text up to the first semicolon, docs/commands.md and `opdkit init` all of it.
+        `-h` shows the text up to the first semicolon; docs/commands.md and `opdkit init` show all of it.
         """
         metadata = {"text": text, "panel": self, "required": default is ..., **details}
         return dataclasses.field(default=None if default is ... else default, metadata=metadata)
@@ -68,10 +68,10 @@ class Panel(str):
 
 
 OPTIONS = Panel("Options")
-# Panels of several commands. -h shows a command's own panels before these.
+# Panels that several commands have. -h shows a command's own panels first.
 WHAT, HOW, SPEED, MEMORY, WHERE = map(Panel, ("What", "How", "How fast", "Memory", "Where"))
 option = OPTIONS.option
-argument = partial(Panel("Arguments").option, positional=True)  # a positional field
+argument = partial(Panel("Arguments").option, positional=True)  # declares a positional argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +79,11 @@ class Field:
     """Option as the command line, the TOML reader and the docs see it."""
 
     name: str
-    flag: str  # as messages write it: --votes, or LOGS for a positional one
-    type: Any  # without the `| None`; of a list, the type of its elements
+    flag: str  # as in messages: --votes, or LOGS for a positional argument
+    type: Any  # without `| None`; for a list, the type of its elements
     is_list: bool
-    type_name: str  # as help and errors name it
-    kind: str  # the choices, or the type's name and the unit
+    type_name: str  # as in help and errors
+    kind: str  # the choices, or type_name and unit
     default: Any
     text: str
     help: str  # the text up to the first semicolon
@@ -93,10 +93,10 @@ class Field:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    function: str = ""  # the Python interface also takes a function; its type in options.pyi
+    function: str = ""  # the Python interface also takes a function, of this type in options.pyi
     positional: bool = False
-    needs: str = ""  # another option, without which this one means nothing
-    plan: bool = True  # False: the option changes how fast or where a stage runs, never its rows
+    needs: str = ""  # name of another option, without which this one has no meaning
+    plan: bool = True  # False: the option only changes how fast or where a stage runs, not its rows
     expert: bool = False  # -h leaves it out
     check: Callable[[Any, str], object] | None = None  # raises ConfigError for a wrong (value, flag)
 
@@ -111,7 +111,7 @@ def fields_of(cls: type["CommandConfig"]) -> list[Field]:
             type_ = next(arg for arg in get_args(type_) if arg is not type(None))
         is_list = get_origin(type_) is tuple
         type_ = str if is_list else type_
-        # `in_`: an option named like a Python keyword gets a trailing underscore.
+        # `in_`: a field whose option is a Python keyword has a trailing underscore.
         flag = field.name.upper() if "positional" in meta else "--" + field.name.rstrip("_").replace("_", "-")
         name = "list of text" if is_list else words[type_]
         kind = " | ".join(meta.get("choices", ())) or name + (f", {meta['unit']}" if "unit" in meta else "")
@@ -122,10 +122,10 @@ def fields_of(cls: type["CommandConfig"]) -> list[Field]:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandConfig:
-    """Configuration of one command. The docstring of a subclass is the help of its command."""
+    """Configuration of one command. The docstring of a command's subclass is its help."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError that names the option, its value and the allowed range, unless every value fits."""
+        """Raise ConfigError, with the option, its value and what is allowed, unless every value is valid."""
         for field in fields_of(type(self)):
             value = getattr(self, field.name)
             if value in (None, ()):
@@ -146,13 +146,13 @@ class CommandConfig:
                 field.check(value, field.flag)
 
     def check_inputs(self) -> None:
-        """Raise ConfigError for a path, package or environment that does not fit. Called before the command begins."""
+        """Raise ConfigError for an unusable path, package or environment. Called before the command begins."""
         for field in fields_of(type(self)):
             if field.flag in ("RUN", "HOME"):
                 check_not_file(field.flag, vars(self)[field.name])
 
     def effective(self) -> JSON:
-        """Return every field but the run directory itself, as JSON values."""
+        """Return every field except the run directory, as JSON values."""
         values = {field.name: getattr(self, field.name) for field in fields_of(type(self)) if field.name != "run"}
         return {
             name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
@@ -162,7 +162,7 @@ class CommandConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig(CommandConfig):
-    """Fields that every stage has."""
+    """Options that every stage has."""
 
     run: Path = argument(..., "the run directory", plan=False)
     shard: str = WHERE.option(
@@ -197,7 +197,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 def find_option(command: str, name: str, known: Sequence[Field], where: str) -> Field:
     """Return the option of a command with this name, in hyphens or underscores.
 
-    Raises ConfigError that begins with `where` and names the closest option, or the new name of one that was renamed.
+    Raises ConfigError that begins with `where` and names the closest option, or the new name of a renamed option.
     """
     key = name.replace("-", "_")
     for field in known:
@@ -214,15 +214,15 @@ def convert(field: Field, value: Any, where: str) -> Any:
     values = value if field.is_list and isinstance(value, list | tuple) else [value]
     if not all(isinstance(v, accepted) and isinstance(v, bool) == (field.type is bool) for v in values):
         raise ConfigError(f"{where} = {value!r}: a value of type {field.type_name} is needed")
-    if "" in values and not field.default:  # with a default it may mean "none": no key for a server
+    if "" in values and not field.default:  # where there is a default, "" may mean "none", such as no key for a server
         raise ConfigError(f"{where} is empty; write something, or leave it out")
     return tuple(values) if field.is_list else field.type(value)
 
 
 def from_saved(cls: type[Config], saved: Mapping[str, Any], **fixed: Any) -> Config:
-    """Return the configuration whose `effective()` was saved, with other values where `fixed` has some.
+    """Return the configuration whose `effective()` was saved, with the values in `fixed` instead of saved ones.
 
-    Options that this version does not know are left out.
+    Options that this version of opdkit does not know are left out.
     """
     known = [field for field in fields_of(cls) if saved.get(field.name) is not None]
     return cls(**{field.name: convert(field, saved[field.name], field.flag) for field in known} | fixed)
@@ -239,7 +239,7 @@ def read_text(path: Path, flag: str) -> str:
 
 
 def read_toml(path: Path, flag: str) -> JSON:
-    """Return the document in a TOML file. Raises what `read_text` raises, and ConfigError for what is not TOML."""
+    """Return the document in a TOML file. Raises what `read_text` raises, and ConfigError if it is not TOML."""
     try:
         return tomllib.loads(read_text(path, flag))
     except tomllib.TOMLDecodeError as error:
@@ -247,7 +247,7 @@ def read_toml(path: Path, flag: str) -> JSON:
 
 
 def check_not_file(name: str, folder: Path) -> None:
-    """Raise ConfigError when `folder`, such as a run directory, or one of its parents is a file, or is not UTF-8."""
+    """Raise ConfigError when `folder`, such as a run directory, or a parent is a file, or the name is not UTF-8."""
     if not str(folder).isascii() and any("\ud800" <= c <= "\udfff" for c in str(folder)):
         raise ConfigError(f"{name} is {str(folder)!r}, whose name is not UTF-8; name a folder whose name is")
     there = next((path for path in (folder, *folder.parents) if path.exists()), None)
@@ -256,7 +256,7 @@ def check_not_file(name: str, folder: Path) -> None:
 
 
 def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
-    """Return {"a": 1, "b": "text"} for ["a=1", "b=text"]. Values are JSON where they parse as JSON, text otherwise."""
+    """Return {"a": 1, "b": "text"} for ["a=1", "b=text"]. Values that parse as JSON are JSON, others text."""
     parsed: JSON = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -264,6 +264,6 @@ def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
             raise ConfigError(f"{flag} {pair!r}: write it as {'STAGE.OPTION' if flag == '--set' else 'NAME'}=VALUE")
         try:
             parsed[key] = json.loads(text)
-        except (ValueError, RecursionError):  # not JSON, or a number or a nesting that Python does not read
+        except (ValueError, RecursionError):  # not JSON, or too long a number or too deep a nesting for Python
             parsed[key] = text
     return parsed

@@ -7,7 +7,7 @@ from opdkit.config.fields import CommandConfig, argument, did_you_mean, option
 from opdkit.config.shared import REPEAT, shared_option
 from opdkit.errors import ConfigError
 
-# Checks beside right replies -> their words in the tables.
+# Checks other than right replies -> their labels in the tables.
 CHECKS = {
     "drift": "drift (KL, nats per token)", "length": "reply length (tokens)", "cut_off": "cut off by the limit",
     "hint_echo": "hint echo", "refusal": "refusals", "loop": "end in a loop", "broken_call": "broken tool calls",

@@ -11,7 +11,7 @@ from opdkit.config.wording import judge_texts
 from opdkit.errors import ConfigError
 
 WHO = Panel("Who judges")
-MODELS = ("local", "endpoint", "batch")  # judges that read text
+MODELS = ("local", "endpoint", "batch")  # judges that are models
 WARNINGS = {
     "rules": "the verdicts are those of --judge rules, English patterns to try the pipeline out: they miss many "
     "corrections and take some requests for one, and what is trained on them can be worse than before. To train, have "
@@ -147,7 +147,7 @@ class JudgeConfig(WordedOptions):
 
     @property
     def first(self) -> "JudgeConfig | None":
-        """Configuration of the first judge on its own, of which all votes are asked; None without `--judge-first`."""
+        """Configuration of the first judge on its own, which gives all votes; None without `--judge-first`."""
         if self.judge_first is None:
             return None
         return replace(self, judge="endpoint" if self.judge_first_url else "local", judge_model=self.judge_first,
@@ -156,7 +156,7 @@ class JudgeConfig(WordedOptions):
                        judge_first_key_env=None, judge_first_price=None)  # fmt: skip
 
     def check_inputs(self) -> None:
-        """Raise ConfigError for files of a batch that cannot be read or written, beside what the wording raises."""
+        """Raise ConfigError for batch files that cannot be read or written, besides the errors about the wording."""
         super().check_inputs()
         judge_texts(self.wording, self.criterion)
         for path in map(Path, self.in_):

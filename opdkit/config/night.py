@@ -59,7 +59,7 @@ class NightConfig(HomeConfig):
                 raise ConfigError(f"LOGS is {log}: nights follow files that grow; name files or folders")
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when HOME is a file, no log is named, or --prompts is not there."""
+        """Raise ConfigError when HOME is a file, no log is named, or the --prompts file does not exist."""
         super().check_inputs()
         if not self.logs:
             raise ConfigError("LOGS is missing: name log files or folders, here or as logs under [night] in --config")

@@ -1,4 +1,4 @@
-"""Configurations of the stages of a pipeline, from the options of `run`, `slurm` or `night`."""
+"""Configurations of the stages of a pipeline, made from the options of `run`, `slurm` or `night`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +13,10 @@ from opdkit.errors import ConfigError
 def make_configurations(
     config: PipelineConfig, own_judge: str | None = None, more: Sequence[str] = ()
 ) -> dict[str, StageConfig]:
-    """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults.
+    """Return the stages' configurations. `--set` wins over the flags of `run`, then the TOML file, then the defaults.
 
-    `own_judge`: the model that judges with `--judge local` where none is named; None: the one that is trained. `more`:
-    stages beside those of `run`.
+    `own_judge`: the model that `--judge local` uses if no judge model is named; None: the model that is trained.
+    `more`: stages besides those of `run`.
     """
     stages = (*ORDER, *more)
     common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None,
@@ -33,7 +33,7 @@ def make_configurations(
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
     }  # fmt: skip
     overrides = _parse_overrides(config, stages)
-    # A local judge comes last: where --model is missing, the error names that, and not what judge takes from it.
+    # Configure a local judge last: if --model is missing, the error is then about --model, not about --judge-model.
     names = sorted(stages, key="judge".__eq__) if config.judge == "local" else stages
     given = {name: common | flags.get(name, {}) | overrides.get(name, {}) for name in names}
     made = {name: configure(name, given[name], config.config, defaults.get(name)) for name in names}
@@ -46,7 +46,7 @@ def make_configurations(
 def _parse_overrides(config: PipelineConfig, stages: Sequence[str]) -> dict[str, JSON]:
     """Return {"judge": {"votes": 7}} for `--set judge.votes=7`, checked against the options of `stages`.
 
-    An option that may be repeated keeps all its values; of any other the last one counts, as on a command line.
+    A repeatable option keeps all its values. For any other option the last value counts, as on a command line.
     """
     overrides: dict[str, dict[str, Any]] = {}
     for text in config.set:
@@ -57,7 +57,7 @@ def _parse_overrides(config: PipelineConfig, stages: Sequence[str]) -> dict[str,
         options = [field for field in fields_of(COMMANDS[stage].config) if not field.positional]
         field = find_option(stage, name, options, f"--set {path}: {stage}")
         if field.type in (str, Path) and not isinstance(value, (str, list) if field.is_list else str):
-            value = text.partition("=")[2]  # 1.10 is a name here, and not the number 1.1
+            value = text.partition("=")[2]  # the field is text: 1.10 must not become the number 1.1
         value = convert(field, value, f"--set {path}")
         own = overrides.setdefault(stage, {})
         own[field.name] = (*own.get(field.name, ()), *value) if field.is_list else value

@@ -1,19 +1,19 @@
-"""Arguments for the chat templates of common models, so that prompts equal those that the model is served with.
+"""Chat template arguments of common models, so that prompts equal those that the model is served with.
 
 Stop tokens need no preset: they are read from the model's files and from the text that its template writes after a
-reply. The arguments are those that each family's published template reads; a test runs them through the templates that
+reply. The arguments are those that each family's published template reads. A test runs them through the templates that
 are installed.
 """
 
 from dataclasses import dataclass
 
 NO_THINKING = ("enable_thinking=false",)
-THINKING_TOKENS = 4096  # --max-new-tokens of a judge that thinks first: a vote that is cut off does not count
+THINKING_TOKENS = 4096  # --max-new-tokens of a judge that thinks first, since a cut-off vote does not count
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Template arguments of a family of models in one mode. `note` is for the reader of the TOML file."""
+    """Template arguments of a model family in one mode. `opdkit init` writes `note` into the TOML file."""
 
     models: str
     note: str

@@ -1,4 +1,4 @@
-"""Renamed options: command -> old name -> new name. An old name is refused, and the message has the new one."""
+"""Renamed options: command -> old name -> new name. An old name is an error that states the new one."""
 
 _SERVER = {"base_url": "judge_url"}
 

@@ -30,7 +30,7 @@ class PipelineConfig(StageConfig):
     set: tuple[str, ...] = HOW.option((), f"any option, as STAGE.OPTION=VALUE; {REPEAT}", check=parse_pairs)
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN is a file, or in one of several processes."""
+        """Raise ConfigError when RUN is a file, or if this is one of several processes."""
         super().check_inputs()
         if parse_shard(self.shard)[1] > 1:
             raise ConfigError("run does all parts in one process; for several, start the stages one by one")

@@ -1,4 +1,4 @@
-"""Shards: a process does the parts k with k mod N = I, written I/N."""
+"""Shards: with I/N, a process does the parts k for which k mod N = I."""
 
 import os
 
@@ -13,9 +13,9 @@ def check_shard(text: str, flag: str = "--shard") -> None:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return (I, N) for "I/N"; "auto" is the Slurm array's task and, within it, the launcher's rank.
+    """Return (I, N) for "I/N". "auto" combines the Slurm array's task and, within the task, the launcher's rank.
 
-    4 array tasks of 8 processes are 32 shards. Without an array and a launcher, "auto" is (0, 1). Raises ConfigError.
+    4 array tasks of 8 processes are 32 shards. Without array and launcher, "auto" is (0, 1). Raises ConfigError.
     """
     check_shard(text)
     if text != "auto":
@@ -36,7 +36,7 @@ def read_array_task() -> tuple[int, int]:
     if not ("SLURM_ARRAY_TASK_ID" in env and "SLURM_ARRAY_TASK_COUNT" in env):
         return 0, 1
     index, count = _read_number("SLURM_ARRAY_TASK_ID"), _read_number("SLURM_ARRAY_TASK_COUNT")
-    # An array may start anywhere and have steps: --array=10-40:10. One with uneven gaps (1,3,7) cannot be numbered.
+    # An array may start at any number and have steps: --array=10-40:10. Uneven gaps (1,3,7) cannot be numbered.
     low, high = _read_number("SLURM_ARRAY_TASK_MIN", 0), _read_number("SLURM_ARRAY_TASK_MAX", index)
     step = max(1, (high - low) // max(1, count - 1))
     index, gap = divmod(index - low, step)

@@ -1,4 +1,4 @@
-"""Options that several commands have: one declaration, so that a flag means the same everywhere."""
+"""Options that several commands have, each declared once so that a flag means the same everywhere."""
 
 import importlib.util
 import math
@@ -17,11 +17,11 @@ JUDGES = ("rules", "reaction", "local", "endpoint", "batch")
 OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 REPEAT = "may be given repeatedly"
-TRAINING = ".training"  # RUN/NAME.training is a training of RUN beside its own
+TRAINING = ".training"  # RUN/NAME.training is a further training of RUN
 
 
 def check_server(url: str, flag: str = "--judge-url") -> None:
-    """Raise ConfigError unless `url` is a plain http(s) address. The message does not show a key."""
+    """Raise ConfigError unless `url` is a plain http(s) address. If it holds a key, the message does not show it."""
     try:
         parts = urlsplit(url)
         is_plain = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
@@ -32,8 +32,8 @@ def check_server(url: str, flag: str = "--judge-url") -> None:
     import httpx  # imported here: few commands have a server
 
     try:
-        has_host = is_plain and bool(httpx.Request("GET", url).url.host.encode("idna"))  # as it is looked up
-    except (httpx.InvalidURL, ValueError):  # a wrong address of four numbers, or a name that no server can have
+        has_host = is_plain and bool(httpx.Request("GET", url).url.host.encode("idna"))  # encoded as for DNS
+    except (httpx.InvalidURL, ValueError):  # a wrong IPv4 address, or an impossible host name
         has_host = False
     if not has_host:
         raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
@@ -46,14 +46,14 @@ def check_servers(urls: tuple[str, ...], flag: str) -> None:
 
 
 def check_launcher() -> None:
-    """Raise ConfigError in one of several processes if no launcher says where they meet."""
+    """Raise ConfigError if this is one of several processes and no launcher has set their MASTER_ADDR."""
     if (size := os.environ.get("WORLD_SIZE", "1")) != "1" and not os.environ.get("MASTER_ADDR"):
         raise ConfigError(f"WORLD_SIZE is {size}, but MASTER_ADDR is not set: start the processes with torchrun or "
                           "`accelerate launch`; for a single process unset WORLD_SIZE and RANK")  # fmt: skip
 
 
 def parse_price(text: str, flag: str = "--price") -> tuple[float, float]:
-    """Return the prices in "IN,OUT". Raises ConfigError unless these are two numbers from 0 on."""
+    """Return the prices in "IN,OUT". Raises ConfigError unless they are two finite numbers >= 0."""
     try:
         read, written = map(float, text.split(","))
     except ValueError:
@@ -63,7 +63,7 @@ def parse_price(text: str, flag: str = "--price") -> tuple[float, float]:
     return read, written
 
 
-# name -> (default, text, details); the text of some commands continues
+# name -> (default, text, details); some commands append to the text
 SHARED: dict[str, tuple[Any, str, JSON]] = {
     "judge": (
         None,
@@ -106,14 +106,14 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
 
 
 def shared_option(name: str, panel: Panel = OPTIONS, more: str = "", **details: Any) -> Any:
-    """Return the declaration of a shared option, with `more` text; `default` and other details may differ."""
+    """Return the declaration of a shared option. `more` is appended to its text; `details` replace shared ones."""
     default, text, common = SHARED[name]
     return panel.option(**{"default": default, "text": f"{text}; {more}" if more else text} | common | details)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTraining(StageConfig):
-    """Options of the stages that a run may have several times: `--name b` is short for the run RUN/b.training."""
+    """Options of the stages that a run may have several times: `--name b` stands for the run RUN/b.training."""
 
     name: str | None = WHERE.option(
         None, "one of several trainings on the same targets; it lies in RUN/NAME.training", plan=False
@@ -126,7 +126,7 @@ class NamedTraining(StageConfig):
                 raise ConfigError(f"--name {self.name} for RUN {self.run}: a name has letters, digits, _, ., + and -, "
                                   f"does not begin with . or -, and is not for what ends in {TRAINING}")  # fmt: skip
             object.__setattr__(self, "run", self.run / f"{self.name}{TRAINING}")
-            object.__setattr__(self, "name", None)  # a copy with other options stays in its place
+            object.__setattr__(self, "name", None)  # `run` has it now: `dataclasses.replace` must not append it again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class ModelOptions(StageConfig):
     seed: int = shared_option("seed", HOW)
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN is a file, or the package that quantizes is missing."""
+        """Raise ConfigError when RUN is a file, or the package for quantization is missing."""
         super().check_inputs()
         if self.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
             raise ConfigError("--load-in-4bit needs the package bitsandbytes: pip install bitsandbytes")
@@ -148,7 +148,7 @@ class ModelOptions(StageConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WordedOptions(ModelOptions):
-    """Options of every stage that writes words of its own into a prompt. The plan holds the words, not the path."""
+    """Options of every stage that adds text of its own to a prompt. Its plan holds the text, not the path."""
 
     wording: Path | None = shared_option("wording", HOW)
 
@@ -171,6 +171,6 @@ class SamplingConfig(WordedOptions):
     concurrency: int = shared_option("concurrency", SPEED, expert=True)
 
     def plan(self) -> JSON:
-        """Return the fields that decide the rows. Any server draws other samples, and the same greedy replies."""
+        """Return the fields that decide the rows. Samples of a server are others; greedy replies are the same."""
         is_drawn = self.sample_url and vars(self).get("samples") != 0
         return super().plan() | ({"sampled": "on a server"} if is_drawn else {})

@@ -59,12 +59,12 @@ class SlurmConfig(PipelineConfig):
                 raise ConfigError(f"--sbatch is {line!r}; write it as sbatch's own options are, --constraint=a100")
 
     def of_stage(self, name: str, stage: str) -> list[str]:
-        """Return the values of a repeatable option that hold for a stage: those for all stages, then its own."""
+        """Return the values of a repeatable option for a stage: first the values for all stages, then its own."""
         values: tuple[str, ...] = getattr(self, name)
         own = [_drop_stage(v) for v in values if v.startswith(f"{stage}=")]
         return [v for v in values if not v.startswith(_STAGE_PREFIXES)] + own
 
 
 def _drop_stage(value: str) -> str:
-    """Return VALUE, both for STAGE=VALUE and for VALUE."""
+    """Return VALUE, given STAGE=VALUE or VALUE."""
     return value.partition("=")[2] if value.startswith(_STAGE_PREFIXES) else value

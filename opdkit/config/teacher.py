@@ -112,11 +112,11 @@ class TeacherConfig(SamplingConfig):
         return int(not (self.device_map or self.tensor_parallel or is_averaged))
 
     def plan(self) -> JSON:
-        """Return the fields that decide the rows; the number of samples depends on fields that do not."""
+        """Return the fields that decide the rows, with `samples`: its default depends on fields outside the plan."""
         return super().plan() | {"teacher_samples": self.samples}
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN is a file, or for --device-map in one of several processes on a node."""
+        """Raise ConfigError when RUN is a file, or for --device-map with several processes on a node."""
         super().check_inputs()
         if self.device_map and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
             raise ConfigError("--device-map takes all GPUs of the machine for one process; start one process per node")

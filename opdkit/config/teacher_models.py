@@ -1,4 +1,4 @@
-"""Teachers that options name: their names, paths and shares. Nothing heavy is imported."""
+"""Teachers named by options: their names, paths and shares. Nothing heavy is imported."""
 
 import json
 import math
@@ -14,7 +14,7 @@ _NAMED = re.compile(r"(?P<name>[\w.-]+)=(?P<path>.+)", re.DOTALL)
 def parse_teachers(options: Sequence[str]) -> dict[str, str]:
     """Return {"big": "models/72b", "models/7b": "models/7b"} for ["big=models/72b", "models/7b"].
 
-    A path that has "=" in its first part is written ./A=B. Raises ConfigError for two teachers of one name.
+    Write a path with "=" in its first part as ./A=B. Raises ConfigError for two teachers with one name.
     """
     teachers: dict[str, str] = {}
     for text in options:
@@ -29,7 +29,7 @@ def parse_teachers(options: Sequence[str]) -> dict[str, str]:
 
 
 def parse_shares(options: Sequence[str], teachers: Sequence[str]) -> dict[str, float]:
-    """Return name -> share: positive, with the sum 1. A teacher that `options` does not name has 1 before the division.
+    """Return name -> share, normalised to the sum 1. A teacher that `options` does not name has 1 before that.
 
     Raises ConfigError for an unknown name, a name given twice, or a share that is not a positive number.
     """
@@ -56,7 +56,7 @@ def parse_shares(options: Sequence[str], teachers: Sequence[str]) -> dict[str, f
 
 
 def read_routed_name(metadata: str | None, field: str) -> str | None:
-    """Return one field of a session's metadata (JSON) as text; None where it is missing."""
+    """Return the value of `field` in a session's metadata (JSON) as text; None if it is missing."""
     try:
         fields = json.loads(metadata) if metadata else None
     except (ValueError, RecursionError):

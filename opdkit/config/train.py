@@ -11,13 +11,13 @@ from opdkit.config.shared import OBJECTIVES, REPEAT, ModelOptions, NamedTraining
 from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
-ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log teaches more in more passes; beyond these it hardly does
-NIGHTLY_SHARE = 0.8  # of the way to the trained weights, in a night: trainings without end forget more than one
-MOST_CYCLES = 3  # of the schedule: where much is left to learn, training continues for as many epochs again
+ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log needs more passes; more than these hardly help
+NIGHTLY_SHARE = 0.8  # --interpolate in a night: a long series of trainings forgets more than one training
+MOST_CYCLES = 3  # of the schedule: if much is left to learn, training repeats its epochs
 
 
 def fit_epochs(steps: int) -> int:
-    """Return the passes that make ENOUGH_STEPS optimizer steps where each makes `steps`: 1 to MOST_EPOCHS."""
+    """Return the number of epochs, 1 to MOST_EPOCHS, for ENOUGH_STEPS optimizer steps with `steps` per epoch."""
     return min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / max(1, steps)))
 
 
@@ -202,7 +202,7 @@ class TrainConfig(NamedTraining, ModelOptions):
             raise ConfigError("--load-in-4bit: quantized weights are not split over processes; use --sharding none")
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN is a file, a model would be removed, or the package for adapters is missing."""
+        """Raise ConfigError when RUN is a file, --overwrite would remove a model in use, or a package is missing."""
         super().check_inputs()
         for name, path in (("model", self.model), ("reference", self.reference)):
             if self.overwrite and path and Path(path).resolve().is_relative_to((self.run / "train").resolve()):

@@ -1,6 +1,6 @@
-"""Texts that opdkit writes into prompts: the judge's questions, its criterion, and the words around a hint.
+"""Texts that opdkit writes into prompts: the judge's questions, criteria, probes, and the words around a hint.
 
-`wording.toml` beside this file holds the defaults. A file of the same form (`--wording`) replaces some of them.
+`wording.toml` in this folder holds the defaults. A file of the same form (`--wording`) replaces some of them.
 """
 
 import tomllib
@@ -12,7 +12,7 @@ from opdkit.errors import ConfigError
 Texts = dict[str, str]
 
 _DECISIONS = (r"\boxed{1}", r"\boxed{-1}")
-# Table and key -> what the text must hold.
+# (table, key) -> what the text must contain.
 _NEEDED = {
     ("judge", "hint"): (*_DECISIONS, "[HINT_START]", "[HINT_END]"),
     ("judge", "reward"): _DECISIONS,
@@ -32,10 +32,10 @@ DEFAULTS = _strip(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(en
 
 
 def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> dict[str, Texts]:
-    """Return table -> key -> text: those of the file, and the defaults for all others.
+    """Return table -> key -> text: the texts of the file, and defaults for the others.
 
-    Raises ConfigError that names the file, the table and the key: for an unknown one, for a value that is not text, and
-    for a text that lacks what opdkit fills in or the parser of the votes looks for.
+    Raises ConfigError that names the file, table and key for an unknown table or key, for a value that is not text, and
+    for a text that lacks a placeholder that opdkit fills in or a mark that the parser of votes looks for.
     """
     document = read_toml(path, "--wording") if path else {}
     for table, texts in document.items():
@@ -48,7 +48,7 @@ def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> di
             if not isinstance(text, str) or not text.strip():
                 raise ConfigError(f"{where} {key} is {text!r}; it must be a text")
             if missing := [part for part in _NEEDED.get((table, key), ()) if part not in text]:
-                # Between double quotes TOML reads "\b" as one character.
+                # In double quotes, TOML reads "\b" as a single control character.
                 remedy = "; between single quotes a backslash stays one" if "\b" in text else ""
                 raise ConfigError(f"{where} {key} lacks {', '.join(missing)}{remedy}")
     own = _strip(document)
@@ -56,10 +56,10 @@ def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> di
 
 
 def judge_texts(wording: Path | None, criterion: Path | None) -> Texts:
-    """Return the judge's texts: those of `--wording`, with the question about the reward that `--criterion` words.
+    """Return the judge's texts: those of `--wording`, with the question about the reward taken from `--criterion`.
 
-    That is plain text, which says what +1, -1 and 0 mean; the last line of the default question follows it. Raises what
-    `read_wording` raises, and ConfigError for no text, or where both files word that question.
+    The criterion is plain text that says what +1, -1 and 0 mean; the last line of the default question is appended.
+    Raises what `read_wording` raises, and ConfigError if the text is empty, or if both files hold this question.
     """
     texts = read_wording(wording)["judge"]
     if criterion is None:
@@ -73,6 +73,6 @@ def judge_texts(wording: Path | None, criterion: Path | None) -> Texts:
 
 
 def make_wording_inputs(tables: dict[str, Texts]) -> JSON:
-    """Return the texts of these tables as an input of a stage's plan, without those that are the defaults."""
+    """Return the tables of texts that differ from the defaults, as an input of a stage's plan."""
     own = {table: texts for table, texts in tables.items() if texts != DEFAULTS[table]}
     return {"wording": own} if own else {}

@@ -37,7 +37,7 @@ def measure_shifts(
 def read_passages(run: Path, file: str | None) -> list[str]:
     """Return up to MAX_PASSAGES distinct texts that no objective trains on, chosen by hash.
 
-    They are lines of `file`; without it, user messages of the logs. Raises ConfigError when the file has no text.
+    They are lines of `file`; without it, user messages of the logs. Raises ConfigError for an unreadable or empty file.
     """
     if file is None:
         texts = [m["content"] for s in read_all(run, "sessions") for m in s["messages"] if m["role"] == "user"]

@@ -24,7 +24,7 @@ from opdkit.store.template_args import choose_template_args
 
 
 def model_names(config: EvalConfig) -> dict[str, str]:
-    """Return the paths or names of both models. Raises OpdkitError if there is no --trained and no finished training."""
+    """Return the paths or names of both models. Raises OpdkitError without --trained or a finished training."""
     trained = config.trained or str(stage_dir(config.run, "train") / "model")
     if not config.trained and not is_written(config.run, "metrics", 0):
         raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {quote(config.run)} ...` first, "

@@ -1,4 +1,4 @@
-"""Replies of the models under evaluation, and their checks. Imports no torch, which stored replies do not need."""
+"""Replies of the models under evaluation, and their checks. Stored replies can be read without torch."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -97,7 +97,7 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
         check = reply.prompt.check
         passed = next(left) if isinstance(check, Criterion) else check.passes(reply.seen)
         if reply.prompt.probe and reply.finish_reason == "length":
-            passed = None  # what was cut off may have been right
+            passed = None  # the missing rest may have been right
         # A right reply is not hollow: the user may have asked for a question or a mere confirmation.
         checked.append(replace(reply, passed=passed, hollow=None if passed else reply.hollow))
     return checked

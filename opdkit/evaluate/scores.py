@@ -1,4 +1,4 @@
-"""Rows of `scores`, and their printed table: metrics before and after training, for all prompts and for each domain."""
+"""Rows of the table `scores`, and their printed form: metrics before and after, for all prompts and for each domain."""
 
 import html
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opdkit.model.comparison import Shift
 
 T = TypeVar("T")
-# What is resampled as one, weight, before, after: sums over a prompt, a turn or a passage.
+# (what to resample as one, weight, before, after), summed over a prompt, a turn or a passage.
 Unit = tuple[Hashable, int, float, float]
 
 MODELS = ("before", "after")
@@ -56,15 +56,15 @@ METRICS = {
     "hint_streak": Metric("sessions until 3 in a row follow the hint", "sessions", -1),
     "log_streak": Metric("sessions until 3 in a row are right, in the log", "sessions"),
 }
-# Metrics that are printed for each domain: for the others a dozen prompts are too few. The table `scores` has all.
+# Metrics printed by domain; a dozen prompts are too few for the others. The table `scores` has all by domain.
 BY_DOMAIN = ("passed_sampled", "reply_tokens", "kl_replies")
-RARE = ("cut_off", "hint_echo")  # one line where they never happen
-UNSEEN = ("question", "confirmation", *PROBES)  # not printed where they never happen
-STREAKS = ("hint_streak", "log_streak")  # one line each
+RARE = ("cut_off", "hint_echo")  # one printed line if they never happen
+UNSEEN = ("question", "confirmation", *PROBES)  # not printed if they never happen
+STREAKS = ("hint_streak", "log_streak")  # one printed line each
 
 
 def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
-    """Return the scores of replies alone, for each domain of `HeldOutPrompt.domains`; of probes, for all of them."""
+    """Return the scores that need only replies, by domain (`HeldOutPrompt.domains`); of probes, only for ALL."""
     rows = []
     for domain, in_domain in _group_by_domain([(r.prompt, r) for r in replies if r.prompt.probe is None]).items():
         sampled, greedy = [r for r in in_domain if r.sample], [r for r in in_domain if not r.sample]
@@ -90,7 +90,7 @@ def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
 def make_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: int) -> list[JSON]:
     """Return KL(before || after) on replies of the model before, per token (nats), by domain.
 
-    `shifts` are those of the replies, in their order. The replies to one prompt, or to those of one session, are
+    `shifts` are those of `replies`, in the same order. Replies to one prompt, or to the prompts of one session, are
     resampled together.
     """
     prompts: dict[str, tuple[HeldOutPrompt, list[Shift]]] = {}
@@ -105,7 +105,7 @@ def make_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: in
 
 
 def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
-    """Return the log-prob per token before and after (nats), or for `kl_neutral` KL(before || after) per token."""
+    """Return the row of `metric`: log-probs per token (nats), or for `kl_neutral` the KL(before || after) per token."""
     sums = [(n, s.tokens, *((0.0, s.kl) if metric == "kl_neutral" else (s.before, s.after)))
             for n, s in enumerate(shifts)]  # fmt: skip
     finite = [unit for unit in sums if all(map(math.isfinite, unit))]
@@ -114,7 +114,7 @@ def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
 
 
 def _group_by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list[T]]:
-    """Return the items by the domains of their prompts: first all, then groups of domains, then each by its name."""
+    """Return the items by the domains of their prompts: first the pooled domains, then the others sorted by name."""
     domains: dict[str, list[T]] = {}
     for prompt, item in items:
         for domain in prompt.domains():
@@ -124,7 +124,7 @@ def _group_by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list
 
 
 def _make_units(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list[Unit]:
-    """Return a unit for each prompt: means over its replies with a value. Drop prompts that lack one side."""
+    """Return a unit per prompt: the means of its values before and after. Drop prompts without values on one side."""
     prompts: dict[str, dict[str, list[float]]] = {}
     for reply in replies:
         sides = prompts.setdefault(reply.prompt.id, {model: [] for model in MODELS})
@@ -136,15 +136,15 @@ def _make_units(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list
 
 
 def _warn_of_dropped(metric: str, kept: int, total: int) -> None:
-    """Warn of values that are not finite."""
+    """Warn if values were dropped because they are not finite."""
     if kept < total:
         warn(f"{METRICS[metric].words}: {total - kept} of {total} are not finite and were dropped")
 
 
 def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
-    """Return one row of tables.SCORES: weighted means over units, nulls without one.
+    """Return one row of tables.SCORES: weighted means over units; nulls without units.
 
-    The interval resamples whole units, since the tokens of one unit move together, and so do the prompts of a session.
+    The interval resamples whole units, since the tokens of a unit move together, and so do the prompts of a session.
     For a KL, `before` is 0: a model does not differ from itself.
     """
     before = after = difference = low = high = chance = None
@@ -156,23 +156,23 @@ def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
         before, after = sum(befores) / sum(weights), sum(afters) / sum(weights)
         difference, changes = after - before, np.subtract(afters, befores)
         low, high = interval((changes / weights).tolist(), weights, seed=seed) or (None, None)
-        if len(whole) >= FEWEST:  # in either direction
+        if len(whole) >= FEWEST:  # two-sided
             chance = min(1.0, 2 * min(compute_chance_of_rise(changes), compute_chance_of_rise(-changes)))
     return {"metric": metric, "domain": domain, "before": before, "after": after, "difference": difference,
             "low": low, "high": high, "chance": chance, "count": len(units), "units": len(whole)}  # fmt: skip
 
 
 def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequence[str] = MODELS) -> None:
-    """Print rows of `scores` and `replies` on stdout: a table of 80 columns, and a line for what never happens.
+    """Print rows of `scores` and `replies` on stdout: a table 80 columns wide, and a line per RARE metric that is 0.
 
-    `names` are those of the two sides: of two trainings there are scores of their replies alone.
+    `names`: column heads of the two sides. Two trainings (not MODELS) have only the scores of `make_reply_scores`.
     """
     title = "Before and after training" if names is MODELS else printable(" and ".join(names))
     seen = {row["metric"] for row in scores if row["before"] or row["after"]}
     never = [metric for metric in RARE if metric not in seen and replies]
     left_out = {*never, *STREAKS, *(metric for metric in UNSEEN if metric not in seen)}
     table = make_plain_table(gap=1, title=escape(f"{title}, on held-out prompts"), title_justify="left")
-    # Domains too long to stand beside the metric stand below it: the other columns take 65.
+    # Domains go beside the metric if they fit (the other columns take 65), else below it.
     is_beside = max((len(row["domain"]) for row in scores), default=0) <= stdout.width - 65
     if is_beside:
         table.add_column("", no_wrap=True)
@@ -183,7 +183,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
     for metric in (metric for metric in METRICS if metric not in left_out):
         rows = [row for row in scores if row["metric"] == metric]
         if metric not in BY_DOMAIN or sum(row["domain"] not in POOLED for row in rows) == 1:
-            rows = [row for row in rows if row["domain"] in POOLED]  # a single domain is everything
+            rows = [row for row in rows if row["domain"] in POOLED]  # a single domain equals ALL
         for n, row in enumerate(rows):
             head = "" if n else f"[bold]{METRICS[metric].words}[/]"
             if head and not is_beside:
@@ -193,7 +193,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
     stdout.print(table)
     for metric in never:
         sides = ([r["sample"] > 0 for r in replies if r["model"] == model and not r["probe"]] for model in MODELS)
-        before, after = (sum(sampled) or len(sampled) for sampled in sides)  # as `choose_measured` has them
+        before, after = (sum(sampled) or len(sampled) for sampled in sides)  # as in `choose_measured`
         stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}", soft_wrap=True)
     for row in (row for row in scores if row["metric"] in STREAKS):
         _, old, new, *_ = _format_cells(row)
@@ -207,21 +207,21 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
 
 
 def format_scores(scores: Sequence[JSON]) -> str:
-    """Return the scores of all prompts as a table of Markdown, for the model's card."""
+    """Return the scores over all prompts as a Markdown table, for the model card."""
     (head, *rows) = score_rows([row for row in scores if row["domain"] == ALL])
     table = format_markdown_table([[row[0], *row[2:]] for row in (head, *rows)])
     return f"Measured by `opdkit eval`, with the {DRIFT}:\n\n{table}\n"
 
 
 def score_rows(scores: Sequence[JSON], names: Sequence[str] = MODELS) -> list[list[str]]:
-    """Return the scores as a table of texts, its head first; `names` are those of the two sides."""
+    """Return the scores as rows of text, the head first. `names`: column heads of the two sides."""
     ordered = sorted(scores, key=lambda row: list(METRICS).index(row["metric"]))
     rows = [[METRICS[row["metric"]].words, *_format_cells(row)] for row in ordered]
     return [["metric", "domain", *names, "change", "95% interval", "n"], *rows]
 
 
 def _format_cells(row: JSON) -> tuple[str, ...]:
-    """Return the cells of a row, behind its metric. A streak that never comes is as long as the log."""
+    """Return the cells of a row after its metric. A streak that never came, equal to the count, is shown as "never"."""
     digits = {"reply_tokens": 1, **dict.fromkeys(STREAKS, 0)}.get(row["metric"], 3)
     bounds = "-" if row["low"] is None else f"{add_sign(row['low'], digits)} to {add_sign(row['high'], digits)}"
     change = "-" if row["difference"] is None else add_sign(row["difference"], digits)
@@ -232,9 +232,9 @@ def _format_cells(row: JSON) -> tuple[str, ...]:
 
 
 class Scores(list[JSON]):
-    """Rows of the table `scores` and their conclusion; printed, what `opdkit eval` prints.
+    """Rows of the table `scores` and their conclusion. Its `repr` is what `opdkit eval` prints.
 
-    Raises OpdkitError if that has not finished.
+    Raises OpdkitError if `opdkit eval` has not finished.
     """
 
     def __init__(self, run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Texts that are alike, each as the set of its words: requests for the same thing, replies of one kind. Pure."""
+"""Similar texts, each as its set of words: requests for the same thing, replies of one kind. Pure."""
 
 import re
 from collections import Counter, defaultdict
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from opdkit.judge.words import FILLER, find_specific_words, split_words
 from opdkit.store.joined_turns import JoinedTurn
 
-Words = frozenset[str]  # of a text
-_SPECIFIC = 3  # words of a request that says what it is about; "Go on." does not
+Words = frozenset[str]  # the words of a text
+_SPECIFIC = 3  # fewest words of a request that says what it is about; "Go on." does not
 
 
 def list_request_words(turn: JoinedTurn) -> list[str]:
     """Return the words of the last message of a prompt; all numbers are the same word.
 
-    If that says little ("Go on."), or is the result of a call, the words of the user's message before it follow, since
-    what to reply depends on them. They are marked: the reply to that message itself is another one.
+    If that message says little ("Go on.") or is the result of a call, the words of the last user message before it are
+    appended, since the reply depends on them. They are marked, because a reply to that message itself would differ.
     """
     *before, last = turn.session["messages"][: turn.index]
     found = fold_words(last["content"])
@@ -31,14 +31,14 @@ def fold_words(text: str | None) -> list[str]:
 
 
 def is_similar(one: Words, other: Words) -> bool:
-    """Return True for two texts that share half of their words."""
+    """Return True if two texts share at least half of all their words (Jaccard)."""
     return bool(one) and 2 * len(one & other) >= len(one | other)
 
 
 class SimilarTexts:
-    """Texts, each with a label, by their rarest words: finds those alike without comparing all pairs.
+    """Labelled texts, indexed by their rarest words, to find similar ones without comparing all pairs.
 
-    The rarest words of two texts that are alike (half of each, and one more) have one in common.
+    If two texts are similar, their sets of rarest words (half of the words of each, plus one) have a word in common.
     """
 
     def __init__(self, labelled: Iterable[tuple[Words, str]]) -> None:
@@ -46,13 +46,13 @@ class SimilarTexts:
         for text, label in labelled:
             self._labels[text][label] += 1
         self._frequencies = Counter(word for text in self._labels for word in text)
-        self._holders = defaultdict[str, list[tuple[int, Words]]](list)  # word -> texts, by their places
+        self._holders = defaultdict[str, list[tuple[int, Words]]](list)  # word -> (position, text)
         for numbered in enumerate(self._labels):
             for word in self._find_rarest(numbered[1]):
                 self._holders[word].append(numbered)
 
     def count_labels(self, text: Words) -> Counter[str]:
-        """Return how often each label occurs among the texts like this one, in the order of the texts."""
+        """Return how often each label occurs among the texts similar to `text`, in the order of those texts."""
         others = {place: other for word in self._find_rarest(text) for place, other in self._holders.get(word, ())}
         counts = Counter[str]()
         for _, other in sorted(others.items(), key=lambda item: item[0]):

@@ -1,8 +1,8 @@
 """`opdkit eval`: the model before and after training, side by side, on held-out prompts.
 
-It measures whether replies improve (share of checks passed), whether the training had its effect (log-probs of logged
-replies that were judged good and bad), and what it cost (reply length, replies that mention a hint that nobody gave,
-and drift on replies of the model before and on text that no objective trains on).
+It measures whether replies improve (share of checks passed), whether the training took effect (log-probs of logged
+replies that were judged good or bad), and what it cost (reply length, replies that mention a hint that nobody gave, and
+drift on replies of the model before and on text that no objective trains on).
 """
 
 import contextlib
@@ -49,8 +49,8 @@ from opdkit.train.targets import load_prompts, load_turns, make_sequence
 def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     """Compare `--model` (before) with `--trained` (after). Print the conclusion and the scores on stdout.
 
-    `check` is for prompts without a check of their own.
-    Raises ConfigError and OpdkitError for prompts, models or a judge that cannot be used, before the plan is pinned.
+    `check` is used for prompts without a check of their own.
+    Raises ConfigError or OpdkitError for prompts, models or a judge that cannot be used, before the plan is pinned.
     """
     run_dir = config.run
     check_targets_current(run_dir)
@@ -71,9 +71,9 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     if has_stage(run_dir, "judge"):
         hints.update(review.hint for review in read_reviews_in_force(run_dir).values() if review.hint is not None)
         hints.update(hint for row in read_all(run_dir, "verdicts", ["hints"]) for hint in row["hints"])
-    if config.overwrite or not is_written(run_dir, "scores", 0):  # the judge is needed once all replies are sampled
+    if config.overwrite or not is_written(run_dir, "scores", 0):  # else its failure would show only after sampling
         try_criterion_judge(config)
-    # The first time, models load before the plan is pinned: a failure must not bind the next attempt.
+    # The first time, models load before the plan is pinned: a failure must not tie the next attempt to this plan.
     loaded = None if has_stage(run_dir, "eval") else load_models(config, names, prompts)
     stage = open_stage(config, names, check)
     if stage.todo():
@@ -87,7 +87,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
         if config.json:
             stdout.print_json(data={"conclusion": asdict(conclusion), "scores": scores})
         else:
-            print_conclusion(conclusion, and_next=False)  # it comes last
+            print_conclusion(conclusion, and_next=False)  # printed last, with the summary
             print_scores(scores, read_part(run_dir, "replies", 0))
         if not config.trained:
             add_scores(Path(names["after"]), format_scores(scores))
@@ -104,7 +104,7 @@ def compare_models(
     hints: set[str],
     out: PartWriter,
 ) -> None:
-    """Write the replies of both models, and their scores. Empties `models`: a local judge may need the memory."""
+    """Write the replies of both models, and the scores. Empties `models`, since a local judge may need the memory."""
     replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts, config)]
     before = [r for r in replies if r.model == "before"]
     texts = read_wording(config.wording)
@@ -117,11 +117,11 @@ def compare_models(
     shifts = measure_kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
     drift = make_kl_scores(own, shifts, config.seed) + score_drift(models, chat, passages, config)
     sessions: list[LoggedSession] = []
-    if has_stage(config.run, "judge"):  # the models answer the sessions that were held out of training, if any were
+    if has_stage(config.run, "judge"):  # the models answer only sessions held out of training, if any were
         share = read_held_out_share(config.run)
         sessions = list(read_logged_sessions(config.run, config.max_prompts, share, texts["criterion"]))
     hinted = [session.prompt for session in sessions if session.prompt and config.judge_model]
-    # The judge is asked once per id of a prompt and reply. The file may hold an edited prompt under the id of a turn.
+    # The judge is asked once per prompt id and reply. The file of prompts may hold an edited prompt under a turn's id.
     known = {prompt.id: (prompt.messages, prompt.check) for prompt, _ in prompts}
     hinted = [p if known.get(p.id) in (None, (p.messages, p.check)) else replace(p, id=f"{p.id}:log") for p in hinted]
     greedy = replace(config, samples=0)
@@ -148,9 +148,9 @@ def generate_further(
     greedy: bool = True,
     most: int | None = None,
 ) -> list[Reply]:
-    """Return the replies of both models, as of `generate`, to the first `most` prompts that fit their context.
+    """Return the replies of both models (see `generate`) to the first `most` prompts that fit their context.
 
-    `name` is that of the prompts.
+    `name` says in messages what the prompts are.
     """
     asked, longest = list[tuple[HeldOutPrompt, list[int]]](), min(map(context_length, models.values()))
     for prompt in prompts:
@@ -164,7 +164,7 @@ def generate_further(
 
 
 def score_drift(models: dict[str, Any], chat: Chat, passages: Sequence[str], config: EvalConfig) -> list[JSON]:
-    """Return the scores of drift on logged replies and on neutral text."""
+    """Return the scores on logged replies and on neutral text."""
     scores = score_judged_replies(models, config) if has_stage(config.run, "teacher") else []
     sequences = encode_passages(chat.tokenizer, passages)
     if sequences:
@@ -175,13 +175,13 @@ def score_drift(models: dict[str, Any], chat: Chat, passages: Sequence[str], con
 
 
 def score_judged_replies(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
-    """Return the scores of log-probs of logged replies that were judged good (+1) and bad (-1)."""
+    """Return the log-prob scores of logged replies that were judged good (+1) and bad (-1)."""
     turns = [t for t in load_turns(config.run, config.max_prompts) if t.reward and t.sampled.any()]
     which = "; none were held out of training (`opdkit train --holdout`)"
     if share := read_held_out_share(config.run):
         turns, which = [t for t in turns if is_held_out(t.session_id, share)], " in sessions held out of training"
     say(f"log-probs of {counted(len(turns), 'judged reply')}{which}")
-    # Prompts with the template arguments of the teacher stage; the sampled replies may have others.
+    # Render prompts with the template arguments of the teacher stage; the sampled replies may use others.
     chat = load_template(models["before"].name_or_path, choose_template_args(config.run, "teacher"))
     scores = []
     for metric, reward in (("logprob_good", 1), ("logprob_bad", -1)):
@@ -196,7 +196,7 @@ def score_judged_replies(models: dict[str, Any], config: EvalConfig) -> list[JSO
 
 
 def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction | None) -> Stage:
-    """Pin the plan: both models, the prompts, the check, the neutral text, the judge, and the run's stages."""
+    """Pin the plan: both models, wording, prompts, check, neutral text, judge, review decisions and upstream stages."""
     inputs: JSON = {label: pin_model(name) for label, name in names.items()}
     texts = read_wording(config.wording)
     inputs |= make_wording_inputs({table: texts[table] for table in ("criterion", "probe")})

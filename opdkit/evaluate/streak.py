@@ -1,8 +1,8 @@
-"""Sessions until three replies in a row are right, the measure of OpenClaw-RL v2, on the sessions of the log.
+"""Number of sessions until three in a row are right: the measure of OpenClaw-RL v2, on the sessions of the log.
 
-In the log, a session is right if the first of its rewarded replies has +1. For the models before and after training, it
-is right if their greedy reply at its first hinted turn follows that hint, which a judge decides. Sessions without a
-hint say nothing about what a new reply should do, and are left out there.
+In the log, a session is right if its first reply with a reward has reward +1. For the models before and after training,
+it is right if their greedy reply at its first hinted turn follows that hint, which a judge decides. Sessions without a
+hint say nothing about what a new reply should do, so they are left out for the models.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,19 +19,19 @@ from opdkit.store.reading import count_parts
 from opdkit.store.turn_ids import is_held_out
 
 IN_A_ROW = 3
-MOST_SESSIONS = 64  # that the models answer
+MOST_SESSIONS = 64  # most sessions that the models answer
 
 
 @dataclass(frozen=True)
 class LoggedSession:
-    """Session of the log: whether it was right, and its first hinted turn as a prompt; None where there is none."""
+    """Session of the log: whether it was right (None: no reward), and its first hinted turn as a prompt, if any."""
 
     right: bool | None = None
     prompt: HeldOutPrompt | None = None
 
 
 def count_sessions_before_streak(right: Sequence[bool]) -> int:
-    """Return the sessions before the first three in a row that are right. Never counts as all of them."""
+    """Return the number of sessions before the first IN_A_ROW right ones; len(right) if that never happens."""
     starts = range(len(right) - IN_A_ROW + 1)
     return next((s for s in starts if all(right[s : s + IN_A_ROW])), len(right))
 
@@ -39,7 +39,7 @@ def count_sessions_before_streak(right: Sequence[bool]) -> int:
 def read_logged_sessions(run: Path, limit: int | None, holdout: float, texts: Texts) -> Iterator[LoggedSession]:
     """Yield the judged sessions of a run, in the order of the log. With `holdout`, only held-out ones have a prompt.
 
-    `texts` hold the words of the criterion.
+    `texts` holds the wording of the criterion.
     """
     for part in range(count_parts(run, "judge")):
         sessions: dict[str, LoggedSession] = {}
@@ -59,9 +59,9 @@ def read_logged_sessions(run: Path, limit: int | None, holdout: float, texts: Te
 
 
 def score_streaks(sessions: Sequence[LoggedSession], replies: Sequence[Reply]) -> list[JSON]:
-    """Return the rows of `scores`: of the log, and of the models' greedy replies to its hinted turns.
+    """Return the rows of `scores` for the log, and for the models' greedy replies to its hinted turns.
 
-    A reply without a verdict is not right.
+    A reply without a verdict counts as not right.
     """
     logged = [session.right for session in sessions if session.right is not None]
     before, after = ([bool(r.passed) for r in replies if r.model == model] for model in MODELS)
