@@ -177,7 +177,7 @@ def load_function(target: str) -> Callable[..., Any]:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     module, _, name = target.partition(":")
     is_collecting = gc.isenabled()
-    gc.disable()  # torch and transformers make a million lasting objects; to scan them takes seconds
+    gc.disable()  # torch and transformers create a million lasting objects, and scanning them takes seconds
     try:
         function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
     finally:

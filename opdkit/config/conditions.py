@@ -1,4 +1,4 @@
-"""`--filter FIELD OP VALUE`: conditions on what the log says of a session.
+"""`--filter FIELD OP VALUE`: conditions on the logged fields of a session.
 
     model=gpt-4*   time>=2026-01-01   language=en|de   metadata.reward>0.5   metadata.task!=retail
 

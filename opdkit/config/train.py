@@ -13,7 +13,7 @@ from opdkit.errors import ConfigError
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
 ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log needs more passes; more than these hardly help
 NIGHTLY_SHARE = 0.8  # --interpolate in a night: a long series of trainings forgets more than one training
-MOST_CYCLES = 3  # of the schedule: if much is left to learn, training repeats its epochs
+MOST_CYCLES = 3  # of the schedule: while much is left to learn, train for as many epochs again
 
 
 def fit_epochs(steps: int) -> int:

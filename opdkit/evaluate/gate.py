@@ -47,7 +47,7 @@ _REFUSAL = re.compile(
     r"(?![^.!?\n]*(?:: *\S|:$|\bhere(?: is| are|['’]s)\b|,? so (?:i|we)\b))",
     re.IGNORECASE,
 )
-_FIRST_CHARS = 200  # a refusal is at the start of a reply
+_FIRST_CHARS = 200  # characters at the start of a reply that are searched for a refusal
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ def _choose_accepted(reactions: Sequence[Reaction], complained: SimilarTexts) ->
     """Return the ids of the neutral turns that become prompts, and how many do not, by reason.
 
     Requests like those that users complained about are left out: this user may have had the same wish without saying
-    so. The judge is asked about each prompt, so at most as many are taken as complaints and praise.
+    so. The judge is asked about each prompt, so at most max(FEWEST, complaints and praise) are taken.
     """
     neutral = [reaction for reaction in reactions if reaction.kind == NEUTRAL]
     most = max(FEWEST, sum(reaction.is_held_out and reaction.kind != NEUTRAL for reaction in reactions))

@@ -148,7 +148,7 @@ def generate_further(
     greedy: bool = True,
     most: int | None = None,
 ) -> list[Reply]:
-    """Return the replies of both models (see `generate`) to the first `most` prompts that fit their context.
+    """Return the replies of both models (see `generate`) to the first `most` prompts that render and fit the context.
 
     `name` says in messages what the prompts are.
     """
