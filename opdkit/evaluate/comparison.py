@@ -42,7 +42,7 @@ _FACTS = {
 
 
 class Side(NamedTuple):
-    """One of the compared trainings: its name, its run, and the replies of its model to the held-out prompts."""
+    """Training in a comparison: its name, its run, and the replies of its model to the held-out prompts."""
 
     name: str
     run: Path
