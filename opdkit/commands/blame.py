@@ -1,4 +1,4 @@
-"""`opdkit blame`: which users, sessions and turns taught the model what it now does worse, and the training without."""
+"""`opdkit blame`: find the users, sessions and turns that made the model worse, and propose a training without them."""
 
 import json
 import re
@@ -32,20 +32,20 @@ from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import load_prompts
 from opdkit.train.training_set import load_training_set
 
-_STANDS_OUT = 0.5  # of the largest blame: groups above are left out of the training that is proposed
-_HINTS = 3  # hints to show of each group
+_STANDS_OUT = 0.5  # share of the largest blame; groups with at least this much are left out of the proposed training
+_HINTS = 3  # hints to show per group
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Answer to "who taught it that?". Shares are of the blame of all groups that have any."""
+    """Answer to "who taught it that?". Each share is relative to the summed blame of the groups with positive blame."""
 
     sentence: str
-    domains: list[JSON]  # those that got worse: share of right replies before and after
+    domains: list[JSON]  # domains that got worse: share of right replies before and after
     by: str
-    groups: list[JSON]  # value, sessions, turns, share, hints; most to blame first
-    turns: list[JSON]  # turn_id, value, share, hint; most to blame first
-    commands: list[str]  # train without the worst, evaluate that, and compare
+    groups: list[JSON]  # value, sessions, turns, share, hints; largest share first
+    turns: list[JSON]  # turn_id, value, share, hint; largest share first
+    commands: list[str]  # train without the worst groups, evaluate that training, and compare
 
     def markdown(self, most: int = 10) -> str:
         """Return the answer as Markdown, with `most` lines per table."""
@@ -72,8 +72,8 @@ def run(config: BlameConfig) -> None:
 def blame(config: BlameConfig) -> Blame:
     """Return who taught the model what it now does worse.
 
-    Raises OpdkitError where the run's own training is not evaluated, or a stage was run again since; ConfigError for a
-    field or a domain that there is not.
+    Raises OpdkitError if the run's own training is not evaluated, or a stage before either was run again since;
+    ConfigError for an unknown field or domain.
     """
     run = config.run
     check_evaluated(run, "train")
@@ -91,7 +91,7 @@ def blame(config: BlameConfig) -> Blame:
         why = "the share of right replies did not fall" if domains else "no prompt has a verdict on both models"
         return Blame(f"Nothing to blame: {why} in {config.domain or 'any domain'}.", [], by, [], [], [])
 
-    # The training set again, and the gradient of what was lost.
+    # The training set as training read it, and the replies that define what was lost.
     chat = load_template(trained.model, choose_template_args(run, "teacher", trained.template_arg))
     objectives = make_objectives(trained)
     data, prompts = load_training_set(trained, objectives, chat)
@@ -102,7 +102,7 @@ def blame(config: BlameConfig) -> Blame:
     scores = blame_turns(model, replies, data, prompts or load_prompts(run, data.turns, chat), objectives,
                          trained.micro_batch_tokens)  # fmt: skip
 
-    # Sums over turns, of which the teacher may have written replies as well, and over groups.
+    # Sum per turn (which may also have replies that the teacher wrote) and per group.
     targets = read_all(run, "targets", ["turn_id", "hint"])
     hints = {row["turn_id"]: row["hint"] for row in targets if row["hint"] is not None}
     blame_of = Counter[str]()
@@ -119,10 +119,10 @@ def blame(config: BlameConfig) -> Blame:
 
 
 def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
-    """Return the value of each session that blame is summed over, None where the log has none, and the field's name.
+    """Return session id -> the value that blame is summed by, None if the log has no single one; and the field's name.
 
-    A value is text, a number, true or false; a list of equal ones, such as a value for each call, counts as one value.
-    Raises ConfigError for a field that no session has.
+    A value is text, a number, true or false; a list of equal values, such as one per call, counts as one value. `by` is
+    by default a field of USERS that half of the sessions have, else SESSION. Raises ConfigError if no session has it.
     """
     sessions = list(read_logged_fields(config.run))
     fields = [config.by] if config.by else [*(f"metadata.{name}" for name in USERS), SESSION]
@@ -143,7 +143,7 @@ def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
 def weigh_replies(
     worse_prompts: Sequence[WorsePrompt], prompts: Mapping[str, HeldOutPrompt], config: EvalConfig
 ) -> list[WeightedReply]:
-    """Return the replies to the prompts that got worse, as eval sampled them, weighted by how much worse each got."""
+    """Return the sampled replies to the prompts that got worse, each weighted by how much its prompt got worse."""
     chat, longest = load_chat(config, model_names(config))
     total, weighted = sum(worse.share for worse in worse_prompts), list[WeightedReply]()
     for worse in worse_prompts:
@@ -160,9 +160,9 @@ def weigh_replies(
 
 
 def sum_groups(rows: list[JSON]) -> list[JSON]:
-    """Return the groups with the sums of their turns, and sort both by blame.
+    """Return the groups with the sums over their turns, largest share first. Sorts `rows` in the same way.
 
-    The blame of a turn becomes a share: over the sum of all groups whose blame is positive.
+    Divides the blame of each turn, in place, by the summed blame of the groups whose blame is positive.
     """
     members = defaultdict[str | None, list[JSON]](list)
     for row in rows:
@@ -186,9 +186,9 @@ def sum_groups(rows: list[JSON]) -> list[JSON]:
 
 
 def choose_worst(groups: Sequence[JSON]) -> list[JSON]:
-    """Return the groups to train without: those with a value, and at least _STANDS_OUT of the largest blame.
+    """Return the groups to train without: those that have a value and at least _STANDS_OUT of the largest blame.
 
-    The first of them alone where more would leave less than half of the turns.
+    If less than half of the turns would be left, only the first of them; none if it holds all turns.
     """
     least = max(1e-9, _STANDS_OUT * groups[0]["share"])
     worst = [row for row in groups if row["value"] and row["share"] >= least]
@@ -199,16 +199,16 @@ def choose_worst(groups: Sequence[JSON]) -> list[JSON]:
 
 
 def write_filter(by: str, worst: Sequence[JSON]) -> str:
-    """Return the condition that leaves out the worst groups; "" where there are none."""
-    # In a condition, | separates values, * ? [ are patterns, and outer spaces do not count: ? stands for each of them,
-    # and for what a terminal does not print.
+    """Return the condition that leaves out the worst groups; "" if there are none."""
+    # A condition reads | as a separator and * ? [ as patterns, and ignores outer spaces. Each of these characters, and
+    # each that is not printable, is written as ?, which matches any character.
     values = [re.sub(r"[|*?\[\]]|^\s+|\s+$", lambda found: "?" * len(found[0]), row["value"]) for row in worst]
     text = "|".join("".join(c if c.isprintable() else "?" for c in value) for value in values)
     return f"{by}!={text}" if values else ""
 
 
 def count_left_out(run: Path, condition: str, rows: Sequence[JSON]) -> Counter[str | None]:
-    """Return how many sessions of each value, of those with turns in `rows`, a condition leaves out."""
+    """Return, per value, how many of the sessions with turns in `rows` a condition leaves out."""
     values = {session_of(row["turn_id"]): row["value"] for row in rows}
     filters = parse_session_filters([condition] if condition else [])
     return Counter(values[session.session_id] for session in read_logged_fields(run)
@@ -216,7 +216,7 @@ def count_left_out(run: Path, condition: str, rows: Sequence[JSON]) -> Counter[s
 
 
 def leaves_out_worst(worst: Sequence[JSON], left_out: Counter[str | None]) -> bool:
-    """Return True if of all sessions with a value exactly those of the worst groups, if any, are left out."""
+    """Return True if there are worst groups, and the sessions with a value that are left out are exactly theirs."""
     named = {value: count for value, count in left_out.items() if value is not None}
     return bool(worst) and named == {row["value"]: row["sessions"] for row in worst}
 
@@ -224,7 +224,7 @@ def leaves_out_worst(worst: Sequence[JSON], left_out: Counter[str | None]) -> bo
 def write_sentence(
     fallen: Sequence[JSON], by: str, groups: Sequence[JSON], worst: Sequence[JSON], left_out: Counter[str | None]
 ) -> str:
-    """Return the answer as a sentence, or more where the condition on the `worst` groups leaves out others, too."""
+    """Return the answer in words, with a note if the condition on the `worst` groups also leaves out other sessions."""
     falls = "; ".join(f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
                       for row in fallen)  # fmt: skip
     falls = f"{falls[0].upper()}{falls[1:]}."
@@ -240,7 +240,7 @@ def write_sentence(
 
 def write_commands(run: Path, trained: TrainConfig, evaluated: EvalConfig, by: str, worst: Sequence[JSON]) -> list[str]:
     """Return the commands that train without the worst groups, evaluate that training, and compare both."""
-    base = stage_dir(run, "teacher").parent  # of a named training, the run whose targets it shares
+    base = stage_dir(run, "teacher").parent  # for a named training: the run whose targets it shares
     name = "without-" + re.sub(r"[^\w.+-]+", "-", worst[0]["value"])[:40] + ("-and-others" if len(worst) > 1 else "")
     train = trained.effective() | {"name": name, "filter": [*trained.filter, write_filter(by, worst)]}
     measure = evaluated.effective() | {"name": name, "model": None}

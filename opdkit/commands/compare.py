@@ -1,4 +1,4 @@
-"""`opdkit compare`: several trainings on the same held-out prompts, of one run or of several."""
+"""`opdkit compare`: compare trainings of one run or of several on the same held-out prompts."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,13 +15,13 @@ from opdkit.evaluate.conclusion import is_evaluated
 from opdkit.store.plans import check_upstream, differences, has_stage, list_trainings, manifest, name_runs, stage_dir
 from opdkit.store.run_stage import run_stage
 
-# Options and inputs of eval that decide what is measured, beside the models.
+# Options and inputs of eval, beside the models, that decide what is measured.
 _MEASURED = ("max_prompts", "samples", "temperature", "max_new_tokens", "template_arg", "seed", "judge_model",
              "prompts", "check", "wording", "load_in_4bit")  # fmt: skip
 
 
 def run(config: CompareConfig) -> None:
-    """Print which training is better, the numbers, and replies that differ. Raises what `compare` raises."""
+    """Print which training is better, its numbers, and replies that differ. Raises what `compare` raises."""
     comparison = compare(config)
     if config.json:
         stdout.print_json(data=asdict(comparison))
@@ -30,7 +30,7 @@ def run(config: CompareConfig) -> None:
 
 
 def compare(config: CompareConfig) -> Comparison:
-    """Evaluate with `--prompts` what is not yet evaluated, and compare. Raises what the functions below raise."""
+    """Evaluate the trainings without an evaluation on `--prompts`, and compare all. Raises what the callees raise."""
     runs = choose_runs(config)
     for path in runs.values():
         if not is_evaluated(path):
@@ -39,12 +39,12 @@ def compare(config: CompareConfig) -> Comparison:
 
 
 def choose_runs(config: CompareConfig) -> dict[str, Path]:
-    """Return the trainings to compare, by name: those of RUN, or beside it where RUN is a named training itself.
+    """Return the trainings to compare, by name: those of RUN or, if RUN is itself a named training, of its run.
 
-    RUN's own training takes part beside run directories, beside a single name, and where nothing is named. Raises
-    ConfigError where a name is unknown, or only one training is left.
+    RUN's own training, if any, is one of them if OTHERS is empty, is a single name, or holds only run directories.
+    Raises ConfigError if a name is unknown, or only one training is left.
     """
-    home = stage_dir(config.run, "teacher").parent  # of a named training, the run whose targets it shares
+    home = stage_dir(config.run, "teacher").parent  # for a named training: the run whose targets it shares
     names = {name: path for name, path in list_trainings(home).items() if path != config.run}
     train = f"`opdkit train {quote(home)} --name NAME ...` adds one"
     for word in config.others:
@@ -63,7 +63,7 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
 
 
 def evaluate(path: Path, prompts: str | None, example: Path | None) -> None:
-    """Evaluate a training with the options that `example` was evaluated with. Raises OpdkitError without prompts."""
+    """Evaluate a training with the options of the evaluation of `example`. Raises OpdkitError without `prompts`."""
     if prompts is None:
         raise OpdkitError(f"{path} has no evaluation: run `opdkit eval {quote(path)} --prompts FILE`, or pass "
                           "--prompts FILE here")  # fmt: skip
@@ -73,15 +73,15 @@ def evaluate(path: Path, prompts: str | None, example: Path | None) -> None:
     evaluation = from_saved(EvalConfig, options, run=path, prompts=prompts)
     evaluation.check_inputs()
     say(f"evaluating {path}")
-    with stdout.capture():  # the comparison says what eval prints
+    with stdout.capture():  # hides eval's output, which the comparison repeats
         run_stage("eval", evaluation)
 
 
 def compare_runs(runs: dict[str, Path], prompts: str | None = None) -> Comparison:
-    """Compare trainings that were evaluated, by name. `prompts` are by default where eval read them.
+    """Compare evaluated trainings, given by name. `prompts` is the prompts file; by default the one that eval read.
 
-    Raises OpdkitError, which says what to run, for one that was evaluated before a stage was run again, or on other
-    prompts or with other options than the first; also where the file of prompts is gone or another one.
+    Raises OpdkitError, which says what to run, if a stage was run again after an evaluation, if a training was
+    evaluated with other prompts or options than the first, or if the prompts file is gone or has changed.
     """
     measured = {}
     for name, path in runs.items():

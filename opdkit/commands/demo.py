@@ -1,4 +1,4 @@
-"""`opdkit demo`: the real stages on sample_data, the conclusion, and one table that says what changed."""
+"""`opdkit demo`: run the real stages on sample_data, and print the conclusion and a table of what changed."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def configure_stages(directory: Path) -> list[tuple[str, str, StageConfig]]:
     """Return (stage, what it does in a newcomer's words, its configuration) for each stage, in order."""
     data = sample_data()
     model = str(data / "model")
-    train = TrainConfig(run=directory, model=model, epochs=1)  # a second pass would take half a minute
+    train = TrainConfig(run=directory, model=model, epochs=1)  # a second epoch would take another half a minute
     evaluation = EvalConfig(run=directory, prompts=str(data / "prompts.jsonl"), max_new_tokens=64)
     return [
         ("extract", "read the logs of a tiny assistant", ExtractConfig(run=directory, logs=(str(data / "logs"),))),
@@ -54,7 +54,7 @@ def configure_stages(directory: Path) -> list[tuple[str, str, StageConfig]]:
 
 
 def run(config: DemoConfig) -> None:
-    """Run every stage (finished parts are kept) and print the outcome. With `--samples` only copy the sample data."""
+    """Run every stage (finished parts are kept) and print the outcome. With `--samples`, only copy the sample data."""
     if config.samples is not None:
         with replaced_folder(config.samples) as folder:
             shutil.copytree(sample_data(), folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -63,14 +63,14 @@ def run(config: DemoConfig) -> None:
     steps = configure_stages(config.run)
     for number, (stage, what, options) in enumerate(steps, start=1):
         say(f"[{number}/{len(steps)}] {stage}: {what} ...")
-        with stdout.capture():  # the tables below say what eval prints
+        with stdout.capture():  # hides eval's output, which `show` repeats
             summary = run_stage(stage, options)
         say(f"      {summary.line()}")
     show(config.run, sample_data() / "prompts.jsonl")
 
 
 def show(directory: Path, prompts: Path) -> None:
-    """Print the conclusion and the closing table, from the tables of the run."""
+    """Print the conclusion, a table of right replies per topic, and the closing text."""
     if conclusion := read_conclusion(directory):
         print_conclusion(conclusion)
         stdout.print()

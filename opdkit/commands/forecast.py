@@ -1,15 +1,15 @@
-"""`opdkit forecast`: what a training would bring, and what it would cost, from some fifty turns of a judged run.
+"""`opdkit forecast`: estimate the gain and the cost of a training from some fifty turns of a judged run.
 
-Training can teach what the student does with the hint in its prompt. So it answers the prompts of hinted turns with the
-hint and without (`opdkit.teacher.hint_checks`). The expected gain, on requests like those that hints are about, is
+Training can teach what the student does when the hint is in its prompt. So the student answers the prompts of hinted
+turns with the hint and without it (`opdkit.teacher.hint_checks`). For requests like those that the hints are about,
 
     gain = learned * mean of (share that passes with the hint - share without it)      learned = n^2 / (n^2 + h^2)
 
-for n turns whose hints the test keeps, and h = HALF_LEARNED. The mean is over the kept hints, those that replies follow
-without them, too: a student that has learned most of it has little to gain. Where a hint does not help, the student
-learns from the others what to reply. The shares are freed of the judge's errors (Rogan and Gladen 1978), as replies of
-the log show them: one that was complained about does not do what its hint asks; the next one, where it was praised,
-does.
+for n turns whose hints the test keeps, and h = HALF_LEARNED. The mean includes hints that replies also follow without
+the hint: a student that already does most of it has little to gain. It excludes hints that do not help: for such turns,
+the student learns what to reply from the other turns. The shares are corrected for the judge's errors (Rogan and Gladen
+1978), which are measured on logged replies: a reply that was complained about does not do what its hint asks; the next
+reply of the session does if it was praised.
 """
 
 import json
@@ -53,27 +53,27 @@ from opdkit.teacher.costs import measure_scoring
 from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, encode_reply
 from opdkit.teacher.models import Scorer, load_scorer
 
-SAMPLES = 8  # replies with each hint, and without
-# Fitted to 64 trainings of eight worlds in tests/benchmarks/worlds, in builds that docs/learning.md does not report.
-HALF_LEARNED = 2.5  # turns of which half of the gain is learned; UNSURE times less or more at the ends of the interval
+SAMPLES = 8  # replies per prompt: with each hint, and without a hint
+# Fitted to 64 trainings in eight worlds of tests/benchmarks/worlds, in builds that docs/learning.md does not report.
+HALF_LEARNED = 2.5  # turns from which half of the gain is learned; for the interval, divided or multiplied by UNSURE
 UNSURE = 3.0
-SPREAD = 0.06  # standard deviation of measured around expected gains, beside that of the drawn turns
+SPREAD = 0.06  # standard deviation of measured gains around expected ones, in addition to that from drawing turns
 _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
-LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
-TRAINING_PASSES = 3  # a backward pass costs two forward passes
-LEARNED_FROM = (hint_checks.HELPS, hint_checks.NOT_NEEDED)  # status of tested hints from which training learns
+LEAST_SKILL = 0.5  # smallest skill (`measure_skill`) of a judge whose verdicts can be used
+TRAINING_PASSES = 3  # cost of a training step in forward passes: a backward pass costs two
+LEARNED_FROM = (hint_checks.HELPS, hint_checks.NOT_NEEDED)  # statuses of the tested hints that training learns from
 Judge = dict[str, tuple[int, int]]  # replies that "follow" or "do not follow" a hint -> right verdicts, verdicts
 
 
 @dataclass(frozen=True)
 class JudgedLog:
-    """Judged turns of a log, with their verdicts as the decisions in force leave them."""
+    """Judged turns of a log, and their verdicts with the decisions in force applied."""
 
     turns: list[JoinedTurn]
     verdicts: dict[str, JSON]  # turn id -> verdict
-    hinted: list[JoinedTurn]  # those of the turns that have a hint
-    scale: float  # turns that can be judged per judged one: more than 1 after `judge --limit`
+    hinted: list[JoinedTurn]  # the turns that have a hint
+    scale: float  # turns that can be judged per judged turn: more than 1 after `judge --limit`
 
 
 def run(config: ForecastConfig) -> None:
@@ -102,7 +102,7 @@ def run(config: ForecastConfig) -> None:
 def predict(config: ForecastConfig) -> JSON:
     """Return the forecast of a training on a judged run.
 
-    Raises OpdkitError where no turn has a hint, or none of the drawn ones can be scored.
+    Raises OpdkitError if no turn has a hint, or none of the drawn turns can be scored.
     """
     args = choose_template_args(config.run, "extract", config.template_arg)
     teacher = TeacherConfig(
@@ -113,7 +113,7 @@ def predict(config: ForecastConfig) -> JSON:
     teacher = replace(teacher, **hint_checks.choose_hint_judge(teacher))
     log = read_log(config.run)
     drawn = draw_turns(log.hinted, config)
-    # Hints that people decided are tested like those of the votes.
+    # check_hints skips hints that people decided; the status "ok" makes it test them, too.
     sessions = [JudgedSession(turn.session, [JudgedTurn(turn.turn, log.verdicts[turn.turn_id] | {"hint_status": "ok"})])
                 for turn in drawn]  # fmt: skip
     scorer, left_out = load_scorer(teacher), Counters()
@@ -141,7 +141,7 @@ def predict(config: ForecastConfig) -> JSON:
 
 
 def read_log(run: Path) -> JudgedLog:
-    """Return the judged turns of a run. Raises OpdkitError where none of them has a hint."""
+    """Return the judged turns of a run. Raises OpdkitError if none of them has a hint."""
     reviews = read_reviews_in_force(run)
     turns = [turn for part in range(count_parts(run, "judge"))
              for turn in joined_turns(run, part, reviews=reviews, partial=True)]  # fmt: skip
@@ -151,7 +151,7 @@ def read_log(run: Path) -> JudgedLog:
     if not hinted:
         why = "only rewards could train it, and what they bring cannot be foreseen" if judged else "judge it first"
         raise OpdkitError(f"{run} has no turn with a hint among {counted(len(judged), 'judged turn')}: {why}")
-    # With --good and --bad, turns without a reaction are judged, too.
+    # With --good and --bad, turns without a reaction are judged, too, although they are not trainable.
     able = sum(turn.turn["trainable"] or turn.turn_id in verdicts for turn in turns)
     return JudgedLog(judged, verdicts, hinted, able / len(judged))
 
@@ -162,7 +162,7 @@ def draw_turns(turns: Sequence[JoinedTurn], config: ForecastConfig) -> list[Join
 
 
 def decide(tests: Sequence[Row], learned_from: Sequence[Row], judge: Judge, hinted_turns: float) -> JSON:
-    """Return the decision, its reason and the gain; without an interval where the hints are from too few sessions."""
+    """Return the decision, its reason and the gain; low and high are None if the hints are from too few sessions."""
     gain, low, high = expect(learned_from, judge, hinted_turns * len(learned_from) / len(tests))
     sessions = len({session_of(row["turn_id"]) for row in learned_from or tests})
     is_known, problem = sessions >= FEWEST, find_problem(tests, judge)
@@ -174,7 +174,7 @@ def decide(tests: Sequence[Row], learned_from: Sequence[Row], judge: Judge, hint
 
 
 def find_problem(rows: Sequence[Row], judge: Judge) -> str | None:
-    """Return why the test of the hints says nothing about them, and what helps; None where it does."""
+    """Return why the test of the hints is inconclusive, and what helps; None if it is conclusive."""
     untested = Counter(row["status"] for row in rows if row["status"].startswith(hint_checks.NOT_TESTED))
     tested = len(rows) - untested.total()
     if tested < untested.total():
@@ -191,19 +191,19 @@ def find_problem(rows: Sequence[Row], judge: Judge) -> str | None:
 def measure_costs(
     teacher: TeacherConfig, scorer: Scorer, drawn: list[JudgedSession], log: JudgedLog
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Return the tokens and seconds of scoring and training for the whole log, of which `drawn` are hinted turns.
+    """Return the tokens and seconds of scoring and training for the whole log, measured on its hinted turns `drawn`.
 
-    Raises OpdkitError where no drawn turn can be scored.
+    Raises OpdkitError if no drawn turn can be scored.
     """
     alone, both = (measure_scoring(replace(teacher, teacher_samples=n), scorer, drawn) for n in (0, teacher.samples))
     read, more_read = (counters.total("tokens read") for counters in (alone, both))
     if not read:
         reasons = list_reasons(alone.dropped)
         raise OpdkitError(f"none of {counted(len(drawn), 'turn')} with a hint can be scored: {reasons}")
-    # Per hinted turn: tokens read for its logged reply and for those of the teacher; seconds to sample and score these.
+    # Per hinted turn: tokens read for the logged reply and for the teacher's; seconds to sample and score the latter.
     logged, written, sampling = (n / len(drawn) for n in (read, more_read - read, both.seconds - alone.seconds))
     turns, hinted, speed = len(log.turns) * log.scale, len(log.hinted) * log.scale, read / alone.seconds
-    tokens_per_epoch = round(logged / 2 * turns + written / 2 * hinted)  # half is read without the hint
+    tokens_per_epoch = round(logged / 2 * turns + written / 2 * hinted)  # half of the tokens are read without the hint
     scoring = tokens_per_epoch + round((logged + written) / 2 * hinted)
     training = tokens_per_epoch * fit_epochs(round((turns + teacher.samples * hinted) / TrainConfig.batch_turns))
     return {"scoring": scoring, "training": training}, {
@@ -213,32 +213,32 @@ def measure_costs(
 
 
 def measure_skill(judge: Judge) -> float:
-    """Return Youden's index: 1 without errors, 0 by chance. Ten verdicts of a kind with one error count as known."""
+    """Return Youden's index: 1 without errors, 0 by chance. Ten verdicts per kind, nine of them right, are added."""
     return sum((right + 9) / (count + 10) for right, count in judge.values()) - 1
 
 
 def expect(learned_from: Sequence[Row], judge: Judge, turns: float) -> tuple[float, float, float]:
-    """Return the expected gain, and the interval that holds it with probability 0.9.
+    """Return the expected gain, and the ends of the interval that holds the gain with probability 0.9.
 
-    `learned_from` are the tested hints that training learns from, `turns` the turns of the whole log with such hints.
+    `learned_from` are the tested hints that training learns from; `turns` is how many turns of the log have such hints.
     """
     by_session, skill = defaultdict[str, list[float]](list), max(LEAST_SKILL, measure_skill(judge))
     for row in learned_from:
         by_session[session_of(row["turn_id"])].append((row["with_hint"] - row["without_hint"]) / skill)
     sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])
-    mean = min(1.0, float(np.divide(*sums.sum(0))))  # few replies to one hint may differ by more than 1: that is chance
+    mean = min(1.0, float(np.divide(*sums.sum(0))))  # a single hint's difference may exceed 1 by chance
     halves = (UNSURE * HALF_LEARNED, HALF_LEARNED, HALF_LEARNED / UNSURE)
     least, learned, most = (turns**2 / (turns**2 + half**2) for half in halves)
     spread = np.divide(*resample_sums(sums, 0).T).std()
     margin = _NORMAL_90 * math.hypot(spread, SPREAD) * max(0.5, learned)
-    low, high = sorted((least * mean, most * mean))  # of a loss, the most that is learned is the lowest
+    low, high = sorted((least * mean, most * mean))  # if the mean is negative, `most` gives the lower end
     return learned * mean, max(-1.0, low - margin), min(1.0, high + margin)
 
 
 def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], log: JudgedLog, left_out: Counters) -> Judge:
-    """Return how often the judge is right about logged replies: that of a turn, and the next one of its session.
+    """Return how often the judge is right about logged replies, and count in `left_out` those that cannot be rendered.
 
-    A reply that the template cannot render is left out, and counted by the reason.
+    A drawn turn's reply with reward -1 does not follow its hint. The session's next judged reply with reward +1 does.
     """
     next_of = {a.turn_id: b for a, b in pairwise(log.turns) if a.session_id == b.session_id}
     judge, texts = Judge(), DEFAULTS["criterion"]
@@ -262,10 +262,10 @@ def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], log: Judged
 
 
 def count_judging(config: ForecastConfig, chat: Chat, log: JudgedLog) -> dict[str, int]:
-    """Return {"judging": tokens that the votes on the whole log take}; {} where a rollout judged it.
+    """Return {"judging": tokens that the votes on the whole log take}; {} if a rollout judged it.
 
-    The judge has counted them. Where its server does not say, those of a draw of the turns are counted with `chat`. A
-    server reads a turn again for each vote; a local judge reads what questions have in common once, and rules nothing.
+    The judge stage has counted the tokens. If its server does not report them, `chat` counts those of a sample of the
+    turns. A server reads a turn again for each vote, a local judge reads common prefixes once, and rules read nothing.
     """
     plan, total = manifest(config.run, "judge")["plan"], 0
     if not (judge := plan["config"].get("judge")):

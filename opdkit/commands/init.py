@@ -22,13 +22,13 @@ opdkit: every option with its default. Remove the # from what you change; flags 
 
 
 def run(config: InitConfig) -> None:
-    """Write the file, or to standard output for `-`. Raises what `replaced_file` raises."""
+    """Write the file, or print the text if FILE is `-`. Raises what `replaced_file` raises."""
     text = write_document(config)
     if str(config.file) == "-":
         print(text, end="")
         return
     with replaced_file(config.file, replace=config.overwrite) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # the name of the file is in it
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # it holds the file's name
     say(f"{config.file}: edit it, then: opdkit run RUN LOGS... --config {quote(config.file)}")
 
 
@@ -57,7 +57,7 @@ def write_document(config: InitConfig) -> str:
 
 
 def choose_values(config: InitConfig) -> dict[str, JSON]:
-    """Return stage -> option -> value, as the flags and the preset of `opdkit init` set them."""
+    """Return stage -> option -> value, for the options that the flags and the preset of `opdkit init` set."""
     values: dict[str, JSON] = {stage: {} for stage in TOML_TABLES}
     if config.model:
         for stage in ("teacher", "train", "rollout"):

@@ -1,1 +1,1 @@
-"""`opdkit calibrate`: how often the judge is right, by labels that people gave, and how many votes that takes."""
+"""`opdkit calibrate`: measure how often the judge agrees with people's labels, and how many votes that takes."""

@@ -1,6 +1,6 @@
 """Agreement of two raters: confusion matrix, accuracy, Cohen's kappa, calibration. Pure functions.
 
-Confusion matrices are arrays of the shape (..., 3, 3): rows are the labels -1, 0, 1, columns the judge's rewards.
+Confusion matrices are arrays of shape (..., 3, 3): rows are the labels -1, 0, 1, columns the judge's rewards.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _LEVELS = 10  # more levels of agreement than this are binned in tenths
 
 
 def accuracy(matrix: Matrix) -> NDArray[np.float64]:
-    """Return the share on the diagonal, in [0, 1]; NaN where a matrix is empty. Shape (...,)."""
+    """Return the share on the diagonal, in [0, 1]; NaN for an empty matrix. Shape (...,)."""
     total = matrix.sum((-2, -1))
     return np.divide(np.trace(matrix, axis1=-2, axis2=-1), total, out=np.full(total.shape, np.nan), where=total > 0)
 
@@ -26,9 +26,9 @@ def accuracy(matrix: Matrix) -> NDArray[np.float64]:
 def kappa(matrix: Matrix, weights: str = "none") -> NDArray[np.float64]:
     """Return Cohen's kappa, in [-1, 1]: agreement beyond what the margins give by chance. Shape (...,).
 
-    1 - sum(w * observed) / sum(w * expected), expected = outer product of the margins / n. The weights of a cell are 0
+    1 - sum(w * observed) / sum(w * expected), expected = outer product of the margins / n. The weight w of a cell is 0
     on the diagonal; off it 1 ("none": Cohen 1960), |i - j| ("linear") or (i - j)^2 ("quadratic"; Cohen 1968). NaN
-    for an empty matrix, and where both raters always give the same one label.
+    for an empty matrix, and if both raters always give the same single label.
     """
     distance = np.abs(np.subtract.outer(np.arange(3), np.arange(3))).astype(float)
     w = {"none": (distance > 0).astype(float), "linear": distance, "quadratic": distance**2}[weights]
@@ -40,7 +40,7 @@ def kappa(matrix: Matrix, weights: str = "none") -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Scores of one class. Precision is of the turns that the judge gave it, recall of those that are labelled so."""
+    """Scores of one class: precision over the cases that the judge gave this class, recall over those labelled with it."""
 
     label: int
     labelled: int
@@ -50,7 +50,7 @@ class ClassScore:
 
 
 def score_classes(matrix: Matrix) -> list[ClassScore]:
-    """Return precision and recall of each class, None where they divide by zero. `matrix` has the shape (3, 3)."""
+    """Return precision and recall of each class, None instead of a division by zero. `matrix` has shape (3, 3)."""
     scores = []
     for i, label in enumerate(CLASSES):
         right, labelled, judged = matrix[i, i], matrix[i].sum(), matrix[:, i].sum()
@@ -61,9 +61,9 @@ def score_classes(matrix: Matrix) -> list[ClassScore]:
 
 @dataclass(frozen=True)
 class Level:
-    """Turns on which the same share of the votes agreed, and how often their reward was right."""
+    """Turns on which the same share of the votes agree, and how often their reward is right."""
 
-    agreement: float  # mean of the level
+    agreement: float  # mean share of agreeing votes
     turns: int
     right: float
 
@@ -71,8 +71,8 @@ class Level:
 def measure_calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[list[Level], float | None]:
     """Return the share right at each level of agreement, lowest first, and the expected calibration error.
 
-    The error is the mean over turns of |share right - agreement| of their level (Naeini et al. 2015): 0 where a
-    reward that 80% of the votes agree on is right 80% of the time. None without turns.
+    The error is the mean over turns of |share right - agreement| of their level (Naeini et al. 2015). It is 0 if
+    rewards that 80% of the votes agree on are right 80% of the time, and so on. None without turns.
     """
     if not agreements:
         return [], None
@@ -86,23 +86,23 @@ def measure_calibration(agreements: Sequence[float], right: Sequence[bool]) -> t
 
 @dataclass(frozen=True)
 class MajorityScore:
-    """Agreement of labels and rewards, where the rewards are counted from the stored votes in one way."""
+    """Agreement of labels with rewards that are counted from the stored votes in one way."""
 
-    majority: str  # stored: as they are; plain: each vote counts as one; weighed: by its confidence; or whose they are
+    majority: str  # stored; plain: each vote counts as one; weighed: by confidence; or the judges of a cascade
     answered: int
     accuracy: float | None
     accuracy_interval: Interval
     kappa: float | None
     kappa_interval: Interval
-    gain: Interval  # 95% interval of the accuracy minus that of the plain majority, of a cascade that of the other
-    # judge; None for fewer than six sessions, and where the other judge was not asked
+    gain: Interval  # 95% interval of the accuracy minus that of the plain majority, or of a cascade's other judge;
+    # None for fewer than six sessions, and if the other judge was not asked
 
 
 def score_majority(majority: str, confusions_S: Matrix, weights: str, seed: int, plain_S: Matrix) -> MajorityScore:
-    """Return accuracy and kappa (of these `weights`) with their intervals, by resampling sessions.
+    """Return accuracy and kappa (with these `weights`), and their intervals from resampled sessions.
 
-    `confusions_S` are the confusion matrices of the sessions, flat [S, 9], and `plain_S` those of the plain majority.
-    A session without a reward says nothing, and does not count as one.
+    `confusions_S` are the confusion matrices of the sessions, flat [S, 9]; the gain is measured against `plain_S`.
+    Sessions without a reward in either are left out.
     """
     answered_S = (confusions_S + plain_S).any(1)
     confusions_S, plain_S = confusions_S[answered_S], plain_S[answered_S]
@@ -118,9 +118,9 @@ def score_majority(majority: str, confusions_S: Matrix, weights: str, seed: int,
 
 @dataclass(frozen=True)
 class HintScore:
-    """Hints against labels of `wanted`. Precision: the share of hinted turns on which something was wanted.
+    """Hints compared with the `wanted` of labels. Precision: the share of hinted turns on which something was wanted.
 
-    Recall: the share of turns on which something was wanted that have a hint. The text of the hints is not compared.
+    Recall: of the turns on which something was wanted, the share with a hint. The text of the hints is not compared.
     """
 
     turns: int
@@ -131,7 +131,7 @@ class HintScore:
 
 
 def score_hints(wanted: Sequence[bool], hinted: Sequence[bool]) -> HintScore:
-    """Return precision and recall of having a hint at all, None where they divide by zero."""
+    """Return precision and recall of having a hint at all, None instead of a division by zero."""
     both = sum(w and h for w, h in zip(wanted, hinted, strict=True))
     precision, recall = (both / n if n else None for n in (sum(hinted), sum(wanted)))
     return HintScore(len(wanted), sum(wanted), sum(hinted), precision, recall)
@@ -139,13 +139,13 @@ def score_hints(wanted: Sequence[bool], hinted: Sequence[bool]) -> HintScore:
 
 @dataclass(frozen=True)
 class PeopleRow:
-    """Agreement of somebody with labels of people.
+    """Agreement of `who` with labels of people.
 
-    `same` is the share of equal labels, `share` kappa divided by that of people, the human ceiling; None where theirs
-    is not above 0. In the row of two judges, all figures are differences.
+    `same` is the share of equal labels. `share` is kappa divided by the kappa between people (the human ceiling), None
+    unless that is above 0. In the row of one judge minus another, all figures are differences.
     """
 
-    against: str  # one person of the turn; the majority of its others; each person by name, the mean of the kappas
+    against: str  # person: another person; majority: the most frequent other label; each: named people, mean of kappas
     who: str  # another person, a judge, a constant, chance, or one judge minus another
     same: float | None
     kappa: float | None
@@ -158,7 +158,7 @@ class PeopleRow:
 class RaterScore:
     """Agreement of one person with the others (mean of Cohen's kappa over pairs), and of each judge with this person.
 
-    Without those that share fewer than `people.FEWEST_SHARED` turns.
+    Pairs that share fewer than `people.FEWEST_SHARED` turns are left out.
     """
 
     rater: str
@@ -169,23 +169,23 @@ class RaterScore:
 
 @dataclass(frozen=True)
 class PeopleScore:
-    """Agreement of people and judges on the turns that several people labelled and every judge gave a reward."""
+    """Agreement of people and judges on labelled turns with a reward of every judge, as `measure_people` picks them."""
 
     turns: int
     labels: int
-    fewest: int  # labels of a turn
-    most: int
+    fewest: int  # fewest labels of a turn
+    most: int  # most labels of a turn
     judges: list[str]
     rows: list[PeopleRow]
-    raters: list[RaterScore]  # [] where no row names its rater
-    pairs: int  # of raters who share enough turns
+    raters: list[RaterScore]  # [] if no row names its rater
+    pairs: int  # pairs of raters who share enough turns
 
 
 @dataclass(frozen=True)
 class Point:
-    """Figures of the judge with `votes` votes, over all subsets of the stored votes; None beyond their number.
+    """Figures of the judge with `votes` votes, over all subsets of the stored votes; None if fewer are stored.
 
-    `independent` is the accuracy of votes whose errors are independent, each as often right as measured.
+    `independent` is the accuracy that votes with independent errors would have, each vote as accurate as measured.
     """
 
     votes: int
@@ -197,37 +197,37 @@ class Point:
 
 @dataclass(frozen=True)
 class CascadeScore:
-    """Agreement of the judges of a cascade with labels, and how much each of them was asked."""
+    """Agreement of the judges of a cascade with labels, and how much each judge was asked."""
 
-    questions: int  # of the run, labelled or not
-    left: int  # those of them that the first judge left to the second one
-    votes: dict[str, int]  # of each judge
+    questions: int  # questions of the run, labelled or not
+    left: int  # questions that the first judge left to the second one
+    votes: dict[str, int]  # votes of each judge
     scores: list[MajorityScore]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Figures of the judge against labels. Shares are of the labels with a reward; coverage is how many those are."""
+    """Figures of the judge against labels. Shares are over the labels with a reward; coverage is the share with one."""
 
     rows: int
     set_aside: dict[str, int]
-    labels: int  # with a verdict
+    labels: int  # labels with a verdict
     answered: int
-    statuses: dict[str, int]  # of the verdicts on labelled turns
+    statuses: dict[str, int]  # statuses of the verdicts on labelled turns
     accuracy: float | None
     accuracy_interval: Interval
     kappa: float | None
     kappa_interval: Interval
     confusion: list[list[int]]  # rows: labels -1, 0, 1; columns: rewards -1, 0, 1
     classes: list[ClassScore]
-    majorities: list[MajorityScore]  # plain and weighed; [] where no vote has a confidence
+    majorities: list[MajorityScore]  # plain and weighed; [] if no vote has a confidence
     levels: list[Level]
     calibration_error: float | None
     stored_votes: int
     curve: list[Point]
-    curve_labels: int  # those whose turns have all the votes
+    curve_labels: int  # labels whose turns have votes
     votes_worth_paying: int | None
-    hints: HintScore | None  # null where no label says whether something was wanted
-    tied: int  # turns on which no label is the most frequent one: they are in `people` alone
-    people: PeopleScore | None  # null where each turn has one label and there is one judge
+    hints: HintScore | None  # null if no label says whether something was wanted
+    tied: int  # turns without a single most frequent label: these count only in `people`
+    people: PeopleScore | None  # null if each turn has one label and there is one judge
     cascade: CascadeScore | None  # null without `opdkit judge --judge-first`

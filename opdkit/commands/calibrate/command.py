@@ -20,7 +20,7 @@ from opdkit.judge.cascade import DECIDED, GIVEN, SECOND
 from opdkit.store.plans import manifest, name_runs
 from opdkit.store.reading import summary_of
 
-EXTRAPOLATED = 21  # votes up to which the curve of independent votes is drawn
+EXTRAPOLATED = 21  # most votes on the curve of independent votes
 
 
 def run(config: CalibrateConfig) -> None:
@@ -35,7 +35,7 @@ def run(config: CalibrateConfig) -> None:
 def measure(config: CalibrateConfig) -> Calibration:
     """Measure the judge's votes against a file of labels, or against decisions of `opdkit review`.
 
-    Raises OpdkitError when the file holds no label, the run is not judged, or no label is of a judged turn.
+    Raises OpdkitError if there is no label, the run is not judged, no label is of a judged turn, or all labels tie.
     """
     read = read_review_labels(config.run) if config.labels is None else read_labels(config.labels)
     cases, dropped, guesses = match_verdicts(config.run, read.labels, config.labels)
@@ -49,19 +49,19 @@ def measure(config: CalibrateConfig) -> Calibration:
     if not cases:
         raise OpdkitError(f"{config.labels}: the labels of each judged turn contradict each other, as often one as "
                           "another")  # fmt: skip
-    # Agreement of labels and rewards: as stored, and as both ways to count the votes give them.
+    # Agreement of labels with the stored rewards, and with the rewards from both ways to count the votes.
     confusions = {way: count_by_session(cases, config.session_reward, way) for way in ("stored", "plain", "weighed")}
     stored, *majorities = (
         agreement.score_majority(way, confusions_S, config.kappa_weights, config.seed, confusions["plain"])
         for way, confusions_S in confusions.items()
     )
     matrix = confusions["stored"].sum(0).reshape(3, 3)
-    # Calibration and hints, on labels of one turn.
+    # Calibration and hints, on labels of a single turn.
     single = [(case, case.turns[0]) for case in cases if len(case.turns) == 1]
     agreed = [(turn.agreement, turn.reward == case.label) for case, turn in single if turn.agreement is not None]
     levels, error = agreement.measure_calibration([share for share, _ in agreed], [right for _, right in agreed])
     hinted = [(case.wanted, turn.hinted) for case, turn in single if case.wanted is not None]
-    cascade = measure_cascade(cases, config)  # fewer votes would leave other turns open: there is no voting curve
+    cascade = measure_cascade(cases, config)  # no voting curve: with fewer votes, other turns would be left open
     stored_votes, points, used = (0, [], 0) if cascade else measure_curve(cases, config)
     measured = [(p.votes, p.accuracy, p.coverage) for p in points if p.accuracy is not None and p.coverage is not None]
     return Calibration(
@@ -91,10 +91,10 @@ def measure(config: CalibrateConfig) -> Calibration:
 
 
 def measure_people(cases: list[Case], config: CalibrateConfig) -> PeopleScore | None:
-    """Compare people and the judges of all runs, on the labelled turns that have a reward of each.
+    """Compare people and the judges of all runs, on the labelled turns with a reward of each judge.
 
-    Where a turn has several labels, only such turns count. None for a single judge on turns with one label each. Raises
-    OpdkitError where no turn is left.
+    If any turn has several labels, only such turns count. None for a single judge on turns with one label each. If no
+    turn is left: None for a single judge, OpdkitError for several.
     """
     runs = [config.run, *map(Path, config.other_run)]
     fewest = 2 if any(len(case.labels) > 1 for case in cases) else 1
@@ -116,7 +116,7 @@ def measure_people(cases: list[Case], config: CalibrateConfig) -> PeopleScore | 
 
 
 def measure_cascade(cases: list[Case], config: CalibrateConfig) -> CascadeScore | None:
-    """Measure both judges of a cascade, each where it has votes; None for a run with one judge."""
+    """Measure both judges of a cascade, each on the turns with its votes; None for a run with one judge."""
     if "escalated" not in manifest(config.run, "judge")["plan"]["schemas"]:
         return None
     counters = summary_of(config.run, "judge").counters
@@ -150,10 +150,10 @@ def count_by_session(cases: list[Case], how: str, way: str) -> Array:
 
 
 def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list[Point], int]:
-    """Return the number of votes that the curve is of, the voting curve, and the number of labels behind it.
+    """Return the largest number of stored votes on the curve, the voting curve, and the number of labels behind it.
 
-    A server gives no more votes on a turn once they have decided it. So the curve is of the first votes alone, as many
-    as every turn with votes has: a fair sample of the judge's. The labels are those whose turns have votes.
+    A server is asked for no more votes on a turn once they decide it. So the curve uses only the first n votes of each
+    turn, a fair sample of the judge's; n is the fewest votes of any turn. Labels of turns without votes are left out.
     """
     most = min((len(turn.scores) for case in cases for turn in case.turns if turn.scores), default=0)
     full = [replace(case, turns=[replace(turn, scores=turn.scores[:most]) for turn in case.turns])
@@ -185,10 +185,10 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
 
 
 def measure_independent(cases: list[Case], k: int) -> float | None:
-    """Return the accuracy of k votes that are independent given the label, each drawn as the votes on such labels are.
+    """Return the accuracy of k votes that are independent given the label, drawn from all votes on turns with it.
 
-    It is exact for a judge to whom all turns of a label are equally hard. None for labels of sessions of several turns,
-    which have no labels of their own.
+    It is exact if all turns with the same label are equally hard for the judge. None if a label is of a session with
+    several turns, which have no labels of their own.
     """
     if any(len(case.turns) > 1 for case in cases):
         return None

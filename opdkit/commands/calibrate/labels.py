@@ -1,4 +1,4 @@
-"""Labels that people gave, JSONL or CSV, by turn or by session; and the judge's verdicts on the same turns."""
+"""Labels that people gave to turns or sessions (JSONL, CSV, reviews), and the judge's verdicts on the same turns."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ from opdkit.store.turn_ids import session_of
 
 T = TypeVar("T")
 
-KEYS = ("turn_id", "session_id")  # the first that a row has says what is labelled
+KEYS = ("turn_id", "session_id")  # the first of these that a row has says what is labelled
 VALUES = ("reward", "label")
 WORDS = {
     "1": 1, "+1": 1, "1.0": 1, "good": 1, "true": 1, "yes": 1, "up": 1,
@@ -29,7 +29,7 @@ WORDS = {
     "-1": -1, "-1.0": -1, "bad": -1, "false": -1, "no": -1, "down": -1,
 }  # fmt: skip
 _UNLABELLED, UNKNOWN = "no label yet", "unknown id"
-_EXAMPLES = 3  # rows that an error quotes, and unknown ids for which a similar one is looked for
+_EXAMPLES = 3  # rows quoted in an error, and unknown ids for which similar ids are suggested
 _FIRST_COLUMNS = ["turn_id", "reward_votes.score", "reward_votes.confidence"]
 _VERDICT_COLUMNS = [*_FIRST_COLUMNS, "reward", "reward_status", "reward_agreement", "hint"]
 
@@ -38,9 +38,9 @@ _VERDICT_COLUMNS = [*_FIRST_COLUMNS, "reward", "reward_status", "reward_agreemen
 class Label:
     """Label that one person gave a turn or session: -1, 0 or 1.
 
-    `line` is where its row begins, from 1; of a review, its number. `wanted`: whether the reaction shows what the reply
-    should have done, so that there is a hint to give; None where the label does not say. `rater`: who gave it, None
-    where the row does not say.
+    `line` is the line where its row begins, from 1; for a review, its number. `wanted`: whether the reaction shows what
+    the reply should have done, so that there is a hint to give. `rater`: who gave the label. Both are None if the row
+    does not say.
     """
 
     kind: str  # one of KEYS
@@ -53,7 +53,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of a file. `set_aside` counts the other rows by reason, `examples` quotes the first of them."""
+    """Labels of a file. `set_aside` counts the unused rows by reason; `examples` quotes the first of them."""
 
     labels: list[Label]
     rows: int
@@ -65,7 +65,7 @@ class Labels:
 class Judged:
     """Votes and verdict of the judge on one turn. A score of None is a vote that failed.
 
-    `weights` are the confidences of the votes, None where that of a valid vote is not known.
+    `weights` are the confidences of the votes, None if the confidence of a valid vote is unknown.
     """
 
     session_id: str
@@ -76,18 +76,18 @@ class Judged:
     agreement: float | None
     hinted: bool
     is_escalated: bool = False  # the first judge of a cascade left the reward to the second one
-    first_reward: int | None = None  # by the first judge's votes alone; without a cascade that of the judge
+    first_reward: int | None = None  # from the first judge's votes alone; without a cascade, the judge's reward
 
     @property
     def rewards(self) -> dict[str, int | None]:
-        """Return the reward as stored, by the plain and the weighed majority of the votes, and by the first judge."""
+        """Return the reward as stored, by plain majority of the votes, by weighed majority, and by the first judge."""
         plain, weighed = (choose_reward(self.scores, weights).reward for weights in (None, self.weights))
         return {"stored": self.reward, "plain": plain, "weighed": weighed, "first": self.first_reward}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Labels of a turn or session, and the verdicts on it, of a session's turns in their order."""
+    """Labels of a turn or session, and the verdict on the turn or on each turn of the session, in order."""
 
     labels: list[Label]
     turns: list[Judged]
@@ -102,32 +102,32 @@ class Case:
 
     @cached_property
     def label(self) -> int | None:
-        """Return the label that most people gave; None where several are as frequent."""
+        """Return the most frequent label; None on a tie."""
         return _find_most_frequent(label.value for label in self.labels)
 
     @cached_property
     def wanted(self) -> bool | None:
-        """Return whether something was wanted, as most of those say who say it."""
+        """Return whether something was wanted, by majority of the labels that say so; None on a tie or without any."""
         return _find_most_frequent(label.wanted for label in self.labels if label.wanted is not None)
 
 
 def _find_most_frequent(values: Iterable[T]) -> T | None:
-    """Return the value that occurs most often; None without values, and where several occur as often."""
+    """Return the value that occurs most often; None without values or on a tie."""
     ranked = Counter(values).most_common(2)
     is_tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
     return ranked[0][0] if ranked and not is_tied else None
 
 
 class _UnusableError(Exception):
-    """Raised for a row without a label. Its arguments are the reason, and any details of the row."""
+    """Raised for a row without a usable label. Its arguments are the reason, and any details of the row."""
 
 
 def read_labels(path: Path) -> Labels:
     """Read the labels of a file; rows that cannot be used are set aside and counted.
 
-    Rows of one turn are labels of several people. Where they name the same rater, equal ones count once, and those that
-    contradict each other are all set aside. Raises OpdkitError, naming lines, when the file cannot be read or no label
-    is left.
+    Several rows of one turn are labels of several people. If rows name the same rater, equal labels count once, and
+    labels that contradict each other are all set aside. Raises OpdkitError, naming lines, if the file cannot be read or
+    no label is left.
     """
     labels: dict[tuple[str, ...], Label | None] = {}  # None: contradicted
     set_aside, examples, rows = Counter[str](), list[str](), 0
@@ -135,7 +135,7 @@ def read_labels(path: Path) -> Labels:
         rows += 1
         try:
             label = _label(row, line)
-            # Each row without a rater is a person of its own.
+            # Each row without a rater counts as another person.
             key = (label.kind, label.id, *([str(line)] if label.rater is None else ["rater", label.rater]))
             before = labels.setdefault(key, label)
             if before is None or before.value != label.value:
@@ -149,7 +149,7 @@ def read_labels(path: Path) -> Labels:
             if reason != _UNLABELLED and len(examples) < _EXAMPLES:
                 examples.append(f"{path}:{line}: {reason}" + "".join(f" ({detail})" for detail in details))
     contradicted = sum(label is None for label in labels.values())
-    set_aside.update({"contradicting labels": contradicted} if contradicted else {})  # the first one of each, too
+    set_aside.update({"contradicting labels": contradicted} if contradicted else {})  # the first label of each, too
     if contradicted == len(labels):
         raise OpdkitError(f"{path} has no label: " + ("; ".join(examples) or "it has no rows with a reward"))
     return Labels([label for label in labels.values() if label is not None], rows, set_aside, examples)
@@ -158,9 +158,9 @@ def read_labels(path: Path) -> Labels:
 def read_review_labels(run: Path) -> Labels:
     """Return the rewards that people decided on in `opdkit review`, as labels: those of a random sample of turns.
 
-    The sample is the beginning of the order of the draw, up to the last turn that came up at random. Who leaves a
-    reward as it is labels the turn with the reward of the votes. Where nobody has come to the sample, all decisions are
-    labels, with a warning among the `examples`. Raises OpdkitError where there are none.
+    The sample is the start of `order_of_draw`, up to the last turn that a reviewer was shown at random. A reviewer who
+    keeps the reward labels the turn with the reward of the votes. If nobody has reached the sample, all decisions but
+    those on groups are labels, and `examples` holds a warning. Raises OpdkitError if there are no labels.
     """
     decided = {name: review for name, review in read_reviews_in_force(run).items() if review.chosen != GROUP}
     order = order_of_draw(row["turn_id"] for row in read_all(run, "verdicts", ["turn_id"]))
@@ -185,7 +185,7 @@ def read_review_labels(run: Path) -> Labels:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
-    """Yield (line, row): of CSV the cells by column, of JSONL the text of the line."""
+    """Yield (line, row). A row of CSV is its cells by column, of JSONL the text of its line."""
     text = read_utf8(path)
     if text.lstrip().startswith("[") or text.lstrip().partition("\n")[0].strip() == "{":
         raise OpdkitError(f"{path} is a single JSON document: write one object per line")
@@ -201,7 +201,7 @@ def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
     if twice := next((name for name in (*KEYS, *VALUES, "rater", "wanted") if names.count(name) > 1), None):
         raise OpdkitError(f"{path}: the column {twice} comes twice; write the labels of several people into rows")
     for line, cells in rows:
-        # The ids of a sheet of `opdkit export --to review-csv` may stand behind an apostrophe.
+        # In a sheet of `opdkit export --to review-csv`, an id may begin with an added apostrophe.
         yield line, dict.fromkeys(names, "") | dict(zip(names, map(unescape, cells), strict=False))
 
 
@@ -221,7 +221,7 @@ def _label(row: JSON | str, line: int) -> Label:
     cells = ["" if fields[key] is None else str(fields[key]).strip().lower() for key in VALUES if key in fields]
     if not cells:
         raise _UnusableError("no reward", f"the row has {', '.join(map(str, fields))[:100]}")
-    # In a sheet of `opdkit export --to review-csv`, "none" is no reward, and who accepts a verdict gives its reward.
+    # In a sheet of `opdkit export --to review-csv`, "none" is no reward, and "accept" confirms the reward of the votes.
     if str(fields.get("action", "")).strip().lower() == "accept":
         cells.append(str(fields.get("voted_reward", "")).strip().lower())
     word = next((cell for cell in cells if cell not in ("", "none", "null")), None)
@@ -229,7 +229,7 @@ def _label(row: JSON | str, line: int) -> Label:
         raise _UnusableError(_UNLABELLED)
     if word not in WORDS:
         raise _UnusableError("no such label", f"{word[:40]!r}; -1, 0, 1, good, neutral, bad, true or false")
-    # The column `wanted` names what was wanted; null, none, no, false or 0 for nothing; an empty cell says neither.
+    # The column `wanted` says what was wanted; null, none, no, false or 0 mean nothing; an empty cell means unknown.
     cell = str(fields.get("wanted", "")).strip().lower()
     wanted = cell not in ("none", "null", "no", "false", "0") if cell else None
     rater = "" if fields.get("rater") is None else str(fields["rater"]).strip()
@@ -237,9 +237,9 @@ def _label(row: JSON | str, line: int) -> Label:
 
 
 def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[list[Case], Counter[str], list[str]]:
-    """Return turns with labels and verdicts, counts of the other labels by reason, and what some unknown ids may mean.
+    """Return the cases, counts of the labels without a verdict by reason, and suggestions for some unknown ids.
 
-    `file` is where the labels come from, None for reviews. Raises what `read_arrow` raises, such as for a run that is
+    `file` is where the labels come from, None for reviews. Raises what `read_arrow` raises, for example if the run is
     not judged.
     """
     labelled: dict[tuple[str, str], list[Label]] = {}
@@ -284,7 +284,7 @@ def _read_votes(row: JSON) -> list[tuple[int | None, float | None]]:
 def explain_missing(run: Path, labels: list[Label]) -> Iterator[str]:
     """Yield why each of these labels has no verdict.
 
-    Of a session that extract left out the run knows the input only: an id of that input counts as left out.
+    A run does not store the sessions that extract left out, so an unknown id of a known input counts as left out.
     """
     turns, sessions = set[str](), dict[str, bool]()  # session -> within the judge's --limit
     limit, parts = manifest(run, "judge")["plan"]["config"].get("limit"), count_parts(run, "extract")

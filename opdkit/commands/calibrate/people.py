@@ -1,6 +1,6 @@
 """Labels of several people per turn: how far they agree, and how far judges agree with them. Pure functions.
 
-A turn counts once, however many labels it has. Labels are counted as arrays [..., 3], those of -1, 0 and 1.
+A turn counts once, however many labels it has. Counts of labels are arrays [..., 3], for -1, 0 and 1.
 """
 
 from collections import Counter, defaultdict
@@ -14,15 +14,15 @@ from opdkit.commands.calibrate.labels import Case
 from opdkit.commands.turns.line import signed
 from opdkit.evaluate.bootstrap import FEWEST, Array, compute_quantile_interval, resample_sums
 
-FEWEST_SHARED = 10  # turns that two raters share; kappa over fewer says little, and is mostly 0 or undefined
+FEWEST_SHARED = 10  # turns in common that a pair of raters needs; kappa over fewer is mostly 0 or undefined
 
 
 def count_meetings(counts_N3: Array, of_majority: bool = False) -> Matrix:
-    """Return how often a label of a turn meets another one, or the most frequent of the others. Shape (N, 3, 3).
+    """Return how often a label of a turn meets each other label, or the most frequent of the others. Shape (N, 3, 3).
 
-    Rows are the others, columns the label itself; a turn sums to 1, one with a single label to 0. Where several of the
-    others are as frequent, each counts in equal parts. `kappa` of the sum over turns is Fleiss' kappa (1971): as he
-    defines it where all turns have as many labels; else each turn counts as one.
+    Columns are the label, rows the other label; ties for the most frequent are split equally. The entries of a turn sum
+    to 1, or to 0 if it has a single label. `kappa` of the sum over turns is Fleiss' kappa (1971) if all turns have the
+    same number of labels, and a generalization otherwise: each turn counts as one.
     """
     others_N33 = np.maximum(counts_N3[:, None, :] - np.eye(3), 0)  # [turn, the label that is left out, other label]
     if of_majority:
@@ -35,21 +35,21 @@ def count_meetings(counts_N3: Array, of_majority: bool = False) -> Matrix:
 def score_people(
     cases: Sequence[Case], rewards_NJ: Sequence[Sequence[int]], judges: Sequence[str], weights: str, seed: int
 ) -> PeopleScore:
-    """Compare people with each other, and with them the judges, the most frequent label and chance.
+    """Compare people with each other, and compare the judges, the most frequent label and chance with people.
 
-    `rewards_NJ` are those of each judge on each case. Intervals come from resampled sessions, the same ones for all
+    `rewards_NJ` are the rewards of each judge on each case. Intervals come from resampled sessions, the same for all
     rows; None for fewer than six sessions. Raises ValueError without cases.
     """
     counts_N3 = np.array([[sum(label.value == value for label in case.labels) for value in CLASSES] for case in cases])
     shares_N3, most = counts_N3 / counts_N3.sum(1, keepdims=True), int(counts_N3.sum(1).max())
     frequent = int(shares_N3.sum(0).argmax())
     names = ["another person", *judges, f"always {signed(CLASSES[frequent])}", "chance"]
-    # What each but people says of a turn, as a distribution over the labels.
+    # For each rater but people: its answer on every turn, as a distribution over the labels.
     said = [np.eye(3)[rewards_N + 1] for rewards_N in np.transpose(rewards_NJ)]
     said += [np.tile(row, (len(cases), 1)) for row in (np.eye(3)[frequent], shares_N3.mean(0))]
     sessions = {name: s for s, name in enumerate(dict.fromkeys(case.session_id for case in cases))}
     rows = []
-    for against in ("person", "majority") if most > 2 else ("person",):  # of fewer labels, the others are one person
+    for against in ("person", "majority") if most > 2 else ("person",):  # with at most two labels per turn, both are the same
         people_N33 = count_meetings(counts_N3, of_majority=against == "majority")
         target_N3 = people_N33.sum(2) if most > 1 else shares_N3
         matrices_NW = np.stack([people_N33, *(target_N3[:, :, None] * one_N3[:, None] for one_N3 in said)], axis=1)
@@ -68,12 +68,12 @@ def score_people(
 def _compare(
     against: str, names: list[str], matrices_W: Matrix, resampled_BW: Matrix, weights: str, has_intervals: bool
 ) -> list[PeopleRow]:
-    """Return the rows of people, judges, constant and chance, and those of the other judges minus the first.
+    """Return the rows of people, judges, constant and chance, and the rows of each other judge minus the first.
 
     The matrices have the shapes (W, 3, 3) and (B, W, 3, 3), in the order of `names`.
     """
     kappas_W, kappas_BW = kappa(matrices_W, weights)[None], kappa(resampled_BW, weights)
-    kappas_BW[:, -2:] = np.nan  # 0 in every resample: no interval
+    kappas_BW[:, -2:] = np.nan  # constant and chance: 0 in every resample, so no interval
     shares_W, shares_BW = (x / np.where(x[:, :1] > 0, x[:, :1], np.nan) for x in (kappas_W, kappas_BW))
     shares_BW[:, 0] = np.nan
     others = range(2, len(names) - 2)
@@ -83,7 +83,7 @@ def _compare(
     for w, who in enumerate([*names, *(f"{names[j]} - {names[1]}" for j in others)]):
         same, value, share = (None if np.isnan(x[0, w]) else float(x[0, w]) for x in figures[:3])
         intervals = [compute_quantile_interval(x[:, w]) if has_intervals else None for x in figures[3:]]
-        if same is not None:  # people have none where each turn has one label
+        if same is not None:  # None for people if each turn has one label
             rows.append(PeopleRow(against, who, same, value, intervals[0], share, intervals[1]))
     return rows
 
@@ -93,7 +93,7 @@ def _score_raters(
 ) -> tuple[list[RaterScore], int, list[float | None]]:
     """Return the scores of each rater with a name, the number of pairs of raters, and mean kappas.
 
-    These are the mean of Cohen's kappa over pairs of raters, and for each judge that over raters; [] without pairs.
+    The mean kappas are that over pairs of raters, then for each judge that over raters; [] without pairs.
     """
     counts = Counter[str]()
     matrices: defaultdict[tuple[str, str | int], Matrix] = defaultdict(lambda: np.zeros((3, 3)))

@@ -16,11 +16,11 @@ _AGAINST = {"person": "with one person", "majority": "with most others", "each":
 
 
 def show(measured: Calibration, config: CalibrateConfig) -> None:
-    """Print a calibration on stdout."""
+    """Print a calibration to stdout."""
     set_aside = "".join(f", {reason} {n:,}" for reason, n in measured.set_aside.items())
     turns = sum(measured.statuses.values())
     statuses = ", ".join(f"{status} {n:,}" for status, n in measured.statuses.items())
-    if turns != measured.labels:  # labels of sessions, which have several
+    if turns != measured.labels:  # some labels are of sessions, which have several turns
         statuses = f"of their {counted(turns, 'turn')}: {statuses}"
     used = measured.rows - sum(measured.set_aside.values())
     print_line(f"accuracy {_format(measured.accuracy, measured.accuracy_interval)}")
@@ -82,7 +82,7 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
 
 
 def _show_scores(title: str, scores: Sequence[MajorityScore]) -> None:
-    """Print a table of accuracy and kappa, a row per way to come to the rewards."""
+    """Print a table of accuracy and kappa, with a row per way to count the votes or per judge of a cascade."""
     table = RichTable(title, "answered", "accuracy", "95% interval", "kappa", "95% interval")
     for score in scores:
         figures = (_format(score.accuracy), _format_range(score.accuracy_interval), _format(score.kappa))
@@ -91,7 +91,7 @@ def _show_scores(title: str, scores: Sequence[MajorityScore]) -> None:
 
 
 def _show_people(people: PeopleScore) -> None:
-    """Print the table of people and judges, which fits 80 columns however many labels there are."""
+    """Print the table of people and judges, which fits into 80 columns however many labels there are."""
     least, most = people.fewest, people.most
     numbers = f"{most} per turn" if least == most else f"{least} to {most} per turn; each turn counts as one"
     labelled = f"{counted(people.turns, 'turn')} with {counted(people.labels, 'label')}"

@@ -1,7 +1,7 @@
 """Rewards that fewer of the stored votes, or independent votes, would have given. Pure functions.
 
-A distribution is a dict from a reward (-1, 0, 1, or None where there is none) to its probability. Votes are counted by
-`opdkit.judge.votes.choose_reward` alone, with its ties and its quorum.
+A distribution is a dict from a reward (-1, 0, 1, or None for no reward) to its probability. Votes are always counted by
+`opdkit.judge.votes.choose_reward`, with its ties and its quorum.
 """
 
 import math
@@ -26,12 +26,12 @@ def count_votes(scores: Sequence[Reward]) -> Counts:
     return counts[-1], counts[0], counts[1], counts[None]
 
 
-@lru_cache(maxsize=1 << 14)  # few votes can be given in few ways
+@lru_cache(maxsize=1 << 14)  # few votes have few different counts
 def find_subset_rewards(counts: Counts, k: int) -> Distribution:
-    """Return the reward of k of the votes, over all subsets of that size, equally likely: exact.
+    """Return the exact distribution of the reward of k of the votes, all subsets of this size equally likely.
 
     A subset with c_i of the n_i votes of kind i occurs prod C(n_i, c_i) times out of C(n, k) (multivariate
-    hypergeometric). With all the votes it is the stored reward. Raises ValueError unless 1 <= k <= n.
+    hypergeometric). For k = n it is the stored reward. Raises ValueError unless 1 <= k <= n.
     """
     if not 1 <= k <= sum(counts):
         raise ValueError(f"{k} votes of {sum(counts)}")
@@ -43,7 +43,7 @@ def find_subset_rewards(counts: Counts, k: int) -> Distribution:
 
 
 def find_independent_rewards(probabilities: Distribution, k: int) -> Distribution:
-    """Return the reward of k independent votes, each score drawn with its probability (multinomial): exact."""
+    """Return the exact distribution of the reward of k independent votes, drawn from `probabilities` (multinomial)."""
     possible = [probabilities.get(score, 0.0) for score in SCORES]
     rewards: defaultdict[Reward, float] = defaultdict(float)
     limits = tuple(k if p > 0 else 0 for p in possible)
@@ -54,7 +54,7 @@ def find_independent_rewards(probabilities: Distribution, k: int) -> Distributio
 
 
 def _list_compositions(k: int, limits: Sequence[int]) -> Iterator[Counts]:
-    """Yield all ways to take k votes, at most `limits` of each kind."""
+    """Yield all counts of k votes with at most `limits` of each kind."""
     minus, zero, plus, null = limits
     for a in range(min(k, minus) + 1):
         for b in range(min(k - a, zero) + 1):
@@ -70,14 +70,14 @@ def _decide(counts: Counts) -> Reward:
 def combine_rewards(how: str, rewards: Iterable[Reward]) -> Reward:
     """Return a session's reward from those of its turns in their order: `last`, the sign of the `mean`, or the `min`.
 
-    Turns without a reward do not count; None where none has one.
+    Turns without a reward do not count. None if no turn has a reward.
     """
     (reward,) = combine_distributions(how, ({reward: 1.0} for reward in rewards))
     return reward
 
 
 def combine_distributions(how: str, turns: Iterable[Distribution]) -> Distribution:
-    """Return the same for rewards drawn independently of each other, each from its distribution: exact."""
+    """Return the exact distribution of `combine_rewards` if each turn's reward is drawn independently from its own."""
     states: Mapping[Reward, float] = {None: 1.0}
     for turn in turns:
         following: defaultdict[Reward, float] = defaultdict(float)
@@ -96,7 +96,7 @@ def combine_distributions(how: str, turns: Iterable[Distribution]) -> Distributi
 
 
 def choose_sizes(most: int) -> list[int]:
-    """Return the numbers of votes to measure, up to `most`: all up to 9, then wider apart."""
+    """Return the numbers of votes to measure: all up to 9, then wider apart, and `most`."""
     return sorted({k for k in (*range(1, 10), 11, 13, 15, 17, 21, 25, 31) if k < most} | ({most} if most else set()))
 
 
@@ -107,6 +107,6 @@ def find_worth_paying(points: Sequence[tuple[int, float, float]], tolerance: flo
     """
     known = [point for point in points if not math.isnan(point[1])]
     best, widest = (max((point[column] for point in known), default=0.0) for column in (1, 2))
-    # Rounding must not decide between two that are equal.
+    # 1e-9: rounding must not decide between equal values.
     enough = [k for k, hit, cover in known if hit >= best - tolerance - 1e-9 and cover >= widest - tolerance - 1e-9]
     return min(enough, default=None)
