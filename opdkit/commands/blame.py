@@ -72,8 +72,8 @@ def run(config: BlameConfig) -> None:
 def blame(config: BlameConfig) -> Blame:
     """Return who taught the model what it now does worse.
 
-    Raises OpdkitError if the run's own training is not evaluated, or a stage before either was run again since;
-    ConfigError for an unknown field or domain.
+    Raises OpdkitError if the run's own training is not evaluated, or a stage before the training or the evaluation was
+    run again since; ConfigError for an unknown field or domain.
     """
     run = config.run
     check_evaluated(run, "train")

@@ -40,7 +40,7 @@ def kappa(matrix: Matrix, weights: str = "none") -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Scores of one class: precision over the cases that the judge gave this class, recall over those labelled with it."""
+    """Scores of one class. Precision is over cases that the judge put in it, recall over cases that are labelled so."""
 
     label: int
     labelled: int
@@ -88,7 +88,7 @@ def measure_calibration(agreements: Sequence[float], right: Sequence[bool]) -> t
 class MajorityScore:
     """Agreement of labels with rewards that are counted from the stored votes in one way."""
 
-    majority: str  # stored; plain: each vote counts as one; weighed: by confidence; or the judges of a cascade
+    majority: str  # "stored", "plain" (each vote counts as one), "weighed" (by confidence), or judges of a cascade
     answered: int
     accuracy: float | None
     accuracy_interval: Interval

@@ -20,7 +20,7 @@ from opdkit.judge.cascade import DECIDED, GIVEN, SECOND
 from opdkit.store.plans import manifest, name_runs
 from opdkit.store.reading import summary_of
 
-EXTRAPOLATED = 21  # most votes on the curve of independent votes
+EXTRAPOLATED = 21  # largest number of votes on the curve of independent votes
 
 
 def run(config: CalibrateConfig) -> None:
@@ -185,7 +185,7 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
 
 
 def measure_independent(cases: list[Case], k: int) -> float | None:
-    """Return the accuracy of k votes that are independent given the label, drawn from all votes on turns with it.
+    """Return the accuracy of k votes, independent given the label, each drawn from the votes on turns with that label.
 
     It is exact if all turns with the same label are equally hard for the judge. None if a label is of a session with
     several turns, which have no labels of their own.

@@ -107,7 +107,7 @@ class Case:
 
     @cached_property
     def wanted(self) -> bool | None:
-        """Return whether something was wanted, by majority of the labels that say so; None on a tie or without any."""
+        """Return whether something was wanted, by majority of the labels that say; None on a tie or if none says."""
         return _find_most_frequent(label.wanted for label in self.labels if label.wanted is not None)
 
 

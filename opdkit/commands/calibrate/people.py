@@ -49,7 +49,7 @@ def score_people(
     said += [np.tile(row, (len(cases), 1)) for row in (np.eye(3)[frequent], shares_N3.mean(0))]
     sessions = {name: s for s, name in enumerate(dict.fromkeys(case.session_id for case in cases))}
     rows = []
-    for against in ("person", "majority") if most > 2 else ("person",):  # with at most two labels per turn, both are the same
+    for against in ("person", "majority") if most > 2 else ("person",):  # for two labels, both are the same
         people_N33 = count_meetings(counts_N3, of_majority=against == "majority")
         target_N3 = people_N33.sum(2) if most > 1 else shares_N3
         matrices_NW = np.stack([people_N33, *(target_N3[:, :, None] * one_N3[:, None] for one_N3 in said)], axis=1)

@@ -1,1 +1,1 @@
-"""`opdkit check`: compare a run with what its stages wrote. Reads everything, changes nothing unless asked."""
+"""`opdkit check`: compare a run with what its stages recorded. Reads everything, changes nothing by default."""

@@ -1,4 +1,4 @@
-"""Checks of files: the parts of tables (committed bytes, schema, counters), and the decisions of people."""
+"""Checks of files: the parts of tables (bytes as written, schema, counters), and the decisions of people."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Digests = dict[tuple[str, int], set[str]]
 
 @dataclass(frozen=True)
 class Part:
-    """Part whose file is as it was written, with its footer."""
+    """Part whose file is as it was written: its number of rows and its footer."""
 
     rows: int
     counters: Counters
@@ -46,7 +46,7 @@ def find_unexpected(run: Path, table: Table, parts: int) -> Iterator[tuple[str, 
 
 
 def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: Digests) -> Part | str:
-    """Return a part with its footer, or what is wrong with the file: its bytes, its footer, or its columns.
+    """Return a part, or what is wrong with its file: its bytes, its footer, or its columns.
 
     `document` is the manifest of the stage. Raises OpdkitError for a file that this user may not read.
     """
@@ -60,7 +60,7 @@ def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: 
                 return "its digest is gone, so nobody can say whether these are the rows that were written"
             if digest_file(path) not in known:
                 return "damaged or replaced: not the bytes that were written (xxh3_128)"
-    except PermissionError as error:  # nobody knows whether it is damaged: --recompute must not remove it
+    except PermissionError as error:  # it may be intact, so --recompute must not remove it
         raise OpdkitError(f"{path} may not be read by this user: make it readable, then check again") from error
     except (pa.ArrowException, OSError) as error:
         return f"cannot be read: {str(error).splitlines()[0]}"
@@ -82,13 +82,13 @@ def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: 
 
 
 def find_miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
-    """Yield (table, what) where the counters of one part of a stage's tables do not fit the rows that are there."""
+    """Yield (table, what is wrong) for counters that do not match the rows, in one part of a stage's tables."""
     for table, part in parts.items():
         c = part.counters
         if min(c.rows_in, c.rows_out, *c.dropped.values()) < 0:
             yield table, "a counter is negative"
-        counts = []  # (what, as it was counted, as it is)
-        if table not in ("metrics", "replies"):  # they count turns and prompts
+        counts = []  # (what, number counted, number found)
+        if table not in ("metrics", "replies"):  # their rows are compared below
             counts.append(("rows", c.rows_out, part.rows))
         if table in ("verdicts", "targets", "metrics"):
             counts.append(("rows in", c.rows_in, c.rows_out + sum(c.dropped.values())))
@@ -110,7 +110,7 @@ def find_miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[st
 def check_decisions(run: Path, turns: set[int] | None) -> Iterator[Finding]:
     """Yield what is wrong with the file of decisions, and with the decisions in it.
 
-    `turns` are the hashes of the run's turns, None if some could not be read.
+    `turns` are the hashes of the ids of the run's turns, None if some could not be read.
     """
     where = reviews.reviews_dir(run)
     finding = partial(Finding, REVIEWS.stage, table=REVIEWS.name)

@@ -1,4 +1,4 @@
-"""Checks of manifests: there, readable, unchanged since they were written, and bound to each other."""
+"""Checks of manifests: that they exist, are readable and unchanged, and fit together."""
 
 import json
 import shlex
@@ -13,9 +13,9 @@ from opdkit.config.fields import JSON
 from opdkit.store.plans import find_changed_upstream, fingerprint, has_stage, stage_dir
 from opdkit.store.tables import TABLES, Table
 
-# In the order in which they are computed. (rollout writes the stages extract and judge.)
+# In the order in which they are computed. (`opdkit rollout` writes the stages extract and judge.)
 ORDER = ("extract", "judge", "teacher", "train", "eval")
-BY_PART = ("extract", "judge", "teacher")  # part k is computed from part k
+BY_PART = ("extract", "judge", "teacher")  # their part k is computed from part k of the stage before
 
 
 def list_tables(stage: str) -> list[Table]:
@@ -24,12 +24,12 @@ def list_tables(stage: str) -> list[Table]:
 
 
 def find_started_stages(run: Path) -> list[str]:
-    """Return the stages that have any files in the run."""
+    """Return the stages that have files in the run, not counting hidden ones."""
     return [stage for stage in ORDER if any(path.name[0] != "." for path in stage_dir(run, stage).glob("*"))]
 
 
 def read_plans(run: Path, stages: list[str]) -> tuple[dict[str, JSON], list[Finding]]:
-    """Return the manifests that can be trusted, by stage, and what is wrong with the others and between them."""
+    """Return the valid manifests by stage, and findings about the others and about manifests that do not match."""
     manifests, findings = dict[str, JSON](), list[Finding]()
     for stage in stages:
         document = _read(run, stage)
@@ -66,7 +66,7 @@ def _read(run: Path, stage: str) -> JSON | str:
 
 
 def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[Finding]:
-    """Yield what does not fit between the plan of a stage and the plans that it was bound to."""
+    """Yield what does not fit between a stage's plan and the plans of the stages that it was computed from."""
     document = manifests[stage]
     plan = document["plan"]
     todo = f"run `{rebuild_command(run, stage, document)} --overwrite`"
@@ -98,7 +98,7 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
 
 
 def rebuild_command(run: Path, stage: str, document: JSON) -> str:
-    """Return the command that wrote a stage, with its options, from the manifest."""
+    """Return the command that wrote a stage, with the options in its manifest."""
     command = document["plan"].get("command", stage)
     options = document.get("configuration") or {}
     path = stage_dir(run, stage).parent

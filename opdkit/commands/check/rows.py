@@ -1,7 +1,7 @@
 """Checks of the values of one part: keys between tables, ranges, finite numbers.
 
-The checks are declared: VALUES about single values, ROWS about rows and what other tables say of them, UNIQUE about
-keys. Only the columns that are checked are read, one part at a time; lists of numbers stay arrays.
+The checks are declared: VALUES checks single values, ROWS checks whole rows, also against other tables,
+UNIQUE checks keys. Only the columns that are checked are read, one part at a time; lists of numbers stay arrays.
 """
 
 import json
@@ -25,16 +25,16 @@ from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import EDIT, METRICS, VALIDATIONS
 from opdkit.store.turn_ids import turn_id
 
-Row = dict[str, Any]  # lists of numbers are arrays, lists of lists of numbers are (widths, values)
+Row = dict[str, Any]  # lists of numbers are arrays; lists of lists of numbers are (lengths, all values)
 
-_ROUNDING = 1e-3  # log-probs are at most 0, but for rounding; an average of several teachers' rounds once more
-_MASS = 1.01  # the probabilities of a support, from half-precision log-probs
+_ROUNDING = 1e-3  # log-probs are at most 0 except for rounding; an average over several teachers is rounded once more
+_MASS = 1.01  # most that the probabilities of a support may add up to, because its log-probs have half precision
 _REWARDS = (-1, 0, 1)
-_REWARDED = ("ok", "tie", "empty", OUTCOME)  # the states of a reward that is not null
+_REWARDED = ("ok", "tie", "empty", OUTCOME)  # reward_status of rewards that are not null
 
 
 class KnownVerdict(NamedTuple):
-    """Verdict as far as targets and hint checks depend on it."""
+    """Fields of a verdict that targets and hint checks depend on."""
 
     reward: int | None
     hints: frozenset[str]
@@ -42,32 +42,32 @@ class KnownVerdict(NamedTuple):
 
 @dataclass
 class Seen:
-    """Hashes of the keys of the whole run so far."""
+    """Hashes of the keys in all parts that were read so far."""
 
     sessions: set[int] = field(default_factory=set)
     turns: set[int] = field(default_factory=set)
-    targets: set[int] = field(default_factory=set)  # their turns
+    targets: set[int] = field(default_factory=set)  # turns with targets
 
 
 @dataclass
 class Known:
-    """Facts from the tables of a part that were read before; None where a table could not be read."""
+    """Facts from the tables of a part that were read before; None if the table could not be read."""
 
     seen: Seen = field(default_factory=Seen)
-    roles: dict[str, list[str]] | None = None  # session -> the roles of its messages
-    trainable: dict[str, bool] | None = None  # turn -> may be judged
-    last: set[str] = field(default_factory=set)  # turns that nobody reacted to: judged by outcomes alone
+    roles: dict[str, list[str]] | None = None  # session -> roles of its messages
+    trainable: dict[str, bool] | None = None  # turn -> whether it may be judged
+    last: set[str] = field(default_factory=set)  # turns without a reaction: only outcomes judge them
     verdicts: dict[str, KnownVerdict] | None = None  # by turn
-    decided: dict[str, Any] = field(default_factory=dict)  # turn -> decision, as the targets took it
-    complete: bool = True  # every trainable turn must have a verdict: no --limit
-    weighed: bool = False  # votes count by their confidences: --weigh-votes
+    decided: dict[str, Any] = field(default_factory=dict)  # turn -> decision that the targets were computed from
+    complete: bool = True  # whether every trainable turn must have a verdict (no --limit)
+    weighed: bool = False  # whether votes are weighed by their confidences (--weigh-votes)
     vocabulary: int | None = None
-    width: int | None = None  # K of the supports
+    width: int | None = None  # K, the number of token ids per position in the supports
     steps: int | None = None  # optimizer steps of the training
     replies: set[tuple[str, str, int]] = field(default_factory=set)  # prompt, model, sample
 
     def learn(self, table: str, rows: list[Row]) -> None:
-        """Take the facts that the checks of this table, and of those after it, need."""
+        """Store the facts that the checks of this table and of later tables need."""
         if table == "sessions":
             self.roles = {row["session_id"]: [message["role"] for message in row["messages"]] for row in rows}
         elif table == "turns":
@@ -89,15 +89,15 @@ class Known:
 def check_rows(table: str, arrow: pa.Table, known: Known) -> Iterator[tuple[str, int | None, str]]:
     """Yield each kind of error in one part of a table, with the first row (from 0) that has it, and that row's name.
 
-    Adds to what is `known`.
+    Adds the facts of this table to `known`.
     """
     rows = _to_rows(arrow)
     known.learn(table, rows)
     values = [(c, text, is_wrong) for name, columns, text, is_wrong in VALUES if name == table for c in columns]
     row_checks = [(text, is_wrong) for name, text, is_wrong in ROWS if name == table]
     unique_columns, not_unique = UNIQUE.get(table, ((), ""))
-    keys = known.seen.sessions if table == "sessions" else set[int]()  # sessions are unique over all parts
-    first: dict[str, tuple[int | None, str]] = {}  # kind of error -> the first row that has it
+    keys = known.seen.sessions if table == "sessions" else set[int]()  # session ids are unique over all parts
+    first: dict[str, tuple[int | None, str]] = {}  # kind of error -> first row that has it, and its name
     counts: Counter[str] = Counter()
     for n, row in enumerate(rows):
         row["row"], row["row before"] = n, rows[n - 1] if n else None
@@ -180,7 +180,7 @@ def _is_against_the_votes(row: Row, known: Known) -> bool:
 
 
 def _find_verdict(row: Row, known: Known) -> KnownVerdict | None:
-    """Return the verdict on a target's turn, as the votes and then people say."""
+    """Return the verdict on a target's turn, with the decision of people, if any, applied."""
     verdict, decided = (known.verdicts or {}).get(row["turn_id"]), known.decided.get(row["turn_id"], {})
     if verdict is None or not decided:
         return verdict
@@ -189,7 +189,7 @@ def _find_verdict(row: Row, known: Known) -> KnownVerdict | None:
 
 
 def _has_other_length(row: Row, known: Known, column: str) -> bool:
-    """Return True unless the column has one value, or one list, per token of the reply, or is null."""
+    """Return True if the column is not null and does not have one value, or one list, per token of the reply."""
     values = row[column][0] if isinstance(row[column], tuple) else row[column]
     return values is not None and len(values) != len(row["response_ids"])
 
@@ -204,13 +204,13 @@ _LOGPROBS = ("old_logprobs", "teacher_logprobs", "unhinted_logprobs", "behavior_
 _SUPPORTS = ("support_ids", "support_old", "support_teacher")
 _FLOATS, _SCORES = ([f.name for f in t.schema if pa.types.is_floating(f.type)] for t in (METRICS, VALIDATIONS))
 
-# Table, columns, what is said after a column's name, and the check of one value that is not null.
+# Table, columns, text of a finding after the column's name, and a function that is true of a wrong value (not null).
 VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("sessions", ("line",), "is less than 1", lambda line: line < 1),
     ("sessions", ("metadata",), "is not JSON", _is_no_json),
     ("turns", ("kind",), "is neither main nor side", lambda kind: kind not in ("main", "side")),
     ("turns", ("next_role",), "is neither user nor tool", lambda role: role not in ("user", "tool")),
-    ("rejected", ("line",), "is negative", lambda line: line < 0),  # 0 is a whole input
+    ("rejected", ("line",), "is negative", lambda line: line < 0),  # 0: the whole input
     ("verdicts", ("reward",), "is not -1, 0 or 1", lambda reward: reward not in _REWARDS),
     ("verdicts", ("reward_agreement",), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
     ("targets", ("reward",), "is not -1, 0 or 1", lambda reward: reward not in _REWARDS),
@@ -235,7 +235,7 @@ VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("scores", ("count",), "is negative", lambda count: count < 0),
 ]
 
-# Table, what is wrong, and the check of one row against what is known.
+# Table, text of a finding, and a function of a row and the known facts that is true of a wrong row.
 ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("sessions", "an unknown role", lambda row, known:
         not {message["role"] for message in row["messages"]} <= {"system", "user", "assistant", "tool"}),
@@ -254,7 +254,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("verdicts", "reward is not what the votes add up to", _is_against_the_votes),
     ("verdicts", "reward does not fit reward_status", lambda row, known:
         row["reward_status"] != CONFLICT and (row["reward"] is None) == (row["reward_status"] in _REWARDED)),
-    # A run of fresh replies carries hints over, and with them what people decided.
+    # A rollout copies the hints of its source run, including those that people decided.
     ("verdicts", "hint does not fit hint_status", lambda row, known:
         row["hint_status"] != REVIEWED and (row["hint"] is None) == (row["hint_status"] in ("ok", *WANTED_REPLIES))),
     ("verdicts", "hint is not one of hints", lambda row, known:
@@ -302,7 +302,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         row["low"] is not None and row["high"] is not None and row["low"] > row["high"]),
 ]  # fmt: skip
 
-# Table -> columns that together are unique in a part (of sessions: in the run), and what is said where they are not.
+# Table -> columns whose values together are unique in a part (for sessions: in the run), and the text of a finding.
 UNIQUE = {
     "sessions": (("session_id",), "the session id is not unique in the run"),
     "turns": (("turn_id",), "the turn id is not unique"),
@@ -313,13 +313,13 @@ UNIQUE = {
     "replies": (("prompt_id", "model", "sample"), "(prompt_id, model, sample) is not unique"),
     "scores": (("metric", "domain"), "(metric, domain) is not unique"),
 }
-# Table -> the name of a row in a finding.
+# Table -> how a finding names a row.
 NAMES = {
     "sessions": "{session_id}", "turns": "{turn_id}", "rejected": "{source}", "verdicts": "{turn_id}",
     "escalated": "{turn_id}", "targets": "{turn_id}", "hint_checks": "{turn_id}", "metrics": "step {step}",
     "validations": "step {step}", "replies": "{prompt_id}", "scores": "{metric} {domain}",
 }  # fmt: skip
-# Table -> the columns to read; a table that is not here is read whole.
+# Table -> the columns to read. Of other tables, all columns are read.
 COLUMNS = {
     "sessions": ["session_id", "line", "metadata", "messages.list.element.role"],
     "turns": ["turn_id", "session_id", "message_index", "next_count", "next_role", "kind", "trainable", "skip_reason"],

@@ -1,4 +1,4 @@
-"""Loop of `opdkit check`: part by part, from the first stage to the last, then decisions and models."""
+"""Loop of `opdkit check`: part by part, each from the first stage to the last, then trainings, models, decisions."""
 
 import json
 import time
@@ -28,7 +28,7 @@ from opdkit.store.tables import TABLES, TARGETS, Table
 Gone = set[tuple[str, int]]  # (table, part)
 
 _COLUMNS = ("stage", "table", "part", "row", "key", "what", "todo")
-# stage -> the tables that it reads. No stage reads `rejected`.
+# Stage -> the tables that it reads. No stage reads `rejected`.
 _READS = {
     "judge": {"sessions", "turns"},
     "teacher": {"sessions", "turns", "verdicts"},
@@ -36,15 +36,15 @@ _READS = {
     "eval": {"sessions", "verdicts", "targets", "metrics"},
 }
 
-_RESUMED_FROM = {"extract": "extract/.survey", "train": "train/checkpoints"}  # in a run
+_RESUMED_FROM = {"extract": "extract/.survey", "train": "train/checkpoints"}  # paths in a run
 
 
 def run(config: CheckConfig) -> bool:
     """Print what is wrong with a run, one line per finding. Return True if nothing is.
 
-    `deep` reads all the weights of the trained model. `clean` removes what killed processes left, which is not damage;
-    `recompute` the damaged parts and those computed from them. Without these two nothing is changed. Raises OpdkitError
-    if the directory holds no run.
+    `deep` reads all weights of the trained model. `clean` removes what killed processes left, which is not damage.
+    `recompute` removes damaged parts and those computed from them. Without these two, nothing is changed. Raises
+    OpdkitError if the directory holds no run.
     """
     begin, directory = time.monotonic(), config.run
     report = examine(directory, deep=config.deep)
@@ -73,10 +73,10 @@ def run(config: CheckConfig) -> bool:
 
 
 def remove_damaged(directory: Path, report: Report) -> tuple[list[Path], list[str]]:
-    """Remove the damaged parts, and those computed from them. Return their files, and what to run now, in order."""
+    """Remove the damaged parts, and those computed from them. Return their files, and the commands to run, in order."""
     removed, commands = list[Path](), list[str]()
     for name, run in {"": directory, **list_trainings(directory)}.items():
-        # All trainings are computed from the stages before them.
+        # Damage in the stages that all trainings share affects every training.
         own = [f for f in report.findings if f.stage in plans.BY_PART or f.stage.partition(" ")[2] == name]
         gone = parts_to_remove(own, plans.find_started_stages(run))
         with disk_errors_explained(run):
@@ -88,7 +88,7 @@ def remove_damaged(directory: Path, report: Report) -> tuple[list[Path], list[st
 
 
 def print_json(directory: Path, report: Report, removed: list[Path], left: list[Path]) -> None:
-    """Print what was found and removed, as one JSON object."""
+    """Print the findings and what was removed, as one JSON object."""
     findings = [{name: getattr(finding, name) for name in _COLUMNS} for finding in report.findings]
     print(json.dumps({
         "run": str(directory),
@@ -99,7 +99,7 @@ def print_json(directory: Path, report: Report, removed: list[Path], left: list[
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """Print the findings: for a person on a terminal, else as lines of tab-separated columns, the head first."""
+    """Print the findings: as text on a terminal, else as tab-separated columns under a header line."""
     cells = [[getattr(finding, name) for name in _COLUMNS] for finding in findings]
     rows = [["" if cell is None else printable(" ".join(str(cell).split())) for cell in row] for row in cells]
     if not stdout.is_terminal:
@@ -113,7 +113,7 @@ def print_findings(findings: list[Finding]) -> None:
 
 
 def find_all_left_overs(run: Path, report: Report) -> list[Path]:
-    """Return what killed processes left in a run: temporary files, and what stages that are done had resumed from."""
+    """Return what killed processes left in a run: temporary files, and the resume files of finished stages."""
     trainings, left = list_trainings(run), list[Path]()
     for label, (done, parts) in report.parts.items():
         stage, _, name = label.partition(" ")
@@ -127,7 +127,7 @@ def find_all_left_overs(run: Path, report: Report) -> list[Path]:
 
 
 def examine(run: Path, *, deep: bool = False) -> Report:
-    """Return everything that is wrong with a run. Reads each file once, with the rows of one part in memory."""
+    """Return everything that is wrong with a run. Holds the rows of one part of one table in memory."""
     stages = plans.find_started_stages(run)
     if not stages:
         raise no_run_error(run)
@@ -162,14 +162,14 @@ def examine(run: Path, *, deep: bool = False) -> Report:
 
 
 class _Walk:
-    """Pass over the parts of a run."""
+    """Pass over the parts of a run or, with a label, of a named training, whose BY_PART stages are those of its run."""
 
     def __init__(self, run: Path, manifests: dict[str, JSON], report: Report, label: str = "") -> None:
         self.run, self.manifests, self.report, self.label, self.seen = run, manifests, report, label, Seen()
         self.digests = {stage: read_digests(stage_dir(run, stage)) for stage in manifests}
-        checked = [stage for stage in manifests if not label or stage not in plans.BY_PART]  # else as the run's own
+        checked = [stage for stage in manifests if not label or stage not in plans.BY_PART]
         self.count = {stage: int(manifests[stage]["plan"]["parts"]) for stage in checked}
-        self.finished: dict[str, Part] = {}  # stage -> its primary table's last part
+        self.finished: dict[str, Part] = {}  # stage -> last part of its primary table
         self.decided: JSON = {}  # turn -> decision that the targets were computed from
         report.parts |= {stage + label: (0, parts) for stage, parts in self.count.items()}
 
@@ -196,21 +196,21 @@ class _Walk:
             self.check_models(deep)
 
     def check_part(self, stage: str, part: int, known: Known) -> None:
-        """Check one part of all tables of a stage: files, then values, then counters."""
-        schemas = self.manifests[stage]["plan"]["schemas"]  # a table may be for an option alone
+        """Check one part of each table of a stage: files, then values, then counters."""
+        schemas = self.manifests[stage]["plan"]["schemas"]  # some tables exist only with certain options
         tables = [table for table in plans.list_tables(stage) if table.name in schemas]
         primary, digests = tables[0].name, self.digests[stage]
         done = part_path(self.run, primary, part).exists()
         parts: dict[str, Part] = {}
         for table in tables:
             if not part_path(self.run, table.name, part).exists():
-                # An unfinished stage is not damage. A part that something else was computed from, or with, is.
+                # A part that is still to do is not damage. A missing part that others were computed from, or with, is.
                 after = primary if done else self._find_computed_after(stage, part)
                 if after:
                     self._add(stage, table.name, part, f"gone, although {after} has the part that goes with it")
                 elif (table.name, part) in digests:
                     self._add(stage, table.name, part, "gone: it was written once (or killed in the very moment)")
-            elif done:  # without the primary table the others are what a kill left, and are replaced
+            elif done:  # without the primary table, the others were left by a kill and will be replaced
                 read = read_part_file(self.run, table, part, self.manifests[stage], digests)
                 self.report.files += 1
                 if isinstance(read, Part):
@@ -228,7 +228,7 @@ class _Walk:
             self.finished[stage] = parts[primary]
 
     def _find_computed_after(self, stage: str, part: int) -> str | None:
-        """Return a table that holds something computed from this part."""
+        """Return a table that holds something computed from this part; None if there is none."""
         if stage not in plans.BY_PART:
             return None
         for later in plans.ORDER[plans.ORDER.index(stage) + 1 :]:
@@ -254,14 +254,14 @@ class _Walk:
     def _add(
         self, stage: str, table: str, part: int, what: str, row: int | None = None, key: str | None = None
     ) -> None:
-        """Add a finding; its remedy is to compute the part again, or the stage if that is outdated as a whole."""
+        """Add a finding. Its remedy is to compute the part again, or the whole stage if that is outdated."""
         todo, gone = self._remedy(stage, table)
         if gone and find_changed_upstream(self.manifests[stage]["plan"], self.manifests):
             todo = f"run `{plans.rebuild_command(self.run, stage, self.manifests[stage])} --overwrite`"
         self.report.findings.append(Finding(stage + self.label, what, table, part, row, key, todo, gone))
 
     def _remedy(self, stage: str, table: str) -> tuple[str, tuple[str, ...]]:
-        """Return what to do about a damaged part of a stage, and the tables whose part --recompute may remove."""
+        """Return the remedy for a damaged part of a stage, and the tables whose part --recompute may remove."""
         is_of_night = any((folder / "night.json").exists() for folder in (self.run, self.run.parent))
         if is_of_night and stage in ("extract", "judge"):
             return "put it back from a copy: a night reads its logs once, so nothing computes it again", ()
@@ -269,8 +269,8 @@ class _Walk:
         return f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`", (table,)
 
     def check_models(self, deep: bool) -> None:
-        """Check the folders of the trained model against the footer of the metrics, which pins their files."""
-        pinned: JSON = json.loads(self.finished["train"].footer.get(FILES_KEY, b"{}"))  # older parts pin none
+        """Check the folders of the trained model against the digests of their files in the footer of `metrics`."""
+        pinned: JSON = json.loads(self.finished["train"].footer.get(FILES_KEY, b"{}"))  # none in older parts
         for folder in sorted({"model", *pinned}):
             path = stage_dir(self.run, "train") / folder
             for name, what in weights.check_folder(path, pinned.get(folder, {}), deep=deep):
@@ -282,7 +282,7 @@ class _Walk:
 def parts_to_remove(findings: list[Finding], started: list[str]) -> Gone:
     """Return the damaged parts, their primary tables (so that they count as missing), and what was computed from them.
 
-    Each as (table, part). `started` are the stages with files in the run.
+    Each is (table, part). `started` are the stages with files in the run.
     """
     damaged: Gone = {(table, f.part) for f in findings if f.part is not None for table in f.gone}
     gone = set(damaged)
@@ -296,9 +296,9 @@ def parts_to_remove(findings: list[Finding], started: list[str]) -> Gone:
 
 
 def remove_parts(run: Path, gone: Gone) -> list[Path]:
-    """Remove parts and their digests, the last stage first; never a model. Return the files that were there.
+    """Remove parts and their digests, from the last stage to the first, but no model. Return the removed files.
 
-    A part's primary table goes first: if this is killed half-way, the part is missing, not half there.
+    A part's primary table is removed first: if this is killed half-way, the part counts as missing.
     """
     removed = []
     place = {name: n for n, name in enumerate(TABLES)}

@@ -1,4 +1,4 @@
-"""Checks of the trained model: its files are those that training wrote, and fit together. Nothing is loaded."""
+"""Checks of the trained model: that its files are those that training wrote, and fit together. Loads no model."""
 
 import json
 import struct
@@ -12,17 +12,17 @@ from opdkit.config.fields import JSON
 from opdkit.store.plans import identify_model
 
 _NEEDED = ("config.json", "tokenizer.json")
-# dtype -> (the unsigned integer of its width, the bits of its exponent): all of them set is not a finite number.
+# dtype -> (unsigned integer of its width, mask of its exponent). A number with all exponent bits set is not finite.
 _EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "BF16": ("<u2", 0xFF << 7),
               "F16": ("<u2", 0x1F << 10)}  # fmt: skip
-_CHUNK = 1 << 24  # numbers looked at at once
+_CHUNK = 1 << 24  # numbers checked at once
 
 
 def check_folder(folder: Path, pinned: JSON, *, deep: bool) -> Iterator[tuple[str, str]]:
     """Yield (file, what is wrong) for a model folder.
 
-    `pinned` is what training recorded of its files: sizes and digests (of large weights: of blocks of them); {} if it
-    recorded nothing. `deep` reads all the weights, to find numbers that are not finite.
+    `pinned` is what training recorded about its files: sizes and digests (for large weights, digests of blocks); {} if
+    it recorded nothing. `deep` reads all weights, to find numbers that are not finite.
     """
     if not folder.is_dir():
         yield folder.name, "the folder is gone"
@@ -35,7 +35,7 @@ def check_folder(folder: Path, pinned: JSON, *, deep: bool) -> Iterator[tuple[st
             yield name, "not the file that training wrote" if name in pinned else "training did not write it"
         else:
             yield from ((name, what) for what in _check_file(folder / name, deep))
-    for name in _NEEDED if folder.name == "model" else ():  # an adapter beside it has neither
+    for name in _NEEDED if folder.name == "model" else ():  # the folder of an adapter has neither
         if name not in files and name not in pinned:
             yield name, "missing, so that the model cannot be loaded"
     if not any(name.endswith(".safetensors") for name in files.keys() | pinned.keys()):
@@ -58,10 +58,10 @@ def _check_file(path: Path, deep: bool) -> Iterator[str]:
 
 
 def read_header(path: Path) -> tuple[JSON, int]:
-    """Return the tensors of a safetensors file, name -> dtype, shape, data_offsets, and where their data starts.
+    """Return the tensors of a safetensors file (name -> dtype, shape, data_offsets), and the offset of their data.
 
-    The format: 8 bytes, the length n of the header; n bytes of JSON; data. Raises ValueError if the size of the file
-    does not fit its header.
+    The format is: 8 bytes with the length n of the header, n bytes of JSON, data. Raises ValueError if the size of the
+    file does not match its header.
     """
     size = path.stat().st_size
     with path.open("rb") as handle:
@@ -78,7 +78,7 @@ def read_header(path: Path) -> tuple[JSON, int]:
 
 
 def _find_not_finite(path: Path, tensors: JSON, start: int) -> Iterator[str]:
-    """Yield a message for each tensor that holds a number that is not finite."""
+    """Yield a message for each tensor with a number that is not finite."""
     for name, tensor in tensors.items():
         if tensor["dtype"] not in _EXPONENTS or tensor["data_offsets"][0] == tensor["data_offsets"][1]:
             continue
@@ -91,7 +91,7 @@ def _find_not_finite(path: Path, tensors: JSON, start: int) -> Iterator[str]:
 
 
 def read_vocabulary_size(document: JSON) -> int | None:
-    """Return the vocabulary size of the model that a teacher stage scored; None if its folder has changed."""
+    """Return the vocabulary size of the model that a teacher stage scored; None if unknown or the folder changed."""
     identity = document["plan"]["inputs"].get("model", {})
     folder = Path(identity.get("name", ""))
     config = folder / "config.json"

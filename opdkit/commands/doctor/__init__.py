@@ -1,1 +1,1 @@
-"""`opdkit doctor`: findings about packages, machine, model, server and logs, with remedies. Changes nothing."""
+"""`opdkit doctor`: print findings about packages, machine, model, server and logs, with remedies. Changes nothing."""

@@ -7,7 +7,7 @@ OK, NOTE, PROBLEM = "ok", "note", "problem"
 
 @dataclass(frozen=True)
 class Finding:
-    """`state` is ok, note (works, but should be known) or problem (will not work). A problem names its remedy."""
+    """Finding with a state: ok, note (works, but the user should know) or problem (will not work, and has a remedy)."""
 
     topic: str
     state: str

@@ -1,4 +1,4 @@
-"""Findings about the machine: versions of packages, devices, memory, the disk of a run."""
+"""Findings about the machine: versions of packages, devices, memory, disk space for a run."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ _LITTLE_ROOM = 5e9  # bytes
 
 
 def versions() -> Iterator[Finding]:
-    """Yield findings about Python and each package that opdkit needs, against the range that it was made for."""
+    """Yield findings about Python and the packages that opdkit needs: versions, and whether they are supported."""
     installed_versions = [f"opdkit {version('opdkit')}", f"Python {sys.version.split()[0]}"]
     for requirement in map(Requirement, requires("opdkit") or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -72,7 +72,7 @@ def devices(device: str) -> Iterator[Finding]:
 
 
 def room(run: Path) -> Iterator[Finding]:
-    """Yield a finding about the run directory: it can be written, and its free space."""
+    """Yield a finding about the run directory: whether it can be written to, and its free space."""
     there = next(path for path in (run, *run.absolute().parents) if path.exists())
     if not there.is_dir():
         yield Finding("run", PROBLEM, f"{there} is a file", "name a directory that does not exist yet")

@@ -1,4 +1,4 @@
-"""Findings about the student: complete or not, memory that it will take, arguments of its chat template."""
+"""Findings about the student: whether it is complete, the memory it will take, the arguments of its chat template."""
 
 from collections.abc import Iterator
 from math import prod
@@ -21,9 +21,9 @@ from opdkit.model.load import count_quantized, load_template, resolve_device, re
 
 # Bytes per parameter: weights, gradients and AdamW's two moments, each in float32.
 _FULL_TRAINING = 16
-_QUANTIZED = 4.127 / 8  # bytes per parameter in 4 bits, with its share of the scales (Dettmers et al. 2023)
+_QUANTIZED = 4.127 / 8  # bytes per 4-bit parameter, with its share of the scales (Dettmers et al. 2023)
 _ACTIVATIONS = "activations come on top: lower --micro-batch-tokens, or --gradient-checkpointing"
-# Names that every template gets, or defines by looking for them.
+# Names that every template is given, or that templates define themselves if nobody passes them.
 _GIVEN = {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now", "range",
           "namespace", "continue_final_message", "tools_in_user_message", "custom_tools"}  # fmt: skip
 
@@ -81,7 +81,7 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
     try:
         place = resolve_device(device)
     except ConfigError:
-        return  # a finding of the device already
+        return  # already a finding about the device
     width = resolve_dtype(dtype, place).itemsize
     if place.type == "cuda":
         free, where = float(torch.cuda.mem_get_info(place)[0]), str(place)
@@ -90,7 +90,7 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
     weights = (parameters - quantized) * width + quantized * _QUANTIZED
     option, quantize = (" --load-in-4bit", "") if load_in_4bit else ("", "--load-in-4bit, ")
     scoring = f"judge, teacher{option}", weights, f"--dtype bfloat16, {quantize}or a smaller model"
-    # The training holds the model before it, too, which the validation reads with.
+    # Training also holds the model from before training, which validation needs.
     training = "train", parameters * (_FULL_TRAINING + width), "--lora-rank 32, or more GPUs with --sharding fsdp"
     if lora_rank:
         adapters = sum(lora_rank * sum(shape) for shape in shapes if len(shape) == 2)
@@ -107,10 +107,10 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
 
 
 def arguments(template: str) -> set[str]:
-    """Return the names that a chat template reads, and that not every template is given."""
+    """Return the names that a chat template reads beside those that every template is given: its own arguments."""
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     try:
         names = find_undeclared_variables(environment.parse(template))
     except TemplateError:
-        return set()  # of tags that only transformers knows
+        return set()  # it has tags that only transformers knows
     return {name for name in names if name not in _GIVEN and not name.endswith("_token")}

@@ -1,4 +1,4 @@
-"""`opdkit doctor`: all findings, one line each; those about the logs are made here."""
+"""Loop of `opdkit doctor`: print all findings, one line each. Also makes the findings about the logs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from opdkit.extract.inputs.files import expand, scratch_folder
 from opdkit.extract.inputs.first_pass import AUTO, begin_survey, find_format
 
 _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
-_LINE = 64_000_000  # bytes of the longest line that is looked at, as `extract --max-line-mb` has it
+_LINE = 64_000_000  # bytes of the longest line that is read: the default of `extract --max-line-mb`
 
 
 def run(config: DoctorConfig) -> bool:
@@ -55,7 +55,7 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
-    """Yield one finding per input: there, readable, its format. `opdkit extract --dry-run` shows the contents."""
+    """Yield a finding per input: its format, or why it is unreadable. `opdkit extract --dry-run` shows the contents."""
     remote = [source for source in logs if source == "-" or source.startswith("hf:")]
     for source in remote:
         yield Finding("logs", NOTE, f"{source} is not looked into", "opdkit extract reads it once")
@@ -69,7 +69,7 @@ def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
         for log in inputs:
             remedy = "a damaged or protected file: copy it again, or make it readable"
             try:
-                surveyed = begin_survey(replace(log, given=False))  # a problem is a finding, and not an error
+                surveyed = begin_survey(replace(log, given=False))  # so that a problem does not raise
                 find_format(surveyed, AUTO, _LINE)
             except OSError as error:
                 yield Finding("logs", PROBLEM, f"{log.source} cannot be read: {error}", remedy)
@@ -79,7 +79,7 @@ def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
                 yield Finding("logs", OK, f"{log.source}: {surveyed.format}")
                 continue
             state = PROBLEM
-            if not log.given and problem.reason in (UNKNOWN, NO_LINES):  # as users.json in an export of Claude.ai
+            if not log.given and problem.reason in (UNKNOWN, NO_LINES):  # such as users.json in an export of Claude.ai
                 state, remedy = NOTE, "extract leaves it out, and reads the others"
                 left_out += 1
             elif problem.reason in (UNKNOWN, SEVERAL):

@@ -1,4 +1,4 @@
-"""Findings about the judge's server: its list of models, and one short answer."""
+"""Findings about the judge's server: its list of models, and its answer to a short question."""
 
 import os
 import time
@@ -13,12 +13,12 @@ _TOPIC = "server"
 
 
 def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iterator[Finding]:
-    """Yield findings: the server answers, has `model`, accepts the key, and the seconds that an answer takes."""
-    from opdkit.judge.endpoint import OTHER_LIMIT, REFUSALS  # imported here: it brings the OpenAI client
+    """Yield findings: whether the server has `model`, accepts the key and answers, and how many seconds that takes."""
+    from opdkit.judge.endpoint import OTHER_LIMIT, REFUSALS  # imported here: it loads the OpenAI client
 
     base = base_url.rstrip("/").removesuffix("/chat/completions")
     key = os.environ.get(api_key_env, "").strip()
-    if not (key.isascii() and key.isprintable()):  # an error would show it
+    if not (key.isascii() and key.isprintable()):  # an error message would show it
         yield Finding(_TOPIC, PROBLEM, f"{api_key_env} holds characters that no API key has", "does it hold one line?")
         return
     try:
@@ -29,7 +29,7 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
         return
     with client:
         try:
-            listing = client.get(f"{base}/models")  # not every server has one
+            listing = client.get(f"{base}/models")  # not every server has this list
             try:
                 names = [str(entry["id"]) for entry in listing.json()["data"] or []]
             except (ValueError, LookupError, TypeError):
@@ -43,7 +43,7 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
             began = time.monotonic()
             ask = {"model": model, "messages": [{"role": "user", "content": "Say yes."}]}
             answer = client.post(f"{base}/chat/completions", json=ask | {"max_tokens": 16})
-            if answer.status_code in REFUSALS and OTHER_LIMIT in answer.text:  # the judge asks again like this
+            if answer.status_code in REFUSALS and OTHER_LIMIT in answer.text:  # the judge repeats the request like this
                 answer = client.post(f"{base}/chat/completions", json=ask | {OTHER_LIMIT: 1024})
             yield _answer(answer, base, model, api_key_env, key, time.monotonic() - began)
         except httpx.TimeoutException:
@@ -66,7 +66,7 @@ def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key
         message = answer.json()["choices"][0]["message"]
         said = message.get("content") or message.get("reasoning_content") or message.get("reasoning")
     except (ValueError, LookupError, TypeError, AttributeError):
-        said = answer.text.replace(key, "[key]") if key else answer.text  # some servers repeat it
+        said = answer.text.replace(key, "[key]") if key else answer.text  # some servers repeat the key
         what = f"{base} sent no chat completion (HTTP {answer.status_code}): {said[:200]!r}"
         return Finding(_TOPIC, PROBLEM, what, "it must be an OpenAI-compatible server; see its own log")
     state, remedy = (OK, "") if said else (NOTE, "an empty answer counts as no vote")

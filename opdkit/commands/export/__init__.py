@@ -1,1 +1,1 @@
-"""`opdkit export`: judged turns in the form that other trainers read."""
+"""`opdkit export`: write the judged turns in the formats of other trainers."""

@@ -1,4 +1,4 @@
-"""Loop of `opdkit export`: judged turns in, the rows that the target makes of them out, to a complete file or none."""
+"""Loop of `opdkit export`: turn judged turns into the rows of the target. Writes a complete file or none."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,14 +31,14 @@ from opdkit.store.turn_ids import logged_session_id
 if TYPE_CHECKING:
     from opdkit.chat.template import Chat
 
-_GROUP_ROWS = 256  # a row holds its whole prompt: few enough for any memory, enough to compress
+_GROUP_ROWS = 256  # a row holds its whole prompt: few enough to fit in memory, enough to compress well
 
 
 def run(config: ExportConfig) -> Summary | Imported:
     """Export the judged turns of a run to one file, or read decisions back from one.
 
-    Raises ConfigError for a file that exists or a suffix that the target does not have, OpdkitError when a stage has
-    not finished or is older than the one before it, and when no turn is left to export.
+    Raises ConfigError if the file exists or has a wrong suffix for the target; OpdkitError if a stage has not finished
+    or is older than the stage before it, or if no turn is left to export.
     """
     if config.import_reviews is not None:
         return read_csv(config.run, config.import_reviews)
@@ -68,19 +68,19 @@ def run(config: ExportConfig) -> Summary | Imported:
 
 
 def load_teacher_chat(config: ExportConfig) -> "Chat | None":
-    """Return the template of the run's teacher, for targets with its replies; None for others, or without a teacher."""
+    """Return the student's chat template, which decodes the teacher's replies; None if the export has none."""
     if config.to != "trl-dpo" or not has_stage(config.run, "teacher"):
         return None
     check_upstream(config.run, ["teacher"])
     check_targets_current(config.run)
-    from opdkit.model.load import load_template  # no other target needs a tokenizer
+    from opdkit.model.load import load_template  # imported here: no other target needs a tokenizer
 
     model = manifest(config.run, "teacher")["plan"]["config"]["model"]
     return load_template(model, choose_template_args(config.run, "teacher"))
 
 
 def write_target(config: ExportConfig, temporary: Path, suffix: str, counters: Counters) -> None:
-    """Write the rows of a trainer's file as JSONL or, after a pass that finds their schema, as Parquet."""
+    """Write the rows for a trainer as JSONL, or as Parquet after a first pass that finds their schema."""
     target, chat = TARGETS[str(config.to)], load_teacher_chat(config)
     rewards = (1, 0) if config.include_neutral else (1,)
 
@@ -96,7 +96,7 @@ def write_target(config: ExportConfig, temporary: Path, suffix: str, counters: C
 
 
 def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Counters) -> None:
-    """Write the hints as rules to `temporary`, and beside `path`, as JSONL, who asks for each of them."""
+    """Write the hints as rules to `temporary`, and the turns that ask for each rule as JSONL beside `path`."""
     check_output(beside := path.with_suffix(".jsonl"), overwrite=config.overwrite)
     hints = []
     for turn in chain.from_iterable(read_judged_turns(config.run, config.limit, counters)):
@@ -115,14 +115,14 @@ def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Cou
     counters.count("rules", len(evidence))
     temporary.write_text(prompt, encoding="utf-8")
     if evidence:
-        with replaced_file(beside, replace=config.overwrite) as file:  # which another process may write meanwhile
+        with replaced_file(beside, replace=config.overwrite) as file:  # another process may have written it meanwhile
             file.write_text("".join(dump_json(row) + "\n" for row in evidence), encoding="utf-8")
     if disputed := [str(row["rule"]) for row in evidence if row["contradicts"]]:
         warn(f"{path}: some of the rules {', '.join(disputed)} contradict each other; decide which to keep")
 
 
 def write_parquet(path: Path, rows: Iterator[JSON], schema: pa.Schema) -> None:
-    """Write rows as Parquet, with few of them in memory."""
+    """Write rows as Parquet, with only a few in memory at a time."""
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
         while batch := list(islice(rows, _GROUP_ROWS)):
             columns = []
@@ -137,7 +137,7 @@ def write_parquet(path: Path, rows: Iterator[JSON], schema: pa.Schema) -> None:
 
 
 def choose_schema(columns: Mapping[str, pa.DataType], rows: Iterable[JSON]) -> pa.Schema:
-    """Return the schema of rows. Their messages are PLAIN where all of them are role and text, else ANY."""
+    """Return the schema of the rows. Messages are PLAIN if all of them have only role and content, else ANY."""
     names = [name for name, kind in columns.items() if kind == MESSAGES]
     is_plain = all(message.keys() == {"role", "content"} for row in rows for name in names for message in row[name])
     messages = pa.list_(PLAIN if is_plain else ANY)
@@ -145,7 +145,7 @@ def choose_schema(columns: Mapping[str, pa.DataType], rows: Iterable[JSON]) -> p
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
-    """Raise ConfigError when `path` is a folder, or a file that is not to be overwritten."""
+    """Raise ConfigError if `path` is a folder, or exists and must not be overwritten."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name the file to write")
     if path.exists() and not overwrite:

@@ -1,8 +1,8 @@
-"""Judged turns of a run, and their prompts and replies in OpenAI's form, as trainers take them.
+"""Judged turns of a run, and their prompts and replies in OpenAI's format, which trainers read.
 
 A trainer encodes the rendered text as a whole. Text of a log that looks like a template's control tokens would become
-control tokens there, and forge a turn; opdkit can tell them apart when it encodes, an export cannot. So such turns are
-not exported.
+control tokens there, and forge a turn. opdkit can tell them apart when it encodes, but an exported file cannot. So such
+turns are not exported.
 """
 
 import json
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 CONTROL_TOKENS = "control tokens in the text"
 REFUSED = "JSON that strict readers refuse"
-_BIG = re.compile("[:,[-][0-9]{19}")  # 2^63 has as many digits
+_BIG = re.compile("[:,[-][0-9]{19}")  # an integer with the 19 digits of 2^63, or more
 
 
 class NotExportedError(Exception):
-    """Raised for a turn that has no place in the export. Its text is the reason that is counted."""
+    """Raised for a turn that cannot be exported. Its text is the reason that is counted."""
 
 
 @dataclass(frozen=True)
 class JudgedTurn(JoinedTurn):
-    """Turn with its session. Its verdict is the one that the decision in force leaves."""
+    """Turn with its session. Its verdict has the decision in force applied."""
 
     verdict: JSON
     review: Review | None = None
     targets: Sequence[Any] = ()
-    wanted: Message | None = None  # the reply that should have been
-    hint_text: str = DEFAULTS["teacher"]["hint"]  # what the teacher reads, with {hint} in it
+    wanted: Message | None = None  # the reply to prefer, by a person or the teacher
+    hint_text: str = DEFAULTS["teacher"]["hint"]  # text around the {hint} in the teacher's prompt
 
 
 def read_judged_turns(
@@ -57,10 +57,9 @@ def read_judged_turns(
 ) -> Iterator[list[JudgedTurn]]:
     """Yield the judged turns of each session, within the first `limit` sessions of the run.
 
-    Hints that `--check-hints` dropped are left out, and the decisions of people in force win over the votes. All turns
-    are counted in `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as
-    "not judged". `chat` decodes the replies that the teacher wrote; without it there are none. Raises what `read_part`
-    raises.
+    Hints that `--check-hints` dropped are left out, and decisions in force override the votes. `rows_in` counts all
+    turns. Turns without a verdict are dropped: as "not judged", or for the reason why they cannot be trained on. `chat`
+    decodes the replies that the teacher wrote; without it, they are not read. Raises what `read_part` raises.
     """
     columns = CHECKED if chat is None else {**CHECKED, "targets": ("turn_id", "written", "response_ids")}
     hint_text, reviews, parts = read_hint_text(run), read_reviews_in_force(run), count_parts(run, "judge")
@@ -79,9 +78,9 @@ def read_judged_turns(
 
 
 def wanted_reply(turn: JoinedTurn, chat: "Chat | None") -> Message | None:
-    """Return a person's edit, else the reply that was kept, else the first that the hinted teacher wrote and ended."""
+    """Return a person's edit, else the reply that a person kept, else the hinted teacher's first finished reply."""
     decision = turn.turn["decision"] or NO_DECISION
-    if text := decision["edited"]:  # calls and thinking stay as they were logged, so that only the text is preferred
+    if text := decision["edited"]:  # keeps the logged tool calls and thinking, so that only the text differs
         return turn.session["messages"][turn.index] | {"content": text}
     if text := decision["kept"]:
         return message("assistant", text)
@@ -96,7 +95,7 @@ def wanted_reply(turn: JoinedTurn, chat: "Chat | None") -> Message | None:
 
 
 def check_reward(turn: JudgedTurn, rewards: Sequence[int]) -> int:
-    """Return the reward of a turn. Raises NotExportedError where it is missing or not one of `rewards`."""
+    """Return the reward of a turn. Raises NotExportedError if it is missing or not one of `rewards`."""
     reward: int | None = turn.verdict["reward"]
     if reward is None:
         raise NotExportedError(f"no reward ({turn.verdict['reward_status']})")
@@ -106,21 +105,21 @@ def check_reward(turn: JudgedTurn, rewards: Sequence[int]) -> int:
 
 
 def check_complete(turn: JudgedTurn) -> None:
-    """Raise NotExportedError for a reply without an end of its own: a trainer would teach that it ends there."""
+    """Raise NotExportedError if the reply was cut off or interrupted: a trainer would teach the model to end there."""
     reason = turn.turn["finish_reason"]
     if is_incomplete(reason):
         raise NotExportedError("reply cut off" if is_cut_off(reason) else "reply interrupted")
 
 
 def check_row(row: JSON) -> None:
-    """Raise NotExportedError for text and numbers that readers would misread.
+    """Raise NotExportedError for text or numbers that readers would misread: integers beyond 64 bits, control tokens.
 
-    That is text that a tokenizer reads as the control tokens of a chat template, also in tools and parsed arguments.
+    The latter are text that a tokenizer reads as control tokens of a chat template, also in tools and parsed arguments.
     """
     text = dump_json(row)
     if _BIG.search(text):
         json.loads(text, parse_int=_check_integer)
-    if has_control_tokens(text) and has_control_tokens(text.replace("\\n", "\n")):  # no token spans lines
+    if has_control_tokens(text) and has_control_tokens(text.replace("\\n", "\n")):  # control tokens have no line break
         raise NotExportedError(CONTROL_TOKENS)
 
 
@@ -132,7 +131,7 @@ def convert_prompt(turn: JudgedTurn) -> list[Message]:
 
 
 def convert_completion(turn: JudgedTurn) -> list[Message]:
-    """Return the reply, as a list of one. Raises NotExportedError, also for a reply that is not complete."""
+    """Return the reply, as a list of one message. Raises NotExportedError, also for an incomplete reply."""
     check_complete(turn)
     return [openai_message(turn.session["messages"][turn.index])]
 
@@ -144,7 +143,7 @@ def convert_tools(turn: JudgedTurn) -> str | None:
 
 
 def dump_json(value: Any) -> str:
-    """Return one line of JSON. Raises NotExportedError for NaN, infinity, and what is nested too deeply."""
+    """Return one line of JSON. Raises NotExportedError for NaN, infinity, and values that are nested too deeply."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (ValueError, RecursionError):
@@ -152,6 +151,6 @@ def dump_json(value: Any) -> str:
 
 
 def _check_integer(text: str) -> None:
-    """Raise NotExportedError for a number that a reader with 64-bit integers refuses."""
+    """Raise NotExportedError for an integer that does not fit into 64 bits."""
     if not -(2**63) <= int(text) < 2**63:
         raise NotExportedError(REFUSED)

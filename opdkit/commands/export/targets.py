@@ -1,7 +1,7 @@
 """Targets of `opdkit export`: their rows, columns and kinds of file.
 
-A row of most targets is one turn. OpenAI's is one session: the weights say what is learned, so what the turns of a
-session have in common is uploaded, and paid for, once.
+In most targets, a row is one turn. In OpenAI's, it is one session: the weights say which replies are learned, so the
+messages that the turns of a session share are uploaded, and paid for, once.
 """
 
 import json
@@ -28,27 +28,27 @@ from opdkit.commands.export.messages import (
 from opdkit.config.fields import JSON
 from opdkit.store.counters import Counters
 
-Rewards = tuple[int, ...]  # those whose replies are worth imitating
+Rewards = tuple[int, ...]  # rewards of the replies that are worth imitating
 Rows = Iterator[JSON]
 RowOfTurn = Callable[[JudgedTurn, Rewards, int], JSON]
 
-FEWEST_LINES = 10  # OpenAI takes no smaller file
-# A message of role and text, which every reader takes. Other messages hold objects of any shape (a call's arguments):
-# as JSON, which `datasets` returns unchanged. As a struct each message would get every key of all others, and
-# templates that ask whether a message has `tool_calls` would see that all of them do.
+FEWEST_LINES = 10  # OpenAI accepts no smaller file
+# PLAIN is a message with role and text, which every reader accepts. Other messages hold objects of any shape, such as
+# the arguments of a call. ANY stores them as JSON, which `datasets` returns unchanged. In a struct, each message would
+# get the keys of all others, and templates that test whether a message has `tool_calls` would find them in every one.
 PLAIN = pa.struct({"role": pa.string(), "content": pa.string()})
 ANY = pa.json_(pa.string())
-MESSAGES = pa.list_(PLAIN)  # of another message type where the messages of a run need it
+MESSAGES = pa.list_(PLAIN)  # `choose_schema` replaces PLAIN by ANY if needed
 _TEXT = pa.string()
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # of a participant, as OpenAI takes it
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # name of a participant that OpenAI accepts
 
 
 @dataclass(frozen=True)
 class Target:
-    """Form of export.
+    """Format of an export.
 
-    `rows` yields the rows of one session's judged turns. It counts the turns that are in them in `rows_out`, and all
-    others in `dropped`. `suffixes` are the kinds of file, the default first.
+    `rows` yields the rows for the judged turns of one session. It counts exported turns in `rows_out`, and all other
+    turns in `dropped`. `suffixes` are the kinds of file, the default first.
     """
 
     columns: Mapping[str, pa.DataType]
@@ -57,7 +57,7 @@ class Target:
 
 
 def make_rows(row_of_turn: RowOfTurn, turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Rows:
-    """Yield `row_of_turn(turn, rewards, number of rows before it)` of each turn, unless it raises NotExportedError."""
+    """Yield `row_of_turn(turn, rewards, number of rows before it)` for each turn, unless it raises NotExportedError."""
     for turn in turns:
         try:
             check_row(row := row_of_turn(turn, rewards, counters.rows_out))
@@ -71,9 +71,9 @@ def make_rows(row_of_turn: RowOfTurn, turns: list[JudgedTurn], rewards: Rewards,
 def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     """Return a row for TRL's SDFT trainer (self-distillation): a prompt, and context that only the teacher may read.
 
-    The trainer writes `privileged_context` after the last user message, two line breaks between, so that its teacher
-    reads exactly what opdkit's does with `--hint-placement last-user`. It samples the replies itself. It takes no
-    prompt that ends with anything but a user message, and no tool definitions per row.
+    The trainer appends `privileged_context` to the last user message, after two line breaks. So its teacher reads what
+    opdkit's teacher reads with `--hint-placement last-user`. The trainer samples the replies itself. It accepts only
+    prompts that end with a user message, and no tool definitions per row.
     """
     hint = turn.verdict["hint"]
     if hint is None:
@@ -92,9 +92,9 @@ def trl_kto(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
 
 
 def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
-    """Return a row for TRL's DPO trainer: the reply that should have been is chosen over the logged one.
+    """Return a row for TRL's DPO trainer: the wanted reply is chosen over the logged one.
 
-    It is a person's edit, the reply that a person kept, or one that the hinted teacher wrote.
+    The wanted reply is a person's edit, the reply that a person kept, or one that the hinted teacher wrote.
     """
     if turn.verdict["hint"] is None:
         raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
@@ -117,8 +117,8 @@ def trl_sft(turn: JudgedTurn, rewards: Rewards, _number: int) -> JSON:
 def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
     """Return a row for verl's RLHFDataset: a prompt, and what a reward function compares a fresh reply with.
 
-    In a conversation the right answer is rarely one string, so the style is "model": a judge compares the fresh reply
-    with `ground_truth`, which is the hint, or, where users were content, the logged reply without its thinking
+    In a conversation, the right answer is rarely one string, so the style is "model": a judge compares the fresh reply
+    with `ground_truth`. That is the hint or, without a hint and with reward +1, the logged reply without its thinking
     (`extra_info.ground_truth_is` says which).
     """
     hint, reward = turn.verdict["hint"], turn.verdict["reward"]
@@ -143,7 +143,7 @@ def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
 
 
 def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Rows:
-    """Yield a session for OpenAI's fine-tuning, up to its last reply to imitate; nothing without one.
+    """Yield a session for OpenAI's fine-tuning, up to its last reply to imitate; nothing without such a reply.
 
     Replies to imitate have weight 1, all others 0.
     """
@@ -172,17 +172,17 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Row
         return
     counters.rows_out += len(weighted)
     counters.count("conversations")
-    if without_thinking := sum(bool(messages[i]["reasoning"]) for i in weighted):  # the format has no place for it
+    if without_thinking := sum(bool(messages[i]["reasoning"]) for i in weighted):  # the format has no field for it
         counters.count("replies without the thinking", without_thinking)
     lines = [_convert(message, int(i in weighted)) for i, message in enumerate(messages[: max(weighted) + 1])]
     yield {"messages": lines} | ({"tools": json.loads(tools)} if tools else {})
 
 
 def link_tool_calls(messages: list[Message]) -> tuple[list[Message], str]:
-    """Return the messages up to where OpenAI would refuse them, and why there; "" where it takes them all.
+    """Return the messages before the first one that OpenAI would refuse, and why; all of them and "" if it accepts all.
 
-    Every call needs an id, and every result the id of a call right before it. Where the log has none (ShareGPT),
-    results belong to calls in their order, and ids are made up.
+    Every call needs an id, and every result the id of a call right before it. If the log has no ids (ShareGPT), results
+    are assigned to calls in order, and ids are made up.
     """
     linked, waiting = list[Message](), list[tuple[str, str]]()  # (logged id, id) of calls without a result
     numbers = count()
