@@ -1,14 +1,14 @@
-"""Judge that is asked in files, in the form of OpenAI's Batch API, which `vllm run-batch` reads as well.
+"""Judge that is asked through files in the format of OpenAI's Batch API, which `vllm run-batch` also reads.
 
     {"custom_id": "3-reward-0-1f6e...-s12_4", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
 
-`--out` writes a line for each vote that has no answer yet, `--in` reads answers, in any order. They are kept part by
-part as those of a server are, and a part of which every vote is there is judged by the same code. Votes do not wait for
-each other: the first file asks for all of them.
+`--out` writes a line for each vote that has no answer yet, `--in` reads answers, in any order. Answers are kept per
+part, like those of a server, and a part that has all of its votes is judged by the same code. There are no rounds of
+votes: the first file asks for all of them.
 
 A custom_id holds the part, the question, the vote, and a digest of the turn's id, the seed and the body. So an answer
-counts for exactly the request that it was given to: not in another run, and not after an option has changed what is
-sent. In memory are the questions and answers of one part, and 16 bytes per line of the files.
+counts only for the request that it answers: not in another run, and not after an option has changed what is sent.
+Memory holds the questions and answers of one part, and 16 bytes per line of the files.
 """
 
 import contextlib
@@ -37,32 +37,32 @@ from opdkit.store.part_writer import Stage
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.stopping import raise_if_requested
 
-LONGEST_ID = 64  # characters of a custom_id, all of them letters, digits, "_" and "-": no service takes less
-MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # of one file, for OpenAI
+LONGEST_ID = 64  # characters of a custom_id (letters, digits, "_", "-"), which every service accepts
+MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # OpenAI's limits per file
 _OF_ONE_COMMAND = ("in_", "out", "overwrite", "retries")  # options that the next command does not repeat
 _SHOWN = 5  # lines or kinds of errors that a message names
 
-Line = tuple[str, VoteRequest, JSON]  # custom_id, and what it asks for; its body but for the seed
+Line = tuple[str, VoteRequest, JSON]  # custom_id, the vote that it asks for, and the body without the seed
 
 
 class Batch(Endpoint):
-    """Chat model that is asked in files. `next` says, once files were exchanged, what to do about missing votes."""
+    """Chat model that is asked through files. After `exchange`, `next` says what to do about missing votes."""
 
     def __init__(self, config: JudgeConfig, folder: Path | None = None) -> None:
         super().__init__(config, folder)
         self.where = "the batch"
         self.next, self.is_waiting = "", False
-        self.names: Counter[str] = Counter()  # of the models that answer
-        self.counts: Counter[str] = Counter()  # of lines, by what they are
-        self.failures: Counter[str] = Counter()  # of requests without an answer, by the kind of the error
-        self.examples: dict[str, list[str]] = defaultdict(list)  # of both; the first ones
+        self.names: Counter[str] = Counter()  # models that answer, by number of lines
+        self.counts: Counter[str] = Counter()  # lines, by category
+        self.failures: Counter[str] = Counter()  # failed requests, by kind of error
+        self.examples: dict[str, list[str]] = defaultdict(list)  # the first of each category and kind
 
     def exchange(
         self, stage: Stage, parts: Sequence[int], questions_of: Callable[[int], Sequence[Question]]
     ) -> list[int]:
-        """Read the answers of `--in`, write `--out`, and return those of `parts` of which every vote is there.
+        """Read the answers of `--in`, write `--out`, and return those of `parts` that have all of their votes.
 
-        Raises OpdkitError when `--in` holds no answer to a request of these parts or of those that are done.
+        Raises OpdkitError if no line of a file can be read, or if all readable lines answer requests of another run.
         """
         complete, left, size = list[int](), 0, 0
         with contextlib.ExitStack() as files:
@@ -104,7 +104,7 @@ class Batch(Endpoint):
                 yield start + name[-room:], request, body
 
     def _find_lines(self, stage: Stage, parts: Sequence[int], files: Sequence[BinaryIO]) -> dict[int, "array[int]"]:
-        """Return part -> number of the file and offset of each line with an answer for it, one after the other."""
+        """Return part -> [file number, byte offset, ...] of the lines that answer it. Count the other lines."""
         places: dict[int, array[int]] = defaultdict(lambda: array("Q"))
         wanted, done = set(parts), {part for part in range(stage.parts) if stage.is_done(part)}
         for number, file in enumerate(files):
@@ -142,7 +142,7 @@ class Batch(Endpoint):
     def _take(
         self, files: Sequence[BinaryIO], places: "array[int]", requests: Mapping[str, VoteRequest], kept: KeptAnswers
     ) -> None:
-        """Read the lines at `places`, and add to `kept` the answers to `requests`; the first one to each counts."""
+        """Read the lines at `places` and add the first answer to each of `requests` to `kept`."""
         new, failed = set[str](), dict[str, FailedAttemptError]()
         for number, offset in zip(places[::2], places[1::2], strict=True):
             files[number].seek(offset)
@@ -175,14 +175,14 @@ class Batch(Endpoint):
                     kept.add(requests[custom_id], answer)
 
     def _read_answer(self, record: JSON, question: str) -> Answer:
-        """Return the answer in a line. Raises FailedAttemptError for an error that may pass."""
+        """Return the answer in a line. Raises FailedAttemptError for any error except a prompt that does not fit."""
         response, error = record["response"] or {}, record["error"]
         status, body = response.get("status_code"), response.get("body")
         if status == 200 and not error:
             if self.identity.known is None and self.names:
                 (most_common, _), *_ = self.names.most_common(1)
                 self.identity.settle(self.model if self.model in self.names else most_common)
-            self.identity.answered = self.identity.known in self.names  # in whatever order the lines stand
+            self.identity.answered = self.identity.known in self.names  # whether before or after this line
             return self._read(SimpleNamespace(json=lambda: body), question)
         document = error or body
         failure = SimpleNamespace(status_code=status, json=lambda: document, text=json.dumps(document))
@@ -198,7 +198,7 @@ class Batch(Endpoint):
             self.examples[kind].append(example)
 
     def _report(self) -> None:
-        """Say what was read. Raises OpdkitError when none of it belongs to this run."""
+        """Report what was read. Raises OpdkitError if all readable lines answer requests of another run."""
         counts, names, examples = self.counts, ", ".join(self.config.in_), self.examples
         others = {"known": "given before", "duplicate": "given twice", "done": "of parts that are judged",
                   "of other shards": "of other shards"}  # fmt: skip
@@ -222,7 +222,7 @@ class Batch(Endpoint):
             warn(text)
 
     def _advise(self, left: int, size: int, parts: int) -> None:
-        """Say what was written, and set what to do next: `left` votes in `parts` have no answer."""
+        """Report what was written, and set `next` and `is_waiting`: `left` votes in `parts` parts have no answer."""
         config, options = self.config, self.config.effective()
         again = shlex.join(command_line("judge", JudgeConfig, config.run, options, _OF_ONE_COMMAND))
         if config.out:

@@ -1,8 +1,8 @@
-"""Cascade of two judges: a small first one answers all questions, a second one those that the first leaves open.
+"""Cascade of two judges: a small first judge answers all questions, the second one those that the first leaves open.
 
-The votes of the first judge decide the reward where all of them are equal. On the hint they decide only that there is
-none: that votes agree says nothing of the text of a hint, which is what a small model does worst. So the second judge
-writes all hints, and gives the rewards on which the first one's votes differ. A vote that failed agrees with none.
+The votes of the first judge decide the reward if all of them are equal. On the hint they can only decide that there is
+none: agreement says nothing about the text of a hint, which small models write worst. So the second judge writes all
+hints, and gives the rewards on which the first judge's votes differ. A failed vote agrees with no other.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from opdkit.judge.rounds import ask_in_rounds
 from opdkit.judge.votes import USAGE, Answer, Answers, Ask, Question, Votes
 from opdkit.store.counters import Counters
 
-# Counters of a cascade beside those of the tokens, and their labels.
+# Counters of a cascade, in addition to those of tokens, and their labels.
 DECIDED, GIVEN, UNREAD = "questions decided", "votes given", "failed votes of the first judge"
 FIRST, SECOND = "first judge", "second judge"
 
@@ -25,8 +25,8 @@ def ask_judges(
 ) -> tuple[Answers, list[JSON]]:
     """Return the answers to each question, and the rows of `escalated`. Count the tokens of the answers.
 
-    With `ask_first`, the first judge answers all questions, and the judge those that it leaves open: the rows are the
-    first judge's votes on these. Without it, the judge answers all questions at once, and there are no rows.
+    With `ask_first`, the first judge answers all questions, and the second judge (`ask`) those left open; the rows are
+    the first judge's votes on the latter. Without it, `ask` answers all questions, and there are no rows.
     """
     if not (ask_first and config.first):
         return _ask_judge(questions, config, ask, texts, counters), []
@@ -47,7 +47,7 @@ def ask_judges(
 def _ask_judge(
     questions: Sequence[Question], config: JudgeConfig, ask: Ask, texts: Texts, counters: Counters, who: str = ""
 ) -> Answers:
-    """Return the answers of one judge. Count their tokens and, of a cascade, the votes; `who` is their label."""
+    """Return the answers of one judge. Count their tokens and, in a cascade, the votes, under the label `who`."""
     answers = dict(zip([q.key for q in questions], ask_in_rounds(ask, questions, config, texts), strict=True))
     if who:
         counters.count(GIVEN, sum(map(len, answers.values())), label=who)
@@ -65,6 +65,6 @@ def list_votes_on(turn_id: str, answers: Answers, texts: Texts) -> Votes:
 
 
 def leaves_open(question: str, answers: Sequence[Answer], texts: Texts) -> bool:
-    """Return whether the first judge's answers to the question of this name leave it to the second judge."""
+    """Return whether the first judge's answers to a question (hint or reward) leave it to the second judge."""
     decisions = {decision for decision, _ in read_decisions(answers, question, texts)}
     return bool(decisions - {-1}) if question == "hint" else len(decisions) != 1 or None in decisions

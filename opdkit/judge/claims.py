@@ -1,4 +1,4 @@
-"""Claims of hints, contradictions between them, and groups of hints that ask for like things. Pure.
+"""Claims of hints, contradictions between them, and groups of hints that ask for similar things. Pure.
 
 A hint makes claims: a word, and whether it is wanted. "Use Python, not Java" claims (python, True) and (java, False);
 "be brief" and "not so long" claim the same. No model is asked: a paraphrase in other words makes other claims.
@@ -15,7 +15,7 @@ _CLAUSE = re.compile(r"[.,;:!?](?=\s|\Z)|[。，、；：！？]|\bbut\b")
 
 
 def find_claims(hint: str) -> Claims:
-    """Return what a hint claims, without words that any hint could hold; all of its words where it has no others.
+    """Return a hint's claims, without words that any hint could contain; all of its words if no others are left.
 
     >>> sorted(find_claims("Please use Celsius, not miles."))
     [('celsiu', True), ('kilometer', True)]
@@ -30,10 +30,10 @@ def find_claims(hint: str) -> Claims:
 
 
 def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-    """Return hints with how often each is given, in groups that ask for like things; the commonest first, everywhere.
+    """Group (hint, count) pairs that ask for similar things; groups and their members are sorted by count, descending.
 
-    It is looser than rules, for a reader who sees all wordings. A hint joins the first group whose commonest one denies
-    none of its claims, and shares half of those of the hint that makes fewer: two at least, where that makes two.
+    This is looser than the export of rules, since its reader sees all wordings. A hint joins the first group whose most
+    common hint denies none of its claims and shares half of those of whichever makes fewer (two, unless it makes one).
     """
     groups: list[tuple[Claims, list[tuple[str, int]]]] = []
     for text, number in sorted(texts, key=lambda one: (-one[1], one[0])):
@@ -50,12 +50,12 @@ def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]
 
 
 def choose_wording(counts: Iterable[tuple[str, int]]) -> dict[str, str]:
-    """Return hint -> the commonest one of its group, from hints with how often each is given."""
+    """Return hint -> the most common hint of its group, from (hint, count) pairs."""
     return {text: members[0][0] for members in group_alike(counts) for text, _ in members}
 
 
 def contradicts(a: Claims, b: Claims) -> bool:
-    """Return whether one wants all of what the other denies, and beyond that at most one of them claims more."""
+    """Return whether one hint wants all that the other denies, and at most one of them makes further claims."""
     denied = frozenset((word, wanted) for word, wanted in a if (word, not wanted) in b)
     unwanted = [{word for word, wanted in claims if not wanted} for claims in (a, b)]
     is_whole = any(own and own <= {word for word, _ in denied} for own in unwanted)

@@ -1,7 +1,7 @@
-"""Costs of a judge before it is asked: votes, tokens with a prefix cache and without, time, money.
+"""Costs of a judge before it is asked: votes, tokens with and without a prefix cache, time, money.
 
-Prompts are counted with the judge's tokenizer. That of a server's model may be in a folder here, or in the cache of the
-hub; else four bytes of UTF-8 count as a token. `--measure N` asks about N turns: see `Measured`.
+Prompts are counted with the judge's tokenizer. For a model on a server, that is looked up in a local folder and in the
+hub's cache; without it, four bytes of UTF-8 count as a token. `--measure N` asks about N turns: see `Measured`.
 """
 
 import time
@@ -13,28 +13,28 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.judge.votes import Answers, Ask, Question
 from opdkit.store.dry_run import describe_costs
 
-# Keys of `count_work`, which counts all votes: votes; those that were given before; questions that cannot be asked;
-# prompt tokens read vote by vote, and with a prefix cache; the most tokens that the votes can have. The dry run adds
-# how many votes it takes at least.
+# Keys of `count_work`, which assumes that all votes are asked for: votes; votes already given; questions that cannot be
+# asked; prompt tokens without and with a prefix cache; the most tokens that the answers can have. The dry run adds
+# LEAST, the fewest votes that can decide all questions.
 VOTES, KNOWN, UNASKED, COLD, WARM, LONGEST = "votes", "known", "unasked", "cold", "warm", "longest"
 LEAST = "least"
-BYTES_PER_TOKEN = 4  # of UTF-8, where no tokenizer is known
+BYTES_PER_TOKEN = 4  # of UTF-8, if there is no tokenizer
 
 
 class Measured(NamedTuple):
-    """Figures from a judge's votes on a few turns; None where the judge does not give them."""
+    """Figures measured on a judge's votes on a few turns; None if the judge does not report them."""
 
     votes: int
-    share: float  # of all votes that the questions could have; the others were not needed
+    share: float  # given votes / all votes that the questions could have; the others were not needed
     seconds: float  # per vote
-    prompt_scale: float | None  # prompt tokens, as a multiple of those that were counted before
+    prompt_scale: float | None  # prompt tokens that the judge reports / those that `count_work` counts
     completion: float | None  # tokens per vote
 
 
 def measure(judge: Any, ask: Ask, turns: Sequence[Sequence[Question]]) -> tuple[Measured, Answers]:
-    """Ask all questions about some turns. Where there are several, the first one only warms up and is not timed.
+    """Ask all questions about some turns. If there are several turns, the first is a warm-up and is not timed.
 
-    `ask` asks `judge`, and no more votes than are needed.
+    `ask` asks `judge` for no more votes than are needed.
     """
     given, seconds, expected = Answers(), 0.0, Counter[str]()
     for questions in ([q for turn in chosen for q in turn] for chosen in (turns[:1], turns[1:]) if chosen):
@@ -55,16 +55,16 @@ def measure(judge: Any, ask: Ask, turns: Sequence[Sequence[Question]]) -> tuple[
 def describe_work(
     config: JudgeConfig, judge: Any, work: Mapping[str, int], measured: Measured | None
 ) -> dict[str, int | str]:
-    """Return the lines of `--dry-run` on what the votes take, from the counts of `count_work`.
+    """Return the lines of `--dry-run` on the costs of the votes, from the counts of `count_work`.
 
-    Without `measured`, the lines are about all votes. With --all-votes that is what it takes, else the most.
+    Without `measured`, they assume that all votes are asked for: exact with --all-votes, else an upper bound.
     """
     is_local, is_fixed = config.judge == "local", work[LEAST] == work[VOTES]
     most = work[VOTES] - work[KNOWN]
     left = max(0, round(work[VOTES] * measured.share) - work[KNOWN]) if measured else most
     scale, completion = (measured.prompt_scale, measured.completion) if measured else (None, None)
-    sent = left / most if most else 1.0  # share of the votes whose tokens `work` counts
-    answered = left - work[UNASKED] * config.votes * sent  # without votes on questions that cannot be put
+    sent = left / most if most else 1.0  # votes to ask for / votes whose tokens `work` counts
+    answered = left - work[UNASKED] * config.votes * sent  # without votes on questions that cannot be asked
     cold, warm = round(work[COLD] * (scale or 1) * sent), round(work[WARM] * (scale or 1))
     written = work[LONGEST] if completion is None else round(answered * completion)
     about = "" if is_fixed else ", about" if measured else ", at most"

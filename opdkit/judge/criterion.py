@@ -1,4 +1,4 @@
-"""Questions about a reply on its own, before anybody reacts to it: does it meet a criterion, or follow a hint."""
+"""Judgement of replies that nobody has reacted to: whether they meet a criterion, such as to follow a hint."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,20 +20,20 @@ from opdkit.judge.votes import TRIAL, Ask, Question, Reward, RewardVote, choose_
 from opdkit.store.plans import has_stage, manifest
 
 _SECTION_CHARS = 6000
-# Options of the judge that eval, rollout and teacher have, too, and those taken over from the run whose judge it is.
+# Judge options that eval, rollout and teacher have, too; judge options copied from the run if its judge is asked again.
 _SHARED = ("run", "judge_model", "judge_url", "api_key_env", "concurrency", "device", "dtype", "load_in_4bit", "seed",
            "batch_tokens")  # fmt: skip
 _AS_RECORDED = ("max_new_tokens", "temperature", "timeout", "retries")
-# Of a reply that shows its reader nothing. If it were rewarded or left out, the model would learn to say nothing.
+# Of a reply without visible text. If such replies were rewarded or left out, the model would learn to say nothing.
 EMPTY = Reward(-1, "empty", None)
 
 
 @dataclass(frozen=True)
 class FreshReply:
-    """Reply that nobody has reacted to, as its reader sees it, and what it is judged by."""
+    """Reply that nobody has reacted to, as its reader sees it (`seen`), and the criterion to judge it by."""
 
     prompt_id: str
-    messages: Sequence[JSON]  # before it
+    messages: Sequence[JSON]  # before the reply
     seen: str
     criterion: str
     hint: str | None = None
@@ -41,10 +41,10 @@ class FreshReply:
 
 
 def make_criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterion"]) -> list[JSON]:
-    """Return the chat that asks a judge whether a reply meets its criterion; it may mention hint or good reply."""
+    """Return the messages that ask a judge whether a reply meets its criterion, with hint or good reply, if any."""
     messages = [*reply.messages, message("assistant", reply.seen)]
     common = write_turn(ReplyInContext(messages, len(reply.messages), []), _SECTION_CHARS)
-    common = common.rpartition("\n\n## What came next\n")[0]  # nothing did
+    common = common.rpartition("\n\n## What came next\n")[0]  # nobody has reacted
     for title, text in (("Hint", reply.hint), ("Good reply", reply.praised)):
         if text is not None:
             common += f"\n\n## {title}\n{quote(defuse(text[:_SECTION_CHARS]))}"
@@ -53,9 +53,9 @@ def make_criterion_messages(reply: FreshReply, texts: Texts = DEFAULTS["criterio
 
 
 def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list[tuple[list[RewardVote], Reward]]:
-    """Return the votes on each reply, and the reward that they add up to: 1 where it meets the criterion, else -1.
+    """Return the votes on each reply and its reward: 1 if it meets the criterion, -1 if not, 0 or None if undecided.
 
-    Equal replies to one prompt are one question. A reply that shows its reader nothing is not asked about: it gets -1.
+    Equal replies to one prompt are one question. A reply without visible text gets -1 without a question.
     """
     names = [f"{r.prompt_id}:{hashlib.sha256(r.seen.encode()).hexdigest()[:16]}" for r in replies]
     questions = {name: Question(name, "criterion", make_criterion_messages(reply, texts))
@@ -68,16 +68,16 @@ def judge_replies(ask: Ask, replies: Sequence[FreshReply], texts: Texts) -> list
 
 
 def read_judge_options(run: Path) -> JSON:
-    """Return the options that name the model that judged a run; {} where no model did."""
+    """Return the options that name the model that judged a run; {} if no model did, or if it cannot be asked now."""
     options = _read_options(run)
     model, url = options.get("judge_model"), options.get("judge_url")
-    # The model of a batch is at hand only at an address. A rollout's options have no `judge`.
+    # The judge of a batch can be asked now only if it has a URL. A rollout's options have no `judge`.
     is_absent = options.get("judge") == "rules" or (options.get("judge") == "batch" and not url)
     return {"judge_model": model, "judge_url": url} if model and not is_absent else {}
 
 
 def _read_options(run: Path) -> JSON:
-    """Return the options of the command that judged a run; {} where none did."""
+    """Return the options of the command that judged a run; {} if none did."""
     return manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
 
 
@@ -96,9 +96,9 @@ def open_criterion_judge(
 ) -> Ask:
     """Return the judge that `--judge-model` names: a local model, or with `--judge-url` one on a server.
 
-    The judge of the run is asked as it was for the run: with the same arguments of its template, length and
-    temperature, at any address; its key is sent to the recorded one alone. `folder`: of the stage that the votes are
-    for, where they are given by more than one process. `model`: the local model, if it is loaded already.
+    If it is the judge of the run, it is asked as it was for the run, at any address: with the same template arguments,
+    token limit, temperature, timeout and retries. The run's key is only sent to the recorded address. `folder` is the
+    folder of the stage that the votes are for, if several processes ask; `model` the local model, if already loaded.
     """
     options, recorded = {name: getattr(config, name) for name in _SHARED}, _read_options(config.run)
     if "judge" in recorded and recorded["judge_model"] == options["judge_model"]:

@@ -1,8 +1,8 @@
-"""Decisions of people in the log as signal: ratings, edits, and replies that were given up for another one.
+"""Decisions of people in the log as signal: ratings, edits, and replies that were replaced by another one.
 
-A decision is a reward without a vote: a rating is that reward; a reply that was edited, or regenerated and not kept,
-gets -1. What the reply should have been, the edit or the kept reply, is a hint, and needs no vote either. A comment is
-a reaction, like a next message.
+A decision gives a reward without a vote: a rating is the reward; a reply that was edited, or regenerated and not kept,
+gets -1. The reply that the person wanted (the edit or the kept reply) is a hint, also without a vote. A comment is a
+reaction, like a next message.
 """
 
 from opdkit.chat.conversation import JSON
@@ -20,7 +20,7 @@ def choose_decided_reward(decision: JSON) -> Reward | None:
 
 
 def choose_decided_hint(decision: JSON, choice: Choice, texts: Texts) -> Choice:
-    """Return the hint with the reply that a person wanted: the edit alone, or the kept reply behind the voted hint."""
+    """Return the hint with the reply that a person wanted: the edit alone, or the voted hint, then the kept reply."""
     if decision["edited"]:
         hint, status = texts["edited"].replace("{reply}", decision["edited"]), EDITED
     elif decision["kept"]:
@@ -32,7 +32,7 @@ def choose_decided_hint(decision: JSON, choice: Choice, texts: Texts) -> Choice:
 
 
 def resolve_conflict(reward: Reward, choice: Choice, rule: str) -> tuple[Reward, Choice]:
-    """Return reward and hint of a reply that a person rated +1 although a hint wants another one, by --conflicts."""
+    """Return reward and hint of a reply rated +1 whose hint asks for another reply. `rule` is --conflicts."""
     if rule == "hint":
         return Reward(-1, CONFLICT, None), choice
     none = Choice(choice.hints, None, CONFLICT, choice.rejected)

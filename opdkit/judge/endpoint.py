@@ -1,13 +1,13 @@
 """Judge behind an OpenAI-compatible server: one request per vote.
 
-Several votes in one request (`n`) would save nothing: servers keep the prompt in their prefix cache, which votes of one
+Several votes per request (`n`) would save nothing: servers keep the prompt in their prefix cache, which all votes on a
 question and both questions about a turn share, and many servers ignore `n`. With one seed for n answers, a vote would
-also depend on how many others are asked with it; so asking no more once the outcome is decided would change the votes.
+also depend on how many others are asked for with it, so stopping once the outcome is decided would change the votes.
 
-A request that fails for a passing reason is sent again (see `opdkit.model.server.traffic`): 429, 5xx, a connection that
-breaks, a timeout, an answer that is not a chat completion, that was interrupted, or that is of another model. A lasting
-reason (another 4xx) ends the stage at once, and so does a server that answers nobody. No vote is ever made up for an
-answer that did not come. A prompt that a filter refuses is a failed vote.
+A request that fails for a temporary reason is sent again (see `opdkit.model.server.traffic`): 429, 5xx, a broken
+connection, a timeout, or an answer that is not a chat completion, was interrupted, or comes from another model. A
+permanent error (another 4xx) ends the stage at once, and so does a server that answers no request. If a content filter
+refuses a prompt, the vote counts as failed. No vote is ever made up for a missing answer.
 """
 
 import contextlib
@@ -49,24 +49,24 @@ _TOO_LONG = re.compile(
     r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)|max_new_tokens` must be <=|"
     r"exceeds the max.{0,20} (?:tokens|length)|maximum (?:model|prompt) length|reduce the length of the|"
     r"too many tokens|max_num_tokens|model token limit|inputs` must have less|range of input length", re.I)  # fmt: skip
-REFUSALS = (400, 403, 422)  # of a prompt, or of a parameter that a server or a model does not take
+REFUSALS = (400, 403, 422)  # status codes for a refused prompt, or for a parameter that a server or a model does not take
 _FILTER = re.compile(r"content.{0,30}(?:filter|policy|policies|risk)|prompt was flagged|moderation|inspection", re.I)
-_NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # how the "param" of an error about a prompt begins
-OTHER_LIMIT = "max_completion_tokens"  # as OpenAI's reasoning models call max_tokens
-# Of a template without system messages (Gemma 2's, Mistral's first), and of Google's server.
+_NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # beginning of the "param" of an error about a prompt
+OTHER_LIMIT = "max_completion_tokens"  # the name of max_tokens for OpenAI's reasoning models
+# Error texts of templates without system messages (Gemma 2, the first Mistral), and of Google's server.
 NO_SYSTEM = re.compile(r"system.{0,10}role|role.{0,40}system|must alternate|(system|developer) instruction", re.I)
 NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
-_MOST_REFUSED = 50  # requests in a row, after which it is the server that refuses, and not a filter of prompts
-_FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
+_MOST_REFUSED = 50  # refusals in a row; after these, the server is to blame, not a filter of prompts
+_FIRST_ANSWERS = 3  # answers that all have one other name; after these, it is the judge's name
 
 
 class Endpoint(Server):
     """Chat model on a server, asked for votes.
 
-    `folder`: of the stage that the votes are for, where the name is kept that the server answers under.
+    `folder` is the folder of the stage that the votes are for; it stores the name under which the server answers.
     """
 
-    # As messages name the judge, the options of its address and of its model; and the file with its name.
+    # In messages: the judge, and the options for its address and its model. Then the file that stores its name.
     who, url_flag, model_flag, name_file = "the judge", "--judge-url", "--judge-model", NAME_FILE
 
     def __init__(self, config: JudgeConfig, folder: Path | None = None) -> None:
@@ -80,15 +80,15 @@ class Endpoint(Server):
         self.optional = {"seed", "logprobs"} if config.weigh_votes else {"seed"}  # until the server refuses them
         self.limit_name = "max_tokens"  # until the server refuses it
         self.takes_system = True  # until the server refuses a system message
-        self.warned = False  # that the server gives no log-probs
+        self.warned = False  # about missing log-probs
         self.has_answered = False
-        self.refused_in_a_row = 0  # requests since the last answer
-        self.refusal: Exception | None = None  # one that may be of every request
+        self.refused_in_a_row = 0  # requests that were refused since the last answer
+        self.refusal: Exception | None = None  # an error that may concern every request
 
     def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
-        """Return an answer per vote of each question. Raises OpdkitError when the server does not give them.
+        """Return one answer per vote of each question. Raises OpdkitError if the server gives none.
 
-        Those in `kept` are not asked for again, and each new one is added to it as it comes.
+        Answers in `kept` are not asked for again. Each new answer is added to `kept` as it arrives.
         """
         requests = self._make_requests(questions)
         known = [kept.find(request) if kept else None for request in requests]
@@ -112,12 +112,12 @@ class Endpoint(Server):
         return [list(islice(votes, len(question.votes or range(self.config.votes)))) for question in questions]
 
     def _make_requests(self, questions: Sequence[Question]) -> list[VoteRequest]:
-        """Return a request per vote. Every server takes a seed of 31 bits."""
+        """Return one request per vote. Its seed has 31 bits, which every server accepts."""
         return [VoteRequest(q, stable_hash(self.config.seed, q.turn_id, q.name, vote, bits=31))
                 for q in questions for vote in q.votes or range(self.config.votes)]  # fmt: skip
 
     def count_work(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> Counter[str]:
-        """Count one request per vote, but for those in `kept`, and the tokens that they take."""
+        """Count all votes, those already in `kept`, and the tokens of the requests for the others."""
         requests = self._make_requests(questions)
         left = Counter(id(request.question) for request in requests if not (kept and kept.find(request)))
         prompts = {id(question): self._encode(question) for question in questions if id(question) in left}
@@ -130,32 +130,32 @@ class Endpoint(Server):
     @cached_property
     def encode(self) -> Callable[[list[Message]], list[int]] | None:
         """Function from messages to token ids, with the tokenizer in the model's folder or the hub's cache, if any."""
-        from opdkit.chat.template import Chat  # imported here: they take seconds
+        from opdkit.chat.template import Chat  # imported here: both take seconds
         from opdkit.model.load import load_tokenizer
 
-        with contextlib.suppress(ValueError, OpdkitError):  # no folder of a chat model
+        with contextlib.suppress(ValueError, OpdkitError):  # it is not the folder of a chat model
             if file := find_file(self.model, "tokenizer.json"):
                 template_args = self.extra_body.get("chat_template_kwargs", {})
                 return Chat(load_tokenizer(str(file.parent)), template_args).encode_question
         return None
 
     def _encode(self, question: Question) -> list[int] | bytes:
-        """Return the token ids of a question; its UTF-8 where no tokenizer is at hand."""
+        """Return the token ids of a question, or its UTF-8 if there is no tokenizer."""
         if self.encode:
             return self.encode(self._make_body(question)["messages"])
         return "".join(m["content"] for m in question.messages).encode()
 
     def _make_body(self, question: Question) -> dict[str, Any]:
-        """Return what all requests for votes on a question have in common."""
+        """Return the part of the body that all requests for votes on a question share."""
         asked = question.messages if self.takes_system else [merge_messages(question.messages)]
         messages = [m | {"content": break_control_tokens(m["content"])} for m in asked]
         return {"model": self.model, "messages": messages, "temperature": self.config.temperature,
                 self.limit_name: self.config.max_new_tokens}  # fmt: skip
 
     async def _try_request(self, client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
-        """Send a request once, and again in the way that is left where the server refuses a part of it.
+        """Send a request; if the server refuses a parameter or the system message, send it again without that.
 
-        Raises FailedAttemptError for what may pass, OpdkitError for what will not.
+        Raises FailedAttemptError for temporary errors, OpdkitError for permanent ones.
         """
         asked = {name: value for name, value in (("logprobs", True), ("seed", request.seed)) if name in self.optional}
         while True:
@@ -185,7 +185,7 @@ class Endpoint(Server):
         return self._read(response.http_response, request.question.name)
 
     def _read(self, response: Any, question: str) -> Answer:
-        """Return the answer to the question of this name that a response of status 200 holds."""
+        """Return the answer to the question named `question` in a response with status 200."""
         try:
             document = response.json()
             message, name = document["choices"][0]["message"], document.get("model")
@@ -205,7 +205,7 @@ class Endpoint(Server):
                 said = f"it answers as {names}; pass one of them as {self.model_flag}"
             raise FailedAttemptError(f"an answer of another model: {said}")
         self.has_answered, self.refused_in_a_row = True, 0
-        # JSON can hold half of a surrogate pair, which no file can.
+        # JSON can hold half of a surrogate pair, but UTF-8 cannot.
         vote = self._hide_key(text.encode("utf-8", "replace").decode())
         answer = Answer(vote, reason if isinstance(reason, str) else None, usage=read_usage(document))
         if (silent or is_incomplete(answer.finish_reason)) and not is_cut_off(answer.finish_reason):
@@ -222,10 +222,10 @@ class Endpoint(Server):
         return replace(answer, confidence=confidence)
 
     async def _read_error(self, client: openai.AsyncOpenAI, error: openai.APIStatusError, question: str) -> Answer:
-        """Return the answer that an error stands for: the prompt does not fit, or a filter of the server refuses it.
+        """Return a failed answer if the prompt does not fit, or if a filter of the server refuses it.
 
-        A filter is faster than an answer: until the first answer it may be that the server refuses every prompt. If no
-        answer comes, `ask` raises. Raises as `_try_request` for all others.
+        A refusal is faster than an answer: before the first answer, the server may be refusing every prompt. If no
+        answer comes, `ask` raises. All other errors are raised, as in `_try_request`.
         """
         if unfit := self._find_too_long(error.response, question):
             return unfit
@@ -246,7 +246,7 @@ class Endpoint(Server):
         raise OpdkitError(f"{self.where} knows no such address or model (HTTP 404). {offer}")
 
     def _find_too_long(self, response: Any, question: str) -> Answer | None:
-        """Return the answer that an error stands for if it says that the prompt does not fit, else None."""
+        """Return a failed answer if an error response says that the prompt does not fit, else None."""
         if response.status_code in (400, 413, 422) and _TOO_LONG.search(response.text):
             return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}; {REMEDY[question]}")
         return None
@@ -260,7 +260,7 @@ class FirstEndpoint(Endpoint):
 
 
 def read_usage(document: Any) -> Usage | None:
-    """Return the tokens that a chat completion took, as its server counts them; None where it does not say."""
+    """Return the token counts that a server reports for a chat completion; None if it reports none."""
     try:
         usage = document["usage"]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -273,8 +273,8 @@ def read_usage(document: Any) -> Usage | None:
 def read_confidence(logprobs: Any, text: str, start: int, end: int) -> float | None:
     """Return the probability of the tokens that hold text[start:end], from the log-probs of a chat completion.
 
-    Other tokens may precede the text (thinking) and follow it (a stop token). None where the tokens do not hold the
-    text, or a log-prob is not one.
+    Other tokens may precede the text (thinking) and follow it (a stop token). None if the tokens do not contain the
+    text, or if a log-prob is not valid.
     """
     try:
         pieces, values = list[bytes](), list[float]()
@@ -292,15 +292,14 @@ def read_confidence(logprobs: Any, text: str, start: int, end: int) -> float | N
 
 
 class Identity:
-    """Name of the judge: the one that was asked for, or one that stands for it.
+    """Name under which the judge answers: the requested name, or another name for the same model.
 
-    Servers answer under another name for good reasons (an alias, a dated version, a path), so a name is the judge's
-    when it is the one asked for, or when the first few answers all bear it. From then on an answer under another name
-    comes from another model: votes of two judges in one table could not be told apart, so it is not a vote; the
-    question is asked again, at no cost while the name is not known. A server that gives no name cannot be checked.
-
-    The name is kept in `folder`, where there is one: resumed runs and other shards of the stage admit no other. The
-    first process to know it decides. Raises OpdkitError where the file is damaged or cannot be written.
+    Servers answer under another name for good reasons (an alias, a dated version, a path). So a name becomes the
+    judge's if it is the requested one, or if the first few answers all have it. From then on, an answer under another
+    name comes from another model. It is not a vote, since a table of votes does not say which model gave which. The
+    question is asked again; this uses up no retry while the name is unknown. A server that gives no name cannot be
+    checked. The name is stored in `folder`, if there is one: resumed runs and other shards of the stage accept no
+    other. The first process to know it decides. Raises OpdkitError if the file is damaged or cannot be written.
     """
 
     def __init__(
@@ -311,14 +310,14 @@ class Identity:
         self.known = self._read()
         self.others: Counter[str] = Counter()
         self.rejected: set[str] = set()
-        self.answered = False  # to this process, under the name that is known
+        self.answered = False  # this process has had an answer under the known name
 
     def is_judge(self, name: object) -> bool:
-        """Return True for an answer under the judge's name, or under none."""
+        """Return True for an answer under the judge's name or without a name."""
         return not isinstance(name, str) or not name or name == self.known
 
     def register_answer(self, name: object) -> None:
-        """Count an answer under `name`: the first ones settle the judge's name. Warn once of any other name."""
+        """Count an answer under `name`: the first answers settle the judge's name. Warn once about each other name."""
         if not isinstance(name, str) or not name:
             return
         if self.known is None:
@@ -338,7 +337,7 @@ class Identity:
                      f"another model are not counted; for {other} to judge everything, pass --overwrite")  # fmt: skip
 
     def settle(self, name: str) -> None:
-        """Take a name for the judge's, unless another process has settled another one first."""
+        """Set and store the judge's name, unless another process has stored one already: that one then holds."""
         self.known = name
         if self.file is not None:
             with disk_errors_explained(self.file):

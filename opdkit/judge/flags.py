@@ -1,8 +1,8 @@
-"""Signs that a turn went wrong, read off the log itself and independent of any judge. Pure.
+"""Signs in the log itself, independent of any judge, that a turn went wrong. Pure.
 
-A judge that says +1 to failing calls, truncated or looping replies teaches exactly those. The flags change no vote,
-since a failed call need not be the reply's fault. They are counted beside the rewards, so that a judge which rewards
-what visibly failed is noticed before anything is trained on it.
+A judge that gives +1 to failing calls or to truncated or looping replies teaches exactly those. The flags change no
+vote, since a failed call need not be the reply's fault. They are counted next to the rewards, so that such a judge is
+noticed before anything is trained on its votes.
 """
 
 import json
@@ -16,7 +16,7 @@ from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.judge.reply_in_context import ReplyInContext
 
-_TAIL_CHARS = 4000  # a loop shows at the end of a reply; the search is linear in this
+_TAIL_CHARS = 4000  # only the end of a reply is searched for a loop; the time is linear in this
 _LOOP_CHARS, _LOOP_TIMES = 120, 4
 
 _FAILED_HEAD = re.compile(
@@ -53,7 +53,7 @@ _FAILED_TAIL = re.compile(
 
 
 def find_flags(reply: ReplyInContext, finish_reason: str | None) -> list[str]:
-    """Return those of tool_error, truncation, duplicate_call and loop that a turn shows."""
+    """Return the flags of a turn, out of tool_error, truncation, duplicate_call and loop."""
     signs = {
         "tool_error": any(m["role"] == "tool" and reports_failure(m["content"] or "") for m in reply.next_state),
         "truncation": is_cut_off(finish_reason),
@@ -70,11 +70,11 @@ def reports_failure(result: str) -> bool:
     """
     text = result.strip()
     if text.startswith("{"):
-        # A script, a Python literal or a result cut short is read by its words, as any other text.
+        # What is not JSON (a script, a Python literal, a truncated result) is searched like any other text.
         with suppress(ValueError, RecursionError):
             return _has_failure_fields(json.loads(text))
     lines = [line[:300] for line in text.splitlines() if line.strip()]
-    # A tool's last word is its last line, but a test runner's or a shell's may come a line or two before.
+    # Most tools report a failure in the last line, but test runners and shells may do so in the line before.
     return bool(lines) and bool(_FAILED_HEAD.match(lines[0]) or _FAILED_TAIL.search("\n".join(lines[-2:])))
 
 
@@ -90,7 +90,7 @@ def _has_failure_fields(result: JSON) -> bool:
 
 
 def repeats_call(messages: Sequence[Message], index: int) -> bool:
-    """Return whether the reply makes a call twice, or one that was made already since the user last spoke."""
+    """Return whether the reply makes a call twice, or repeats a call made since the user's last message."""
     start = next((i for i in range(index - 1, -1, -1) if messages[i]["role"] == "user"), 0)
     earlier, own = (
         [_normalise(call) for message in part for call in message["tool_calls"]]
@@ -100,7 +100,7 @@ def repeats_call(messages: Sequence[Message], index: int) -> bool:
 
 
 def _normalise(call: Message) -> tuple[str, str]:
-    """Return name and arguments, the latter without regard to the order and spacing of their JSON."""
+    """Return name and arguments; if these are JSON, with sorted keys and uniform spacing."""
     try:
         return call["name"], json.dumps(json.loads(call["arguments"]), sort_keys=True)
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ def _normalise(call: Message) -> tuple[str, str]:
 
 
 def loops(text: str) -> bool:
-    """Return whether `text` ends in a piece with letters, repeated 4 times or more over 120 characters or more.
+    """Return whether `text` ends with a piece with letters, repeated 4 times or more over 120 characters or more.
 
     The prefix function of the reversed text gives the shortest period of every tail, in linear time (Knuth, Morris and
     Pratt, 1977).

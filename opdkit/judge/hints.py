@@ -1,7 +1,7 @@
-"""Hints of a turn: candidates from its votes, the filter, the choice. Pure.
+"""Choice of a turn's hint: the candidates from its votes, the filter, the selection. Pure.
 
-A candidate must give the teacher something to act on, and must not do the teacher's work for it: a hint says what the
-reply should have done, and a hint that quotes the next state gives the answer away.
+A candidate must give the teacher something to act on, but must not do the teacher's work: a hint says what the reply
+should have done, and a hint that quotes the next state gives the answer away.
 """
 
 import math
@@ -18,10 +18,10 @@ from opdkit.judge.reply_in_context import ReplyInContext, reply_in_context
 from opdkit.judge.votes import CONFLICT, KEPT_REPLY, NOT_JUDGED, Reward, sum_weights
 from opdkit.judge.words import drop_judgements, find_specific_words, split_terms, split_words, weigh_word
 
-LEAK_WORDS = 8.0  # a run of this weight, shared with the next state, is a quotation
-_SCORE_WORDS = 25  # where a hint of even density scores highest: one or two sentences
+LEAK_WORDS = 8.0  # a run of words of this total weight that is also in the next state is a quotation
+_SCORE_WORDS = 25  # the score of a hint of constant density peaks at this length: one or two sentences
 
-# What became of a candidate, in words.
+# Texts that say what became of a candidate.
 CHOSEN = "chosen"
 _REJECTED = {
     "empty_judgement": "says nothing to act on",
@@ -45,7 +45,7 @@ _CARRIED = "carried over with the turn that this reply answers again, not chosen
 
 @dataclass(frozen=True)
 class Choice:
-    """Hint of one turn. `rejected` counts the candidates that failed the filter, by reason."""
+    """Hint of one turn. `hints` are the distinct accepted candidates; `rejected` counts the others, by reason."""
 
     hints: list[str]
     hint: str | None
@@ -64,10 +64,10 @@ def choose_hint(
 ) -> Choice:
     """Filter the candidates of one turn and choose a hint.
 
-    `votes` are (decision, hint), the decision 1, -1 or null (no vote). Every vote with decision 1 is a candidate; one
-    that quotes `next_state` (see `find_unquotable_text`) is rejected. A hint is chosen only when at least half of the
-    votes are valid (else no_quorum) and more of them say 1 than -1 (else outvoted): one lucky vote of five gives no
-    hint, and the candidates stay in `hints` all the same. With `weights` the weights of the two sides are compared.
+    `votes` are (decision, hint); a decision is 1, -1 or null (failed). Each hint with decision 1 is a candidate; a
+    candidate that quotes `next_state` (see `find_unquotable_text`) is rejected. A hint is chosen only if at least half
+    of the votes are valid (else no_quorum) and more votes say 1 than -1 (else outvoted): a single vote of five gives no
+    hint. The candidates stay in `hints` in any case. With `weights`, the total weights of the two sides are compared.
     """
     rejected: Counter[str] = Counter()
     accepted = []
@@ -92,7 +92,7 @@ def choose_hint(
 def find_fault(hint: str, next_state: str, *, min_chars: int, max_chars: int) -> str | None:
     """Return why a candidate is not good enough: empty_judgement, too_short, too_long, leak; None for a good one.
 
-    What counts is that a word says something, in any script: two characters can be a whole instruction in Chinese.
+    A good one has at least one specific word, in any script: in Chinese, two characters can be a whole instruction.
     """
     if not find_specific_words(split_words(drop_judgements(hint))):
         return "empty_judgement"
@@ -104,7 +104,7 @@ def find_fault(hint: str, next_state: str, *, min_chars: int, max_chars: int) ->
 
 
 def is_leak(hint: str, next_state: str) -> bool:
-    """Return whether 8 or more words of `hint` in a row stand in `next_state`, whatever their case and punctuation.
+    """Return whether 8 or more consecutive words of `hint` are in `next_state`, ignoring case and punctuation.
 
     Two Han or Kana characters count as one word, and so do four characters of Thai.
     """
@@ -116,23 +116,23 @@ def is_leak(hint: str, next_state: str) -> bool:
 
 @lru_cache(1)
 def _line_up(next_state: str) -> str:
-    """Return the words of a next state with a space around each. Cached: it may be long, and has many candidates."""
+    """Return the words of a next state with a space around each. Cached for all candidates: it may be long."""
     return f" {' '.join(split_words(next_state))} "
 
 
 def find_unquotable_text(judge: str, reply: ReplyInContext) -> str:
-    """Return the text that a hint about a reply gives away when it quotes it: the whole next state.
+    """Return the text that a hint about a reply must not quote: the whole next state, or nothing for the rules.
 
-    The rules write no hint of their own: they quote the user's instruction, which is what makes it actionable.
+    The rules cannot write hints: theirs quote the user's instruction, which makes them actionable.
     """
     return "" if judge == "rules" else "\n".join(message["content"] or "" for message in reply.next_state)
 
 
 def take_reaction(reply: ReplyInContext) -> tuple[Reward, Choice]:
-    """Return no reward, and as the hint what users and tools said after a reply, whole, whatever it says.
+    """Return no reward, and as the hint the full text of what users and tools said after a reply.
 
-    This is the hint of SDPO on user interactions (arXiv 2603.12273). It passes no filter: neither its length nor its
-    content counts, and a message of thanks is a hint, too.
+    This is the hint of SDPO on user interactions (arXiv 2603.12273). No filter of length or content applies to it: a
+    message of thanks is a hint, too.
     """
     said = (message["content"] or "" for message in reply.next_state if message["role"] in ("user", "tool"))
     hint = "\n\n".join(text for text in map(str.strip, said) if text)
@@ -140,7 +140,7 @@ def take_reaction(reply: ReplyInContext) -> tuple[Reward, Choice]:
 
 
 def drop_duplicates(hints: Sequence[str]) -> list[str]:
-    """Return the hints shortest first, no two with the same terms: of such, the commonest, then the shortest."""
+    """Return the hints, shortest first; of hints with the same terms only the most frequent (ties: the shortest)."""
     wordings = Counter(hint.strip() for hint in hints)
     kept: dict[tuple[str, ...], str] = {}
     for hint in sorted(wordings, key=lambda h: (-wordings[h], len(h), h)):
@@ -149,11 +149,11 @@ def drop_duplicates(hints: Sequence[str]) -> list[str]:
 
 
 def choose_by_consensus(hints: Sequence[str], votes: Sequence[str]) -> str:
-    """Return the one of `hints` that is most like all votes.
+    """Return the hint that is most similar to all votes.
 
-    Likeness is the sum of the Jaccard similarities of the sets of terms (minimum Bayes risk selection; Kumar & Byrne
-    2004, there with BLEU). A vote that stands alone with its hint loses, however long it is; equal votes count as often
-    as they were given. Ties go to the first of `hints`.
+    Similarity is the sum, over the votes, of the Jaccard similarities of the sets of terms (minimum Bayes risk
+    selection; Kumar & Byrne 2004, there with BLEU). A hint unlike all others loses, however long it is; equal votes
+    count as often as they were given. Ties go to the first of `hints`.
     """
     own, others = ([frozenset(split_terms(text)) for text in texts] for texts in (hints, votes))
     likeness = [math.fsum(len(a & b) / len(a | b) for b in others) for a in own]
@@ -161,7 +161,7 @@ def choose_by_consensus(hints: Sequence[str], votes: Sequence[str]) -> str:
 
 
 def select_hint(hints: Sequence[str], how: str) -> str:
-    """Return the longest or shortest hint, or for "score" that of the best `specificity`; ties go to the shorter."""
+    """Return the longest or shortest hint, or for "score" that with the best `score_specificity`; ties: the shorter."""
     by_length = sorted(hints, key=lambda hint: (len(hint), hint))
     if how == "shortest":
         return by_length[0]
@@ -169,20 +169,20 @@ def select_hint(hints: Sequence[str], how: str) -> str:
 
 
 def score_specificity(hint: str) -> float:
-    """Return specificity against length: d * exp(-n / 25), with d distinct words that say something, n words in all.
+    """Return specificity relative to length: d * exp(-n / 25), with d distinct specific words and n words in all.
 
-    Words that any hint could hold (articles, auxiliaries, "the reply should", "wrong", "better") say nothing. While d
-    grows with n the score grows up to 25 words, one or two sentences, and padding costs from the first word on.
+    Words that any hint could contain (articles, auxiliaries, "the reply should", "wrong", "better") are not specific.
+    While d grows with n, the score grows up to 25 words, one or two sentences. Each word of padding lowers it.
     """
     all_words = split_words(hint)
     return len(find_specific_words(all_words)) * math.exp(-len(all_words) / _SCORE_WORDS)
 
 
 def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, config: JSON) -> list[JSON]:
-    """Return [{"hint", "status"}], each text once: the chosen one, then the accepted ones, then the rejected ones.
+    """Return [{"hint", "status"}] with each text once: the chosen hint, then accepted and then rejected candidates.
 
     `turn` and `verdict` are rows as extract and judge wrote them, `messages` those of the turn's session, `config` the
-    judge's in the stage's manifest. The verdict may be without the hints that `--check-hints` has `dropped`.
+    judge's configuration in the manifest. The verdict may lack hints that `--check-hints` moved to its `dropped`.
     """
     chosen, accepted, status = verdict["hint"], verdict["hints"], verdict["hint_status"]
     dropped = verdict.get("dropped", {})
@@ -191,7 +191,7 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     texts = sorted(
         dict.fromkeys([*accepted, *dropped, *written]), key=lambda text: (text != chosen, text not in accepted)
     )
-    if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
+    if "hint_select" not in config:  # a rollout: its verdicts have hints, but no votes on them
         return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
     next_state = find_unquotable_text(config["judge"], reply_in_context(messages, turn))
     rows: list[JSON] = []
@@ -205,7 +205,7 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
             outcome = _REJECTED[reason]
         elif status == KEPT_REPLY and chosen.startswith(f"{text}\n\n"):
             outcome = _PART
-        elif text not in accepted and status not in (KEPT_REPLY, CONFLICT):  # they may hold the wanted reply alone
+        elif text not in accepted and status not in (KEPT_REPLY, CONFLICT):  # these may list only the wanted reply
             outcome = "has the same words as another one"
         else:
             outcome = _NOT_CHOSEN.get(status) or _NOT_CHOSEN[config["hint_select"]]

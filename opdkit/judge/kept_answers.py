@@ -1,12 +1,12 @@
-"""Answers of a server to the questions of one part, kept as they come until the part is committed.
+"""Answers of a server to the questions of one part, stored as they arrive until the part is committed.
 
     RUN/judge/.tmp/verdicts-00003.answers
     RUN/judge/.tmp/escalated-00003.answers      those of the first judge of a cascade
 
-One line of JSON per answer, appended in one write, so a killed process loses the requests under way and no answer.
-Each line begins with the line break, so what a torn line lacks does not harm the next one. A server may answer
-otherwise the next time: an answer counts for the plan and the seed that it was asked under, and for no other. Errors
-of a server are not answers; of a batch, only those that count as a vote are kept.
+One line of JSON per answer, appended in one write: a killed process loses requests in progress, but no answer. The
+line break comes first in each line, so that a torn line does not damage the next one. A server may answer differently
+the next time, so an answer counts only for the plan and the seed of its request. A server's errors are not stored; of
+a batch's errors, only those that count as failed votes are.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from opdkit.store.turn_ids import session_of
 
 
 class KeptAnswers:
-    """Answers in one file. Each is known by (plan, turn, question, seed), of which the seed names the vote."""
+    """Answers in one file. The key of each is (plan, turn, question, seed); the seed identifies the vote."""
 
     def __init__(self, path: Path, plan: str) -> None:
         self.path, self.plan = path, plan
-        self.file: int | None = None  # opened by the first answer
+        self.file: int | None = None  # opened for the first new answer
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         self._answers = dict(pair for line in lines if (pair := _read_line(line)))
 
     def find(self, request: VoteRequest) -> Answer | None:
-        """Return the answer to a request that was given before."""
+        """Return the stored answer to a request, None if there is none."""
         return self._answers.get((self.plan, *request.question.key, request.seed))
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class KeptAnswers:
             os.close(self.file)
 
     def add(self, request: VoteRequest, answer: Answer) -> None:
-        """Append an answer to the file. Raises OSError where the disk takes no more."""
+        """Append an answer to the file. Raises OSError if the disk is full."""
         if self.file is None:
             self.path.parent.mkdir(exist_ok=True)
             self.file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -69,7 +69,7 @@ def answers_file(stage: Stage, part: int, table: str | None = None) -> Path:
 
 @contextlib.contextmanager
 def keep_answers(stage: Stage, part: int, table: str | None = None) -> Iterator[KeptAnswers]:
-    """Yield the kept answers of a part that the block commits. If it ends well, the file is removed."""
+    """Yield the kept answers of a part, which the block commits. Remove their file if the block raises nothing."""
     kept = KeptAnswers(answers_file(stage, part, table), stage.plan)
     try:
         yield kept
@@ -79,14 +79,14 @@ def keep_answers(stage: Stage, part: int, table: str | None = None) -> Iterator[
 
 
 def remove_answers_of_done_parts(stage: Stage) -> None:
-    """Remove what a process left that was killed between the commit of a part and the end of `keep_answers`."""
+    """Remove the files of a process that was killed between the commit of a part and the end of `keep_answers`."""
     for part, table in product(range(stage.parts), stage.tables):
         if (path := answers_file(stage, part, table.name)).exists() and stage.is_done(part):
             path.unlink(missing_ok=True)
 
 
 def drop_answers(folder: Path, sessions: Collection[str]) -> None:
-    """Remove the answers about these sessions, and torn ones, from the folder of a stage."""
+    """Remove the answers about these sessions, and damaged lines, from the folder of a stage."""
     for path in (folder / ".tmp").glob("*.answers"):
         lines = path.read_bytes().split(b"\n")
         answers = [(line, pair[0][1]) for line in lines if (pair := _read_line(line))]

@@ -1,8 +1,8 @@
-"""Judge in this process: a chat model that draws m votes per question.
+"""Judge in this process: a chat model that samples m votes per question.
 
-Each vote has a random stream of its own, so that another batch size gives the same votes (but for rounding). The two
-questions about a turn share one copy of the turn, and all their votes (see `opdkit.model.sampling`): the questions come
-last in their prompts, and sampling detects the common part of the prompts in their token ids.
+Each vote has a random stream of its own, so the votes do not depend on the batch size (apart from rounding). All votes
+on both questions about a turn share one copy of the turn in the KV cache (see `opdkit.model.sampling`): the question
+comes last in its prompt, and sampling detects the common prefix of prompts in their token ids.
 """
 
 from collections import Counter
@@ -26,20 +26,20 @@ from opdkit.model.memory import TOO_LARGE
 from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
 
-_QUESTIONS_AT_ONCE = 256  # of one call of `sample`, in which the next one takes the place of one that is done
+_QUESTIONS_AT_ONCE = 256  # per call of `sample`, in which the next question takes the place of a finished one
 
 
 class LocalJudge:
     """Chat model of `--judge-model`, loaded unless it is passed; with `--dry-run` without its weights.
 
-    A vote depends on (seed, turn_id, question, vote) and nothing else, so none is kept in the stage's folder.
+    A vote depends only on (seed, turn_id, question, vote), so no answers are stored in the stage's folder.
     """
 
     def __init__(self, config: JudgeConfig, _folder: Path | None = None, *, model: Any = None) -> None:
-        assert config.judge_model is not None  # JudgeConfig sees to it
+        assert config.judge_model is not None  # JudgeConfig checks this
         self.config = config
         self.chat = load_template(config.judge_model, config.template_arg)
-        resolve_device(config.device)  # a wrong one is an error in a dry run, too
+        resolve_device(config.device)  # a wrong device is an error in a dry run, too
         if model is None and config.dry_run and not config.measure:
             model = load_skeleton(config.judge_model)
         elif model is None:
@@ -52,7 +52,7 @@ class LocalJudge:
         )
 
     def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
-        """Return `--votes` answers to each question, never `kept` ones. Where it cannot be put they say why."""
+        """Return `--votes` answers per question; `kept` is ignored. If it cannot be asked, they hold the error."""
         answers: list[list[Answer]] = []
         with tally("judging", len(questions) * self.config.votes, "votes") as on_vote:
             for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
@@ -60,7 +60,7 @@ class LocalJudge:
         return answers
 
     def count_work(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> Counter[str]:
-        """Count votes and tokens. What questions have in common is read once, for all votes (see `sample`)."""
+        """Count votes and tokens. A prefix that questions share is read once, for all their votes (see `sample`)."""
         work = Counter[str]()
         for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
             prompts = list(map(self._encode, questions[start : start + _QUESTIONS_AT_ONCE]))
@@ -75,7 +75,7 @@ class LocalJudge:
         return work
 
     def _plan_batches(self, ids: dict[int, list[int]]) -> Iterator[tuple[list[int], int]]:
-        """Yield which prompts are sampled together, and how many new tokens each of their votes may have.
+        """Yield the indices of prompts that are sampled together, and how many new tokens each of their votes may have.
 
         Prompts that leave less than --max-new-tokens of the context are sampled one by one.
         """
@@ -87,7 +87,7 @@ class LocalJudge:
                 yield [i], int(self.context) - len(prompt)
 
     def _answer(self, questions: Sequence[Question], on_vote: Callable[[int], None]) -> list[list[Answer]]:
-        """Return the answers to questions. Of those sampled together, the first carry the tokens that were read."""
+        """Return the answers to questions. Of answers sampled together, the first ones account for the tokens read."""
         prompts = [self._encode(question) for question in questions]
         ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
         answers = [[Answer("", error=p)] * self.config.votes if isinstance(p, str) else [] for p in prompts]
@@ -109,7 +109,7 @@ class LocalJudge:
         return answers
 
     def _encode(self, question: Question) -> list[int] | str:
-        """Return the token ids of a question, or why there are none."""
+        """Return the token ids of a question, or an error text."""
         try:
             ids = self.chat.encode_question(question.messages)
         except ChatError as error:
@@ -119,7 +119,7 @@ class LocalJudge:
         return ids
 
     def _read(self, prompt_ids: list[int], drawn: Sample, question: str) -> Answer:
-        """Return a sample as an answer to the question of this name, without the stop token."""
+        """Return a sample, without the stop token, as an answer to the question named `question`."""
         if drawn.finish_reason == "memory":
             tokens = f"{len(prompt_ids):,} tokens, and its answer"
             return Answer("", error=f"the prompt {TOO_LARGE}: {tokens}; {REMEDY[question]}")

@@ -1,4 +1,4 @@
-"""Rewards that the log brings along: what `--good` and `--bad` find in its metadata, in place of votes."""
+"""Rewards from the log itself: `--good` and `--bad` are conditions on its metadata, and replace votes."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ from opdkit.store.logged_fields import LoggedFields
 def find_outcomes(
     session: JSON, indices: Iterable[int], conditions: Mapping[int, Sequence[Filter]]
 ) -> dict[int, Reward]:
-    """Return message index -> reward of those turns of a row of `sessions` for which the log says one.
+    """Return message index -> reward, for the turns of a session (a row of `sessions`) whose reward the log gives.
 
-    `conditions` maps 1 and -1 to conditions on a turn, as `opdkit extract --filter` has them on a session; all of one
-    side must hold. Where a session was put together from logged calls, a turn is rewarded by the call that wrote it
-    and by what is said of the session; elsewhere what is said of the session holds for each of its turns. A turn for
-    which neither side holds, or both do, has no outcome: votes decide.
+    `conditions` maps 1 and -1 to conditions on a turn, in the form of `opdkit extract --filter`; all conditions of a
+    side must hold. In a session that was assembled from logged calls, they read the fields of the call that wrote the
+    turn and, for fields that the call lacks, those of the session. In other sessions, they read the session's fields
+    for each turn. A turn for which neither side holds, or both do, has no outcome: votes decide.
     """
     if not any(conditions.values()):
         return {}

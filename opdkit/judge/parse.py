@@ -1,7 +1,7 @@
-"""Votes read from a judge's raw answers, or null and the reason. Pure, and strict: no vote beats a wrong vote.
+"""Parser of a judge's raw answers: a vote, or null and the reason. Pure and strict: no vote is better than a wrong one.
 
-The text after the last `</think>` counts, and in it the last decision. An answer that was cut off or interrupted, that
-only repeats the rules, or whose last decision is not on offer is not a vote, and no earlier decision stands in for it.
+Only the last decision counts, in the text after the last `</think>`. An answer is not a vote if it was cut off or
+interrupted, if it only repeats the rules, or if its last decision is not an option. No earlier decision replaces it.
 """
 
 import re
@@ -25,27 +25,27 @@ OFF_RANGE = "decision not on offer"
 DENIED = "the last decision is denied"
 
 _BOX = re.compile(r"(?<!\\)\\+boxed\s*\{", re.IGNORECASE)
-# The markers of a hint, also with escaped characters, and in bold or as code on both sides.
+# The markers of a hint. Their characters may be escaped, and a marker may be in bold or in code quotes.
 _START, _END = (
     re.compile(r"(\*\*|`|)\\?\[\s*/?HINT\\?_" + name + r"\s*\\?\]\1", re.IGNORECASE) for name in ("START", "END")
 )
 _NUMBER = re.compile(r"([+-]?)\s*(\d)(?:\.0*)?")
-_DASH = re.compile("[\u2010-\u2014\u2212\uff0d]")  # hyphens, dashes, the minus sign, and a minus of full width
+_DASH = re.compile("[\u2010-\u2014\u2212\uff0d]")  # hyphens, dashes, the minus sign, and the full-width minus
 _DECISION = re.compile(rf"(?:(?:[+\-]|{_DASH.pattern})\s*)?\d")
 _DENIAL = re.compile(r"(?:\bnot|\brather than|\binstead of|\bnicht|不是|而非)[\s$`*'\"(]*\Z", re.IGNORECASE)
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|bf|rm)\s*\{([^{}]*)\}")
-# Between two decisions of an enumeration, and nowhere else.
+# All that may stand between two decisions of an enumeration.
 _ENUMERATION = re.compile(r"[\s$.`*'\"()]*(?:,|/|\||;|\bor\b|\band\b)(?:[\s$.`*'\"(),/|;]|\bor\b|\band\b)*")
 
 
 def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> HintVote:
-    """Return the vote on the hint question, whose text an answer may repeat.
+    """Return the vote on the hint question. `question` is its text, which an answer may repeat.
 
-    A decision 1 whose hint block is missing, empty or unclosed stands, with a null hint: it says that something was
-    revealed and counts as a vote, but it is not a candidate. A hint beside a decision -1 is not taken.
+    A decision 1 without a complete hint block is a vote with a null hint: the judge saw something to learn, but gives
+    no candidate. A hint next to a decision -1 is ignored.
     """
     body, error = _find_visible_text(answer)
-    # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.
+    # A hint may itself mention \boxed{...} ("put the result in \boxed{}"), so closed blocks are not searched.
     outside, hint = split_hint(body)
     decision, error = (None, error) if error else _parse_decision(outside, question, (1, -1))
     confidence = None if error else answer.confidence
@@ -53,23 +53,23 @@ def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> Hin
 
 
 def parse_reward(answer: Answer, question: str = DEFAULTS["judge"]["reward"]) -> RewardVote:
-    """Return the vote on the reward question, whose text an answer may repeat."""
+    """Return the vote on the reward question. `question` is its text, which an answer may repeat."""
     body, error = _find_visible_text(answer)
     score, error = (None, error) if error else _parse_decision(body, question, (1, 0, -1))
     return RewardVote(score, answer.text, error, None if error else answer.confidence)
 
 
 def read_decisions(answers: Iterable[Answer], question: str, texts: Texts) -> list[tuple[int | None, float | None]]:
-    """Return (decision, confidence) of each answer to the question of this name, hint or reward."""
+    """Return (decision, confidence) of each answer. `question` is the name of the question, hint or reward."""
     if question == "hint":
         return [(vote.decision, vote.confidence) for vote in (parse_hint(one, texts["hint"]) for one in answers)]
     return [(vote.score, vote.confidence) for vote in (parse_reward(one, texts["reward"]) for one in answers)]
 
 
 def find_decision_span(answer: Answer, question: str) -> tuple[int, int] | None:
-    """Return (start, end) of the last decision in the text of an answer, None without one that is a number.
+    """Return (start, end) of the last decision in the text of an answer; None if there is no decision or no digit.
 
-    The span is the sign and the digit, with the character before them: many vocabularies have one token for "{-" but
+    The span is the sign and the digit, and the character before them: many vocabularies have one token for "{-" but
     none for "{1", so the choice between 1 and -1 is made in the token of the brace.
     """
     body, _ = final_answer(answer.text, answer.thinking)
@@ -103,7 +103,7 @@ def _find_outside_hints(body: str) -> list[tuple[int, int]]:
 
 
 def _find_visible_text(answer: Answer) -> tuple[str, str | None]:
-    """Return the text after the thinking, and why there is no vote in it if that is clear already."""
+    """Return the text after the thinking, and an error if it is clear already that this text holds no vote."""
     if answer.error:
         return "", answer.error
     body, is_open = final_answer(answer.text, answer.thinking)
@@ -115,7 +115,7 @@ def _find_visible_text(answer: Answer) -> tuple[str, str | None]:
 
 
 class _Box(NamedTuple):
-    r"""Place of a decision, `\boxed{...}`; without content where it never closes."""
+    r"""Span and content of a decision, `\boxed{...}`; the content is None if the brace never closes."""
 
     start: int
     end: int
@@ -123,7 +123,7 @@ class _Box(NamedTuple):
 
     @property
     def value(self) -> int | None:
-        """Return 1 for "1", " +1", "1.0", "\\text{1}", "$1$"; None for what is not one whole number of one digit."""
+        """Return 1 for "1", " +1", "1.0", "\\text{1}", "$1$"; None for anything but a number of one digit."""
         text = _WRAPPED.sub(r"\1", _WRAPPED.sub(r"\1", self.content or "")).strip("{}$ \t\n")
         match = _NUMBER.fullmatch(_DASH.sub("-", unicodedata.normalize("NFKC", text)))
         return int(match[1] + match[2]) if match else None
@@ -147,7 +147,7 @@ def _parse_decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple
 
 
 def _find_braced(text: str, start: int) -> tuple[int, str | None]:
-    """Return (end, content) of the group whose opening brace ends at `start`; content is None when it never closes."""
+    """Return (end, content) of the group whose opening brace ends at `start`; content is None if it never closes."""
     depth = 1
     for i in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[i], 0)
@@ -157,9 +157,9 @@ def _find_braced(text: str, start: int) -> tuple[int, str | None]:
 
 
 def _is_echo(body: str, boxes: list[_Box], question: str) -> bool:
-    """Return whether the last decision, of two at least, is part of a list of the options rather than a choice of one.
+    """Return whether the last of two or more decisions is part of a list of the options rather than a choice.
 
-    An option that stands in the rules with the same 16 characters around it is quoted from there.
+    An option is quoted from the rules if the same 16 characters stand before and after it there.
     """
     before, last = boxes[-2:]
     if before.value != last.value and _ENUMERATION.fullmatch(body[before.end : last.start]):
@@ -168,7 +168,7 @@ def _is_echo(body: str, boxes: list[_Box], question: str) -> bool:
     quoted = []
     for box in boxes:
         around = " ".join(body[max(0, box.start - width) : box.end + width].split())
-        # Without words around it, a bare decision would be a quotation.
+        # Without this minimum of text around it, any bare decision would be a quotation.
         if len(around) - (box.end - box.start) >= width // 2 and around in rules:
             quoted.append(box)
     return len({box.value for box in quoted}) > 1 and last in quoted

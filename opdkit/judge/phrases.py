@@ -9,17 +9,17 @@ _PARTS: dict[str, str] = {}
 
 
 def _fill_in(pattern: str) -> str:
-    """Return a pattern of the file in one line, with the parts that it names."""
+    """Return a pattern of the file on one line, with the parts that it names filled in."""
     in_one_line = "".join(map(str.lstrip, pattern.split("\n")))
     return re.sub(r"%(\w+)%", lambda part: _PARTS[part[1]], in_one_line)
 
 
 def _compile_any(patterns: list[str]) -> re.Pattern[str]:
-    """Return a pattern that matches where any of `patterns` does, in any case."""
+    """Return a case-insensitive pattern that matches if any of `patterns` does."""
     return re.compile("|".join(f"(?:{_fill_in(pattern)})" for pattern in patterns), re.IGNORECASE)
 
 
-for _name, _text in _DOCUMENT["parts"].items():  # a part may name those before it
+for _name, _text in _DOCUMENT["parts"].items():  # a part may name earlier parts
     _PARTS[_name] = _fill_in(_text)
 MANNERS: dict[str, str] = _DOCUMENT["manners"]
 _CLAUSES, _WHOLE_MESSAGES = _DOCUMENT["instructions"]["clauses"], _DOCUMENT["instructions"]["whole_messages"]

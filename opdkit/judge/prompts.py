@@ -1,4 +1,4 @@
-"""Prompts of the judge: two questions about one turn, over a common text that servers can cache.
+"""Prompts of the judge: two questions about one turn, after a common text that servers can cache.
 
 Everything that comes from a log is quoted line by line behind "| ", and the vote markers in it are broken, so that no
 text in a log can forge a section, a decision or a hint.
@@ -11,21 +11,21 @@ from opdkit.chat.openai_messages import Message
 from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.reply_in_context import ReplyInContext
 
-# Markers that the parser of the answers reads; a judge that repeats a log must not vote, or unsay its vote, by that.
+# Markers that the parser of the answers reads: a judge that repeats a log must not cast or change its vote thereby.
 _MARKERS = re.compile(r"(?<!\\)\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]|</?think>", re.IGNORECASE)
 _BROKEN = str.maketrans("\\[]<>", "/()()")
-# The lines that say who speaks stand among the quoted ones, and begin like this.
+# Beginning of a line that says who speaks; these lines are quoted like the text.
 _SPEAKER = re.compile(r"\(\s*(?=from the )", re.IGNORECASE)
 
 
 def write_turn(reply: ReplyInContext, max_section_chars: int) -> str:
     """Return the common text of both questions: last user message, reply, whole next state with its roles.
 
-    Each section is cut to its head and tail: requests open with the point, errors close with it.
+    Each section is cut to its head and tail: the point of a request is at its beginning, that of an error at its end.
     """
     next_state = []
     for message in reply.next_state:
-        # A line break in a name could begin a line of its own.
+        # A line break in a name could forge a line.
         name = defuse(" ".join((message["name"] or "").split())) if message["role"] == "tool" else ""
         next_state.append(f"(from the {message['role']}{name and f' {name}'})\n{_write_spoken(message)}")
     sections = {
@@ -41,22 +41,22 @@ def write_turn(reply: ReplyInContext, max_section_chars: int) -> str:
 
 
 def judge_messages(common: str, question: str, texts: Texts = DEFAULTS["judge"]) -> list[Message]:
-    """Return the chat that puts one question of `texts`, such as "hint" or "reward", about `write_turn`."""
+    """Return the messages that ask one question of `texts`, such as "hint", about the turn in `common`."""
     user = f"{common}\n\n## Question\n{texts[question]}"
     return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": user}]
 
 
 def defuse(text: str) -> str:
-    """Return `text` with its vote, hint and speaker markers broken; it still reads the same to a person."""
+    """Return `text` with its vote, hint and speaker markers broken; a person can still read it."""
     text = "\n".join(text.splitlines())  # form feeds and Unicode separators, too, read as new lines
     text = _MARKERS.sub(lambda m: m[0].translate(_BROKEN), text)
     return _SPEAKER.sub("[", text)
 
 
 def _write_spoken(message: Message) -> str:
-    """Return what a message says to others: its text and its calls, without the thinking.
+    """Return the visible part of a message: its text and its calls, without the thinking.
 
-    A server without a parser of its own logs the thinking as part of the text.
+    A server that does not parse the thinking logs it as part of the text.
     """
     text = message["content"] or ""
     text = split_thinking(text)[1] if message["role"] == "assistant" else text
@@ -65,5 +65,5 @@ def _write_spoken(message: Message) -> str:
 
 
 def quote(text: str) -> str:
-    """Return `text` line by line behind "| "."""
+    """Return `text` with "| " before each line."""
     return "\n".join(f"| {line}" for line in text.splitlines()) or "| (empty)"

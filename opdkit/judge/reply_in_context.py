@@ -1,4 +1,4 @@
-"""Reply as a judge sees it: with the messages before it, and with what users and tools said to it."""
+"""Reply as a judge sees it: with the messages before it, and with what users and tools said in reaction to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from opdkit.config.fields import JSON
 
 @dataclass(frozen=True)
 class ReplyInContext:
-    """Reply at `index` of the messages of its session, and its next state: what was said before the next reply."""
+    """Reply at `index` of the messages of its session, and its next state: the messages before the next reply."""
 
     messages: Sequence[Message]
     index: int
@@ -24,7 +24,7 @@ class ReplyInContext:
 
 
 def reply_in_context(messages: list[Message], turn: JSON) -> ReplyInContext:
-    """Return the reply of a row of `turns`. The comment of a person's decision on it begins its next state."""
+    """Return the reply of a row of `turns`. A person's comment on it comes first in its next state."""
     index, comment = turn["message_index"], (turn["decision"] or NO_DECISION)["comment"]
     next_state = messages[index + 1 : index + 1 + turn["next_count"]]
     return ReplyInContext(messages, index, [message("user", comment), *next_state] if comment else next_state)

@@ -1,8 +1,8 @@
-"""Votes of a server in rounds: a question gets no further votes once they cannot change its outcome.
+"""Rounds of votes from a server: a question gets no further votes once they cannot change its outcome.
 
-The first round has as many votes as can decide a question (three of five), each later one as many as are still missing
-then. So each question gets the fewest votes, in their order, that decide it, whatever the size of a part. Vote k has
-the same seed whether or not others are asked, so rewards and hints are those of all votes.
+The first round asks for the fewest votes that can decide a question (three of five), each later round for the fewest
+that still can. So each question gets its votes in order until they decide it, regardless of the size of the part. Vote
+k has the same seed whether or not others are asked for, so rewards and hints are the same as with all votes.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def ask_in_rounds(ask: Ask, questions: Sequence[Question], config: JudgeConfig, 
     while more := {
         i: n for i, question in enumerate(questions) if (n := count_missing_votes(question, answers[i], config, texts))
     }:
-        # A local judge gives all votes whatever `votes` says, and is asked for all of them.
+        # A local judge ignores `votes` and gives all votes; it is asked for all of them.
         asked = [replace(questions[i], votes=range(len(answers[i]), len(answers[i]) + n)) for i, n in more.items()]
         for i, new in zip(more, ask(asked), strict=True):
             answers[i] += new
@@ -28,10 +28,10 @@ def ask_in_rounds(ask: Ask, questions: Sequence[Question], config: JudgeConfig, 
 
 
 def count_missing_votes(question: Question, answers: Sequence[Answer], config: JudgeConfig, texts: Texts) -> int:
-    """Return how many more votes to ask on a question: see `count_missing`.
+    """Return how many more votes to ask for on a question: see `count_missing`.
 
-    It is all of them with `--all-votes`, of a local judge, which reads a prompt once for all its votes, and in a batch,
-    whose answers come together.
+    All remaining votes are asked for with `--all-votes`, from a local judge (it reads a prompt once for all its votes),
+    and in a batch (its answers come together).
     """
     if config.all_votes or config.judge != "endpoint":
         return config.votes - len(answers)

@@ -1,7 +1,7 @@
-"""Judge without a model: patterns over the next state. Deterministic, English, one vote per question.
+"""Judge without a model: English patterns on the next state. Deterministic; one vote per question.
 
 It reads the user's own words (no code blocks, no quoted lines, no text in quotation marks) and the results of tools.
-Precision comes first: it says -1 only to what addresses the reply, and 0 where it cannot tell.
+Precision comes before recall: -1 only if the text is about the reply, and 0 if that is unclear.
 
     reward -1  a correction, a change request, the same request again, a failed tool call
     reward +1  praise or thanks, a call that succeeded
@@ -17,10 +17,10 @@ from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.judge.votes import HintVote, RewardVote, Votes
 from opdkit.judge.words import find_specific_words, is_english
 
-_QUOTED_CHARS = 100  # of a correction that no pattern turns into an instruction
+_QUOTED_CHARS = 100  # of a correction that is quoted, since no pattern turns it into an instruction
 NOT_ENGLISH = "another language than English"
-_WISH_WORDS = 25  # "I prefer tabs" in a longer message is part of a new request
-_READ_CHARS = 8000  # of a message; a reaction comes first, and what is pasted below it can be of any length
+_WISH_WORDS = 25  # in a longer message, "I prefer tabs" is part of a new request
+_READ_CHARS = 8000  # of a message; the reaction comes first, and text pasted below it may have any length
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def vote(reply: ReplyInContext) -> Votes:
 
 
 def judge(reply: ReplyInContext) -> Judgement:
-    """Return what the next state says about a reply."""
+    """Return the judgement of a reply by its next state: the user's words and the results of tool calls."""
     said = "\n".join(m["content"] or "" for m in reply.next_state if m["role"] == "user")
     results = [m["content"] or "" for m in reply.next_state if m["role"] == "tool"]
     request = reply.request["content"] or "" if reply.request else ""
@@ -68,17 +68,17 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
     if not is_english(own):
         return Judgement(0, None, NOT_ENGLISH)
     if hint := find_instruction(text, answering):
-        hint = find_instruction(own, answering) or hint  # in the user's words, not "ok" and "good" for news
+        hint = find_instruction(own, answering) or hint  # in the user's words, before "ok" and "good" replaced phrases
         return Judgement(-1, hint, "a correction that says what was wanted")
     if complaint := _find_complaint(text, answering):
         rest = phrases.COMPLAINT.sub(" ", phrases.OPENING_COMPLAINT.sub(" ", text)).casefold()
         quoted = " ".join(own.split())
         if len(quoted) > _QUOTED_CHARS:  # end at a word
             quoted = quoted[:_QUOTED_CHARS].rsplit(" ", 1)[0] + " ..."
-        # "That doesn't work" says nothing to act on.
+        # "That doesn't work" gives nothing to act on.
         hint = f"User correction: {quoted}" if find_specific_words(re.findall(r"\w+(?:'\w+)*", rest)) else None
         return Judgement(-1, hint, f"a correction ({complaint!r})")
-    # Requests of 4 words or more that share 3 words of 4.
+    # Both have 4 distinct words or more, and the Jaccard similarity of their words is 3/4 or more.
     words, earlier_words = (set(re.findall(r"\w+", s.lower())) for s in (own, keep_own_words(request[:_READ_CHARS])))
     shared, all_words = len(words & earlier_words), len(words | earlier_words)
     if min(len(words), len(earlier_words)) >= 4 and 4 * shared >= 3 * all_words:
@@ -89,7 +89,7 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
 
 
 def asks_for_answer(reply: str) -> bool:
-    """Return whether the reply ends by asking the user for something: then what they say next may just be the answer.
+    """Return whether the reply ends by asking the user for something: the next message may then just be the answer.
 
     Closing formulas ("let me know if you have any other questions") ask for nothing.
     """
@@ -101,7 +101,7 @@ def asks_for_answer(reply: str) -> bool:
 def keep_own_words(text: str) -> str:
     """Return a message without code, quoted lines and text in quotation marks; plain apostrophes, single spaces."""
     text = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").replace("\N{LEFT SINGLE QUOTATION MARK}", "'")
-    # A long gap says no more than a short one, and each pattern would try every place in it.
+    # Long gaps are shortened, since each pattern would be tried at every position in them.
     text = re.sub(r"\s{40,}+", lambda gap: "\n" if "\n" in gap[0] else " ", re.sub(r"[ \t]+", " ", text))
     text = re.sub(r"```.*?(?:```|\Z)", " ", text, flags=re.DOTALL)
     text = re.sub(r"(?m)^\s*[>|].*$", " ", text)
@@ -110,10 +110,10 @@ def keep_own_words(text: str) -> str:
 
 
 def find_instruction(text: str, answering: bool) -> str | None:
-    """Return the hint that a correction spells out, None where no pattern matches.
+    """Return the hint that a correction spells out, None if no pattern matches.
 
-    `answering`: the reply asked a question. Then "use the gift card" or "I wanted economy" is its answer and nothing
-    was wrong, unless the message says so ("no, ...", "... instead").
+    `answering`: the reply asked a question. Then "use the gift card" or "I wanted economy" just answers it, and is a
+    correction only if the message objects ("no, ...", "... instead").
     """
     for manner in phrases.MANNER.finditer(text):  # "too long"
         about_reply = manner["degree"].lower() == "too" or phrases.ABOUT_REPLY.search(manner[0])
@@ -147,16 +147,16 @@ def _clean(words: str) -> str:
 
 
 def _find_complaint(text: str, answering: bool) -> str | None:
-    """Return the words that say the reply was not right, None where there are none."""
+    """Return the words that say that the reply was not right, None if there are none."""
     if match := phrases.OPENING_COMPLAINT.match(text) or phrases.COMPLAINT.search(text):
         return _clean(match[0])[:40]
-    # A bare "no" answers the reply's question or means nothing; "no" and then something objects to what was said.
+    # A bare "no" answers the reply's question or means nothing; "no" followed by more words objects to the reply.
     no = phrases.NO.match(text)
     rest = no["rest"] if no and not answering else None
     return "no" if rest and not phrases.BARE.fullmatch(rest) and not _find_praise(rest, True) else None
 
 
 def _find_praise(text: str, answering: bool) -> str | None:
-    """Return the words of thanks or praise. After a question of the reply they count only where the message begins."""
+    """Return the words of thanks or praise. If the reply asked a question, they count only near the beginning."""
     match = phrases.PRAISE.search(phrases.NO_PRAISE.sub(" ", text))
     return _clean(match[0]) if match and (not answering or match.start() < 25) else None

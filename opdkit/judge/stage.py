@@ -1,4 +1,4 @@
-"""`opdkit judge`: read the turns of a part, put two questions about each to the judge, write verdicts."""
+"""Loop of `opdkit judge`: ask the judge for the hint and the reward of each turn, and write the verdicts."""
 
 import copy
 from collections import Counter
@@ -53,59 +53,59 @@ from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import ESCALATED, VERDICTS
 
-# Judges that are models: "module:class", imported only when chosen. From the configuration, and the folder of the stage
-# that the votes are for, it makes a judge with `ask` (an Ask) and `count_work`.
+# Judges that are models: "module:class", imported only when chosen. The class takes the configuration and the folder of
+# the stage that the votes are for, and has the methods `ask` (an Ask) and `count_work`.
 MODEL_JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint",
           "batch": "opdkit.judge.batch:Batch"}  # fmt: skip
-FIRST_JUDGES = MODEL_JUDGES | {"endpoint": "opdkit.judge.endpoint:FirstEndpoint"}  # of a cascade
-SERVED = ("endpoint", "batch")  # those whose answers are kept as they come, and may be others the next time
+FIRST_JUDGES = MODEL_JUDGES | {"endpoint": "opdkit.judge.endpoint:FirstEndpoint"}  # in a cascade
+SERVED = ("endpoint", "batch")  # answers are stored as they arrive, and may differ the next time
 
 
 @dataclass(frozen=True)
 class TurnToJudge:
-    """Turn with its session, and the reward that its log gives it, if any."""
+    """Turn with its session, and the reward that the log itself gives it, if any."""
 
     joined: JoinedTurn
     outcome: Reward | None
 
     @property
     def decision(self) -> JSON:
-        """Decision of a person about the reply, as the log has it."""
+        """Decision of a person about the reply, from the log; NO_DECISION if there is none."""
         return self.joined.turn["decision"] or NO_DECISION
 
     @property
     def reply(self) -> ReplyInContext:
-        """Reply with its next state, which a comment on it begins."""
+        """Reply with its next state. A person's comment on the reply is the first message of the next state."""
         return reply_in_context(self.joined.session["messages"], self.joined.turn)
 
     @property
     def questions(self) -> list[str]:
-        """Questions to ask: no hint of a turn that nobody reacted to or that was edited, no reward of an outcome."""
+        """Questions to ask: no hint without a next state or after an edit, and no reward if the log gives it."""
         asked = {"hint": self.reply.next_state and not self.decision["edited"], "reward": self.outcome is None}
         return [question for question in asked if asked[question]]
 
 
 def run(config: JudgeConfig) -> Summary:
-    """Judge every trainable turn of the run; parts that are done are skipped.
+    """Judge every trainable turn of the run; skip parts that are done.
 
-    Raises OpdkitError when the extract stage has not finished or the judge cannot be reached: then the part under way
-    is not written, and the same command resumes with it.
+    Raises OpdkitError if the extract stage has not finished, if all votes failed, or if the judge cannot be reached:
+    the part in progress is then not written, and the same command resumes with it.
     """
-    texts = judge_texts(config.wording, config.criterion)  # once: all parts are asked in the words of the plan
+    texts = judge_texts(config.wording, config.criterion)  # read once: all parts use the wording in the plan
     inputs = make_wording_inputs({"judge": texts})
     first_config = config.first
     for name, one in (("model", config), ("first model", first_config)):
         if one and one.judge == "local" and one.judge_model:
             inputs[name] = pin_model(one.judge_model)
-    removes_votes = config.overwrite and not config.dry_run  # only for judges that are there
+    removes_votes = config.overwrite and not config.dry_run  # only if the judges can be used
     judge: Any = try_judge(config, MODEL_JUDGES) if removes_votes else None
     first: Any = try_judge(first_config, FIRST_JUDGES) if first_config and removes_votes else None
-    # They may answer otherwise the next time, whatever the seed.
+    # These judges may answer differently the next time, even with the same seed.
     may_change = config.judge in SERVED or bool(config.judge_first_url) or isinstance(config.judge, PythonFunction)
     stage = Stage.open(config, "judge", [VERDICTS, ESCALATED] if first_config else [VERDICTS], inputs=inputs,
                        parts=count_parts(config.run, "extract"), upstream=["extract"], drawn=may_change)  # fmt: skip
     todo = stage.todo()
-    if todo and may_change and not config.overwrite:  # which makes all targets outdated
+    if todo and may_change and not config.overwrite:  # --overwrite makes all targets outdated
         _check_lost_votes(config, todo)
     if config.dry_run:
         return report_work(config, stage, texts)
@@ -114,7 +114,7 @@ def run(config: JudgeConfig) -> Summary:
         if first_config:
             first = first or load_function(FIRST_JUDGES[first_config.judge])(first_config, stage.folder)
     remove_answers_of_done_parts(stage)
-    if config.judge == "batch":  # the other parts wait for answers
+    if config.judge == "batch":  # other parts still lack answers
 
         def questions_of(part: int) -> list[Question]:
             return write_questions(list(read_turns(config, part, Counters())), config, texts)
@@ -133,7 +133,7 @@ def run(config: JudgeConfig) -> Summary:
     if first_config:
         usage |= {who: {name: summary.counters.labels(name)[who] for name in (DECIDED, GIVEN, *USAGE)}
                   for who in (FIRST, SECOND)}  # fmt: skip
-    if summary.parts_done == summary.parts:  # of shards that end at once, the last ones write the same sums
+    if summary.parts_done == summary.parts:  # shards that end together write the same sums
         if usage:
             record_usage(config.run, "judge", usage)
         if failure := describe_failure(config.run, summary.counters):
@@ -148,7 +148,7 @@ def run(config: JudgeConfig) -> Summary:
 def judge_part(
     config: JudgeConfig, part: int, ask: Ask | None, ask_first: Ask | None, texts: Texts, out: PartWriter
 ) -> None:
-    """Write the verdicts on the turns of one part. `ask` is a model's; `ask_first` that of a cascade's first judge."""
+    """Write the verdicts of one part. `ask` asks a judge that is a model, `ask_first` the first judge of a cascade."""
     turns = list(read_turns(config, part, out.counters))
     if ask:
         questions = write_questions(turns, config, texts)
@@ -161,21 +161,21 @@ def judge_part(
     elif config.judge == "rules":
         votes = judge_by_rules(turns, out.counters)
     else:
-        votes = [Votes([], [])] * len(turns)  # what came next is the hint
+        votes = [Votes([], [])] * len(turns)  # --judge reaction: the next state is the hint
     for turn, votes_on_turn in zip(turns, votes, strict=True):
         out.rows("verdicts", [make_verdict(config, turn, votes_on_turn, texts, out.counters)])
 
 
 def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
-    """Print what the parts to do would take (`--dry-run`).
+    """Print the work and the costs of the parts that are not done (`--dry-run`).
 
-    Without `--measure` no model is loaded but its tokenizer, and no request is sent.
+    Without `--measure`, no weights are loaded and no request is sent.
     """
     counters, names, first_config = Counters(), Counter[str](), config.first
     judge: Any = load_function(MODEL_JUDGES[config.judge])(config) if config.judge in MODEL_JUDGES else None
     first: Any = load_function(FIRST_JUDGES[first_config.judge])(first_config) if first_config else None
     work, first_work = Counter[str](), Counter[str]()
-    drawn: list[list[Question]] = []  # those about each turn that `--measure` draws
+    drawn: list[list[Question]] = []  # the questions about each turn that `--measure` samples
     for part in stage.todo():
         turns = list(read_turns(config, part, counters))
         counters.rows_out += len(turns)
@@ -184,16 +184,16 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
             asked = write_questions(turns, config, texts)
             names.update(f"  questions on the {question.name}" for question in asked)
             work.update(judge.count_work(asked, KeptAnswers(answers_file(stage, part), stage.plan)))
-            if first_config:  # the second judge may be left no question at all
+            if first_config:  # the second judge may get no question: its LEAST stays 0
                 kept = KeptAnswers(answers_file(stage, part, ESCALATED.name), stage.plan)
                 first_work.update(first.count_work(asked, kept))
             else:
                 work[LEAST] += sum(count_missing_votes(question, (), config, texts) for question in asked)
             by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
             drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
-    costs, left = dict[str, int | str](), drawn  # a first judge leaves fewer
+    costs, left = dict[str, int | str](), drawn  # `left`: for the second judge, if there is a first one
     if first_config:
-        first_work[LEAST] = first_work[VOTES]  # all are asked for
+        first_work[LEAST] = first_work[VOTES]  # the first judge always gives all votes
         measured, answers = measure(first, first.ask, drawn) if drawn else (None, {})
         lines = describe_work(first_config, first, first_work, measured)
         costs = {f"first: {name.strip()}": value for name, value in lines.items()}
@@ -201,7 +201,7 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
         left = [turn for turn in left if turn]
         costs["left to the second judge"] = "not measured: --measure 50 tries 50 turns"
     measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), left)[0] if left else None
-    if first_config and drawn:  # what the first judge decided is not asked, and not read
+    if first_config and drawn:  # the second judge does not read what the first one decided
         still_open, asked_first = sum(map(len, left)), sum(map(len, drawn))
         costs["left to the second judge"] = f"{still_open:,} of {counted(asked_first, 'question')}, as measured"
         share, measured = still_open / asked_first, measured or Measured(0, 0.0, 0.0, None, 0.0)
@@ -213,9 +213,9 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
 
 
 def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
-    """Load a local judge and return it. Send an endpoint one trial question and return None: it is opened later.
+    """Load and return a local judge. Ask an endpoint a trial question and return None: it is opened later.
 
-    None for any other judge. Raises OpdkitError when it is not there.
+    Return None for any other judge. Raises OpdkitError if the judge cannot be used.
     """
     judge: Any = load_function(judges[config.judge])(config) if config.judge in ("local", "endpoint") else None
     if config.judge != "endpoint":
@@ -225,7 +225,7 @@ def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
 
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
-    """Raise OpdkitError where targets were computed from votes that are gone, and may be others now."""
+    """Raise OpdkitError if targets were computed from votes that are gone: new votes may differ from these."""
     if not has_stage(config.run, "teacher") or find_outdated_upstream(config.run, "teacher"):
         return  # there are no targets, or all of them are refused as outdated
     if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
@@ -235,7 +235,7 @@ def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
 
 
 def read_turns(config: JudgeConfig, part: int, counters: Counters) -> Iterator[TurnToJudge]:
-    """Yield the turns of a part to judge, within `--limit`. The others are counted as dropped, by their reason."""
+    """Yield the turns of a part to judge, within `--limit`. Count the others as dropped, by reason."""
     conditions = {1: parse_filters(config.good, "--good"), -1: parse_filters(config.bad, "--bad")}
     for session_turns in joined_sessions(config.run, part, LOGGED, limit=config.limit, reviews={}):
         indices = [joined.index for joined in session_turns]
@@ -244,14 +244,14 @@ def read_turns(config: JudgeConfig, part: int, counters: Counters) -> Iterator[T
             counters.rows_in += 1
             skip_reason, decision = joined.turn["skip_reason"], joined.turn["decision"]
             outcome = outcomes.get(joined.index) or (choose_decided_reward(decision) if decision else None)
-            if joined.turn["trainable"] or (outcome and skip_reason == NO_NEXT):  # an outcome is a reaction, too
+            if joined.turn["trainable"] or (outcome and skip_reason == NO_NEXT):  # an outcome counts as a reaction
                 yield TurnToJudge(joined, outcome)
             else:
                 counters.drop(skip_reason or "not trainable")
 
 
 def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Votes]:
-    """Return the votes of the rules. Reactions in other languages than English, which give 0, are counted."""
+    """Return the votes of the rules. Count the reactions that are not in English; their reward is 0."""
     votes = [rules.vote(turn.reply) for turn in turns]
     unread = [turn for turn, vote in zip(turns, votes, strict=True) if vote.reward[0].raw == rules.NOT_ENGLISH]
     counters.count("turns not in English", len(unread))
@@ -262,7 +262,7 @@ def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Vot
 def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     """Return the votes of `function(prompt, reply, next_state)`, which gets copies of the messages.
 
-    It returns (reward, hint): 1, 0, -1 or None, and a text or None. Raises OpdkitError when it returns anything else.
+    The function returns (reward, hint): 1, 0, -1 or None, and a text or None. Raises OpdkitError for anything else.
     """
     if not turn.questions:
         return Votes([], [])
@@ -274,14 +274,14 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     if not (is_pair and (hint is None or isinstance(hint, str)) and reward in (1, 0, -1, None)) or is_truth:
         raise OpdkitError(f"{function} returned {answer!r} for turn {turn.joined.turn_id}; a judge returns (reward, "
                           "hint), which are 1, 0, -1 or None, and a text or None")  # fmt: skip
-    reward = None if reward is None else int(reward)  # a float, or one of numpy's
+    reward = None if reward is None else int(reward)  # it may be a float or a numpy number
     vote = RewardVote(reward, str(function), NO_REWARD if reward is None else None)
-    hint = (hint or "").encode("utf-8", "replace").decode().strip() or None  # as a server's answer
+    hint = (hint or "").encode("utf-8", "replace").decode().strip() or None  # lone surrogates: as in a server's answer
     return Votes([HintVote(1 if hint else -1, hint, str(function))], [vote])
 
 
 def write_questions(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Texts) -> list[Question]:
-    """Return the questions to put to a model, in the words of `texts`; those about one turn are neighbours."""
+    """Return the questions to ask a model, in the wording of `texts`; questions about one turn are adjacent."""
     questions = []
     for turn in turns:
         common = write_turn(turn.reply, config.max_section_chars)
@@ -291,9 +291,9 @@ def write_questions(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Te
 
 
 def make_verdict(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Texts, counters: Counters) -> JSON:
-    """Return one row of `verdicts`: what the votes on a turn add up to. All of it is counted.
+    """Return one row of `verdicts`: what the votes on a turn add up to. Count votes, reward, hint and flags.
 
-    Votes on a question that is not asked about this turn, such as those of the rules, are left out.
+    Votes on a question that is not asked about this turn are left out; the rules always vote on both questions.
     """
     votes = Votes(votes.hint if "hint" in turn.questions else [], votes.reward if "reward" in turn.questions else [])
     decisions = {"hint": [(vote.decision, vote.confidence) for vote in votes.hint],
@@ -312,7 +312,7 @@ def make_verdict(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Te
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
     reward, choice = turn.outcome or reward, choose_decided_hint(turn.decision, choice, texts)
-    if turn.decision["rating"] == reward.reward == 1 and choice.hint is not None:  # --bad comes before the rating
+    if turn.decision["rating"] == reward.reward == 1 and choice.hint is not None:  # --bad overrides the rating
         counters.count("conflicts", label=f"rated +1, {choice.status if choice.status in WANTED_REPLIES else 'hinted'}")
         reward, choice = resolve_conflict(reward, choice, config.conflicts)
     count_votes(counters, [*votes.hint, *votes.reward], reward)

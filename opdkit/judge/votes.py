@@ -1,4 +1,4 @@
-"""Questions to a judge, its answers, the votes read from them, and the reward that they add up to. Pure."""
+"""Questions to a judge, its answers, the votes parsed from them, and the reward that votes add up to. Pure."""
 
 import math
 from array import array
@@ -10,16 +10,16 @@ from opdkit.chat.messages import ROUNDING
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 
-OUTCOME = "outcome"  # reward_status of a turn whose reward the log brings along
-CONFLICT = "conflict"  # reward_status where a rating and a hint disagree; hint_status of a hint that is left out for it
+OUTCOME = "outcome"  # reward_status of a turn whose reward comes from the log
+CONFLICT = "conflict"  # reward_status if a rating and a hint disagree; hint_status if the hint is dropped for this
 NOT_BY_VOTES = (OUTCOME, CONFLICT)
 WANTED_REPLIES = EDITED, KEPT_REPLY = "edited", "kept"  # hint_status of a hint that holds the reply a person wanted
 TOO_LONG = "the prompt does not fit the judge"
-# What helps, by the name of the question: only the command that asks for hints and rewards has the first option.
+# Advice by the name of the question. Only `opdkit judge`, which asks for hint and reward, has --max-section-chars.
 REMEDY = (dict.fromkeys(("hint", "reward"), "lower --max-section-chars")
           | dict.fromkeys(("criterion", "trial"), "pass another --judge-model"))  # fmt: skip
 NO_ANSWER = "the judge answers others, not this"
-_SUM_ROUNDING = 1e-9  # of sums of confidences
+_SUM_ROUNDING = 1e-9  # tolerance for sums of confidences
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Question:
     """Question about one turn. Its m votes are m answers to the same messages."""
 
     turn_id: str
-    name: str  # hint or reward
+    name: str  # hint, reward, criterion or trial
     messages: list[Message]
-    votes: range | None = None  # those to give now; None: all of `--votes`
+    votes: range | None = None  # numbers of the votes to give now; None: all of `--votes`
 
     @property
     def key(self) -> tuple[str, str]:
@@ -38,21 +38,21 @@ class Question:
 
 @dataclass(frozen=True)
 class VoteRequest:
-    """Vote that a server is asked for."""
+    """Request to a server for one vote."""
 
     question: Question
     seed: int
 
 
 class Usage(NamedTuple):
-    """Tokens of one answer; `cached` are those of the prompt that the server had read before."""
+    """Token counts of one answer; `cached` counts the prompt tokens that came from the prefix cache."""
 
     prompt: int
     cached: int
     completion: int
 
 
-USAGE = ("prompt tokens", "cached prompt tokens", "completion tokens")  # names of the counters of their sums
+USAGE = ("prompt tokens", "cached prompt tokens", "completion tokens")  # counters for the sums of these
 
 
 TRIAL = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}], range(1))  # one request
@@ -60,25 +60,25 @@ TRIAL = Question("", "trial", [{"role": "user", "content": "Are you there? Answe
 
 @dataclass(frozen=True)
 class Answer:
-    """Sample of a judge."""
+    """Sampled answer of a judge."""
 
     text: str
     finish_reason: str | None = None
     thinking: bool = False  # the prompt itself opened a thinking block
-    error: str | None = None  # why this judge cannot answer this question at all
-    confidence: float | None = None  # probability of the tokens of its last decision; None where it is not known
-    usage: Usage | None = None  # None where the server does not say
+    error: str | None = None  # why there is no answer
+    confidence: float | None = None  # probability of the tokens of its last decision; None if it is not known
+    usage: Usage | None = None  # None if the server does not report it
 
 
-Answers = dict[tuple[str, str], list[Answer]]  # by the key of their question
+Answers = dict[tuple[str, str], list[Answer]]  # key of the question -> answers
 
-# The answers to each question, one per vote, in order. Raises rather than make up an answer that was never given.
+# Returns the answers to each question, one per vote, in order. Raises an error rather than make up an answer.
 Ask = Callable[[Sequence[Question]], list[list[Answer]]]
 
 
 @dataclass(frozen=True)
 class HintVote:
-    """Row of `hint_votes`. `decision` is 1 or -1; `hint` only ever goes with 1."""
+    """Row of `hint_votes`. `decision` is 1, -1 or None (failed); only decision 1 can have a `hint`."""
 
     decision: int | None
     hint: str | None
@@ -89,7 +89,7 @@ class HintVote:
 
 @dataclass(frozen=True)
 class RewardVote:
-    """Row of `reward_votes`. `score` is 1, 0 or -1."""
+    """Row of `reward_votes`. `score` is 1, 0, -1 or None (failed)."""
 
     score: int | None
     raw: str
@@ -111,7 +111,7 @@ class Votes(NamedTuple):
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward of one turn. `agreement` is the share of the valid votes that equal it; null where votes gave none."""
+    """Reward of one turn. `agreement` is the share of the valid votes that equal it; null if it is not from votes."""
 
     reward: int | None
     status: str  # ok, tie, no_quorum, failed, outcome, conflict, empty or not_judged
@@ -119,7 +119,7 @@ class Reward:
 
     @property
     def is_met(self) -> bool | None:
-        """Verdict on a criterion; None where the votes tie, fail or cannot tell."""
+        """Verdict on a criterion; None if the votes tie, fail or say that it cannot be told."""
         return {1: True, -1: False}.get(self.reward or 0)
 
     def columns(self) -> JSON:
@@ -131,10 +131,10 @@ NOT_JUDGED = Reward(None, "not_judged", None)  # nobody was asked
 
 
 def choose_reward(scores: Sequence[int | None], weights: Sequence[float] | None = None) -> Reward:
-    """Return the value with the most valid votes, or with `weights` the one with the largest sum; a tie is 0.
+    """Return the score with the most valid votes, or with `weights` the largest total weight; a tie gives 0.
 
-    Null scores are votes that failed, never neutral ones. When none is valid the reward is null (failed), and when
-    fewer than half are (no_quorum), whatever they weigh.
+    A null score is a failed vote, never a neutral one. The reward is null if no vote is valid (failed), or if fewer
+    than half of the votes are, regardless of weights (no_quorum).
 
     >>> choose_reward([1, 1, -1, 1, 0])
     Reward(reward=1, status='ok', agreement=0.6)
@@ -153,7 +153,7 @@ def choose_reward(scores: Sequence[int | None], weights: Sequence[float] | None 
 
 
 def sum_weights(value: int, decisions: Sequence[int | None], weights: Sequence[float] | None) -> float:
-    """Return the sum of the weights of the votes for `value`, or their number where there are no weights.
+    """Return the sum of the weights of the votes for `value`, or without weights the number of these votes.
 
     The sum is rounded once, so that the order of the votes does not matter.
     """
@@ -165,7 +165,7 @@ def sum_weights(value: int, decisions: Sequence[int | None], weights: Sequence[f
 def list_confidences(votes: Sequence[tuple[int | None, float | None]]) -> list[float] | None:
     """Return the weights of (decision, confidence) votes on one question: the confidences, 0 for failed votes.
 
-    None where the confidence of a valid vote is not known: then each vote of the question counts as one.
+    None if the confidence of a valid vote is not known: then each vote on the question counts as one.
     """
     if any(decision is not None and confidence is None for decision, confidence in votes):
         return None
@@ -173,19 +173,19 @@ def list_confidences(votes: Sequence[tuple[int | None, float | None]]) -> list[f
 
 
 def count_missing(votes: Sequence[tuple[int | None, float | None]], question: str, most: int, weigh: bool) -> int:
-    """Return how many more votes, at least, decide a question of which `most` can be asked; 0 once it is decided.
+    """Return the fewest further votes that can decide a question with at most `most` votes; 0 once it is decided.
 
-    `votes` are (decision, confidence). The reward is decided when no answers of the remaining votes change it or its
-    status. The hint is decided when there can be none, and it is known whether half of the votes are valid; where there
-    is one, all votes take part in the choice of its text. A vote weighs at most 1. With `weigh`, a later vote without a
-    confidence makes all of them count as one, so that both ways to count have to agree.
+    `votes` are (decision, confidence). The reward is decided once the remaining votes can change neither its value nor
+    its status. The hint is decided early only if there can be none, and it is known whether half of the votes are
+    valid; if there is a hint, its text is chosen by all votes. A vote weighs at most 1. With `weigh`, a later vote
+    without a confidence would make each vote count as one, so both ways of counting must give the same outcome.
 
     >>> [count_missing([(1, None)] * n, "reward", 5, False) for n in range(4)]
     [3, 2, 1, 0]
     """
     left, decisions = most - len(votes), [decision for decision, _ in votes]
     valid = sum(decision is not None for decision in decisions)
-    leads: dict[int, float] = {}  # of a value over its best rival, in the way to count that is worse for it
+    leads: dict[int, float] = {}  # of a value over its best rival, in the way of counting that gives the smaller lead
     rivals = {-1: (1,)} if question == "hint" else {1: (0, -1), 0: (1, -1), -1: (1, 0)}
     for weights in [None, list_confidences(votes)] if weigh else [None]:
         totals = {value: sum_weights(value, decisions, weights) for value in (1, 0, -1)}
@@ -193,15 +193,15 @@ def count_missing(votes: Sequence[tuple[int | None, float | None]], question: st
             lead = totals[value] - max(totals[other] for other in others) - (_SUM_ROUNDING if weights else 0)
             leads[value] = min(lead, leads.get(value, lead))
     votes_to_quorum, votes_to_tie = (most + 1) // 2 - valid, (left - max(leads.values())) / 2
-    # A tie changes the reward; a hint, it only prevents.
+    # A tie would change the reward, so it counts as open; for the hint it decides, like a lead of -1: no hint.
     votes_to_win = math.ceil(votes_to_tie) if question == "hint" else math.floor(votes_to_tie) + 1
-    # Failed votes decide, too. A reward has another status where none is valid, which is known at the end.
+    # Failed votes decide, too. If no vote is valid the status of a reward is another one, which is known at the end.
     votes_to_certain_failure = left if question != "hint" and not valid else max(left - votes_to_quorum + 1, 0)
     return min(max(votes_to_win, votes_to_quorum, 0), votes_to_certain_failure, left)
 
 
 def compute_confidence(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of tokens from their log-probs (nats), in float32; None where one is not a log-prob."""
+    """Return the probability of tokens from their log-probs (nats), in float32; None without valid log-probs."""
     if not logprobs or not all(math.isfinite(x) and x < ROUNDING for x in logprobs):
         return None
     (stored,) = array("f", [min(1.0, math.exp(math.fsum(logprobs)))])

@@ -1,4 +1,4 @@
-"""Counts of votes, and what looks wrong with the verdicts of a stage as a whole."""
+"""Counts of votes, and warnings about the verdicts of a stage as a whole."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _REMEDIES = {
     CUT_OFF: "Raise --max-new-tokens.",
     TOO_LONG: "Lower --max-section-chars.",
     NO_REWARD: "None is for turns that it cannot judge.",
-    # Servers with a parser for thinking return it apart: what is left of an answer without an end is empty.
+    # Servers that parse thinking return it separately: if it never ends, the text of the answer is empty.
     **dict.fromkeys((EMPTY, OPEN_THINKING), "If the judge thinks first, raise --max-new-tokens, or turn its thinking "
                     "off, as with --template-arg enable_thinking=false."),
     **dict.fromkeys((UNBUILT, NO_ANSWER), "`opdkit show RUN --status failed --whole` says why."),
@@ -31,11 +31,11 @@ _FLAGGED = {
 
 
 def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], reward: Reward) -> None:
-    """Count the votes on a turn, those that failed by their kind, and the reward by its value, "-1", "0" or "+1"."""
+    """Count the votes on a turn, failed votes by kind of error, and the reward by value: "-1", "0" or "+1"."""
     counters.count("votes", len(votes))
     for vote in votes:
         if vote.error:
-            counters.count("failed votes", label=vote.error.partition(":")[0])  # what follows is about the one vote
+            counters.count("failed votes", label=vote.error.partition(":")[0])  # the rest is about this vote alone
     if reward.reward is None:
         counters.count("no reward")
     else:
@@ -43,12 +43,12 @@ def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], rewa
 
 
 def find_remedy(kind: str) -> str:
-    """Return what to do about votes that failed in this way, most or all of them."""
+    """Return what to do if most votes failed with this kind of error."""
     return _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")
 
 
 def describe_failure(run: Path, counters: Counters) -> str:
-    """Return that all votes of a run failed, and why the first one did; "" where that is not so, or the log rewards."""
+    """Return a message if all votes of a run failed, with the first error; "" if not, or if the log gave rewards."""
     votes = counters.total("votes")
     if not 0 < votes == counters.total("failed votes") or counters.total("rewards"):
         return ""
@@ -62,7 +62,7 @@ def describe_failure(run: Path, counters: Counters) -> str:
 
 
 def find_warnings(config: JudgeConfig, counters: Counters) -> list[str]:
-    """Return what looks wrong with a stage's verdicts as a whole."""
+    """Return warnings about a stage's verdicts as a whole."""
     if not counters.rows_out:
         return []
     messages = mostly_dropped("judge", counters) + ([WARNINGS["reaction"]] if config.judge == "reaction" else [])
@@ -72,7 +72,7 @@ def find_warnings(config: JudgeConfig, counters: Counters) -> list[str]:
     if 2 * failed > votes:
         share = "all" if failed == votes else f"{failed:,} of"
         messages.append(f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {remedy}")
-    elif failed and 2 * counters.total("no reward") > counters.rows_out:  # the other question went well
+    elif failed and 2 * counters.total("no reward") > counters.rows_out:  # mostly the votes on rewards failed
         messages.append(f"{counters.total('no reward'):,} of {counted(counters.rows_out, 'turn')} got no reward: too "
                         f"many votes failed, most often: {kind}. {remedy}")  # fmt: skip
     given, lost = counters.labels(GIVEN)[FIRST], counters.labels(UNREAD)
@@ -104,7 +104,7 @@ def find_warnings(config: JudgeConfig, counters: Counters) -> list[str]:
 
 
 def find_equal_rewards(counters: Counters) -> list[str]:
-    """Return a warning when 10 rewards or more have one value; of fewer, that means nothing."""
+    """Return a warning if all rewards are equal and there are 10 or more: fewer equal ones mean nothing."""
     rewards = counters.labels("rewards")
     if len(rewards) != 1 or rewards.total() < 10:
         return []

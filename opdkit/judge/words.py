@@ -1,6 +1,6 @@
-"""Words of a text, and those that words.toml lists: which language a text is in, what is empty.
+"""Words of a text, and the word lists of words.toml: whether a text is English, and which words say nothing.
 
-Neither is exact. The language decides only whether English patterns are applied, and one frequent word tells enough.
+Neither is exact. The language only decides whether English patterns are applied: one frequent word tells enough.
 """
 
 import re
@@ -16,12 +16,12 @@ _ENGLISH, _SHARED = _FREQUENT.pop("english"), _FREQUENT.pop("shared")
 _OTHER = frozenset().union(*_FREQUENT.values())
 _UNSPACED = re.compile("|".join(sorted(_LISTS["empty"].pop("unspaced").split(), key=len, reverse=True)))
 _EMPTY = frozenset(word for words in _LISTS["empty"].values() for word in words.split())
-# What hints say, as rules: beginnings, negations, fillers, word -> (the word for its subject, whether it wants that).
+# For hints as rules: beginnings, negations, fillers, and word -> (first word of its line, False if it is the opposite).
 LEAD, NEGATION = re.compile(_LISTS["rules"]["lead"]), re.compile(_LISTS["rules"]["negation"])
 FILLER = frozenset(_LISTS["rules"]["filler"].split())
 OPPOSITES = {word: (yes.split()[0], wanted) for yes, no in _LISTS["rules"]["opposites"].items()
              for wanted, group in ((True, yes), (False, no)) for word in group.split()}  # fmt: skip
-# What a reply says that is nothing but a confirmation.
+# Words of a reply that only confirms.
 _DONE, _BESIDE = (
     frozenset(word for words in _LISTS["confirmations"][kind].values() for word in words.split())
     for kind in ("done", "beside")
@@ -32,15 +32,15 @@ _DONE_UNSPACED, _BESIDE_UNSPACED = (
 )
 _LETTERS = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _SAMPLE_WORDS = 200
-_ENOUGH_WORDS = 8  # of English prose this long, hardly any has no frequent word
-_PROSE = 0.85  # share of letters and spaces, which code and paths do not reach
-# Each Han or Kana character counts as a word, since there are no spaces between words. In Thai and the like, a phrase
-# without a space does: a letter alone means nothing. Vowel signs and other marks are part of their word.
+_ENOUGH_WORDS = 8  # English prose of this length nearly always has a frequent word
+_PROSE = 0.85  # share of letters and spaces; code and paths have less
+# Each Han or Kana character counts as a word: these scripts have no spaces between words. In Thai and similar scripts,
+# a run without a space counts as one: a single letter means nothing. Vowel signs and other marks belong to their word.
 _HAN, _THAI = (regex.compile(rf"[{scripts}]") for scripts in (
     r"\p{Han}\p{Hiragana}\p{Katakana}ー", r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"))  # fmt: skip
 _SPACED = rf"[[\p{{L}}\p{{N}}]--{_HAN.pattern}][[\p{{L}}\p{{N}}\p{{M}}]--{_HAN.pattern}]*"
 _WORD = regex.compile(rf"(?V1){_HAN.pattern}\p{{M}}*|{_SPACED}(?:['’]{_SPACED})*")
-# Words with the signs that change what they say (C++, C#, -5, 20%), and signs that stand for a word (>=, €).
+# Words with the signs that change their meaning (C++, C#, -5, 20%), and signs that stand for a word (>=, €).
 _TERM = regex.compile(
     rf"(?V1){_HAN.pattern}\p{{M}}*|(?:(?<![\p{{L}}\p{{N}}])[-−](?=\p{{N}}))?{_SPACED}(?:['’]{_SPACED})*"
     r"(?:\+\+|[#%°](?![\p{L}\p{N}]))?|[<>=≤≥≠±×÷]+|\p{Sc}"
@@ -53,9 +53,9 @@ def split_words(text: str) -> list[str]:
 
 
 def split_terms(text: str) -> list[str]:
-    """Return the words of a text with the signs that change what they say, and signs that stand for a word.
+    """Return the words of a text with the signs that change their meaning, and signs that stand for a word.
 
-    >>> terms("Use C++, not C#: x >= -5 costs 3 €.")
+    >>> split_terms("Use C++, not C#: x >= -5 costs 3 €.")
     ['use', 'c++', 'not', 'c#', 'x', '>=', '-5', 'costs', '3', '€']
     """
     found = _TERM.findall(unicodedata.normalize("NFKC", text).casefold())
@@ -63,16 +63,16 @@ def split_terms(text: str) -> list[str]:
 
 
 def weigh_word(word: str) -> float:
-    """Return how many words of a language with spaces a word stands for."""
+    """Return how many words a word counts as, compared with languages that put spaces between words."""
     return 0.5 if _HAN.match(word) else max(1.0, len(word) / 4) if _THAI.match(word) else 1.0
 
 
 def is_english(text: str) -> bool:
     """Return whether the first 200 words of a text may be English.
 
-    A frequent word of another language, or one with a letter beyond ASCII, speaks against it, a frequent English word
-    for it; the majority decides. Long prose without any frequent word is in a language that is not known here. A short
-    text without (names, numbers) may be English, and so may code.
+    Evidence for English are its frequent words; against it, frequent words of other languages and words with letters
+    beyond ASCII. The majority decides. Long prose without any frequent word is in an unknown language. Short text
+    without one (names, numbers) may be English, and so may code.
     """
     words = _LETTERS.findall(text.casefold())[:_SAMPLE_WORDS]
     english = sum(word in _ENGLISH for word in words)
@@ -82,14 +82,14 @@ def is_english(text: str) -> bool:
 
 
 def find_specific_words(words: list[str]) -> set[str]:
-    """Return the case-folded `words` that say something: neither judgements nor words that any hint could hold."""
+    """Return the case-folded `words` that are specific: neither judgements nor words that any hint could contain."""
     return {word for word in words if word not in _EMPTY}
 
 
 def says_nothing(text: str, known: str = "", confirms: bool = False) -> bool:
-    """Return whether a text holds nothing but confirmations, words of `known`, and words that any text could hold.
+    """Return whether a text contains only confirmations, words of `known`, and words that any text could contain.
 
-    With `confirms`, it must hold a confirmation.
+    With `confirms`, it must contain a confirmation. A digit always says something.
     """
     text = text.casefold().replace("’", "'")
     rest = _DONE_UNSPACED.sub(" ", text)
