@@ -49,7 +49,7 @@ _TOO_LONG = re.compile(
     r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)|max_new_tokens` must be <=|"
     r"exceeds the max.{0,20} (?:tokens|length)|maximum (?:model|prompt) length|reduce the length of the|"
     r"too many tokens|max_num_tokens|model token limit|inputs` must have less|range of input length", re.I)  # fmt: skip
-REFUSALS = (400, 403, 422)  # status codes for a refused prompt, or for a parameter that a server or a model does not take
+REFUSALS = (400, 403, 422)  # for a refused prompt, or a parameter that a server or a model does not take
 _FILTER = re.compile(r"content.{0,30}(?:filter|policy|policies|risk)|prompt was flagged|moderation|inspection", re.I)
 _NO_PARAMETER = re.compile(r"\Z|None|prompt|messages|input")  # beginning of the "param" of an error about a prompt
 OTHER_LIMIT = "max_completion_tokens"  # the name of max_tokens for OpenAI's reasoning models

@@ -1,7 +1,7 @@
-"""Fresh replies: the student as it is now answers the prompts of the hinted turns, at temperature 1.
+"""Fresh replies: the current student answers the prompts of the hinted turns, at temperature 1.
 
-A reply is its sampled token ids with their log-probs: the behaviour policy of these sessions is the student itself.
-Its text is for people and for the judge.
+A reply is stored as sampled token ids with log-probs: the behaviour policy of these sessions is the student itself. The
+text of a reply is only for people and for the judge.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ NO_ROOM = "no room for a reply"
 
 @dataclass(frozen=True)
 class Student:
-    """Model that answers, its chat template, and what fits."""
+    """Model that answers, its chat template, and its limits."""
 
     model: PreTrainedModel
     chat: Chat
@@ -46,8 +46,8 @@ class Student:
 def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[tuple[JoinedTurn, JSON]]:
     """Return the turns of a part of the source run that have a hint, with their verdicts, in order, within `--limit`.
 
-    Those whose hint `--check-hints` dropped are among them, for their count. `reviews` are the decisions on that run
-    that are in force.
+    Turns whose hint `--check-hints` dropped are included, so that they can be counted. `reviews` are the review
+    decisions in force on that run.
     """
     turns = joined_turns(config.from_run, part, CHECKED, limit=config.limit, reviews=reviews)
     judged = [(turn, verdict) for turn in turns if (verdict := turn.decided) is not None]
@@ -68,8 +68,8 @@ def write_replies(
 ) -> None:
     """Write the sessions and turns of one part: `--samples` fresh replies to the prompt of each of `hinted_turns`.
 
-    Sample g of a turn comes from the random stream (seed, turn, g). Turns whose hint was dropped, or whose prompt
-    cannot be read, and those all of whose replies are lost, are dropped and counted.
+    Sample g of a turn comes from the random stream (seed, turn, g). A turn is dropped and counted if its hint was
+    dropped, if its prompt cannot be read or leaves no room, or if all of its replies are lost.
     """
     counters = out.counters
     answered, requests = [], []
@@ -120,7 +120,7 @@ def encode_prompt(student: Student, turn: JoinedTurn, max_new_tokens: int) -> li
 def make_session_row(student: Student, turn: JoinedTurn, number: int, reply: Sample) -> JSON:
     """Return the row of tables.SESSIONS: prompt and reply, with all that the log says about the conversation.
 
-    The metadata stay as they are, since `--teacher-route` reads them; the id says which turn is answered.
+    The metadata are unchanged, since `--teacher-route` reads them; the session's id says which turn is answered.
     """
     text = student.chat.text(reply.text_ids)
     return turn.session | {

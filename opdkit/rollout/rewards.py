@@ -1,7 +1,7 @@
-"""Verdicts on fresh replies: the hint of the turn that they answer and, where a judge is asked, a reward.
+"""Verdicts on fresh replies: the hint of the turn that they answer and, if a judge is asked, a reward.
 
-Nobody has reacted to these replies. A judge can say whether they do what the hint asks, which is what somebody missed
-in the logged reply.
+Nobody has reacted to these replies. But a judge can say whether they do what the hint asks: what somebody missed in
+the logged reply.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from opdkit.store.turn_ids import answered_turn_id
 def write_verdicts(
     config: RolloutConfig, judge: tuple[Ask, Chat] | None, part: int, reviews: Reviews, out: PartWriter
 ) -> None:
-    """Write the verdicts on one part of the replies, which are read from where they were committed.
+    """Write the verdicts on one part of the replies, which must be committed already.
 
     `judge`: the model of `--judge-model`, and the chat template of the student; without one there are no rewards.
     """

@@ -1,10 +1,10 @@
 """Loop of `opdkit rollout`: the on-policy round.
 
-The student as it is now answers the prompts of the hinted turns of a run. Its replies are the sessions and turns of
-another run, the hints carry over, and `opdkit teacher` and `opdkit train` work on that run as on any other.
+The current student answers the prompts of the hinted turns of a run. Its replies are the sessions and turns of a new
+run, the hints carry over, and `opdkit teacher` and `opdkit train` work on that run as on any other.
 
-Two stages of the new run, one after the other: replies (`extract`), then verdicts on the committed replies (`judge`).
-So no prompt is answered twice after a kill in between, and the student is released before a local judge is loaded.
+The command writes two stages of the new run, one after the other: replies (`extract`), then verdicts on the committed
+replies (`judge`). So a kill between them loses no reply, and the student is released before a local judge is loaded.
 """
 
 from dataclasses import replace
@@ -35,10 +35,10 @@ _SOURCE = ("extract", "judge")
 
 
 def run(config: RolloutConfig) -> Summary:
-    """Answer the hinted turns of `--from-run`; parts that are done are skipped.
+    """Answer the hinted turns of `--from-run`; skip parts that are done.
 
-    Raises OpdkitError when the source run is not judged yet or has no hints, or when a judge cannot be reached: the
-    replies are kept then, and the same command resumes with them.
+    Raises OpdkitError if the source run is not judged yet or has no hints, or if a judge cannot be reached: the replies
+    are then kept, and the same command resumes with them.
     """
     template_args = choose_template_args(config.from_run, "teacher", config.template_arg, binding=False)
     config = replace(config, template_arg=template_args)
@@ -50,7 +50,7 @@ def run(config: RolloutConfig) -> Summary:
         raise OpdkitError(f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in "
                           f"the closing line of `opdkit judge {quote(config.from_run)}`, or of the teacher stage with "
                           f"--check-hints, why, and try a stronger --judge{larger}")  # fmt: skip
-    if config.overwrite:  # old votes are removed only for a judge that is there
+    if config.overwrite:  # old votes are removed only if the judge can be used
         try_criterion_judge(config)
     replies, verdicts = open_stages(config, parts, reviews)
     if todo := replies.todo():
@@ -58,7 +58,7 @@ def run(config: RolloutConfig) -> Summary:
         for part in progress(todo, "rollout", len(todo), "parts"):
             with replies.writing(part) as out:
                 write_replies(config, student, hinted_turns(config, part, reviews), out)
-        del student  # a local judge may need the room
+        del student  # a local judge may need the memory
     if todo := verdicts.todo():
         judge = None
         if config.judge_model:
@@ -80,8 +80,8 @@ def run(config: RolloutConfig) -> Summary:
 def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[Stage, Stage]:
     """Open the two stages of the new run that this command writes: replies and verdicts.
 
-    The judge is not part of the replies' plan, and `--overwrite` leaves replies whose plan is the same: another judge
-    costs no second sampling.
+    The judge is not part of the replies' plan, and `--overwrite` keeps replies whose plan is the same. So with another
+    judge, nothing is sampled again.
     """
     source = (*_SOURCE, "teacher") if has_hint_checks(config.from_run) else _SOURCE
     inputs: JSON = {
@@ -89,7 +89,7 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
         "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in source}
         | plan_inputs({turn: decision["hint"] for turn, decision in decisions(reviews).items() if "hint" in decision}),
     }
-    # The new run's teacher takes the words around a hint from here, unless it is given others.
+    # The new run's teacher stage takes the words around a hint from here, unless it is given others.
     inputs |= make_wording_inputs({"teacher": {"hint": read_hint_text(config.from_run)}})
     texts = read_wording(config.wording)["criterion"]
     judge: JSON = make_wording_inputs({"criterion": texts}) if config.judge_model else {}
@@ -110,7 +110,7 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
 
 
 def find_warnings(config: RolloutConfig, counters: Counters) -> list[str]:
-    """Return messages about what looks wrong with the replies as a whole."""
+    """Return warnings about the replies as a whole."""
     messages = mostly_dropped("rollout", counters)
     if prompts := counters.dropped[NO_ROOM]:
         messages.append(

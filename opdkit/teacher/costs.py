@@ -27,21 +27,21 @@ from opdkit.teacher.warnings import find_warnings
 
 
 class Rates(NamedTuple):
-    """Costs measured on a few hinted turns; those per hint come on top of scoring the logged reply."""
+    """Costs measured on a few hinted turns; costs per hint are in addition to scoring the logged reply."""
 
-    seconds_per_token: float  # that is read to score logged replies
+    seconds_per_token: float  # read to score logged replies
     seconds_per_hint: float  # to sample replies and score them, and to test the hint
     tokens_read_per_hint: float  # to score sampled replies
     tokens_written_per_hint: float  # of sampled replies
 
 
 def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[int], JSON]) -> Summary:
-    """Print what the parts to do would take (`--dry-run`).
+    """Print the work and the costs of the parts that are not done (`--dry-run`).
 
-    All of it follows from token ids. Only `--measure` loads weights, for the time and for what the models write.
+    All of it is computed from token ids. Only `--measure` loads weights, to measure time and sampled tokens.
     """
     counters, tests = Counters(), hint_checks.TestWork()
-    drawn, hinted = list[JudgedSession](), 0  # sessions with one hinted turn each; turns that the teacher answers
+    drawn, hinted = list[JudgedSession](), 0  # sampled sessions of one hinted turn; turns that the teacher answers
     scorer = cache(partial(load_scorer, config))  # without weights
     for part in stage.todo():
         sessions = list(read_judged_sessions(config.run, part, config.limit))
@@ -60,7 +60,7 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
             hinted += sum(row["hint"] is not None and row["edited"] is None for row in rows)
             drawn += [JudgedSession(one.session, [judged]) for one in sessions for judged in one.turns
                       if judged.verdict["hint"]]  # fmt: skip
-            drawn = nsmallest(config.measure, drawn, key=lambda one: (  # edits take the place of samples
+            drawn = nsmallest(config.measure, drawn, key=lambda one: (  # edited turns last: they get no samples
                 one.turns[0].verdict["hint_status"] == EDITED,
                 stable_hash(config.seed, one.turns[0].turn["turn_id"])))  # fmt: skip
     warn(*find_warnings(config, counters))
@@ -96,7 +96,7 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
 def measure_rates(config: TeacherConfig, drawn: list[JudgedSession]) -> Rates:
     """Score the drawn hinted turns, without sampled replies and with them, and test their hints. Return the rates."""
     scorer = load_scorer(config)
-    measure_scoring(config, scorer, drawn[:1])  # the first time is slower
+    measure_scoring(config, scorer, drawn[:1])  # a warm-up
     logged = measure_scoring(replace(config, teacher_samples=0, sample_url=()), scorer, drawn)
     both = measure_scoring(config, scorer, drawn) if config.samples else logged
     read, more_read = (counters.total("tokens read") for counters in (logged, both))

@@ -1,8 +1,8 @@
-"""Replies as people edited them: trained on beside the logged ones, and proof of which tokens are right or wrong.
+"""Replies as people edited them: trained on in addition to the logged ones, and evidence for right and wrong tokens.
 
 A hint leaves it to the teacher what the reply should have been. An edit does not: somebody wanted each of its tokens,
-and the first token of the logged reply that it does not have was wrong. So the teacher, which reads the edit in its
-prompt, is also told about these tokens.
+and the first token at which the logged reply departs from it was wrong. So the log-probs of the teacher, which reads
+the edit in its prompt, are also corrected at these tokens.
 """
 
 import math
@@ -17,13 +17,13 @@ from opdkit.teacher.examples import Example, make_written_example
 from opdkit.teacher.models import Scorer
 from opdkit.teacher.scores import Scores, SupportLogprobs
 
-ODDS = 20.0  # a token that is wanted stands in an edit so many times as often as one that is not
+ODDS = 20.0  # how many times more often a wanted token is in an edit than one that is not wanted
 
 
 def make_edited_example(scorer: Scorer, logged: Example, counters: Counters) -> Example | None:
-    """Return the edit of a logged reply as an example to score; None where there is none, or it cannot be trained on.
+    """Return the edit of a logged reply as an example to score; None if there is none, or it cannot be trained on.
 
-    One that is the logged reply, that the student cannot read, or that does not fit behind the prompts is counted.
+    An edit that equals the logged reply, that the student cannot read, or that exceeds the context is counted.
     """
     if logged.edited is None:
         return None
@@ -43,12 +43,11 @@ def make_edited_example(scorer: Scorer, logged: Example, counters: Counters) -> 
 
 
 def apply_edit(scores: Scores, example: Example) -> Scores:
-    """Return the scores of a reply with the teacher's log-probs after it was told about the edit, if there is one.
+    """Return the scores of a reply, with the teacher's log-probs corrected by the edit, if there is one.
 
-    By Bayes' rule, the odds of a token of the edit are ODDS times those before, and those of the first token of the
-    logged reply that the edit does not have are 1 / ODDS of them. At other positions, nothing changes. Masked tokens do
-    not count: templates make them up, and logged ids lack them. A token that changes and is not in the support takes
-    the last place there.
+    By Bayes' rule, the odds of each token of the edit are multiplied by ODDS, those of the first token at which the
+    logged reply departs from the edit by 1 / ODDS. Other positions do not change. Masked tokens are not compared:
+    templates make them up, and logged ids lack them. A corrected token that is not in the support takes its last place.
     """
     if scores.teacher is None or example.edited is None:
         return scores
@@ -58,7 +57,7 @@ def apply_edit(scores: Scores, example: Example) -> Scores:
     wrong = next((n for (n, own), other in zip(logged, edited, strict=False) if own != other), len(ids_R))
     gain_R = torch.full((len(ids_R),), math.log(ODDS) if example.written == EDIT else 0.0)  # of the token's log-odds
     gain_R[wrong : wrong + 1] = -math.log(ODDS)
-    loss_R = (gain_R.expm1() * scores.teacher.exp()).log1p()  # of all tokens, so that they add up to 1
+    loss_R = (gain_R.expm1() * scores.teacher.exp()).log1p()  # of all tokens, so that the probabilities add up to 1
     support = scores.support
     if support is not None and support.teacher is not None:
         ids_RK, old_RK, teacher_RK = support.ids.clone(), support.old.clone(), support.teacher.clone()

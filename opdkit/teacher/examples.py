@@ -52,8 +52,8 @@ def read_judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[Ju
 class Example:
     """Turn that is ready to be scored. `hints` are the candidate hints, one for each of `readings.hinted`.
 
-    `written` is the column of `targets`: None for the logged reply. `edited` are the tokens of that reply as a person
-    edited it, where the hint is the edit.
+    `written` is the column of `targets`: None for the logged reply. If the hint is a person's edit of that reply,
+    `edited` are the tokens of the edited reply.
     """
 
     verdict: Row
@@ -78,7 +78,7 @@ def make_example(
 ) -> Example:
     """Return the reply of one turn and all prompts that it is scored after, as token ids.
 
-    Raises ChatError where the turn cannot be scored; its reason names the drop counter.
+    Raises ChatError if the turn cannot be scored; its reason names the drop counter.
     """
     if verdict["hint"] is None and verdict["reward"] is None:
         raise ChatError("no signal")
@@ -133,10 +133,10 @@ def make_written_example(
 
 
 def choose_candidates(verdict: Row, select: str) -> list[str]:
-    """Return the hints to score, shortest first: one, or up to three where `select` is "overlap"; [] without a hint.
+    """Return the hints to score, shortest first: one, or up to three if `select` is "overlap"; [] without a hint.
 
-    `select` (--teacher-hint) applies only to hints that the judge's votes carried (no hint is chosen without a quorum
-    or when outvoted). A hint that a person decided is used as it is.
+    `select` (--teacher-hint) applies only if the judge's votes gave a hint, so not without a quorum or when outvoted. A
+    hint that a person decided is used unchanged.
     """
     if verdict["hint"] is None:
         return []
@@ -148,9 +148,9 @@ def choose_candidates(verdict: Row, select: str) -> list[str]:
 
 
 def fit_together(renderings: list[Rendering], tools: str | None, budget: float, too_long: str) -> list[FittedPrompt]:
-    """Return all renderings as prompts within `budget` tokens; messages that one of them must lose, all lose.
+    """Return all renderings as prompts within `budget` tokens; messages that are cut from one are cut from all.
 
-    Then two prompts differ only by the hint. `too_long` is --too-long. Raises ChatError where one does not fit.
+    So two prompts differ only by the hint. `too_long` is --too-long. Raises ChatError if a prompt does not fit.
     """
     prompts = [fit(chat, messages, tools, budget, too_long) for chat, messages in renderings]
     cut = max(p.cut for p in prompts)
@@ -181,10 +181,10 @@ def encode_reply(chat: Chat, session: Row, turn: Row, counters: Counters) -> tup
 
 
 def encode_edit(chat: Chat, session: Row, turn: Row) -> ReplyTokens | None:
-    """Return the reply as a person edited it; None where the model thought before it, or the template cannot write it.
+    """Return the edited reply as tokens; None if the model thought before it, or if the template cannot render it.
 
-    What the model thought was about the reply that it wrote, so the edit does not follow from it. Of a rollout, None,
-    too: the edit that its hint holds is of an older reply.
+    The thinking led to the reply that the model wrote, and the edit does not follow from it. None for a rollout, too:
+    the edit in its hint belongs to an older reply.
     """
     *before, message = session["messages"][: turn["message_index"] + 1]
     thinking = message["reasoning"] or split_thinking(message["content"] or "")[0]
@@ -199,8 +199,8 @@ def encode_edit(chat: Chat, session: Row, turn: Row) -> ReplyTokens | None:
 def is_encoding_of(chat: Chat, ids: list[int], message: Row) -> bool:
     """Return whether logged ids are this tokenizer's for the logged message: in range, and decoding to its text.
 
-    White space is ignored, since templates and servers trim it. The message may or may not contain special tokens that
-    are in the middle of a reply.
+    White space is ignored, since templates and servers trim it. The message may contain special tokens from the middle
+    of a reply, or lack them.
     """
     if not ids or not all(0 <= i < len(chat.tokenizer) for i in ids):
         return False

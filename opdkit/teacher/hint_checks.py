@@ -1,9 +1,9 @@
 """Test of each hint before it teaches: it must change what the student writes, in the direction that it asks for.
 
-The student answers the prompt of a turn afresh, N times with the hint and N times without; a judge says of each reply
-whether it does what the hint asks. Number k of both has the same random stream: where a hint changes nothing, the
-replies are equal and have one vote, so that the judge's errors cancel. A hint that does not help has no place in the
-teacher's prompt: what it changes there is noise, and often more than a good hint changes.
+The student samples new replies to the prompt of a turn, N with the hint and N without; a judge says for each whether it
+does what the hint asks. Reply k has the same random stream in both cases: if a hint changes nothing, the two replies
+are equal and share one vote, so that the judge's errors cancel. A hint that does not help is kept out of the teacher's
+prompt: what it changes there is noise, and often more than a good hint changes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,21 +28,21 @@ from opdkit.teacher.models import Scorer
 
 HELPS, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
 REPLIES_CUT_OFF = f"{NOT_TESTED}: replies are cut off before they say anything"
-_MARGIN = 0.25  # share of the pairs that a difference must exceed, so that single errors of the judge do not decide
+_MARGIN = 0.25  # of the pairs; a difference must exceed this share, so that single errors of the judge do not decide
 
-Text = str | None  # a reply as its reader sees it; None: it was cut off before that, or did not fit into memory
+Text = str | None  # a reply as its reader sees it; None: cut off before any of it, or out of memory
 Pair = tuple[bool | None, bool | None]  # verdicts on a reply with the hint and on one without; None: cannot be judged
 
 
 @dataclass(frozen=True)
 class TurnHints:
-    """Turn whose hints are tested: its messages up to the reply, and its prompts, without a hint and with each."""
+    """Turn whose hints are tested: the messages before the reply, and the prompts without a hint and with each hint."""
 
     turn_id: str
     before: list[JSON]
     hints: list[str]
     prompts: list[list[int]]  # [] for a turn that cannot be tested
-    reason: str = ""  # why it cannot
+    reason: str = ""  # why it cannot be tested
 
 
 class TestWork(NamedTuple):
@@ -57,7 +57,7 @@ class TestWork(NamedTuple):
 def decide_status(pairs: Sequence[Pair]) -> str:
     """Return HELPS, NOT_NEEDED or NOT_JUDGED for a hint that stays, or why it is dropped.
 
-    `NOT_JUDGED`: the judge has read both replies in less than half of the pairs.
+    NOT_JUDGED: both replies have a verdict in fewer than half of the pairs.
     """
     judged = [(int(a), int(b)) for a, b in pairs if a is not None and b is not None]
     if 2 * len(judged) < len(pairs) or not judged:
@@ -78,14 +78,14 @@ def choose_hint_judge(config: TeacherConfig) -> JSON:
 def open_judge(config: TeacherConfig, scorer: Scorer, folder: Path | None = None) -> Ask:
     """Return the judge that `choose_hint_judge` names, with one vote per reply. The student is not loaded again.
 
-    `folder`: of the stage that stores the votes; None where nobody does.
+    `folder` is the folder of the stage that stores the votes; None if none does.
     """
     model = scorer.student.model if config.judge_model == config.model and not config.judge_url else None
     return open_criterion_judge(config, folder, votes=1, model=model)
 
 
 def find_turn_hints(config: TeacherConfig, scorer: Scorer, sessions: Sequence[JudgedSession]) -> Iterator[TurnHints]:
-    """Yield the turns whose hints the judge's votes gave."""
+    """Yield the turns whose hints come from the judge's votes, not from people."""
     student, room = scorer.student, scorer.max_tokens - config.max_new_tokens
     for session, turns in sessions:
         for turn, verdict in turns:
@@ -103,7 +103,7 @@ def find_turn_hints(config: TeacherConfig, scorer: Scorer, sessions: Sequence[Ju
 
 
 def count_tests(config: TeacherConfig, turns: Iterable[TurnHints]) -> TestWork:
-    """Return what `check_hints` would do."""
+    """Return the work of `check_hints` on these turns."""
     prompts = [turn.prompts for turn in turns if turn.prompts]
     hints, replies = sum(len(ids) - 1 for ids in prompts), sum(map(len, prompts)) * config.check_hints
     tokens_read = sum(len(ids) for of_turn in prompts for ids in of_turn)
@@ -113,7 +113,7 @@ def count_tests(config: TeacherConfig, turns: Iterable[TurnHints]) -> TestWork:
 def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Sequence[JudgedSession]) -> list[Row]:
     """Return the rows of `hint_checks` for the hints of a part.
 
-    Reply k to a turn comes from the random stream (seed, turn, k), with each hint and without.
+    Reply k to a turn uses the random stream (seed, turn, k), with each hint and without.
     """
     student, texts = scorer.student, read_wording(config.wording)["criterion"]
     turns = list(find_turn_hints(config, scorer, sessions))

@@ -44,7 +44,7 @@ class Scorer:
     """Student, teachers, and limits: prompt and reply within `max_tokens`, token ids below `vocabulary`.
 
     `route` is the metadata field of a session that names its teacher, a key of `teachers`. Without a route, `teachers`
-    has the single key "". `names` are the names that a log may give the student. `hint_text` holds {hint}.
+    has the single key "". `names` are the names that a log may give the student. `hint_text` contains {hint}.
     """
 
     student: ChatModel
@@ -57,7 +57,7 @@ class Scorer:
     sampler: Sampler
 
     def choose_teacher(self, session: JSON) -> Teacher:
-        """Return the teacher of a session. Raises ChatError where its metadata names none."""
+        """Return the teacher of a session. Raises ChatError if its metadata names none."""
         if self.route is None:
             return self.teachers[""]
         name = read_routed_name(session["metadata"], self.route)
@@ -85,7 +85,7 @@ def pin_models(config: TeacherConfig) -> JSON:
 
 
 def choose_hint_text(config: TeacherConfig) -> str:
-    """Return the words around a hint: those of `--wording`, else those that a rollout hands on, else the defaults."""
+    """Return the words around a hint: those of `--wording`, else those that a rollout recorded, else the defaults."""
     recorded = {"teacher": {"hint": read_hint_text(config.run, "extract")}}
     return read_wording(config.wording, DEFAULTS | recorded)["teacher"]["hint"]
 
@@ -93,18 +93,18 @@ def choose_hint_text(config: TeacherConfig) -> str:
 def load_scorer(config: TeacherConfig) -> Scorer:
     """Load student and teachers. Paths with equal weights share one loaded model.
 
-    A teacher's prompt is rendered with its own template, or with the student's where it has none. Raises ConfigError
+    A teacher's prompt is rendered with its own template, or with the student's if it has none. Raises ConfigError
     when student and teacher have different tokenizers, or an option exceeds the limits of a model. With `--dry-run` the
     models have no weights.
     """
     options: dict[str, Any] = {"device": config.device, "dtype": config.dtype, "load_in_4bit": config.load_in_4bit}
     options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel, "compiled": config.compile}
     load: Callable[[str], PreTrainedModel] = load_skeleton if config.dry_run else partial(load_model, **options)
-    resolve_device(config.device)  # a wrong one is an error in a dry run, too
+    resolve_device(config.device)  # a wrong device is an error in a dry run, too
     files = identify_model(config.model).get("files", {})
     chat, model = load_template(config.model, config.template_arg), load(config.model)
     student = ChatModel(model, chat)
-    loaded = {digest_weights(files) or config.model: model}  # by digest of the weights; on the hub by name
+    loaded = {digest_weights(files) or config.model: model}  # by digest of the weights, or by name if on the hub
     paths = parse_teachers(config.teacher)
     named: dict[str, ChatModel] = {}  # teachers, by the names that the options give them
     for name, path in paths.items():

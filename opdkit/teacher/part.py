@@ -28,12 +28,12 @@ from opdkit.teacher.samples import HintedTurn, sample_replies
 from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, list_sequences, score_session
 from opdkit.teacher.warnings import UNROUTED
 
-_OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
+_OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares if --top-k is 0
 
 
 @dataclass
 class TurnResult:
-    """Rows of one turn, that of the logged reply before those of written replies, and what is counted of them."""
+    """Rows of one turn (the logged reply first, then written replies) and their counters."""
 
     rows: list[Row] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
@@ -60,7 +60,7 @@ def score_part(
     results: Results = {}
     # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
     decided_turns = find_turns_to_rescore(sessions, decided, config.teacher_hint)
-    longest_of_part = 0  # tokens of a logged reply with a hint: decisions give other turns no more room
+    longest_of_part = 0  # tokens of a logged reply with a hint; rescored turns do not raise it for others
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {judged.turn["turn_id"]: TurnResult() for one in scored_together for judged in one.turns}
         examples = _make_examples(config, scorer, scored_together, scored)
@@ -104,8 +104,8 @@ def _make_examples(
 ) -> Iterator[TaughtSession]:
     """Yield each session, the longest first, as its teacher and its turns, each followed by its edited reply, if any.
 
-    Turns that cannot be scored are dropped. The branches of a conversation count as one session, so that what they have
-    in common is read once.
+    Turns that cannot be scored are dropped. The branches of a conversation count as one session, so that their common
+    prefix is read once.
     """
     groups = groupby(sessions, key=lambda one: first_branch(one.session["session_id"]))
     # Characters sort sessions in about the same order as tokens.
@@ -128,9 +128,9 @@ def _make_examples(
 
 
 def batch_sessions(sessions: Iterable[TaughtSession], budget: Budget, batch_tokens: int) -> Iterator[TaughtSession]:
-    """Yield neighbouring sessions of one teacher as one, up to `batch_tokens` tokens within the budget.
+    """Yield neighbouring sessions of one teacher merged into one of at most `batch_tokens` tokens within the budget.
 
-    What the replies of a session have in common counts once. A longer session goes alone.
+    Prefixes that the replies of a session share count once. A session with more tokens is not merged.
     """
     waiting: list[Example] = []
     tokens, last = 0, None
@@ -149,7 +149,7 @@ def score_replies(
 ) -> list[HintedTurn]:
     """Score the examples and add their rows to `results`; return the logged turns that have a hint.
 
-    Neighbouring sessions are scored together. Where that does not fit into memory, each half is scored by itself, and a
+    Neighbouring sessions are scored together. If that does not fit into memory, each half is scored by itself, and a
     single reply that does not fit is scored one prompt at a time.
     """
     student = scorer.student.model

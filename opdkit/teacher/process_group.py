@@ -84,6 +84,6 @@ def join(config: TeacherConfig) -> tuple[ProcessGroup, TeacherConfig]:
         if device.type == "cuda":  # objects are sent from the current device, which is the first one in all processes
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         distributed.init_process_group("gloo" if on_cpu else "nccl", timeout=TIMEOUT)
-    if config.shard == "auto":  # the task of the array, whatever processes a launcher has started within it
+    if config.shard == "auto":  # the task of the array, not the rank of a launcher's process within it
         config = replace(config, shard="/".join(map(str, read_array_task())))
     return ProcessGroup(size, rank), config

@@ -36,9 +36,9 @@ def sample_replies(
     """Sample `--teacher-samples` replies to each turn; return them as examples to score.
 
     The random stream of sample g of a turn depends on (seed, turn, g). A reply may be somewhat longer than the longest
-    logged one, up to `--max-new-tokens`. A prompt that leaves no room for it, a reply that the student cannot read, and
-    one that is the logged reply again are counted and left out. A stop token that the student does not stop at is
-    replaced by the student's own, which is not trained.
+    logged one, up to `--max-new-tokens`. Prompts that leave no room for it, replies that the student cannot read, and
+    replies that equal the logged one are counted and left out. A stop token at which the student does not stop is
+    replaced by the student's own, which is masked out of the loss.
     """
     samples: dict[int, list[Sample]] = {}
     max_new_tokens = choose_reply_room(longest_reply, config.max_new_tokens)
@@ -71,7 +71,7 @@ def _choose_samples(scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample])
     for number, reply in enumerate(samples):
         ids, mask = list(reply.ids), [True] * len(reply.ids)
         if reply.finish_reason == "stop" and ids[-1] not in chat.stop_ids and chat.end_id is not None:
-            # The student does not stop at this token, and what the teacher thinks of the student's says nothing.
+            # The student does not stop at this token, and the teacher's log-prob of the student's own means nothing.
             ids[-1], mask[-1] = chat.end_id, False
         problem = find_sample_problem(reply, len(chat.tokenizer)) or (
             "tokens outside the model's vocabulary" if max(reply.ids) >= scorer.vocabulary else

@@ -22,7 +22,7 @@ class ReplyReadings:
     """Reply after all prompts that it is scored with: the student's, and the teacher's with each hint and without.
 
     The teacher's readings hold one PromptResponse per model of the teacher. `hinted` are the candidate hints, shortest
-    first; () for a turn without a hint. `unhinted` is None where it is not asked for.
+    first; () for a turn without a hint. `unhinted` is None if it is not asked for.
     """
 
     student: PromptResponse
@@ -40,7 +40,7 @@ class ReplyReadings:
 
 
 def count_tree_tokens(replies: Iterable[ReplyReadings]) -> int:
-    """Return the tokens of all readings of these replies, where what they have in common counts once."""
+    """Return the number of tokens in all readings of these replies; shared prefixes count once."""
     return count_nodes([s.prompt_ids + s.response_ids for reply in replies for s in reply.every()])
 
 
@@ -70,7 +70,7 @@ class SupportLogprobs:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one reply: log-probs in float32 [R] on the CPU; None where not asked for, or without a hint."""
+    """Scores of one reply: log-probs in float32 [R] on the CPU; None if not asked for, or without a hint."""
 
     old: Tensor
     teacher: Tensor | None
@@ -98,8 +98,8 @@ def score_session(
 ) -> list[Scores]:
     """Return the scores of every reply of a session, in order. Tokens read and saved are added to `counted`.
 
-    Each model reads the common prefixes of its prompts once, whether as student or as teacher; with `whole` False, turn
-    by turn. Several short sessions may be passed together. Where the teacher is the student and reads the same tokens,
+    Each model reads prefixes that its prompts share once, even if it is both student and teacher; if not `whole`, once
+    per turn. Several short sessions may be passed together. If the teacher is the student and reads the same tokens,
     its numbers are the student's, bit for bit, so that their difference is exactly 0.
     """
     # Readings of the teacher that equal the student's: the same weights, the same tokens.
@@ -135,10 +135,10 @@ def score_session(
 def list_sequences(
     student: PreTrainedModel, teacher: Mixture, replies: Sequence[ReplyReadings]
 ) -> tuple[list[tuple[PreTrainedModel, list[PromptResponse]]], list[tuple[PromptResponse, ...] | None]]:
-    """Return the sequences that each model reads: the student its prompts, the teacher's those with and without hints.
+    """Return the sequences that each model reads: the student's, and the teacher's with and without hints.
 
-    Return also, for each reply, what the teacher reads without a hint: None where it is not asked for, or where it is
-    what the student reads.
+    Return also, for each reply, what the teacher reads without a hint: None if that is not asked for, or if the teacher
+    is the student and has read it already.
     """
     is_student = teacher.models == (student,)
     pending = [None if is_student and r.unhinted == (r.student,) else r.unhinted for r in replies]
@@ -166,7 +166,7 @@ def count_shared(a_RK: Tensor, b_RK: Tensor) -> Tensor:
 def _combine(
     options: ScoreOptions, old: Logprobs, hinted: list[Logprobs], unhinted: Tensor | None, same: list[bool]
 ) -> Scores:
-    """Return the scores of one reply. `same` is true for a hint with which the teacher reads the student's tokens."""
+    """Return the scores of one reply. `same`: per hint, if the teacher is the student and reads the same tokens."""
     of_student = options.top_k_of == "student"
     if not hinted:
         support = SupportLogprobs(old.top_ids, old.top, None) if options.top_k and of_student else None

@@ -64,7 +64,7 @@ def run(config: TeacherConfig) -> Summary:
                 if is_written(config.run, "hint_checks", part):  # people's decisions do not change them
                     checks = read_part(config.run, "hint_checks", part)
                 else:
-                    ask: Any = judge()  # that of a server takes the answers that are kept
+                    ask: Any = judge()  # a judge on a server also takes the kept answers
                     ask = partial(ask, kept=kept) if config.judge_url else ask
                     checks = hint_checks.check_hints(config, scorer(), ask, sessions)
                 out.rows("hint_checks", checks)
@@ -94,8 +94,8 @@ def run(config: TeacherConfig) -> Summary:
 def open_stage(
     config: TeacherConfig, group: ProcessGroup, inputs_of_part: Callable[[int], JSON], scorer: Callable[[], Scorer]
 ) -> Stage:
-    """Open the stage in all processes of the group; the main process is the first, and the only one to overwrite."""
-    if config.overwrite and not config.dry_run:  # it deletes the old targets: only where the models are there
+    """Open the stage in all processes of the group; the main process goes first, and it alone overwrites."""
+    if config.overwrite and not config.dry_run:  # it deletes the old targets, so first check that the models load
         scorer()
         if config.check_hints:
             try_criterion_judge(config)
@@ -108,5 +108,5 @@ def open_stage(
             inputs=pin_models(config),
             upstream=["extract", "judge"],
             part_inputs=inputs_of_part,
-            drawn=bool(config.judge_url or config.sample_url),  # a server may answer otherwise the next time
+            drawn=bool(config.judge_url or config.sample_url),  # a server may answer differently the next time
         )

@@ -1,4 +1,4 @@
-"""Warn about what looks wrong with the targets as a whole."""
+"""Warnings about the targets as a whole."""
 
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted
@@ -10,7 +10,7 @@ UNROUTED = "sessions without a teacher"  # counter
 
 
 def find_warnings(config: TeacherConfig, counters: Counters) -> list[str]:
-    """Return messages about what looks wrong with the targets as a whole."""
+    """Return warnings about the targets as a whole."""
     messages = mostly_dropped("teacher", counters)
     if counters.rows_in and counters.total(UNROUTED) and not counters.rows_out:
         messages.append(
