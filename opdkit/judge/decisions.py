@@ -1,4 +1,4 @@
-"""Decisions of people in the log as signal: ratings, edits, and replies that were replaced by another one.
+"""Decisions of people in the log as signal: ratings, edits, and replies given up in favour of another one.
 
 A decision gives a reward without a vote: a rating is the reward; a reply that was edited, or regenerated and not kept,
 gets -1. The reply that the person wanted (the edit or the kept reply) is a hint, also without a vote. A comment is a

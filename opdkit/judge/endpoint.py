@@ -70,7 +70,7 @@ class Endpoint(Server):
     who, url_flag, model_flag, name_file = "the judge", "--judge-url", "--judge-model", NAME_FILE
 
     def __init__(self, config: JudgeConfig, folder: Path | None = None) -> None:
-        assert config.judge_model is not None  # JudgeConfig sees to it
+        assert config.judge_model is not None  # JudgeConfig checks this
         super().__init__(self.who, config.judge_url or "", self.url_flag, config.api_key_env,
                          concurrency=config.concurrency, retries=config.retries, timeout=config.timeout)  # fmt: skip
         self.config, self.model = config, config.judge_model
@@ -297,9 +297,10 @@ class Identity:
     Servers answer under another name for good reasons (an alias, a dated version, a path). So a name becomes the
     judge's if it is the requested one, or if the first few answers all have it. From then on, an answer under another
     name comes from another model. It is not a vote, since a table of votes does not say which model gave which. The
-    question is asked again; this uses up no retry while the name is unknown. A server that gives no name cannot be
-    checked. The name is stored in `folder`, if there is one: resumed runs and other shards of the stage accept no
-    other. The first process to know it decides. Raises OpdkitError if the file is damaged or cannot be written.
+    question is asked again, at first without using up a retry. A server that gives no name cannot be checked.
+
+    The name is stored in `folder`, if there is one: resumed runs and other shards of the stage accept no other. The
+    first process to know it decides. Raises OpdkitError if the file is damaged or cannot be written.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ _CARRIED = "carried over with the turn that this reply answers again, not chosen
 
 @dataclass(frozen=True)
 class Choice:
-    """Hint of one turn. `hints` are the distinct accepted candidates; `rejected` counts the others, by reason."""
+    """Hint of one turn. `hints` are the distinct accepted candidates; `rejected` counts rejected ones by reason."""
 
     hints: list[str]
     hint: str | None
@@ -123,7 +123,7 @@ def _line_up(next_state: str) -> str:
 def find_unquotable_text(judge: str, reply: ReplyInContext) -> str:
     """Return the text that a hint about a reply must not quote: the whole next state, or nothing for the rules.
 
-    The rules cannot write hints: theirs quote the user's instruction, which makes them actionable.
+    The rules write no hints of their own: they quote the user's instruction, which makes a hint actionable.
     """
     return "" if judge == "rules" else "\n".join(message["content"] or "" for message in reply.next_state)
 

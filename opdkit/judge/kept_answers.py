@@ -1,7 +1,7 @@
 """Answers of a server to the questions of one part, stored as they arrive until the part is committed.
 
     RUN/judge/.tmp/verdicts-00003.answers
-    RUN/judge/.tmp/escalated-00003.answers      those of the first judge of a cascade
+    RUN/judge/.tmp/escalated-00003.answers      answers of the first judge of a cascade
 
 One line of JSON per answer, appended in one write: a killed process loses requests in progress, but no answer. The
 line break comes first in each line, so that a torn line does not damage the next one. A server may answer differently

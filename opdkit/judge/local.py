@@ -52,7 +52,7 @@ class LocalJudge:
         )
 
     def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
-        """Return `--votes` answers per question; `kept` is ignored. If it cannot be asked, they hold the error."""
+        """Return `--votes` answers per question, with an error if it cannot be asked. `kept` is ignored."""
         answers: list[list[Answer]] = []
         with tally("judging", len(questions) * self.config.votes, "votes") as on_vote:
             for start in range(0, len(questions), _QUESTIONS_AT_ONCE):

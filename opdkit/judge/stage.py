@@ -57,7 +57,7 @@ from opdkit.store.tables import ESCALATED, VERDICTS
 # the stage that the votes are for, and has the methods `ask` (an Ask) and `count_work`.
 MODEL_JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint",
           "batch": "opdkit.judge.batch:Batch"}  # fmt: skip
-FIRST_JUDGES = MODEL_JUDGES | {"endpoint": "opdkit.judge.endpoint:FirstEndpoint"}  # in a cascade
+FIRST_JUDGES = MODEL_JUDGES | {"endpoint": "opdkit.judge.endpoint:FirstEndpoint"}  # first judges of a cascade
 SERVED = ("endpoint", "batch")  # answers are stored as they arrive, and may differ the next time
 
 

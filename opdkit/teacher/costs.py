@@ -96,7 +96,7 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
 def measure_rates(config: TeacherConfig, drawn: list[JudgedSession]) -> Rates:
     """Score the drawn hinted turns, without sampled replies and with them, and test their hints. Return the rates."""
     scorer = load_scorer(config)
-    measure_scoring(config, scorer, drawn[:1])  # a warm-up
+    measure_scoring(config, scorer, drawn[:1])  # a warm-up: the first time is slower
     logged = measure_scoring(replace(config, teacher_samples=0, sample_url=()), scorer, drawn)
     both = measure_scoring(config, scorer, drawn) if config.samples else logged
     read, more_read = (counters.total("tokens read") for counters in (logged, both))

@@ -60,7 +60,7 @@ def score_part(
     results: Results = {}
     # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
     decided_turns = find_turns_to_rescore(sessions, decided, config.teacher_hint)
-    longest_of_part = 0  # tokens of a logged reply with a hint; rescored turns do not raise it for others
+    longest_of_part = 0  # tokens of the longest hinted reply; rescored turns do not raise it for others
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {judged.turn["turn_id"]: TurnResult() for one in scored_together for judged in one.turns}
         examples = _make_examples(config, scorer, scored_together, scored)
@@ -87,7 +87,7 @@ def score_part(
 def make_targets_table(results: Results, sessions: list[JudgedSession], decided: JSON) -> pa.Table:
     """Return the targets of a part: logged replies in the order of their turns, then written replies.
 
-    The rewards are those that people left in force (`decided`).
+    The rewards are those of the verdicts after the decisions of people (`decided`).
     """
     rows = [row for result in results.values() for row in result.rows]
     verdicts = {judged.turn["turn_id"]: apply_decisions(judged.verdict, decided)

@@ -98,9 +98,9 @@ def score_session(
 ) -> list[Scores]:
     """Return the scores of every reply of a session, in order. Tokens read and saved are added to `counted`.
 
-    Each model reads prefixes that its prompts share once, even if it is both student and teacher; if not `whole`, once
-    per turn. Several short sessions may be passed together. If the teacher is the student and reads the same tokens,
-    its numbers are the student's, bit for bit, so that their difference is exactly 0.
+    Each model reads the shared prefixes of its prompts once, even if it is both student and teacher; without `whole`,
+    once per turn. Several short sessions may be passed together. If the teacher is the student and reads the same
+    tokens, its numbers are the student's, bit for bit, so that their difference is exactly 0.
     """
     # Readings of the teacher that equal the student's: the same weights, the same tokens.
     same = [[teacher.models == (student,) and readings == (r.student,) for readings in r.hinted] for r in replies]
@@ -166,7 +166,7 @@ def count_shared(a_RK: Tensor, b_RK: Tensor) -> Tensor:
 def _combine(
     options: ScoreOptions, old: Logprobs, hinted: list[Logprobs], unhinted: Tensor | None, same: list[bool]
 ) -> Scores:
-    """Return the scores of one reply. `same`: per hint, if the teacher is the student and reads the same tokens."""
+    """Return the scores of one reply. `same[i]`: with hint i, the teacher is the student and reads the same tokens."""
     of_student = options.top_k_of == "student"
     if not hinted:
         support = SupportLogprobs(old.top_ids, old.top, None) if options.top_k and of_student else None
