@@ -1,6 +1,6 @@
 """`opdkit night`: read what is new in the logs, judge it, train on it, and promote the model if it is better.
 
-A night that was killed resumes where it stopped, before the next one begins. Each step is a stage, and resumes itself.
+A night that was killed resumes where it stopped before a new night begins. Each step is a stage and resumes by itself.
 """
 
 from dataclasses import replace
@@ -24,9 +24,9 @@ from opdkit.model.folder import check_stages
 
 
 def run(config: NightConfig) -> None:
-    """Finish the night that was killed, if one was, then do tonight's. One line on stdout says how each ended.
+    """Finish the nights that are not over, then run tonight's. One line per night on stdout says how it ended.
 
-    Raises OpdkitError while another night works in the same home, and where a stage fails: the same command resumes.
+    Raises OpdkitError if another night is running in the same home, or a stage fails; the same command resumes.
     """
     home = Home(config.home)
     with home.lock():
@@ -42,7 +42,7 @@ def run(config: NightConfig) -> None:
 
 
 def run_forget(config: ForgetConfig) -> None:
-    """Take sessions out of all nights, and do the nights again that have seen them, each with its own options.
+    """Remove sessions from all nights, and redo the nights from the first that read one, each with its own options.
 
     Raises OpdkitError for a folder without nights. The same command resumes after a kill.
     """
@@ -50,7 +50,7 @@ def run_forget(config: ForgetConfig) -> None:
     if not home.list_nights():
         raise OpdkitError(f"{config.home} has no nights: there is nothing to forget")
     with home.lock():
-        last = home.read_options(home.path / "options")  # before anything is taken out: it may fail
+        last = home.read_options(home.path / "options")  # before anything is removed, as this may fail
         sessions = forget(home, config.where)
         say(f"{counted(sessions, 'session')} taken out")
         finish_nights(home, last)
@@ -58,7 +58,7 @@ def run_forget(config: ForgetConfig) -> None:
 
 
 def finish_nights(home: Home, config: NightConfig) -> None:
-    """Finish, in order, the nights that are not over: a kill, an error or `opdkit forget` leaves such."""
+    """Finish, in order, the nights that a kill, an error or `opdkit forget` left unfinished."""
     finish_forgetting(home)
     for night in home.list_nights():
         if not night.record.get("decision"):
@@ -74,7 +74,7 @@ def finish_nights(home: Home, config: NightConfig) -> None:
 
 
 def copy_news(home: Home, night: Night, config: NightConfig) -> str:
-    """Copy what is new in the logs into the night's folder. Return what it is in words; "" without news."""
+    """Copy the new log records into the night's folder. Return their counts in words, or "" if there are none."""
     extract = configure_stages(home, night, config)["extract"]
     for log in map(Path, extract.logs):
         if home.path.resolve().is_relative_to(log.resolve()):
@@ -87,7 +87,7 @@ def copy_news(home: Home, night: Night, config: NightConfig) -> str:
 
 
 def finish_night(home: Home, night: Night, config: NightConfig) -> None:
-    """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
+    """Run the remaining steps of a night, and print on stdout how it ended. Raises what the stages raise."""
     promoted = home.find_promoted()
     if night.record and promoted not in (night.record["parent"], night.number, home.find_promotion(night)):
         say("another model was promoted since this night began: it begins again with that one")
@@ -95,19 +95,19 @@ def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     if (own := night.folder / "options").exists():
         say(f"night {night.number} is done again with its own options, in {own}")
         config = home.read_options(own)
-    run_steps = load_function("opdkit.commands.night.steps:run_steps")  # imported now: it brings torch
+    run_steps = load_function("opdkit.commands.night.steps:run_steps")  # imported here: it imports torch
     record = run_steps(home, night, config, configure_stages(home, night, config))
     print_line(f"night {night.number}: {record['decision']}. {record['sentence']}")
 
 
 def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str, Any]:
-    """Return the configurations of extract, judge, teacher, train and eval of a night, by name.
+    """Return a night's configurations of extract, judge, teacher, train and eval, by name of the stage.
 
-    Raises ConfigError for options of these stages that a night cannot follow, and OpdkitError for files and models that
-    they cannot read.
+    Raises ConfigError for stage options that a night does not support, and OpdkitError for files and models that the
+    stages cannot read.
     """
     parent = night.record["parent"] if night.record else home.find_promoted()
-    model = home.night(parent).model  # the one that this night trains
+    model = home.night(parent).model  # the model that this night trains
     if parent and not model.is_dir():
         raise OpdkitError(f"{model}, which this night trains, was removed: promote another model with `opdkit models "
                           f"{quote(home.path)} --promote N`")  # fmt: skip
@@ -115,7 +115,7 @@ def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str,
         run=night.folder, logs=config.logs, model=str(model) if parent else config.model, judge=config.judge,
         judge_model=config.judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
     )  # fmt: skip
-    # The first model judges every night. By default, the stages would take the one that they train: the promoted one.
+    # The first model judges every night; by default, the judge would be the promoted model, which this night trains.
     stages: dict[str, Any] = {**make_configurations(pipeline, config.model, more=("eval",))}
     for name, stage in stages.items():
         if refused := next((option for option in ("limit", "dry_run", "overwrite") if vars(stage).get(option)), None):
@@ -130,8 +130,8 @@ def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str,
     if refused or evaluation.run != night.folder:
         raise ConfigError(f"{refused or 'name'} of eval is not for nights: a night compares its own model with the "
                           "promoted one, on all of its tests")  # fmt: skip
-    # With each training a model follows hints less well, above all those that turn around what it was taught. So the
-    # first model stays the teacher.
+    # Each training makes a model follow hints less well, above all hints that reverse what it was taught. So the first
+    # model stays the teacher.
     if not teacher.teacher and pipeline.model != config.model:
         stages["teacher"] = replace(teacher, teacher=(config.model,))
     share = NIGHTLY_SHARE if train.interpolate is None else train.interpolate
@@ -145,7 +145,7 @@ def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str,
 
 def check_prompts(path: Path) -> None:
     """Raise ConfigError for a line of `--prompts` that eval cannot read, or that lacks "corrected"."""
-    prompts = (prompt for prompt in read_prompts(path) if prompt.domain != AFTER_CORRECTION)  # those are neither
+    prompts = (prompt for prompt in read_prompts(path) if prompt.domain != AFTER_CORRECTION)  # needs no "corrected"
     if missing := next((prompt.id for prompt in prompts if prompt.corrected is None), None):
         raise ConfigError(f'--prompts {path}, {missing}: "corrected" is missing; write true if users complained about '
                           "replies to such requests, else false")  # fmt: skip

@@ -1,7 +1,7 @@
-"""`opdkit forget`: take people's sessions out of all nights, and train again what has learned from them.
+"""`opdkit forget`: remove people's sessions from all nights, and retrain the models that learned from them.
 
-What is left is what the nights would be if these sessions had never been read: their rows leave the tables, the nights
-since the first of them are done again, one after the other, and sessions that come up later are left out as well.
+The result is what the nights would be if these sessions had never been read. Their rows are removed from the tables,
+the nights from the first that read one are redone in order, and matching sessions in later logs are left out as well.
 """
 
 import json
@@ -34,18 +34,18 @@ from opdkit.store.skip_reasons import FORGOTTEN
 from opdkit.store.tables import TABLES, choose_parquet_options
 
 _FILE = "forgotten.json"
-_TABLES = {"judge": ("escalated", "verdicts"), "extract": ("turns", "sessions")}  # sessions last: they say who it was
+_TABLES = {"judge": ("escalated", "verdicts"), "extract": ("turns", "sessions")}  # sessions last: a resume needs them
 
 
 def forget(home: Home, where: Sequence[str]) -> int:
-    """Take the sessions that `where` describes out of all nights, and reset the nights since the first of them.
+    """Remove the sessions that match `where` from all nights, and reset the nights from the first that read one.
 
-    Return how many sessions it was. Whoever calls this finishes the nights: what was copied and is not read yet is left
-    out when it is read. Raises OpdkitError where no session is described so. A kill in between loses nothing:
+    Return the number of sessions. The caller finishes the nights; matching sessions that are copied but not read yet
+    are left out when they are read. Raises OpdkitError if all copies are read and no session matches. After a kill,
     `finish_forgetting` resumes.
     """
     before = read_forgotten(home)
-    # The same conditions again are the same entry, with the salt that it has.
+    # A call with the same conditions as before uses the existing entry and its salt.
     entry = next((old for old in before if make_entry(where, old.get("salt", "")) | {"done": old["done"]} == old),
                  make_entry(where, secrets.token_hex(16)))  # fmt: skip
     nights = home.list_nights()
@@ -68,7 +68,7 @@ def forget(home: Home, where: Sequence[str]) -> int:
 
 
 def finish_forgetting(home: Home) -> None:
-    """Do what is left of each `forget` that a kill has cut off. Raises OpdkitError for nights without their ledger."""
+    """Finish each `forget` that a kill interrupted. Raises OpdkitError if there are nights, but no ledger."""
     nights, forgotten = home.list_nights(), read_forgotten(home)
     if nights and not home.ledger.exists():
         raise OpdkitError(f"{home.ledger} is gone: all logs would be read again; put a copy back, or use a new HOME")
@@ -78,10 +78,10 @@ def finish_forgetting(home: Home) -> None:
     first = next((n for n, sessions in enumerate(found) if sessions), None)
     if first is not None:
         for folder in [path for path in home.path.rglob("*") if path.is_dir()]:
-            remove_entries(find_left_overs(folder))  # of killed processes, in which their text may be
+            remove_entries(find_left_overs(folder))  # of killed processes; they may hold the text
         forget_turns(home.ledger, {name: log_format for sessions in found for name, log_format in sessions.items()})
         home.go_back(nights[first])
-        for n in reversed(range(first, len(nights))):  # the first one last: while it has sessions, all is done again
+        for n in reversed(range(first, len(nights))):  # the first last: while it has them, a resume redoes all
             reset(nights[n])
             drop_reviews(nights[n].folder, {name for sessions in found[: n + 1] for name in sessions})
             drop_sessions(nights[n], undone)
@@ -89,14 +89,14 @@ def finish_forgetting(home: Home) -> None:
 
 
 def make_entry(where: Sequence[str], salt: str) -> JSON:
-    """Return what forgotten.json keeps of conditions. Of FIELD=TEXT it is a digest, so that the file names nobody."""
+    """Return the entry of forgotten.json for conditions, with FIELD=TEXT as a digest, so that the file names nobody."""
     filters = parse_filters(where, "--where")
     named = [condition for condition in filters if salt and condition.op == "=" and condition.field != "time"
              and not set("*?[|") & {*condition.value}]  # fmt: skip
     described: JSON = {"where": [condition.text for condition in filters if condition not in named]}
     if named:
         digests = []
-        for condition in named:  # of the text, and of the number that it may write: 17 and 17.0 are the same one
+        for condition in named:  # digest the text, and its number if it has one, so that 17 matches 17.0
             values = (condition.value, normalize_value(parse_number(condition.value)))
             digests.append([condition.field, [fingerprint({salt: value}) for value in values if value is not None]])
         described |= {"named": digests, "salt": salt}
@@ -104,14 +104,14 @@ def make_entry(where: Sequence[str], salt: str) -> JSON:
 
 
 def normalize_value(value: Any) -> Any:
-    """Return a whole number as an int, a truth as text, and other values as they are."""
+    """Return a whole float as an int, a bool as "true" or "false", and other values unchanged."""
     if isinstance(value, bool):
         return str(value).lower()
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def is_described(session: LoggedFields, entry: JSON) -> bool:
-    """Return True for a session that all conditions of an entry of forgotten.json fit."""
+    """Return True if a session meets all conditions of an entry of forgotten.json."""
     if find_rejection(parse_filters(entry["where"], "--where"), session, session.format) is not None:
         return False
     for field, digests in entry.get("named", ()):
@@ -122,15 +122,15 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
 
 
 def read_forgotten(home: Home) -> list[JSON]:
-    """Return what `make_entry` returned for each `forget`, and whether all sessions that it describes are gone."""
+    """Return the entries of forgotten.json, see `make_entry`; "done" says that all sessions of an entry are gone."""
     path = home.path / _FILE
     return list(read_json(path, "put a copy back, and call the same command again")) if path.exists() else []
 
 
 def reset(night: Night) -> None:
-    """Remove all of a night but its options, what was read and judged, and decisions of reviewers.
+    """Remove everything of a night but its options, the log records that it read and judged, and review decisions.
 
-    Its record goes last: without it the night is still to be done.
+    Its record is removed last: a night without a record is still to be done.
     """
     reviews = reviews_dir(night.folder)
     keep = [night.log, night.news, night.folder / "options", night.folder / "night.json", reviews.parent]
@@ -140,7 +140,7 @@ def reset(night: Night) -> None:
 
 
 def find_sessions(night: Night, entries: Sequence[JSON]) -> dict[str, str]:
-    """Return the sessions of a night that an entry of forgotten.json describes: id -> format."""
+    """Return the sessions of a night that match an entry of forgotten.json: id -> format."""
     if not is_complete(night.log, "extract"):  # its sessions are dropped when they are read
         return {}
     return {fields.session_id: fields.format for fields in read_logged_fields(night.log)
@@ -148,7 +148,7 @@ def find_sessions(night: Night, entries: Sequence[JSON]) -> dict[str, str]:
 
 
 def drop_sessions(night: Night, entries: Sequence[JSON]) -> None:
-    """Remove the sessions that an entry describes from the tables of a night's log, and what was made from them."""
+    """Remove the sessions that match an entry from the tables of a night's log, and all that was made from that log."""
     if not (found := find_sessions(night, entries)):
         return
     made = [path for path in sorted(night.log.iterdir()) if path.name not in _TABLES]
@@ -166,7 +166,7 @@ def drop_sessions(night: Night, entries: Sequence[JSON]) -> None:
 
 
 def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> None:
-    """Write one part again without the rows of these sessions, with their number among its dropped rows."""
+    """Rewrite one part without the rows of these sessions, and count them among its dropped rows."""
     arrow = pq.read_table(path)
     ids = arrow["session_id"] if "session_id" in arrow.column_names else pc.replace_substring_regex(
         arrow["turn_id"], pattern=r":\d+$", replacement="")  # fmt: skip
@@ -175,7 +175,7 @@ def rewrite(path: Path, table: str, part: int, sessions: Collection[str]) -> Non
         counters = Counters.from_json((arrow.schema.metadata or {})[COUNTERS_KEY])
         counters.rows_out -= gone
         counters.drop(FORGOTTEN, gone)
-        if table == "sessions" and (turns := part_path(path.parents[2], "turns", part)).exists():  # written before
+        if table == "sessions" and (turns := part_path(path.parents[2], "turns", part)).exists():  # rewritten before
             counters.counts[TURN_COUNT] = Counter({"": pq.read_metadata(turns).num_rows})
         kept = kept.replace_schema_metadata(kept.schema.metadata | {COUNTERS_KEY: counters.to_json().encode()})
         folder, before = stage_dir(path.parents[2], TABLES[table].stage), digest_file(path)

@@ -2,15 +2,15 @@
 
 Its layout:
 
-    HOME/ledger.sqlite         what was read of the logs, so that each night reads what is new
+    HOME/ledger.sqlite         what has been read from the logs, so that each night reads only what is new
     HOME/nights/0001/          a run: what night 1 trained on, its model, its evaluation
-    HOME/nights/0001/log/      a run: what was new in the logs that night, judged
+    HOME/nights/0001/log/      a run: the new log records of that night, judged
     HOME/nights/0001/night.json
-    HOME/nights/0001/options/  the options of a night that is over; if it is done again, it is with these
+    HOME/nights/0001/options/  the options of a finished night; if it is redone, it uses them
     HOME/options/              the options of the last call
     HOME/forgotten.json        what `opdkit forget` took out
-    HOME/promoted              a link to the model that the next night begins with, and that a server serves
-    HOME/promotions.jsonl      a line for each time that the link was set
+    HOME/promoted              a link to the model that the next night trains and that a server serves
+    HOME/promotions.jsonl      one line per promotion
 """
 
 import contextlib
@@ -32,21 +32,21 @@ from opdkit.errors import OpdkitError
 from opdkit.store.atomic import make_owned_name, replaced_folder, write_text
 from opdkit.store.disk import disk_errors_explained
 
-# Decisions of a night: its model is promoted, or the one before stays; no training; a model of an earlier night is
+# Decisions of a night: its model is promoted; the model before stays promoted; no training; an earlier night's model is
 # promoted.
 PROMOTED, KEPT, WAITS, RETESTED = "promoted", "kept", "waits", "retested"
 
 _COPIES = {"config": "config.toml", "prompts": "prompts.jsonl"}  # options that are files, and the names of their copies
-MOST_PENDING = 10  # nights that one training learns from; of those before, it replays a share
+MOST_PENDING = 10  # trained nights that a later night learns from again, at most; older ones are only replayed
 
 
 def utc_now() -> str:
-    """Return the time, as night.json and promotions.jsonl have it."""
+    """Return the current UTC time in the format of night.json and promotions.jsonl: ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """Return what a JSON file holds. Raises OpdkitError, which names the remedy, for a damaged one."""
+    """Return the content of a JSON file. Raises OpdkitError that names the remedy if the file is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -55,19 +55,19 @@ def read_json(path: Path, remedy: str) -> Any:
 
 @dataclass(frozen=True)
 class Night:
-    """Night of a series. Number 0 stands for the model before the first night; it has no folder."""
+    """Night of a series. Number 0 stands for the model before the first night, and has no folder."""
 
     folder: Path
     number: int
 
     @property
     def log(self) -> Path:
-        """Run with what was new in the logs."""
+        """Run with the new log records of this night."""
         return self.folder / "log"
 
     @property
     def news(self) -> Path:
-        """Copy of what is new in the logs, until it is extracted."""
+        """Copy of the new log records, until they are extracted."""
         return self.folder / "news"
 
     @property
@@ -76,7 +76,7 @@ class Night:
 
     @property
     def record(self) -> JSON:
-        """Content of night.json: `parent` (a night), `learns` (nights), `decision` and more; {} before it is written.
+        """Content of night.json: `parent` (a number), `learns` (numbers), `decision` and more; {} before it is written.
 
         `decision` is null until the night is over.
         """
@@ -102,12 +102,12 @@ class Home:
         return Night(self.path / "nights" / f"{number:04}", number)
 
     def list_nights(self) -> list[Night]:
-        """Return all nights that have begun, in order: those that have read their news."""
+        """Return all nights that have begun (that have copied or extracted their new log records), in order."""
         numbers = sorted(int(path.name) for path in (self.path / "nights").glob("[0-9]*") if path.name.isdecimal())
         return [night for night in map(self.night, numbers) if night.news.exists() or night.log.exists()]
 
     def keep_options(self, folder: Path, config: NightConfig) -> None:
-        """Copy the options to a folder, with the files of `--config` and `--prompts`, which may change."""
+        """Write the options to a folder, with copies of the files of `--config` and `--prompts`, which may change."""
         options = config.effective() | {"home": None}
         with disk_errors_explained(folder), replaced_folder(folder) as temporary:
             for name, copy in _COPIES.items():
@@ -117,7 +117,7 @@ class Home:
             write_text(temporary / "options.json", json.dumps(options, indent=2) + "\n")
 
     def read_options(self, folder: Path) -> NightConfig:
-        """Return the options that `keep_options` wrote to a folder. Raises OpdkitError where there are none."""
+        """Return the options that `keep_options` wrote to a folder. Raises OpdkitError if there are none."""
         path = folder / "options.json"
         if not path.exists():
             raise OpdkitError(f"{folder} has no options: call `opdkit night` once more as every night, then this again")
@@ -127,9 +127,9 @@ class Home:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep every other night out. The lock goes with the process, so a kill leaves none behind.
+        """Hold the lock of the home, so that no other night runs. The lock ends with the process, even after a kill.
 
-        Raises OpdkitError where another process holds it, and on a file system without locks.
+        Raises OpdkitError if another process holds the lock, or the file system has no locks.
         """
         with disk_errors_explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ class Home:
             os.close(handle)
 
     def read_promotions(self) -> list[JSON]:
-        """Return the lines of promotions.jsonl: time, night, and by whom (night or hand)."""
+        """Return the lines of promotions.jsonl: `time`, `night`, `by` and perhaps `during`, see `promote`."""
         path = self.path / "promotions.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]  # a kill cuts lines
@@ -155,7 +155,7 @@ class Home:
     def find_promoted(self) -> int:
         """Return the number of the night whose model is promoted; 0 for the model before the first night.
 
-        Raises OpdkitError where HOME/promoted is not a link to the model of a night: `cp -L` and scp make it a folder.
+        Raises OpdkitError if HOME/promoted is not a link to a night's model: `cp -L` and scp replace it by a folder.
         """
         link = self.path / "promoted"
         match link.readlink().parts[-4:] if link.is_symlink() else ():
@@ -167,16 +167,16 @@ class Home:
                           f"promotions.jsonl again: `opdkit models {quote(self.path)} --promote N`")  # fmt: skip
 
     def promote(self, number: int, by: str, during: int | None = None) -> None:
-        """Promote the model of a night by one rename: whoever opens HOME/promoted finds the old model or the new one.
+        """Promote the model of a night by one rename: at any time, HOME/promoted leads to the old or to the new model.
 
-        `by`: "night", "hand" or "forget". `during`: the night that does it, if it is a later one. Raises OpdkitError
-        for a night without a model.
+        `by`: "night", "hand" or "forget". `during`: the later night that promotes it, if any. Raises OpdkitError if the
+        night has no model.
         """
         link = self.path / "promoted"
         if number and not (self.night(number).model / "config.json").exists():
             raise OpdkitError(f"night {number} has no model: `opdkit models {quote(self.path)}` lists those that do")
         if not link.is_symlink():
-            self.find_promoted()  # which refuses a folder
+            self.find_promoted()  # raises for a folder
         with disk_errors_explained(self.path):
             if number:
                 temporary = self.path / make_owned_name(".promoted")
@@ -187,7 +187,7 @@ class Home:
             if (self.read_promotions() or [{"night": 0}])[-1]["night"] != number:
                 line = {"time": utc_now(), "night": number, "by": by} | ({"during": during} if during else {})
                 with (self.path / "promotions.jsonl").open("a", encoding="utf-8") as out:
-                    out.write(f"\n{json.dumps(line)}\n")  # after a line that a kill has cut, too
+                    out.write(f"\n{json.dumps(line)}\n")  # the first "\n" ends a line that a kill cut
 
     def list_learned(self, number: int) -> list[int]:
         """Return the nights that the model of a night has learned from, in order; none for night 0."""
@@ -201,10 +201,10 @@ class Home:
         return sorted(learned)
 
     def find_pending(self, nights: Sequence[Night]) -> list[int]:
-        """Return those of `nights` that the promoted model has not learned from.
+        """Return the numbers of the `nights` that the promoted model has not learned from.
 
-        Nights older than those of its last training are left out. Where MOST_PENDING of the others were trained on
-        already (in vain, or taken back since), so are the nights before the last MOST_PENDING of these.
+        Nights older than all that its last training learned from are left out. If MOST_PENDING of the rest have trained
+        already (without success, or their model was taken back), nights before the last MOST_PENDING of these are, too.
         """
         promoted = self.find_promoted()
         learned = self.list_learned(promoted)
@@ -215,16 +215,16 @@ class Home:
         return [night.number for night in unknown if night.number >= first]
 
     def find_promotion(self, night: Night) -> int | None:
-        """Return whose model a night that was killed had promoted: its own, or that of an earlier night; else None."""
+        """Return the night whose model an interrupted night had promoted: itself or an earlier one; else None."""
         began = night.record["began"]
         promotions = [line["night"] for line in self.read_promotions() if line["time"] >= began
                       and (line.get("during") or line["night"], line["by"]) == (night.number, "night")]  # fmt: skip
         return promotions[-1] if promotions else None
 
     def find_candidate(self, night: Night) -> Night | None:
-        """Return the last night that trained, if its model passed the gate, but had no gain beyond chance; else None.
+        """Return the last earlier night that trained, if its model passed the gate, but gained too little; else None.
 
-        Its model is there, comes from the promoted one, and was never promoted.
+        Its model must exist, have the same parent as this night, and not have been promoted before this night.
         """
         numbers = (number for number in sorted(night.record["earlier"], reverse=True) if number < night.number)
         trained = next((n for n in map(self.night, numbers) if n.record.get("decision") in (KEPT, PROMOTED)), None)
@@ -238,7 +238,7 @@ class Home:
         return trained if has_passed and not was_promoted else None
 
     def go_back(self, night: Night) -> None:
-        """Promote what was promoted when a night began, and remove what promotions.jsonl says of it and later ones."""
+        """Promote what was promoted when a night began, and remove the later promotions from promotions.jsonl."""
         began, promotions = night.record.get("began"), self.read_promotions()
         kept = [line for line in promotions if (line.get("during") or line["night"]) < night.number
                 and (line["by"] != "hand" or began is None or line["time"] <= began)]  # fmt: skip

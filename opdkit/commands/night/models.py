@@ -1,4 +1,4 @@
-"""`opdkit models`: the models of all nights, which one is promoted, and going back."""
+"""`opdkit models`: list the models of all nights, and choose which one is promoted."""
 
 from opdkit.commands.night.home import Home
 from opdkit.config.command_line import quote
@@ -11,7 +11,7 @@ _COLUMNS = ("night", "began (UTC)", "parent", "learned from", "new turns", "repl
 
 
 def run(config: ModelsConfig) -> None:
-    """Promote a model if asked, then list all of them. Raises OpdkitError for a folder without nights."""
+    """Promote a model if the options name one, then list all. Raises OpdkitError for a folder without nights."""
     home = Home(config.home)
     if not home.list_nights():
         begin = f"opdkit night {quote(config.home)} LOGS... --model PATH"

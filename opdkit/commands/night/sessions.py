@@ -1,7 +1,7 @@
-"""Choice of what a night trains and decides on: new sessions, some of earlier nights, those kept out of training.
+"""Choice of the sessions that a night trains on and tests with: new ones, a replay of earlier ones, held-out ones.
 
-The chosen sessions become a run like any other: the stages `extract` and `judge` of the night, with the verdicts of the
-nights that judged them. So teacher, training and evaluation need not know of nights.
+The chosen sessions are written as an ordinary run: the stages `extract` and `judge` of the night's folder, with the
+verdicts of the nights that judged them. So teacher, train and eval need no code for nights.
 """
 
 from collections import Counter, defaultdict
@@ -29,11 +29,11 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 from opdkit.store.turn_ids import is_held_out
 
-NIGHTS = 30  # earlier nights, the last ones, that sessions are drawn from: a night's cost does not grow with the home
-MOST_TESTS = 200  # sessions of earlier nights that are kept out of training, to decide with
-_CALM_TESTS = 4  # at least one in so many of these is without a complaint, if there are such: the gate needs them
+NIGHTS = 30  # most recent earlier nights to draw sessions from, so that a night's cost does not grow with the home
+MOST_TESTS = 200  # held-out sessions of earlier nights that one night tests with, at most
+_CALM_TESTS = 4  # at least one in this many has no complaint, if there are enough: the gate needs such tests
 
-Sessions = dict[str, list[NightSession]]  # id -> the session as each of its nights saw it, the last one first
+Sessions = dict[str, list[NightSession]]  # id -> one version per night that read the session, the latest first
 ReadNight = Callable[[int], list[NightSession]]  # number of a night -> its sessions: `read_sessions`
 
 
@@ -42,16 +42,16 @@ class CurrentSessions:
     """Sessions of this night and of earlier ones, with the opinions that still count."""
 
     sessions: list[NightSession]
-    changes: list[Change]  # of what users want: all that hold
+    changes: list[Change]  # all changes of what users want that still hold
     new_changes: list[Change]  # those that no earlier night found
 
 
 def read_current_sessions(home: Home, night: Night, read_night: ReadNight) -> CurrentSessions:
-    """Return the sessions that a night may use. What users turned around since is left out."""
+    """Return the sessions that a night may use, without opinions that users have withdrawn or reversed since."""
     learns = set(night.record["learns"])
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
     read = drop_withdrawn(chain.from_iterable(map(read_night, (*earlier, *sorted(learns)))))
-    # What users turned around: the last night that looked for changes knows the older ones.
+    # The last night that looked for changes stored all that held until then.
     records = (home.night(n).record for n in sorted(night.record["earlier"], reverse=True) if n < night.number)
     known = [Change.from_json(row) for row in next((old["changes"] for old in records if "changes" in old), ())]
     changes, superseded = find_turned(read, learns, known)
@@ -61,10 +61,10 @@ def read_current_sessions(home: Home, night: Night, read_night: ReadNight) -> Cu
 
 
 def choose_sessions(night: Night, current: Sequence[NightSession], config: NightConfig, seed: int) -> Sessions:
-    """Choose the sessions of a night's run. The same sessions, options and seed give the same ones.
+    """Choose the sessions of a night's run. The choice depends only on the sessions, the options and the seed.
 
-    New ones are all that the promoted model has not learned from. Of the earlier nights come those without a complaint,
-    as many as `--replay` says, and those kept out of training.
+    It has all sessions of the nights that the promoted model has not learned from. From earlier nights, it has sessions
+    without a complaint, as many as `--replay` says, and held-out sessions.
     """
     learns = set(night.record["learns"])
     new = [session for session in current if session.night in learns]
@@ -72,7 +72,7 @@ def choose_sessions(night: Night, current: Sequence[NightSession], config: Night
     old = [session for session in current if session.night not in learns and session.session_id not in new_ids]
     blamed = find_blamed(old)
     tests = choose_tests([session for session in old if session.is_held_out])
-    # Of turns that two nights have judged, each counts once.
+    # A turn that two nights judged counts once.
     new_turns = {opinion.turn_id for session in new if not session.is_held_out for opinion in session.opinions}
     most = round(len(new_turns) * config.replay / (1 - config.replay))
     replay, replayed = list[NightSession](), set[str]()
@@ -85,10 +85,10 @@ def choose_sessions(night: Night, current: Sequence[NightSession], config: Night
 
 
 def choose_unseen(current: Sequence[NightSession], trained: int) -> tuple[Sessions, set[str]]:
-    """Return sessions that the model of the night `trained` has not learned from, and the ids of those logged since.
+    """Return sessions that the model of night `trained` has not learned from, and the ids of those logged since.
 
-    Those from before were kept out of its training. Those since are at most MOST_TESTS, drawn by a hash: with more of
-    those with a complaint, they would not show which model is better.
+    Earlier sessions are held-out ones. Of those logged since, at most MOST_TESTS are drawn by a hash, whether or not
+    they have a complaint: a surplus of complaints would not show which model is better.
     """
     seen = {session.session_id for session in current if session.night <= trained and not session.is_held_out}
     unseen = [session for session in current if session.session_id not in seen]
@@ -99,7 +99,7 @@ def choose_unseen(current: Sequence[NightSession], trained: int) -> tuple[Sessio
 
 
 def group_versions(sessions: Sequence[NightSession]) -> Sessions:
-    """Return the sessions by their ids."""
+    """Return id -> the versions of the session, the latest first."""
     versions: Sessions = defaultdict(list)
     for session in sorted(sessions, key=lambda session: -session.night):
         versions[session.session_id].append(session)
@@ -112,10 +112,10 @@ def find_blamed(sessions: Sequence[NightSession]) -> set[str]:
 
 
 def choose_tests(sessions: Sequence[NightSession]) -> list[NightSession]:
-    """Return at most MOST_TESTS of these sessions, the newest of their kind.
+    """Return at most MOST_TESTS of these sessions, of each kind the newest.
 
-    Those with a complaint come first, then those with praise. At least one in _CALM_TESTS is without a complaint, if
-    there are enough.
+    Sessions with a complaint come first, then sessions with praise, then the rest. At least one in _CALM_TESTS has no
+    complaint, if there are enough such sessions.
     """
     blamed, newest = find_blamed(sessions), sorted(sessions, key=lambda session: -session.night)
     calm = sorted((session for session in newest if session.session_id not in blamed),
@@ -126,7 +126,7 @@ def choose_tests(sessions: Sequence[NightSession]) -> list[NightSession]:
 
 
 def read_sessions(night: Night, holdout: float) -> list[NightSession]:
-    """Return the sessions of a night with a turn that a user liked, accepted, complained about or did not react to."""
+    """Return the sessions of a night in which a turn has an opinion (see `read_opinion`) or has no next state."""
     sessions = []
     for part in range(count_parts(night.log, "judge") if has_stage(night.log, "judge") else 0):
         for turns in joined_sessions(night.log, part):
@@ -139,7 +139,7 @@ def read_sessions(night: Night, holdout: float) -> list[NightSession]:
 
 
 def drop_withdrawn(read: Iterable[NightSession]) -> list[NightSession]:
-    """Return the sessions that still have opinions, without the decisions that users took back in a later night."""
+    """Drop the decisions that users withdrew in a later night. Return the sessions that still have opinions."""
     sessions, last = list(read), dict[str, int]()
     for session in sorted(sessions, key=lambda session: session.night):
         last |= dict.fromkeys(session.unanswered, session.night)
@@ -149,7 +149,7 @@ def drop_withdrawn(read: Iterable[NightSession]) -> list[NightSession]:
 
 
 def read_opinion(turn: JoinedTurn) -> Opinion | None:
-    """Return what a user made of a turn; None where that is not known."""
+    """Return the user's opinion of a turn; None if the turn has neither a reward nor a hint."""
     verdict = turn.decided
     if verdict is None or (verdict["reward"] is None and verdict["hint"] is None):
         return None
@@ -163,7 +163,7 @@ def read_opinion(turn: JoinedTurn) -> Opinion | None:
 
 
 def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig, judge: JudgeConfig) -> None:
-    """Write the stages `extract` and `judge` of a run. What is there stays if it has the same sessions."""
+    """Write the stages `extract` and `judge` of a run, unless both are complete and made from the same inputs."""
     nights = {name: [version.night for version in versions] for name, versions in sessions.items()}
     used = sorted(set(chain.from_iterable(nights.values())))
     logs = {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in used}
@@ -173,7 +173,7 @@ def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig,
         return
     places = sorted({(versions[0].night, versions[0].part) for versions in sessions.values()})
     for config, tables, upstream in ((extract, [SESSIONS, TURNS, REJECTED], []), (judge, [VERDICTS], ["extract"])):
-        own = replace(config, run=run, overwrite=True)  # it is cheap, and a person may have reviewed since
+        own = replace(config, run=run, overwrite=True)  # rewriting is cheap, and verdicts may have changed
         stage = Stage.open(own, tables[0].stage, tables, parts=len(places), inputs=inputs, upstream=upstream,
                            command="night")  # fmt: skip
         for part, (number, source) in enumerate(places):
@@ -185,7 +185,7 @@ def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig,
 
 
 def count_trained(night: Night, sessions: Sessions) -> tuple[int, int]:
-    """Return how many turns of the run that `write_run` wrote train: those to learn from, and replayed ones."""
+    """Return the numbers of new and of replayed turns to train on, in the run that `write_run` wrote."""
     rows, learns = read_all(night.folder, "turns", ["session_id", "trainable"]), set(night.record["learns"])
     versions = (sessions[row["session_id"]][0] for row in rows if row["trainable"])
     counts = Counter(version.night in learns for version in versions if not version.is_held_out)
@@ -193,9 +193,9 @@ def count_trained(night: Night, sessions: Sessions) -> tuple[int, int]:
 
 
 def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[str, list[JSON]]:
-    """Return the rows of the sessions that lie in one part of a night, by table.
+    """Return table -> rows, of the sessions whose latest version lies in one part of a night.
 
-    Only turns that count are trainable: others are part of prompts.
+    Only turns with an opinion that counts are trainable; the others appear only in prompts.
     """
     in_part = {name: versions for name, versions in sessions.items()
                if (versions[0].night, versions[0].part) == (number, part)}  # fmt: skip
@@ -205,7 +205,7 @@ def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[st
     for judged_in, source_part in sorted({(version.night, version.part) for version in seen}):
         for turns in joined_sessions(home.night(judged_in).log, source_part, turn_ids=counting):
             for turn, digest in zip(turns, digest_turns(turns), strict=True):
-                if turn.decided is not None:  # the last night's counts, if a reaction came later
+                if turn.decided is not None:  # later nights overwrite earlier ones: a reaction may come later
                     judged[turn.turn_id] = judged_in, digest, turn.decided
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
     for turns in joined_sessions(home.night(number).log, part):
@@ -213,7 +213,7 @@ def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[st
             continue
         rows["sessions"].append(turns[0].session)
         for turn, digest in zip(turns, digest_turns(turns), strict=True):
-            # What an earlier night judged counts if the turn is still the same.
+            # The verdict of an earlier night counts only if the turn is still the same.
             judged_in, judged_digest, verdict = judged.get(turn.turn_id, (0, b"", {}))
             is_known = turn.turn["skip_reason"] == READ_BEFORE
             counts = judged_in == number or (is_known and judged_digest == digest)

@@ -52,14 +52,14 @@ from opdkit.store.run_stage import run_stage
 from opdkit.store.skip_reasons import FORGOTTEN
 from opdkit.store.turn_ids import conversation_id
 
-TESTS = "tests.jsonl"  # the prompts that decide
-RETEST = "retest"  # run in the folder of a night: the test of an earlier night's model
-_MORE_TESTS = 1.5  # times the sessions of a model's last test: with few more, it would most likely fail again
-_CHANCE = 0.05  # that a model which is no better is promoted in a night, at most
+TESTS = "tests.jsonl"  # the prompts that decide on promotion
+RETEST = "retest"  # folder in that of a night: the run that tests an earlier night's model
+_MORE_TESTS = 1.5  # a retest needs this many times the sessions of the last: with fewer, it would likely fail again
+_CHANCE = 0.05  # highest probability that a night promotes a model which is no better
 
 
 def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
-    """Do what is left of a night, and return what its night.json says. `stages`: their configurations, by name."""
+    """Run the remaining steps of a night, and return its night.json. `stages`: name -> configuration of each stage."""
     nights = home.list_nights()
     records = [other.record for other in nights]
     shares = {record["holdout"] for record in records if "holdout" in record}
@@ -70,7 +70,7 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     if first := next((model for record in trained if (model := record.get("model", config.model)) != config.model), ""):
         raise ConfigError(f"--model is {config.model}, but {first} in the nights before: keep it, with a link if its "
                           "folder has moved; another model begins its own nights, in another HOME")  # fmt: skip
-    remove_entries(find_left_overs(night.folder, ".*"))  # of a night that was killed: news among them
+    remove_entries(find_left_overs(night.folder, ".*"))  # of a killed night, such as copied logs
     if not night.record:
         nights = [other for other in nights if other.number <= night.number]
         night.write({
@@ -89,18 +89,18 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
         outcome = learn(home, night, config, stages)
     record = night.record | outcome
     statuses = Counter(row["reward_status"] for row in read_all(night.log, "verdicts", ["reward_status"]))
-    judged, unknown = statuses.total(), statuses["failed"] + statuses["no_quorum"]  # too many votes failed
+    judged, unknown = statuses.total(), statuses["failed"] + statuses["no_quorum"]  # too many of their votes failed
     if unknown:
         record["sentence"] += f" {unknown:,} of {counted(judged, 'reply')} {verb(unknown, 'has', 'have')} no verdict."
     record |= {"model": config.model, "judged": judged, "without_verdict": unknown, "ended": utc_now()}
-    if not (night.folder / "options").exists():  # else they are those that it is done again with
+    if not (night.folder / "options").exists():  # else the night is redone with these options
         home.keep_options(night.folder / "options", config)
     night.write(record)
     return night.record
 
 
 def read_log(home: Home, night: Night, stages: Mapping[str, Any]) -> None:
-    """Extract and judge what is new: the run in `night.log`."""
+    """Extract and judge the new log records, as the run `night.log`."""
     if not is_complete(night.log, "extract"):
         extract = replace(stages["extract"], run=night.log, logs=(str(night.news),))
         try:
@@ -108,7 +108,7 @@ def read_log(home: Home, night: Night, stages: Mapping[str, Any]) -> None:
         except OpdkitError as why:
             if not is_complete(night.log, "extract"):
                 raise
-            warn(str(why))  # little or nothing of it can be trained on, which is no reason to read it again
+            warn(str(why))  # few or no turns are trainable; reading them again would not help
     drop_sessions(night, read_forgotten(home))
     record_turns(home.ledger, night.log)
     if night.news.exists():
@@ -130,11 +130,11 @@ def read_log(home: Home, night: Night, stages: Mapping[str, Any]) -> None:
 
 
 def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
-    """Run a stage of a night. One that was begun with other options, before a night failed, is begun again.
+    """Run a stage of a night. If a failed attempt began the stage with other options, overwrite it.
 
-    All of its parts are done here: the tasks of a Slurm array are nights, one after the other, and do not share one.
+    This process does all parts: the tasks of a Slurm array are successive nights, and do not share parts.
     """
-    if name != "train":  # which has one part
+    if name != "train":  # training has one part
         config = replace(config, shard="0/1")
     try:
         return run_stage(name, config, *more)
@@ -143,12 +143,12 @@ def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
 
 
 def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
-    """Train on the nights that the promoted model has not learned from, and decide. Return what to write down.
+    """Train on the nights that the promoted model has not learned from, and decide. Return the fields for night.json.
 
-    If the last training was in vain, its model is tested first, on what was logged since. If that promotes it, there is
-    no training: the next night learns from what was logged since.
+    If the last trained model passed the gate, but was not promoted, it is tested first, on the sessions logged since.
+    If that promotes it, there is no training: the next night learns from these sessions.
     """
-    read_night = cache(lambda number: read_sessions(home.night(number), config.holdout))  # each night once
+    read_night = cache(lambda number: read_sessions(home.night(number), config.holdout))  # reads each night once
     too_few, candidate = explain_too_few_hints(home, night, read_night, config.least_hints), home.find_candidate(night)
     if too_few and not candidate:
         return {"decision": WAITS, "sentence": too_few}
@@ -207,9 +207,9 @@ def retest(
 ) -> JSON | None:
     """Compare the model of an earlier night with the promoted one, and promote it if it is better.
 
-    All sessions logged since its training are tests, as it has learned from none of them. FEWEST of them must have a
-    complaint, and there must be _MORE_TESTS times as many as at the last such test. Return what to write down; None
-    where it is not promoted.
+    The tests are sessions that it has not learned from: held-out ones, and up to MOST_TESTS logged since its training.
+    At least FEWEST of the latter must have a complaint, and they must be at least _MORE_TESTS times as many as in the
+    last retest. Return the fields for night.json; None if the model is not promoted.
     """
     sessions, since = choose_unseen(current, candidate.number)
     between = (home.night(n).record for n in night.record["earlier"] if candidate.number < n < night.number)
@@ -243,12 +243,12 @@ def read_model_names(run: Path) -> tuple[str, ...]:
 
 
 def explain_too_few_hints(home: Home, night: Night, read_night: ReadNight, least: int) -> str:
-    """Return why a night does not train; "" where at least `least` replies have a hint that no training has tried."""
+    """Return why a night does not train; "" if at least `least` replies have a hint that no training has tried."""
     untried, since = list[int](), ""
     for earlier in map(home.night, night.record["learns"]):
         untried.append(earlier.number)
         decision = earlier.record.get("decision")
-        # What was taken back or in vain would most likely fail again, at the full cost of a training.
+        # Hints of a training that failed or was taken back would most likely fail again, at the full cost of training.
         if decision == PROMOTED or (decision == KEPT and earlier.record["parent"] == night.record["parent"]):
             why = "whose model was taken back" if decision == PROMOTED else "which trained in vain"
             untried, since = [], f" since night {earlier.number}, {why}"
@@ -262,7 +262,7 @@ def explain_too_few_hints(home: Home, night: Night, read_night: ReadNight, least
 def decide(
     night: Night, config: NightConfig, evaluation: EvalConfig, learned: Set[str], chance: float = _CHANCE
 ) -> tuple[bool, JSON]:
-    """Compare two models. Return whether the second one is better, and no worse anywhere, and what to write down.
+    """Compare two models. Return True if the second is better and nowhere worse, and the fields for night.json.
 
     `learned`: ids of the conversations that show whether it is better. `chance`: see `has_gained`.
     """
@@ -273,17 +273,17 @@ def decide(
     decision = gate(GateConfig(run=run, max_loss=config.max_loss, allow=config.allow))
     own = {prompt.id for prompt in read_prompts(Path(config.prompts))} if config.prompts else set()
     tested = [prompt for prompt in read_prompts(tests) if prompt.corrected is not None]
-    # Of the new prompts all count. Those with a complaint are the ones that the present model got wrong, in part by
-    # chance: on these alone, any other model would seem to be better.
+    # All new prompts count, not only those with a complaint. The present model got the latter wrong, in part by chance:
+    # on these alone, any other model would seem to be better.
     new = [prompt for prompt in tested if prompt.id in own or (prompt.session or "") in learned]
     corrected = [prompt for prompt in tested if prompt.corrected]
     replies = read_arrow(run, "replies", 0)
     new_U4, all_U4, corrected_U4 = (sum_known(replies, [prompt.id for prompt in prompts])
                                     for prompts in (new, tested, corrected))  # fmt: skip
-    # What users said of earlier replies, the parent has learned: it only adds noise to enough new prompts.
+    # The parent has learned from earlier feedback, so if there are enough new prompts, earlier ones only add noise.
     is_enough = len(new_U4) >= FEWEST
     has_learned = has_gained(new_U4 if is_enough else all_U4, chance)
-    # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out.
+    # Losses too small for the gate would add up over the nights. So a model that is merely as good is not promoted.
     is_better = decision.ship and has_learned and bool(corrected_U4[:, 1].sum() > corrected_U4[:, 0].sum())
     write_report(ReportConfig(run=run))
     sentence = decision.sentence
@@ -302,7 +302,7 @@ def decide(
 
 
 def sum_known(replies: pa.Table, prompts: Collection[str]) -> Sums:
-    """Return the sums per unit of the shares of right replies to these prompts, without those that have no verdict."""
+    """Return the sums per unit of the shares of right replies to these prompts, without prompts that lack a verdict."""
     ids = replies["prompt_id"]
     replies = replies.filter(pc.is_in(ids, pa.array(prompts, ids.type)))
     if not replies.num_rows:
@@ -312,9 +312,9 @@ def sum_known(replies: pa.Table, prompts: Collection[str]) -> Sums:
 
 
 def has_gained(sums_U4: Sums, chance: float = _CHANCE) -> bool:
-    """Return True where right replies rose by more than chance, in FEWEST units at least.
+    """Return True if right replies rose by more than chance, over at least FEWEST units.
 
-    A model that is no better passes with a probability of `chance` at most.
+    A model that is no better passes with a probability of at most `chance`.
     """
     before_U, after_U, noise_U, _ = sums_U4.T
     return len(sums_U4) >= FEWEST and compute_chance_of_rise(after_U - before_U, noise_U.sum()) <= chance
@@ -323,8 +323,8 @@ def has_gained(sums_U4: Sums, chance: float = _CHANCE) -> bool:
 def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share: float) -> Path | None:
     """Write tests.jsonl: prompts from the held-out `share` of the run's sessions, then those of `--prompts`.
 
-    A prompt of the log that the user edited, and has in `--prompts`, is there once, as edited. Return the path; None
-    without any prompt. Without a judge that is a model, those that need one are left out.
+    A log prompt whose id is in `--prompts`, too, is written once, as `--prompts` has it. Return the path, or None if no
+    prompt is left. Without a judge model, rows of `--prompts` that need one are left out.
     """
     evaluation = replace(evaluation, overwrite=True)
     mined, own = list[JSON](), list[JSON]()
@@ -334,7 +334,7 @@ def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share
     except NoPromptsError:
         say("no session that is kept out makes a prompt")
     if config.prompts is not None:
-        ids = [prompt.id for prompt in read_prompts(Path(config.prompts))]  # of rows without one, their lines
+        ids = [prompt.id for prompt in read_prompts(Path(config.prompts))]  # "line-N" if a row has none
         rows = read_json_lines(Path(config.prompts), "--prompts")
         own = [row | {"id": name} for name, row in zip(ids, rows, strict=True)]
     names = {row["id"] for row in own}
@@ -350,6 +350,6 @@ def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share
 
 
 def read_json_lines(path: Path, flag: str) -> list[JSON]:
-    """Return the rows of a file of prompts."""
-    lines = read_text(path, flag).split("\n")  # splitlines() would break JSON
+    """Return the rows of a JSON Lines file."""
+    lines = read_text(path, flag).split("\n")  # splitlines() would also split within JSON strings
     return [json.loads(line) for line in lines if line.strip()]
