@@ -26,9 +26,9 @@ _PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
 def run(config: RunConfig) -> Summary:
     """Run the stages in order; each prints its closing line. Return the last one's summary.
 
-    With `--dry-run` each stage reports what it would do. For one that reads an unfinished stage, bounds are printed.
+    With `--dry-run` each stage reports what it would do. For a stage that reads an unfinished one, bounds are printed.
     """
-    stages = make_configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
+    stages = make_configurations(config)  # all first: a wrong option of train must not cost hours of judging
     check_stages(stages.values())
     if stages["judge"].effective()["judge"] == "rules":
         warn(WARNINGS["rules"])
@@ -39,11 +39,11 @@ def run(config: RunConfig) -> Summary:
         try:
             if config.dry_run:
                 stdout.print(name, style="bold")
-            if config.dry_run and name in ("extract", "train"):  # the dry runs of the others compare their plans
+            if config.dry_run and name in ("extract", "train"):  # judge and teacher compare plans in their dry runs
                 check_options(stages[name], name, find_known_inputs(stages[name].run, name))
             if name not in reporting:
                 print_facts(bounds(config, name, stages, extracted))
-            elif name == "extract" and "judge" in reporting and config.dry_run:  # it is done: nothing to preview
+            elif name == "extract" and "judge" in reporting and config.dry_run:  # extract is done: nothing to preview
                 summary = summary_of(config.run, name)
                 print_facts([("parts", f"{summary.parts:,}, {summary.parts_done:,} done, 0 to do")])
             else:
@@ -61,10 +61,7 @@ def run(config: RunConfig) -> Summary:
 
 
 def find_first_unfinished(config: RunConfig, name: str) -> str | None:
-    """Return the first stage before this one that has something left to do, None without one.
-
-    With `--overwrite` every stage is done again.
-    """
+    """Return the first stage before `name` that is not finished, or None. With `--overwrite`, no stage is finished."""
     for before in ORDER[: ORDER.index(name)]:
         if config.overwrite or not is_complete(config.run, before):
             return before
@@ -76,14 +73,14 @@ def find_first_unfinished(config: RunConfig, name: str) -> str | None:
 def bounds(
     config: RunConfig, name: str, stages: Mapping[str, StageConfig], extracted: Counters
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a stage that cannot count yet; `extracted` are the counters of extract or its preview."""
+    """Yield (label, value) about a stage whose input is unfinished. `extracted`: counters of extract or its preview."""
     options = {stage: stages[stage].effective() for stage in ORDER}
     has_outcomes = options["judge"]["good"] or options["judge"]["bad"]  # they reward turns without a next state, too
     turns = extracted.total(TURN_COUNT if has_outcomes else TRAINABLE_COUNT)
     replies = turns + max(turns * stages["teacher"].plan()["teacher_samples"], extracted.labels("decisions")["edited"])
     steps = math.ceil(replies / options["train"]["batch_turns"])
     epochs = options["train"]["epochs"]
-    # Without --epochs, see fit_epochs. In whole sessions a step can be larger than a batch.
+    # Without --epochs, see `fit_epochs`. If steps hold whole sessions, a step can be larger than a batch.
     steps = steps * epochs if epochs else MOST_CYCLES * min(MOST_EPOCHS * steps, steps + ENOUGH_STEPS - 1)
     judges = 2 if options["judge"]["judge_first"] else 1
     counts = {
@@ -98,9 +95,9 @@ def bounds(
 
 
 def add_set_forms(message: str, stage: str) -> str:
-    """Return an error of `stage`, followed by `--set STAGE.OPTION=VALUE` for each flag in it that `run` lacks.
+    """Return an error message of `stage`, followed by `--set STAGE.OPTION=VALUE` for each flag in it that `run` lacks.
 
-    Of two stages that have the flag, `stage` counts, else the earlier one.
+    If several stages have a flag, STAGE is `stage` if it has the flag, else the earliest of them.
     """
     own = {field.flag for field in fields_of(RunConfig)}
     forms: list[str] = []

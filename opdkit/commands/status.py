@@ -1,4 +1,4 @@
-"""`opdkit status`: the progress of each stage, from footers, marks of parts under way, and the last errors."""
+"""`opdkit status`: the progress of each stage, from footers of parts, marks of running parts, and the last errors."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,14 +38,14 @@ def run(config: StatusConfig) -> None:
     for run, stage in started:
         summary, name = summary_of(run, stage), "" if run == directory else f" {run.stem}"
         table.add_row(stage + name, *_row(run, summary, failed[run, stage]))
-        summary.stage = find_command(run, stage) + name  # rollout may have written what extract writes
+        summary.stage = find_command(run, stage) + name  # rollout may have written the extract stage
         lines.append(summary.rows())
     if decided := read_reviews_in_force(directory):
         outdated = find_outdated_targets(directory, decided)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
     for run, stage in started:
-        if (upstream := find_upstream_change(run, stage)) not in (None, "earlier"):  # for which `opdkit check` helps
+        if (upstream := find_upstream_change(run, stage)) not in (None, "earlier"):  # "earlier": use `opdkit check`
             text = f"{stage_dir(run, stage)}: computed from another {upstream} stage than is there now"
             lines.append(f"{text}; run it again, with --overwrite")
     for _, error in errors:
@@ -74,7 +74,7 @@ def _row(directory: Path, summary: Summary, failed: int) -> Sequence[str]:
 
 
 def estimate_time_left(summary: Summary, running: int) -> str:
-    """Return the time for the parts that are not done, at the mean of those that are, with as many processes as now."""
+    """Return the time left: the mean time per finished part times the parts left, over the running processes."""
     left = summary.parts - summary.parts_done
     if not left:
         return "done"

@@ -81,7 +81,7 @@ def finish_forgetting(home: Home) -> None:
             remove_entries(find_left_overs(folder))  # of killed processes; they may hold the text
         forget_turns(home.ledger, {name: log_format for sessions in found for name, log_format in sessions.items()})
         home.go_back(nights[first])
-        for n in reversed(range(first, len(nights))):  # the first last: while it has them, a resume redoes all
+        for n in reversed(range(first, len(nights))):  # the first night last: a resume finds it and redoes all
             reset(nights[n])
             drop_reviews(nights[n].folder, {name for sessions in found[: n + 1] for name in sessions})
             drop_sessions(nights[n], undone)

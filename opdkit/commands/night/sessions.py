@@ -51,7 +51,7 @@ def read_current_sessions(home: Home, night: Night, read_night: ReadNight) -> Cu
     learns = set(night.record["learns"])
     earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
     read = drop_withdrawn(chain.from_iterable(map(read_night, (*earlier, *sorted(learns)))))
-    # The last night that looked for changes stored all that held until then.
+    # The last night that looked for changes stored all changes that held then.
     records = (home.night(n).record for n in sorted(night.record["earlier"], reverse=True) if n < night.number)
     known = [Change.from_json(row) for row in next((old["changes"] for old in records if "changes" in old), ())]
     changes, superseded = find_turned(read, learns, known)
@@ -63,8 +63,8 @@ def read_current_sessions(home: Home, night: Night, read_night: ReadNight) -> Cu
 def choose_sessions(night: Night, current: Sequence[NightSession], config: NightConfig, seed: int) -> Sessions:
     """Choose the sessions of a night's run. The choice depends only on the sessions, the options and the seed.
 
-    It has all sessions of the nights that the promoted model has not learned from. From earlier nights, it has sessions
-    without a complaint, as many as `--replay` says, and held-out sessions.
+    The run has all sessions of the nights that the promoted model has not learned from. From earlier nights, it has
+    sessions without a complaint, as many as `--replay` says, and held-out sessions.
     """
     learns = set(night.record["learns"])
     new = [session for session in current if session.night in learns]

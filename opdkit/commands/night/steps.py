@@ -54,7 +54,7 @@ from opdkit.store.turn_ids import conversation_id
 
 TESTS = "tests.jsonl"  # the prompts that decide on promotion
 RETEST = "retest"  # folder in that of a night: the run that tests an earlier night's model
-_MORE_TESTS = 1.5  # a retest needs this many times the sessions of the last: with fewer, it would likely fail again
+_MORE_TESTS = 1.5  # a retest needs this many times the sessions of the last one: with fewer, it would likely fail again
 _CHANCE = 0.05  # highest probability that a night promotes a model which is no better
 
 
@@ -248,7 +248,7 @@ def explain_too_few_hints(home: Home, night: Night, read_night: ReadNight, least
     for earlier in map(home.night, night.record["learns"]):
         untried.append(earlier.number)
         decision = earlier.record.get("decision")
-        # Hints of a training that failed or was taken back would most likely fail again, at the full cost of training.
+        # Hints of an unsuccessful or withdrawn training would most likely fail again, at the full cost of a training.
         if decision == PROMOTED or (decision == KEPT and earlier.record["parent"] == night.record["parent"]):
             why = "whose model was taken back" if decision == PROMOTED else "which trained in vain"
             untried, since = [], f" since night {earlier.number}, {why}"

@@ -1,7 +1,7 @@
-"""Wishes that turned around: hints that contradict older ones, and replies that users reject but praised before.
+"""Changes of what users want: hints that contradict older ones, and kinds of replies that users praised but now reject.
 
-A change is found where complaints rose by more than chance. It stays found: each night keeps the changes in its
-night.json, and only the same test the other way round ends one.
+A change is found if complaints rose by more than chance. It then holds: each night stores the changes in its
+night.json, and a change ends only when the same test finds the opposite change.
 """
 
 from collections import Counter
@@ -18,49 +18,49 @@ from opdkit.evaluate.similar import SimilarTexts, Words, is_similar
 from opdkit.judge.claims import choose_wording, contradicts, find_claims
 from opdkit.store.stable_hash import stable_hash
 
-# Every night looks again at the same opinions, each as a possible start. So the level is a tenth of the 1% of the homes
-# where a change may be found by chance within thirty nights: simulated, it was found in at most 0.4% of them.
+# Every night tests the same opinions again, with each earlier night as a possible start. So the level is a tenth of the
+# 1% of homes that may find a change by chance within thirty nights. In simulations, at most 0.4% of homes found one.
 LEVEL = 0.001
-_MOST_PRAISE = 0.5  # of what users reject, over the complaints
-_COMPARED = 2_000  # complaints whose hints and replies are compared
-_FEWEST_ALIKE = 3  # rejected replies among these; a single one may have been rejected for another reason
+_MOST_PRAISE = 0.5  # highest ratio of praise to complaints from the start of a change on
+_COMPARED = 2_000  # complaints whose hints and replies are compared, at most
+_FEWEST_ALIKE = 3  # similar rejected replies that make a kind; a single one may have been rejected for another reason
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """Reaction of a user to one reply: content, or not."""
+    """Reaction of a user to one reply: a complaint, praise, or neither."""
 
     turn_id: str
     kind: str  # COMPLAINT, PRAISE or NEUTRAL
     hint: str | None
     request: Words
-    reply: Words  # those that are not of the request
-    is_decision: bool = False  # it is known from a thumb or an edit alone, which a user may take back
+    reply: Words  # without the words of the request
+    is_decision: bool = False  # known only from a thumb or an edit, which a user may take back
 
 
 @dataclass(frozen=True)
 class NightSession:
-    """Session as one night saw it, with the turns that were judged that night."""
+    """Session as one night saw it, with the opinions on the turns that were judged that night."""
 
     night: int
     part: int
     session_id: str
     is_held_out: bool
     opinions: tuple[Opinion, ...]
-    unanswered: frozenset[str] = frozenset()  # turns that nobody reacted to or decided about
+    unanswered: frozenset[str] = frozenset()  # ids of turns that nobody reacted to or decided about
 
 
 @dataclass(frozen=True)
 class Change:
-    """Change of what users want, from a night on."""
+    """Change of what users want, which holds from one night on."""
 
-    since: int  # the night
-    hint: str | None  # the new wish; of a kind of replies that is wanted again, the wish that no longer holds
+    since: int  # number of that night
+    hint: str | None  # the new wish; if `is_back`, the wish that no longer holds
     reply: Words | None = None  # the kind of replies that users reject; None: the hint contradicts older ones
     is_back: bool = False  # users want this kind again
 
     def to_json(self) -> JSON:
-        """Return what night.json holds; `from_json` reads it."""
+        """Return the change as night.json stores it and `from_json` reads it."""
         return asdict(self) | {"reply": None if self.reply is None else sorted(self.reply)}
 
     @classmethod
@@ -69,7 +69,7 @@ class Change:
 
 
 class DatedOpinion(NamedTuple):
-    """Opinion, and the night and session that it is of."""
+    """Opinion with its night and session."""
 
     night: int
     opinion: Opinion
@@ -78,32 +78,32 @@ class DatedOpinion(NamedTuple):
 
 @dataclass(frozen=True)
 class OpinionIndex:
-    """Opinions of several nights, by the kind of their replies and by what their hints ask for."""
+    """Opinions of several nights, indexed by similar replies and by similar hints."""
 
     opinions: Sequence[DatedOpinion]
-    replies: SimilarTexts  # of `opinions`, with their places as labels
-    group_of: Mapping[str, str]  # hint -> the hint that stands for those like it
+    replies: SimilarTexts  # the replies of `opinions`; a label is the index of an opinion
+    group_of: Mapping[str, str]  # hint -> the hint that represents its group of similar hints
 
     def find_group(self, opinion: Opinion) -> str | None:
-        """Return the hint that stands for that of an opinion; None without one, and for one that is not compared."""
+        """Return the hint that represents an opinion's hint; None without a hint, or if its hint is not compared."""
         return self.group_of.get(opinion.hint or "")
 
     def select_alike(self, kind: Words) -> list[DatedOpinion]:
-        """Return the opinions on replies of a kind."""
+        """Return the opinions on replies that are similar to `kind`."""
         return [self.opinions[place] for place in sorted(map(int, self.replies.count_labels(kind)))]
 
 
 def find_turned(
     sessions: Sequence[NightSession], recent: Set[int] = frozenset(), known: Sequence[Change] = ()
 ) -> tuple[list[Change], set[tuple[int, str]]]:
-    """Return the changes of what users want, and the (night, turn) that no longer count.
+    """Return the changes of what users want, and the (night, turn id) of the opinions that no longer count.
 
-    `known`: the changes that earlier nights found. Those that still hold are returned, too. `recent`: nights from which
-    at least half of the complaints are drawn that are compared.
+    `known`: the changes that earlier nights found; those that still hold are returned, too. `recent`: nights that
+    supply at least half of the complaints that are compared, if they have enough.
     """
     opinions = [DatedOpinion(session.night, opinion, session) for session in sessions for opinion in session.opinions]
     oldest = min((night for night, *_ in opinions), default=0)
-    known = [change for change in known if change.since > oldest]  # of others, no opinion from before is left
+    known = [change for change in known if change.since > oldest]  # the others have no opinion from before them
     drawn = [opinion for _, opinion, _ in draw_complaints(opinions, recent)]
     hints = Counter([opinion.hint for opinion in drawn if opinion.hint])
     hints.update(change.hint for change in known if change.hint)
@@ -117,7 +117,7 @@ def find_turned(
 
 
 def draw_complaints(opinions: Iterable[DatedOpinion], recent: Set[int]) -> list[DatedOpinion]:
-    """Return at most _COMPARED complaints, by a hash of their turns: first from `recent` nights, up to half of them."""
+    """Return at most _COMPARED complaints, drawn by a hash of the turn ids; `recent` nights fill up to half first."""
     complaints = sorted((dated for dated in opinions if dated.opinion.kind == COMPLAINT),
                         key=lambda dated: stable_hash(dated.opinion.turn_id))  # fmt: skip
     first = [dated for dated in complaints if dated.night in recent][: _COMPARED // 2]
@@ -125,9 +125,9 @@ def draw_complaints(opinions: Iterable[DatedOpinion], recent: Set[int]) -> list[
 
 
 def find_contradicting(index: OpinionIndex, known: Sequence[Change]) -> list[Change]:
-    """Return the hints that turned around older ones, which they contradict in words.
+    """Return the known changes that still hold, and new ones, in which a hint contradicts older hints in its words.
 
-    An older hint stands for praise: both say what users wanted before.
+    In the test, an older hint counts as praise: both say what users wanted before.
     """
     claims = {group: find_claims(group) for group in set(index.group_of.values())}
     rivals = {group: {other for other in claims if contradicts(claims[other], claims[group])} for group in claims}
@@ -151,9 +151,9 @@ def find_contradicting(index: OpinionIndex, known: Sequence[Change]) -> list[Cha
 
 
 def find_rejected(index: OpinionIndex, kinds: Sequence[Words], known: Sequence[Change]) -> list[Change]:
-    """Return the kinds of replies that users reject, but praised before, or want again after they rejected them.
+    """Return the changes, known and new, of kinds of replies: users praised and now reject them, or want them again.
 
-    The most frequent hint since then stands for the new wish.
+    The most frequent hint since a change stands for the new wish.
     """
     held = {change.reply: change for change in known if change.reply is not None}
     looked_at = [*held, *(kind for kind in kinds if not any(is_similar(kind, other) for other in held))]
@@ -161,7 +161,7 @@ def find_rejected(index: OpinionIndex, kinds: Sequence[Words], known: Sequence[C
     for kind in looked_at:
         last = held.get(kind)
         alike = [dated for dated in index.select_alike(kind) if last is None or dated.night >= last.since]
-        is_back = last is not None and not last.is_back  # what they reject, they may want again
+        is_back = last is not None and not last.is_back  # users may want again what they rejected
         counts_as = {PRAISE: COMPLAINT, COMPLAINT: PRAISE} if is_back else {COMPLAINT: COMPLAINT, PRAISE: PRAISE}
         reacted = {(night, session.session_id): counts_as[opinion.kind] for night, opinion, session in alike
                    if opinion.kind in counts_as}  # fmt: skip
@@ -178,11 +178,11 @@ def find_rejected(index: OpinionIndex, kinds: Sequence[Words], known: Sequence[C
 def find_turn(opinions: Iterable[tuple[int, str]], kinds: int = 1) -> int | None:
     """Return the night from which on users complain more than before, by more than chance; None without such a night.
 
-    `opinions`: (night, COMPLAINT or PRAISE), one per session. `kinds`: how many kinds of opinions are tested. Each
-    night but the first is a possible start. There is more praise than complaints before it, and after it at least
-    FEWEST complaints and at most half as much praise. Fisher's exact test (one-sided) gives the probability that chance
-    puts so many of the complaints after a start. The start with the lowest one is returned, if that is at most LEVEL
-    over the number of starts and kinds (Bonferroni).
+    `opinions`: (night, COMPLAINT or PRAISE), one per session of a night. `kinds`: number of kinds of opinions that are
+    tested. Each night but the first is a possible start. Before the start there must be more praise than complaints;
+    from it on, at least FEWEST complaints and at most half as much praise. Fisher's exact test (one-sided) gives the
+    probability that by chance at least so many of the complaints come from the start on. Return the start with the
+    lowest probability, if this is at most LEVEL / (number of starts x kinds) (Bonferroni).
     """
     counts = Counter(opinions)
     nights = sorted({night for night, _ in counts})
@@ -200,7 +200,7 @@ def find_turn(opinions: Iterable[tuple[int, str]], kinds: int = 1) -> int | None
 
 
 def compute_chance_of_more(hits: int, drawn: int, marked: int, total: int) -> float:
-    """Return the probability of at least `hits` marked ones among those `drawn` from `total` (hypergeometric)."""
+    """Return P(at least `hits` of the `drawn` items are marked), with `marked` of `total` items (hypergeometric)."""
 
     def log_ways(count: int, chosen: int) -> float:
         return lgamma(count + 1) - lgamma(chosen + 1) - lgamma(count - chosen + 1)
@@ -210,7 +210,7 @@ def compute_chance_of_more(hits: int, drawn: int, marked: int, total: int) -> fl
 
 
 def list_contradicted(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
-    """Return the (night, turn) before a change that were corrected with hints that it contradicts."""
+    """Return the (night, turn id) before a change that were corrected with hints that the change contradicts."""
     claims = find_claims(str(change.hint))
     gone = {hint for hint, group in index.group_of.items() if contradicts(find_claims(group), claims)}
     return [(night, opinion.turn_id) for night, opinion, _ in index.opinions
@@ -218,10 +218,10 @@ def list_contradicted(index: OpinionIndex, change: Change) -> list[tuple[int, st
 
 
 def list_outdated(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
-    """Return the (night, turn) before a change of a kind of replies that no longer count.
+    """Return the (night, turn id) of opinions that no longer count, from before a change of a kind of replies.
 
-    They are such replies that users praised or accepted, the complaints that asked for what is rejected now, and those
-    about what users like now. Of a kind that users want again, they are the complaints about it.
+    They are replies of this kind that users praised or accepted, complaints that asked for what users now reject, and
+    complaints about what users now like. If users want the kind again, they are the complaints about it.
     """
     alike = index.select_alike(change.reply or frozenset())
     before = [dated for dated in alike if dated.night < change.since]
@@ -229,10 +229,10 @@ def list_outdated(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
         return [(night, opinion.turn_id) for night, opinion, _ in before if opinion.kind == COMPLAINT]
     accepted = [dated for dated in before if dated.opinion.kind != COMPLAINT]
     rejected = [opinion for night, opinion, _ in alike if night >= change.since and opinion.kind == COMPLAINT]
-    # What users asked for in the sessions with such replies, and no longer ask for.
+    # Hints of the sessions with accepted replies of this kind that no complaint since the change repeats.
     asked = {index.find_group(opinion) for _, _, session in accepted for opinion in session.opinions}
     asked -= {index.find_group(opinion) for opinion in rejected} | {None}
-    # What users made of other replies to the same requests.
+    # Opinions on all replies to similar requests.
     answered = {opinion.request for opinion in (*rejected, *(dated.opinion for dated in accepted))}
     requests = find_alike({opinion.request for _, opinion, _ in index.opinions}, answered)
     about = [dated for dated in index.opinions if dated.opinion.request in requests]
@@ -244,7 +244,7 @@ def list_outdated(index: OpinionIndex, change: Change) -> list[tuple[int, str]]:
 
 
 def find_kinds(replies: Sequence[Words]) -> list[Words]:
-    """Return a reply for each kind that is there _FEWEST_ALIKE times, the most frequent one of its kind."""
+    """Return the most frequent reply of each kind that occurs at least _FEWEST_ALIKE times."""
     kinds = dict[Words, int]()
     for reply, count in Counter(replies).most_common():
         kind = next((kind for kind in kinds if is_similar(reply, kind)), reply)
@@ -253,6 +253,6 @@ def find_kinds(replies: Sequence[Words]) -> list[Words]:
 
 
 def find_alike(texts: Set[Words], others: Set[Words]) -> set[Words]:
-    """Return those of `texts` that are like one of `others`."""
+    """Return those of `texts` that are similar to one of `others`."""
     index = SimilarTexts((other, "") for other in others)
     return {text for text in texts if index.count_labels(text)}

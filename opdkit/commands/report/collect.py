@@ -1,4 +1,4 @@
-"""Everything that the report says of a run: a pass over its turns, and one over the log-probs of its targets."""
+"""Content of the report, collected in one pass over a run's turns and one over the log-probs of its targets."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -24,12 +24,12 @@ from opdkit.store.run_stage import find_next_step
 from opdkit.store.stable_hash import stable_hash
 from opdkit.version import __version__
 
-# Share of the training signal that a reader should know of, if there are more than so many; and the remedy.
+# Kind -> (share, number, remedy): warn if one has more than `share` of the training signal and there are over `number`.
 DOMINANT = {"source": (0.5, 1, ""), "session": (0.1, 10, " (`opdkit train --max-turns-per-session` bounds it)")}
 
 
 class Collected(NamedTuple):
-    """Content of the page: the summary of the run, the turns of the list, the most important first, groups of hints."""
+    """Content of the page: summary of the run, turns of the list (most important first), hint groups and checks."""
 
     summary: JSON
     lines: list[TurnLine]
@@ -38,10 +38,10 @@ class Collected(NamedTuple):
 
 
 def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
-    """Fold over the finished parts, with one part, `rows` lines and each different hint in memory.
+    """Collect the content from the finished parts, with one part, `rows` lines and each different hint in memory.
 
-    The lines are those with the largest advantages, and a draw of the others, judged turns first. For reviewers, the
-    hints are those of the votes, and all groups of them are there.
+    Half of the lines at most are turns with the largest advantages. The others are drawn at random, judged turns first.
+    If `reviewing`, the hints are those of the votes, in up to 100 groups and not 20.
 
     Raises OpdkitError if there is nothing to report, or a part cannot be read.
     """
@@ -97,7 +97,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
 
 
 def describe_comparison(run: Path) -> JSON | None:
-    """Return the comparison of a run's trainings, without texts; None where none but its own was evaluated."""
+    """Return the comparison of a run's trainings, without replies; None if no named training was evaluated."""
     concluded = {path: found for path in (run, *list_trainings(run).values()) if (found := read_conclusion(path))}
     if len(concluded) < 2:
         alone = [f"{path.stem}: {found.sentence}" for path, found in concluded.items() if path != run]
@@ -111,7 +111,7 @@ def describe_comparison(run: Path) -> JSON | None:
 
 
 def find_dominant(shares: JSON) -> list[str]:
-    """Say if one source or one session has much of the training signal: a mistake, or poisoned feedback."""
+    """Return notices of a source or session with much of the training signal: a mistake, or poisoned feedback."""
     unit = "tokens" if shares["total"].get("tokens") else "turns"
     total, notices = shares["total"][unit], []
     counts = {"source": len(shares["sources"]), "session": shares["session_count"]}

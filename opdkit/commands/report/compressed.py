@@ -1,4 +1,4 @@
-"""Data of the page: JSON as gzip in the base64 that a browser unpacks, added until a size limit is reached."""
+"""Data of the page: gzipped JSON as base64, which the browser unpacks. Data is added until a size limit is reached."""
 
 import base64
 import zlib
@@ -6,14 +6,14 @@ from itertools import product
 
 from opdkit.config.fields import JSON
 
-_GZIP = 31  # zlib's window bits for a gzip header and trailer; without a time in it, equal data packs equally
-_BEFORE = 12  # messages before the reply that a turn shown whole has
-_CHARS, _REPLY_CHARS, _RAW_CHARS = 3_000, 12_000, 800  # of a message, of the reply, of a judge's answer
+_GZIP = 31  # zlib's window bits for gzip; the header has no time, so that equal data gives equal bytes
+_BEFORE = 12  # messages before the reply that a whole turn shows, at most
+_CHARS, _REPLY_CHARS, _RAW_CHARS = 3_000, 12_000, 800  # of a message, of the reply, of a judge's answer, at most
 _TOKENS = 1_500
 
 
 class Packed:
-    """Bytes of a JSON document, in at most `room` characters of base64."""
+    """JSON document under construction, gzipped, in at most `room` characters of base64."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -21,9 +21,9 @@ class Packed:
         self._out = bytearray()
 
     def add(self, data: bytes, share: float = 1.0) -> bool:
-        """Add data. Return False, and add nothing, if it does not fit into a share of the room."""
+        """Add data. Return False, and add nothing, if it does not fit into `share` of the room."""
         trial = self._zip.copy()
-        most = round(self._room * share) // 4 * 3 - 64  # bytes before base64; the end of the document takes the rest
+        most = round(self._room * share) // 4 * 3 - 64  # bytes before base64; 64 are left for the end
         if len(self._out) + len(trial.compress(data)) + len(trial.flush()) > most:
             return False
         self._out += self._zip.compress(data)
@@ -38,7 +38,7 @@ class Packed:
 def shorten_view(view: JSON) -> JSON:
     """Return a turn view with the messages nearest to the reply, long texts cut, and numbers rounded.
 
-    `cut` counts the characters, or tokens, that a message or a target lacks; `earlier` the messages before the first.
+    `cut`: number of characters cut from a message, or tokens cut from a target. `earlier`: number of messages left out.
     """
     index, verdict = view["message_index"], view["verdict"]
     first = max(0, index - _BEFORE)

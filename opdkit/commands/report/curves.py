@@ -1,4 +1,4 @@
-"""Training curves, and the scores before and after."""
+"""Training curves, and the scores before and after training."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from opdkit.store.reading import is_written, read_part
 from opdkit.store.tables import METRICS
 from opdkit.train.best_state import find_best
 
-BARS = 20  # of the drift, at most
-POINTS = 800  # more steps than this are averaged to so many points
+BARS = 20  # of the histogram of the drift, at most
+POINTS = 800  # of a curve, at most; more steps are averaged
 _REPLIES, _REPLY_CHARS = 40, 500
 _NO_CURVES = ("turn_ids", "step", "epoch")
 
@@ -41,7 +41,7 @@ def read_training(run: Path) -> JSON | None:
 
 
 def read_evaluation(run: Path) -> JSON:
-    """Return the scores, and pairs of greedy replies; those in which only one of the two is right come first."""
+    """Return the scores, and pairs of greedy replies; pairs in which only one of the two is right come first."""
     pairs: dict[str, JSON] = {}
     rows = read_part(run, "replies", 0)
     for row in rows:
@@ -58,7 +58,7 @@ def read_evaluation(run: Path) -> JSON:
 
 
 def describe_drift(replies: list[JSON]) -> JSON | None:
-    """Return the distribution of the drift over replies of the model before, and the largest, with the new replies."""
+    """Return the drift over replies of the model before: histogram, quantiles, and the 3 largest with both replies."""
     rows = [row for row in replies if row["kl"] is not None]
     if not rows:
         return None

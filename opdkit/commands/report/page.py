@@ -1,7 +1,7 @@
-"""HTML of the page: our own files and the charting library, and the run's data as inert base64.
+"""HTML of the page: opdkit's own files, the charting library, and the run's data as inert base64.
 
-Nothing that a log says is ever part of the markup. The policy in the page's head lets the browser run these very
-scripts and no other, load nothing, and turn no text into markup (Trusted Types).
+No text of a log is ever part of the markup. The content security policy in the page's head lets the browser run only
+these scripts, load nothing, and turn no text into markup (Trusted Types).
 """
 
 import base64
@@ -35,10 +35,9 @@ def make_page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: 
          redacted: bool = False) -> str:  # fmt: skip
     """Return the report of a run as HTML of at most `max_mb` megabytes.
 
-    It lists `rows` turns, with texts as long as fit, and shows up to `turns` of them whole; if `redacted`, without any
-    text of users, and none of them whole. With `review` ({"token", "reviewer"}) it is the page of `opdkit review`: it
-    lists all turns, whatever the limits, fetches any of them from the server that it came from, and sends decisions
-    there.
+    It lists up to `rows` turns, with texts as long as fit, and shows up to `turns` of them whole. If `redacted`, it has
+    no text of users, and shows no turn whole. With `review` ({"token", "reviewer"}) it is the page of `opdkit review`:
+    it lists all turns regardless of these limits, fetches whole turns from its server, and sends decisions there.
 
     Raises OpdkitError if the run holds nothing to report, or `max_mb` is too little for the page without a turn.
     """
@@ -63,7 +62,7 @@ def make_page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: 
 def _pack_list(collected: Collected, room: int, share: float, *, reviewing: bool, redacted: bool) -> Packed | None:
     """Pack `{"summary": ..., "rows": ..., "views": [` into `share` of the room; None if not even the summary fits.
 
-    Texts are cut as little as possible, then turns are left out.
+    Texts are cut as little as possible; turns are left out only if even a list without texts does not fit.
     """
     packed, lines, names = Packed(room), collected.lines, Names()
     content = redact_summary(collected.summary, names) if redacted else collected.summary
@@ -81,7 +80,7 @@ def _pack_list(collected: Collected, room: int, share: float, *, reviewing: bool
 
 
 def _fill_shell(reviewing: bool) -> Template:
-    """Return the page with everything but `$data` in its place."""
+    """Return the page as a template in which only `$data` is left to fill in."""
     policy, html = ["default-src 'none'"], (_FOLDER / "page/index.html").read_text(encoding="utf-8").strip()
     for tag, names in (("script", SCRIPTS), ("style", STYLES)):
         texts = [(_FOLDER / name).read_text(encoding="utf-8").strip() for name in names]

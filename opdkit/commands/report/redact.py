@@ -1,7 +1,7 @@
-"""Report without the texts of users: numbers stay, names become numbers, and of words only opdkit's own are left.
+"""Report without the texts of users: numbers stay, names become numbers, and only opdkit's own words are left.
 
-A text is left out unless it is known, so that a new field of the report does not show one by accident. No turn is shown
-whole: whoever has the model could guess a reply from the log-probs of its tokens.
+Any text that is not known to be opdkit's own is left out, so that a new field of the report cannot show users' text by
+accident. No turn is shown whole: with the model, a reader could guess a reply from the log-probs of its tokens.
 """
 
 import re
@@ -15,7 +15,7 @@ from opdkit.config.fields import JSON, fields_of
 from opdkit.evaluate.scores import METRICS
 from opdkit.store.turn_ids import logged_session_id, session_of
 
-_ORDINAL = re.compile(r"(?::\d+(?:/rollout-\d+)?)+")  # what follows the name of a log's session in a turn's id
+_ORDINAL = re.compile(r"(?::\d+(?:/rollout-\d+)?)+")  # the rest of a turn id after the id of the logged session
 _NUMBERED = ("source", "session", "domain")
 _KEPT = ("opdkit", "sentence", "watch", "training")  # opdkit's own sentences and numbers
 _EMPTIED: JSON = {"run": "", "next": [], "replies": [], "examples": [], "moved": [], "largest": [], "models": []}
@@ -25,12 +25,12 @@ _NAMED = "The trainings of this run have names, which are left out here: redact 
 
 @dataclass
 class Names:
-    """Numbers in place of names, in the order in which they are first asked for: "source 1"."""
+    """Numbers that replace names, in order of first use: "source 1"."""
 
     _numbers: dict[str, dict[str, int]] = field(default_factory=dict)  # kind -> name -> number
 
     def number(self, kind: str, name: str) -> str:
-        """Return "KIND N", the same for the same name."""
+        """Return "KIND N"; the same name always gets the same number."""
         known = self._numbers.setdefault(kind, {})
         return f"{kind} {known.setdefault(name, len(known) + 1)}"
 
@@ -43,7 +43,7 @@ class Names:
 
 @cache
 def list_own_words() -> frozenset[str]:
-    """Return the words under which opdkit counts, and the names and choices of its options: they name no content."""
+    """Return opdkit's own words: names of commands, options, choices and metrics, and the labels of its counters."""
     fields = [field for command in COMMANDS.values() for field in fields_of(command.config)]
     options = {word for field in fields for word in (field.name, *field.choices)}
     counted = Path(__file__).with_name("own_words.txt").read_text(encoding="utf-8").splitlines()
@@ -52,7 +52,7 @@ def list_own_words() -> frozenset[str]:
 
 
 def redact_label(label: str) -> str:
-    """Return a word of opdkit's own, with or without a detail that is one, too; for any other text "not shown"."""
+    """Return a label such as "word: detail", with "not shown" in place of each part that is not opdkit's own word."""
     head, colon, detail = label.partition(": ")
     if colon and label not in list_own_words():
         return f"{redact_label(head)}: {redact_label(detail)}"
@@ -60,7 +60,7 @@ def redact_label(label: str) -> str:
 
 
 def redact(value: Any, names: Names, key: str = "") -> Any:
-    """Return a JSON value that is found under `key` without any text that is not opdkit's own."""
+    """Return the JSON value under `key`, without any text that is not opdkit's own."""
     if key in _KEPT:
         return value
     if key in _EMPTIED:
@@ -78,7 +78,7 @@ def redact(value: Any, names: Names, key: str = "") -> Any:
 
 
 def redact_summary(summary: JSON, names: Names) -> JSON:
-    """Return the summary of the page without a text, a path or a name of the run, its logs and its prompts."""
+    """Return the summary of the page without texts, paths and names of the run, its logs and its prompts."""
     number = len(summary["notices"])
     notices = [f"{number} of the report's notices may quote names and are left out here"] if number else []
     comparison = {"sentence": _NAMED, "tables": []} if summary["comparison"] else None
@@ -86,7 +86,7 @@ def redact_summary(summary: JSON, names: Names) -> JSON:
 
 
 def redact_columns(table: JSON, names: Names) -> JSON:
-    """Return the list of turns, its texts cut to nothing, with numbers in place of ids and sources."""
+    """Return the list of turns, whose texts are empty already, with numbers in place of ids and sources."""
     reviews = JSON()
     for turn_id, review in table["reviews"].items():
         decided = {name: review[name] for name in ("reward", "hint") if name in review}

@@ -34,7 +34,7 @@ def list_progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
 
 
 def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:
-    """Say what a reader should know first: what failed, what is not finished, what lost most of its input."""
+    """Return notices of what a reader should know first: stages that failed, are not finished or lost most input."""
     lines = [f"{f['stage']} --shard {f['shard']} failed {f['time']}: {f['error']}" for f in read_failures(run)]
     for stage, summary in finished.items():
         if upstream := find_upstream_change(run, stage):
@@ -51,12 +51,11 @@ def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:
 
 
 def build_funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: int) -> list[JSON]:
-    """Return the levels from log lines to trained tokens, each with the reasons for which rows of the last are gone.
+    """Return the levels from log lines to trained tokens, each with the rows lost since the level before, by reason.
 
-    `seen` counts turns by what the tables say of them; `tokens` are the sampled ones of all targets. Of the stages, all
-    but extract may be missing.
+    `seen`: see `TurnCounts`. `tokens`: number of sampled tokens of all targets. Every stage but extract may be missing.
     """
-    # A stage may be gone: then nobody knows what the next one has not seen.
+    # If a stage is gone, the number of its rows that the next one has not seen is unknown, and counts as 0.
     judged, scored = (finished[name].counters.rows_out if name in finished else 0 for name in ("judge", "teacher"))
     counters, is_rollout = finished["extract"].counters, find_command(run, "extract") == "rollout"
     levels = [
@@ -100,15 +99,15 @@ def _make(stage: str, name: str, unit: str, count: int, lost: Counter[str] | Non
 
 
 def _count_unseen(run: Path, summary: Summary, count: int) -> Counter[str]:
-    """Count the rows of the stage before that this one has not seen, under their reason."""
+    """Return reason -> `count`: rows of the stage before that this stage has not seen."""
     limited = manifest(run, summary.stage)["plan"]["config"].get("limit")
     return Counter({"beyond --limit" if limited else "in parts that are not done": max(0, count)})
 
 
 def list_configurations(run: Path, finished: dict[str, Summary]) -> list[JSON]:
-    """Return the options of each stage, as its manifest has them, and which of them are not the default.
+    """Return the options of each stage, as its manifest has them, and which of them differ from the default.
 
-    `--shard 0/1` is what the default comes to in a single process.
+    `--shard 0/1` counts as the default, which becomes that in a single process.
     """
     entries = []
     for stage in finished:

@@ -26,14 +26,14 @@ _EXAMPLES = 20  # dropped hints that are shown
 
 @dataclass
 class Largest(Generic[T]):
-    """Those `most` items of all added ones that have the largest keys, in O(most) memory."""
+    """Collection that keeps the `most` added items with the largest keys, in O(most) memory."""
 
     most: int
     _added: int = 0
     _heap: list[tuple[Any, int, T]] = field(default_factory=list)
 
     def add(self, item: T, key: Any) -> None:
-        """Add an item. Of equal keys, the first added counts as the largest."""
+        """Add an item. Among items with equal keys, the first added counts as the largest."""
         self._added += 1
         heapq.heappush(self._heap, (key, -self._added, item))
         if len(self._heap) > self.most:
@@ -45,10 +45,10 @@ class Largest(Generic[T]):
 
 
 class TurnCounts(Counter[str]):
-    """Numbers of turns by how far they came."""
+    """Counts of turns: all, trainable, reviewed, waiting for a verdict, with a reward, with a hint."""
 
     def add(self, turn: RunTurn) -> None:
-        """Count a turn, and what its decided verdict holds."""
+        """Count a turn; reward and hint are those of the verdict with the decision in force."""
         is_trainable, decided = turn.turn["trainable"], turn.decided
         self.update(turns=1, trainable=int(is_trainable), reviewed=int(turn.review is not None),
                     waiting=int(is_trainable and turn.verdict is None))  # fmt: skip
@@ -57,12 +57,12 @@ class TurnCounts(Counter[str]):
 
 
 class Verdicts:
-    """Votes, the rewards that they agreed on, and hints: their lengths, the commonest, and why turns have none."""
+    """Counts of votes, of rewards, and of hints: their lengths, the commonest groups, and why turns have no hint."""
 
     WIDTH, LAST = 20, 31  # characters per bar of the lengths; the last bar holds all longer hints
 
     def __init__(self, topics: Topics | None = None, *, voted: bool = False) -> None:
-        """Begin with no turn. With `voted` hints are those of the votes, whatever people decided."""
+        """Begin with no turn. If `voted`, hints are those of the votes, without the decisions of people."""
         self.groups, self._voted = HintGroups(topics), voted
         self._votes = {"reward": Counter[str](), "hint": Counter[str]()}
         self._rewards, self._statuses, self._errors = Counter[str](), Counter[str](), Counter[str]()
@@ -70,7 +70,7 @@ class Verdicts:
         self._lengths = Counter[int]()
 
     def add(self, turn: RunTurn) -> None:
-        """Count votes and reward as the judge gave them, and the hint as the decision in force leaves it."""
+        """Count votes and reward as the judge gave them, and the hint after the decision in force, unless `voted`."""
         verdict, decided = turn.verdict, turn.decided
         if verdict is None or decided is None:
             return
@@ -106,9 +106,9 @@ class Verdicts:
         }
 
     def summarize_hints(self, rejected: Counter[str], most: int) -> JSON:
-        """Return the counts of hints. `rejected` are the judge's counts of candidates that failed the filter.
+        """Return the counts of hints, and at most `most` groups of hints that ask for similar things.
 
-        At most `most` groups of hints that ask for like things are in it.
+        `rejected`: the judge's counts of candidates that failed the filter, by reason.
         """
         return {
             "count": self._lengths.total(),
@@ -121,7 +121,7 @@ class Verdicts:
 
 
 class Advantages:
-    """Advantages of the teacher, token by token, and the tokens under each reward."""
+    """Distribution of the teacher's advantages over tokens, and the number of tokens under each reward."""
 
     BAR, SHOWN, NEAR_ZERO = 0.25, 5.0, 0.01  # nats; the outermost bars hold all tokens beyond SHOWN
 
@@ -159,9 +159,9 @@ class Advantages:
 
 
 def count_moved_tokens(run: Path, finished: Mapping[str, Summary]) -> list[JSON]:
-    """Return the tokens that the hinted teacher finds clearly less likely, what it would say instead, and how often.
+    """Return the tokens that the hinted teacher finds clearly less likely, each with its preferred token and a count.
 
-    Of the stored likeliest tokens at a position; the commonest pairs of tokens come first.
+    The preferred token is the likeliest of those stored at the position. The commonest pairs come first, 12 at most.
     """
     pairs, tokens = Counter[tuple[int, int]](), ["response_ids", "response_mask", "old_logprobs", "teacher_logprobs"]
     for part in range(finished["teacher"].parts if "teacher" in finished else 0):
@@ -208,9 +208,9 @@ class RewardsByLength:
 
 
 def read_hint_checks(run: Path, finished: Mapping[str, Summary]) -> tuple[JSON | None, dict[str, str]]:
-    """Return what `--check-hints` found: hints by status, and examples of those that were dropped; None without it.
+    """Return what `--check-hints` found: hints by status, with examples of dropped ones; None without it.
 
-    Beside it the status of each turn's hint; none where several hints of a turn were tested.
+    The second value is turn id -> status of its hint. It is {} if several hints of any turn were tested.
     """
     if "teacher" not in finished or not (statuses := finished["teacher"].counters.labels(HINTS_CHECKED)):
         return None, {}
@@ -225,9 +225,9 @@ def read_hint_checks(run: Path, finished: Mapping[str, Summary]) -> tuple[JSON |
 
 
 class Shares:
-    """Counts of each source and of each session, so that one that dominates is noticed.
+    """Counts per source and per session, so that a dominant one is noticed.
 
-    The turns of a session come one after the other, so only the largest sessions take memory.
+    The turns of a session come one after the other, so only the largest sessions are kept in memory.
     """
 
     MOST = 20  # sources and sessions that are shown
@@ -275,5 +275,5 @@ class Shares:
 
 
 def _rank_stages(counts: Counter[str]) -> tuple[int, ...]:
-    """Return the sort key of a source or session: the furthest stage that has anything to count comes first."""
+    """Return the sort key of a source or session: its counts, that of the furthest stage first."""
     return counts["tokens"], counts["judged"], counts["turns"]

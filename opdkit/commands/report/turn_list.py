@@ -15,9 +15,9 @@ from opdkit.store.stable_hash import stable_hash
 
 
 def order_typical(lines: Sequence[TurnLine], groups: Mapping[str, int]) -> list[TurnLine]:
-    """Return the turns with a hint's advantages, one per group of hints in turn, beginning with the largest group.
+    """Return the turns with advantages, one from each group of hints, then the next of each, the largest group first.
 
-    In a group, the replies with reward -1 come first, by how near their summed |advantages| are to the median of these.
+    In a group: reward -1 first, then by distance of the summed |advantages| from the median of those with reward -1.
     """
     members = defaultdict[int, list[tuple[TurnLine, float]]](list)
     for line in lines:
@@ -31,9 +31,9 @@ def order_typical(lines: Sequence[TurnLine], groups: Mapping[str, int]) -> list[
 
 
 def choose_whole(lines: Sequence[TurnLine], most: int, groups: Mapping[str, int]) -> list[str]:
-    """Choose the turns to show token by token: in turn a typical one, a large advantage, and one of another kind.
+    """Choose the turns to show token by token, alternating between a typical one, a large advantage and another kind.
 
-    The kinds alternate as well, those that came furthest first, so that a common kind does not crowd out a rare one.
+    The kinds alternate as well, those of the furthest state first, so that a common kind does not crowd out a rare one.
     """
     typical = order_typical(lines, groups)
     strongest = sorted(typical, key=lambda line: (-(line.strength or 0.0), line.number))
@@ -50,12 +50,12 @@ def choose_whole(lines: Sequence[TurnLine], most: int, groups: Mapping[str, int]
 def make_columns(
     lines: Sequence[TurnLine], chars: int, groups: Mapping[str, int], checks: Mapping[str, str], *, reviewing: bool
 ) -> JSON:
-    """Return the list in the order of the log, column by column: that packs far better than row by row.
+    """Return the list in the order of the log, column by column, which compresses far better than row by row.
 
-    Texts are cut to `chars` characters. `groups`: hint -> number of its group, one group after the other; `checks`:
-    turn id -> status of its tested hint. "asks" is the group of a turn's hint, for reviewers of the one that was voted
-    for, and "says" the place of its wording in that group, from 1. Reviewers also get the place of each judged turn in
-    the order of the draw.
+    Texts are cut to `chars` characters. `groups`: hint -> number of its group, sorted by group; `checks`: turn id ->
+    status of its tested hint. "asks" is the group of a turn's hint (for reviewers, of the hint of the votes), and
+    "says" the position of its wording in that group, from 1. For reviewers, "drawn" is the position of each judged turn
+    in the order of the draw.
     """
     ordered = sorted(lines, key=lambda line: line.number)
     table: JSON = {"id": [line.turn_id for line in ordered]}
@@ -69,7 +69,7 @@ def make_columns(
         table[name] = [getattr(line, name) for line in ordered]
     hints = [line.hint if line.review is None else line.review.get("hint", line.hint) for line in ordered]
     table["hinted"] = [int(line.hint is not None) for line in ordered]
-    table["hint_length"] = [None if hint is None else len(hint) for hint in hints]  # as the decision in force leaves it
+    table["hint_length"] = [None if hint is None else len(hint) for hint in hints]  # of the decision in force
     typical = {line.turn_id: place for place, line in enumerate(order_typical(lines, groups))}
     table["typical"] = [typical.get(line.turn_id) for line in ordered]
     grouped = [line.hint for line in ordered] if reviewing else hints

@@ -1,4 +1,4 @@
-"""Decisions of the reviewers' page, as JSON. Knows nothing of HTTP."""
+"""Decisions of the reviewers' page, as JSON. This module knows nothing of HTTP."""
 
 import threading
 from dataclasses import replace
@@ -18,9 +18,9 @@ _GROUP_FIELDS = ("group", "action", "hint", "seen")
 
 
 class Api:
-    """Decisions on one run, and those of one reviewer that are added. Used by several threads at once.
+    """Decisions on one run; new ones are added in the name of one reviewer. Safe for several threads at once.
 
-    Decisions are numbered. A page says the last number that it has `seen`, and gets what was decided since.
+    Decisions are numbered. A page sends the last number that it has `seen`, and gets the decisions since.
     """
 
     def __init__(self, run: Path, reviewer: str) -> None:
@@ -34,7 +34,7 @@ class Api:
     def decisions(self, seen: int = -1) -> JSON:
         """Return {"last": number of the last decision, "reviews": {turn_id: the decision in force, or null}}.
 
-        The turns are those decided on after `seen`; null where the decision was withdrawn.
+        The turns are those decided on after `seen`; null if the decision was withdrawn.
         """
         with self._lock:
             in_force, every = self._log.in_force(), self._log.all_reviews()
@@ -43,10 +43,10 @@ class Api:
             return {"last": every[-1].ordinal if every else -1, "reviews": found}
 
     def decide(self, document: object) -> JSON:
-        """Add a decision on a turn, or on all turns of a group of hints. Return `decisions` since it was `seen`.
+        """Add a decision on a turn, or on all turns of a group of hints. Return `decisions(seen)`.
 
-        Raises OpdkitError, and writes nothing, if the document is not a decision, or its turn is not judged;
-        ConflictError if a turn was decided on after `seen`, which is -1 if it is absent.
+        `seen` is a field of the document, -1 by default. Raises OpdkitError, and writes nothing, if the document is not
+        a decision or a turn has no verdict; ConflictError if a turn was decided on after `seen`.
         """
         if not isinstance(document, dict):
             raise OpdkitError("a decision is a JSON object")
@@ -71,8 +71,8 @@ class Api:
     def _parse_group(self, document: JSON) -> list[Review]:
         """Read {"group": wording, "action": "keep", "set" with a "hint", or "strike"} as decisions on all its turns.
 
-        "keep" decides for the hints as the judge gave them, null strikes them, and "strike" withdraws decisions on
-        them. What was decided of a reward stays. Raises OpdkitError for anything else.
+        "keep" decides for the hints as the judge gave them, "set" for "hint" (null: no hint), and "strike" withdraws
+        the decisions on hints. Decisions on rewards stay. Raises OpdkitError for anything else.
         """
         action, hint = document.get("action"), document.get("hint")
         if action not in ("keep", "set", "strike") or (action == "set") != ("hint" in document):
@@ -104,7 +104,7 @@ def parse_decision(document: JSON) -> Review:
 
 
 def read_votes(run: Path, turn_ids: list[str]) -> dict[str, tuple[int | None, str | None]]:
-    """Return turn_id -> reward and hint of the votes, for those of the turns that are judged."""
+    """Return turn_id -> (reward, hint) of the votes, for those of the turns that are judged."""
     wanted, voted = set(turn_ids), dict[str, tuple[int | None, str | None]]()
     for part in sorted(set(find_parts(run, turn_ids).values())):
         if part_path(run, "verdicts", part).exists():

@@ -1,10 +1,10 @@
 """Reviewers' page over HTTP, for one person on this machine and nobody else.
 
-The server listens on 127.0.0.1 and answers requests that carry the random token of the printed address. A page of
-another origin can make a browser send requests here, and a name server can point its own name here: so a request with
-a foreign Origin or Host is refused even with the token. The Host may name any port of loopback, as that of a tunnel
-does. A change is a POST of JSON, which no link, image or form can send. People who may read the run directory need no
-server, and are not kept out.
+The server listens on 127.0.0.1 and answers only requests that carry the random token of the printed address. A page of
+another origin can make a browser send requests here, and an attacker's DNS name can resolve to this address. So a
+request with a foreign Origin or Host is refused even with the token. The Host may name any port of loopback, because an
+SSH tunnel may use another port. A change is a POST of JSON, which no link, image or form can send. The server does not
+protect the run directory from people who may read its files.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def run(config: ReviewConfig) -> None:
     finally:
         server.shutdown()
         serving.join()
-        server.server_close()  # waits for the answers under way: no decision is cut short
+        server.server_close()  # waits for running requests, so that no decision is cut short
         for name, handler in before.items():
             signal.signal(name, handler)
     decided = len(reviews.read_reviews_in_force(config.run))
@@ -91,13 +91,13 @@ class ReviewServer(ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_port}/?token={self.token}"
 
     def page(self) -> bytes:
-        """Return the page, made once until a stage writes or somebody decides: its figures count decisions, too."""
-        from opdkit.commands.report.page import make_page  # imported here: it brings most of what there is to import
+        """Return the page, cached until a stage writes or somebody decides, as its figures count decisions, too."""
+        from opdkit.commands.report.page import make_page  # imported here: it imports most of opdkit
 
         run, written = self.api.run, list[tuple[str, int, int]]()
         for folder, pattern in ((run, "*/*"), (reviews.reviews_dir(run), "*")):
             for name in glob.glob(pattern, root_dir=folder, include_hidden=True):  # noqa: PTH207 -- that of Path raises
-                with contextlib.suppress(FileNotFoundError):  # a stage has just removed it, or a link leads nowhere
+                with contextlib.suppress(FileNotFoundError):  # a stage just removed the file, or a link is broken
                     status = (folder / name).stat()
                     written.append((str(folder / name), status.st_size, status.st_mtime_ns))
         written.sort()
@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log nothing: a log of addresses would be a log of tokens."""
+        """Log nothing, because the address of a request may hold the token."""
 
     def do_GET(self) -> None:
         """Answer a request, GET or POST."""
@@ -178,14 +178,14 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusedError(HTTPStatus.FORBIDDEN, "foreign Origin")
         token = self.headers.get("X-Opdkit-Token", "")
         if not token:
-            with contextlib.suppress(ValueError):  # of too many parameters
+            with contextlib.suppress(ValueError):  # raised for too many parameters
                 token = parse_qs(urlsplit(self.path).query, max_num_fields=10).get("token", [""])[0]
         if not hmac.compare_digest(token.encode(errors="surrogateescape"), self.server.token.encode()):
             raise RefusedError(HTTPStatus.FORBIDDEN, "no token, or not that of this server: use the address it printed")
 
     def _read_decision(self) -> object:
         """Read the body of a POST. Raises RefusedError unless it is JSON of a bounded size."""
-        if self.headers.get_content_type() != "application/json":  # which a form of another page cannot send
+        if self.headers.get_content_type() != "application/json":  # a form of another page cannot send this type
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a decision is sent as application/json")
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()):

@@ -2,16 +2,16 @@
 
 The columns before `reward` show the turn; they may be cut, sorted, filtered or removed. The columns to fill in:
 
-    reward   the decided reward: -1, 0 or 1; "none": no reward; empty: that of the votes stays
-    hint     the decided hint; "none": no hint; empty: that of the votes stays
+    reward   the decided reward: -1, 0 or 1; "none": no reward; empty: the reward of the votes stays
+    hint     the decided hint; "none": no hint; empty: the hint of the votes stays
     note     anything
     action   "accept": the verdict of the votes is right; "strike": withdraw the decision; empty otherwise
 
-`decision` is the number of the decision that was in force when the file was written. So a row that nobody has touched
-changes nothing, whatever others have decided since, and a row whose decision has been emptied withdraws it.
+`decision` is the number of the decision that was in force when the file was written. So an untouched row changes
+nothing, even if others have decided since, and a row whose columns to fill in were emptied withdraws its decision.
 
-Text that a spreadsheet would take for a formula or a time is written behind an apostrophe, as is text that begins with
-one; reading removes it.
+An apostrophe is written before text that a spreadsheet would take for a formula or a time, and before text that begins
+with an apostrophe; reading removes it.
 """
 
 import csv
@@ -37,7 +37,7 @@ NEEDED = ("turn_id", *FILLED_IN, "decision")
 _NONE = "none"
 _CELL = 2000  # characters of a conversation that a cell shows; what is decided is never cut
 _BAD_ROWS_SHOWN = 10
-_WHOLE = re.compile(r"[.,]0*\Z")  # end of a number that is written 1.0 or 1,0, which `_parse_reward` reads, too
+_WHOLE = re.compile(r"[.,]0*\Z")  # end of a number written as 1.0 or 1,0; `_parse_reward` reads these, too
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Imported:
 
     changed: int  # decisions that were added, since they differ from those in force
     struck: int  # of these, the ones that withdraw a decision
-    same: int  # rows whose decision nobody has touched, or that is in force already
+    same: int  # rows with an untouched decision, or with one that is in force already
     untouched: int  # rows without a decision
     left_out: int  # rows with a decision on a turn that the run does not have
 
@@ -79,12 +79,12 @@ def write_csv(run: Path, path: Path) -> int:
 
 
 def _format_decision(review: Review | None) -> tuple[str, ...]:
-    """Return the columns to fill in, as they stand, and the number of the decision."""
+    """Return the cells of FILLED_IN for the decision in force, and its number; empty cells without a decision."""
     if review is None:
         return ("",) * (len(FILLED_IN) + 1)
     reward = "" if not review.reward_decided else _NONE if review.reward is None else str(review.reward)
     hint = "" if not review.hint_decided else _NONE if review.hint is None else review.hint
-    # A space tells a hint of the one word "none" from no hint.
+    # A space before "none" tells a hint of this one word from no hint.
     hint = f" {hint}" if review.hint is not None and hint.strip().casefold() == _NONE else hint
     return reward, hint, review.note or "", "" if reward or hint else "accept", str(review.ordinal)
 
@@ -92,8 +92,8 @@ def _format_decision(review: Review | None) -> tuple[str, ...]:
 def read_csv(run: Path, path: Path) -> Imported:
     """Add the decisions of a file that differ from those in force: all of them, or none if a row is wrong.
 
-    Rows on turns that the run does not have are left out, with a warning if they decide something: the file may be of
-    a run that this one was made from. Raises OpdkitError naming the wrong rows by their line, and if no turn is there.
+    Rows on turns that the run does not have are left out, with a warning if they hold a decision: the file may be of
+    a run that this one was made from. Raises OpdkitError for wrong rows, by line, and if no turn is in the run.
     """
     by_number = {(review.turn_id, str(review.ordinal)): review for review in ReviewLog(run).all_reviews()}
     in_force, rows = read_reviews_in_force(run), dict(_rows(path))
@@ -134,7 +134,7 @@ def read_csv(run: Path, path: Path) -> Imported:
              f"{lines[unknown[0]]}: {printable(unknown[0])}")  # fmt: skip
         added = [review for review in added if review.turn_id in voted]
     for n, review in enumerate(added):
-        vote = _WHOLE.sub("", unescape(rows[lines[review.turn_id]]["voted_reward"]).strip())  # of another judge, maybe
+        vote = _WHOLE.sub("", unescape(rows[lines[review.turn_id]]["voted_reward"]).strip())  # perhaps of another judge
         vote_now, before = voted[review.turn_id][0], in_force.get(review.turn_id)
         added[n] = replace(review, voted_reward=int(vote) if vote in ("-1", "0", "1", "+1") else vote_now,
                            chosen=before.chosen if before and before.chosen != GROUP else None)  # fmt: skip
@@ -145,13 +145,13 @@ def read_csv(run: Path, path: Path) -> Imported:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (line, row) for each row that is not empty. Raises OpdkitError for columns that do not belong here."""
+    """Yield (line, row) for each row that is not empty. Raises OpdkitError for missing, unknown or repeated columns."""
     rows = read_csv_rows(path, read_utf8(path), strict=True)
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     if missing := [
         name for name in NEEDED if name not in names
-    ]:  # an empty column and one that was removed do not mean the same
+    ]:  # an empty column withdraws decisions; a removed column must not
         raise OpdkitError(f"{path} has no column {missing[0]}; a file needs: {', '.join(NEEDED)}")
     for name in names:
         if name not in COLUMNS and name:
@@ -167,7 +167,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review | None:
-    """Return the decision of a row; None if it decides nothing. Raises OpdkitError."""
+    """Return the decision of a row; None if it decides nothing. Raises OpdkitError for a wrong cell."""
     cells = {name: unescape(row[name]).replace("\r\n", "\n").strip() for name in FILLED_IN}
     reward, hint, note, action = cells["reward"], cells["hint"], cells["note"], cells["action"].casefold()
     if action not in ("", "accept", "strike"):
@@ -178,7 +178,7 @@ def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review 
         return None if before is None else Review(turn_id, action="strike")
     if action == "strike":
         return Review(turn_id, action="strike", note=note or None)
-    no_hint = unescape(row["hint"]).rstrip().casefold() == _NONE  # a space before it: a hint of that word
+    no_hint = unescape(row["hint"]).rstrip().casefold() == _NONE  # a space before the word: it is a hint
     review = Review(turn_id, reward_decided=bool(reward), reward=_parse_reward(reward), hint_decided=bool(hint),
                     hint=None if no_hint else hint or None, note=note or None)  # fmt: skip
     if (error := reviews.find_problem(review)) is not None:
@@ -199,9 +199,9 @@ def _parse_reward(text: str) -> int | None:
 
 
 def _is_same(review: Review, other: Review | None) -> bool:
-    """Return True if two decisions have the same effect; withdrawing a decision that is not there has none.
+    """Return True if two decisions have the same effect. A withdrawal has the same effect as no decision (None).
 
-    A spreadsheet may end lines in its own way, so line ends and outer spaces do not count.
+    Line ends and outer spaces are ignored, because spreadsheets may change line ends.
     """
     if other is None or review.action == "strike":
         return other is None and review.action == "strike"

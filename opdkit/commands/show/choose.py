@@ -1,4 +1,4 @@
-"""Choice of the turns: filters first, then the worst, the best, a draw, or the first of the run."""
+"""Choice of the turns to show: filters first, then the worst, the best, a random draw, or the first of the run."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from opdkit.config.show import ShowConfig
 from opdkit.errors import ConfigError
 from opdkit.store.stable_hash import stable_hash
 
-_PATIENCE = 2.0  # seconds per turn
+_PATIENCE = 2.0  # seconds per text that --grep searches
 
 
 @dataclass
 class Chosen:
-    """Turns that are shown, and counts of those that there were to choose from."""
+    """Turns to show, and counts of the turns that they were chosen from."""
 
     lines: list[TurnLine] = field(default_factory=list)
     passed: int = 0  # turns that pass the filters
@@ -26,10 +26,10 @@ class Chosen:
 
 
 def choose_turns(config: ShowConfig) -> Chosen:
-    """Choose the turns to show. The verdict of a line is the one that the decision in force leaves.
+    """Choose the turns to show. The verdict of a line has the decision in force applied.
 
-    `--worst` and `--best` go by the sum of the advantages over the logged reply's sampled tokens; turns without the
-    teacher's log-probs have none. Raises ConfigError for a bad pattern.
+    `--worst` and `--best` rank by the sum of the advantages over the logged reply's sampled tokens, and leave out turns
+    without the teacher's log-probs. Raises ConfigError for a bad pattern.
     """
     try:
         pattern = None if config.grep is None else regex.compile(config.grep)
@@ -57,12 +57,12 @@ def choose_turns(config: ShowConfig) -> Chosen:
 
 
 def _rank(config: ShowConfig, line: TurnLine) -> float | None:
-    """Return the rank of a turn, the largest of which are shown; None for a turn that has none."""
+    """Return the rank of a turn; None for a turn without one. The turns with the largest ranks are shown."""
     if config.worst is not None:
         return None if line.advantage is None else -line.advantage
     if config.best is not None:
         return line.advantage
-    if config.random is not None:  # a digest of (seed, turn) alone: the draw is the same whatever other turns there are
+    if config.random is not None:  # a hash of (seed, turn) alone, so that other turns do not change the rank
         return -stable_hash(f"show:{config.seed}:{line.turn_id}")
     return -line.number
 

@@ -56,10 +56,10 @@ def choose_views(config: ShowConfig, whole: bool = True) -> tuple[Chosen, list[J
 
 
 def _explain_nothing(config: ShowConfig, chosen: Chosen) -> str:
-    """Say why no turn is shown, and what there is instead."""
+    """Return why no turn is shown, and what there is instead."""
     if not chosen.seen:
         return f"no turn is finished yet: `opdkit status {quote(config.run)}` shows the progress of the run"
-    if chosen.passed:  # only --worst and --best pass over turns that the filters keep
+    if chosen.passed:  # only --worst and --best leave out turns that pass the filters
         return (f"none of {chosen.passed:,} turns has advantages: `opdkit teacher {quote(config.run)} --model PATH` "
                 "computes those of turns with a hint")  # fmt: skip
     conditions = [f"the status {config.status}"] if config.status is not None else []

@@ -11,12 +11,12 @@ from opdkit.config.fields import JSON
 from opdkit.console import add_sign, counted, printable
 from opdkit.store.tables import EDIT
 
-# Characters that are shown of a message, of a judge's answer, and of one that is not a vote; --json has all.
+# Characters that are shown of a message, of a judge's answer, and of the answer of a failed vote; --json has all.
 _MESSAGE, _ANSWER, _FAILED = 4000, 600, 300
 
 
 def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
-    """Print a view of `read_turn_view`. Text of the log and of the judge is shown, never interpreted."""
+    """Print a view of `read_turn_view`. Text of the log and of the judge is shown literally, never as markup."""
     for text in (*_show_conversation(view), *_show_verdict(view)):
         console.print(text, soft_wrap=True)
     colour = console.is_terminal and not console.no_color and console.color_system is not None
@@ -88,7 +88,7 @@ def _show_verdict(view: JSON) -> Iterator[Text]:
 
 
 def _show_vote(says: str, vote: JSON) -> Text:
-    """Return a vote with its reason; a failed one with its error, and below it the judge's words."""
+    """Return a vote with its reason; a failed vote with its error, and below it the judge's answer."""
     if not vote["error"]:
         says += "" if vote["confidence"] is None else f" ({vote['confidence']:.2f})"
         return Text(f"  {says}: {_cut(one_line(vote['raw']), _ANSWER).strip()}")
@@ -114,9 +114,9 @@ def _make_title(text: str) -> Text:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return the beginning and the end of a text, and between them how much is left out.
+    """Return a text, indented. If it exceeds `most` characters, keep its beginning and end, and say how much is cut.
 
-    The text is indented, so that no log can write our headings.
+    The text is indented so that text of a log cannot imitate our headings.
     """
     if len(text) > most:
         left_out = f"\n(... {counted(len(text) - most, 'character')} more; --json has them ...)\n"

@@ -1,7 +1,7 @@
-"""Tokens of a reply, each by its advantage: in colours on a terminal that has them, between marks anywhere else.
+"""Tokens of a reply, marked by their advantages: in colours on a terminal that has them, with brackets elsewhere.
 
 Blue marks tokens that the teacher makes more likely, orange those that it makes less likely: people who confuse red and
-green can tell them apart. Never by colour alone: negative is also underlined, positive is bold. Without colours:
+green can tell these apart. Colour is never the only sign: negative is underlined, positive is bold. Without colours:
 
     {+more likely+}   {++far more likely++}   [-less likely-]   [--far less likely--]
 """
@@ -21,7 +21,7 @@ _STYLES = {
     -1: "underline #000000 on #fdd0a2", -2: "underline #000000 on #f18f43", -3: "underline #ffffff on #a63603",
 }  # fmt: skip
 _MARKS = {2: ("{+", "+}"), 3: ("{++", "++}"), -2: ("[-", "-]"), -3: ("[--", "--]")}
-_MOST_LIKELY = 8  # tokens of a reply at which the likeliest ones are shown
+_MOST_LIKELY = 8  # positions of a reply at which the likeliest tokens are shown, at most
 _WORDS = {3: "far more", 2: "more", 1: "a little more", -1: "a little less", -2: "less", -3: "far less"}
 
 
@@ -31,7 +31,7 @@ def one_line(text: str) -> str:
 
 
 def level(token: JSON) -> int:
-    """Return how strongly a token is marked, from -3 to 3; 0 for a small advantage, for none, and if not sampled."""
+    """Return how strongly to mark a token, from -3 to 3; 0 if not sampled, or if the advantage is small or missing."""
     advantage = token["advantage"]
     if advantage is None or not token["trained"]:
         return 0
@@ -50,7 +50,7 @@ def reply_text(tokens: Sequence[JSON], *, colour: bool) -> Text:
 
 
 def print_likely(tokens: Sequence[JSON], console: Console) -> None:
-    """Print what both models would say where the advantages are largest, in the order of the reply."""
+    """Print the likeliest tokens of both models at the positions with the largest advantages, in reply order."""
     clear = [n for n, token in enumerate(tokens) if token["likely"] and abs(level(token)) > 1]
     for n in sorted(sorted(clear, key=lambda n: -abs(tokens[n]["advantage"]))[:_MOST_LIKELY]):
         said = {model: ", ".join(f'"{text}" {math.exp(logprob):.2f}' for text, logprob in likely)
@@ -91,5 +91,5 @@ def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) ->
 
 
 def _make_visible(text: str) -> str:
-    """Show line ends and tabs as signs, so that they can be seen to be tokens, and nothing that drives a terminal."""
+    """Return the text with visible signs for line ends and tabs, and without characters that control a terminal."""
     return printable(text.replace("\r", "␍").replace("\t", "␉")).replace("\n", "↵\n  ")

@@ -13,7 +13,7 @@ _HTML = '<pre style="white-space: pre-wrap; overflow-wrap: anywhere; line-height
 
 
 class Turn(dict[str, Any]):
-    """Turn with all that the run knows of it, as `opdkit show --json` has it; printed, the text of `opdkit show`.
+    """Turn with all that the run knows: the object of `opdkit show --json`; its repr is what `opdkit show` prints.
 
     A notebook shows its tokens in the colours of their advantages.
     """
@@ -34,7 +34,7 @@ class Turns(list[Turn]):
 
 
 def load_turns(config: ShowConfig) -> Turns:
-    """Return the turn that the options name, or those that they choose. Raises what `opdkit show` raises."""
+    """Return the turn that the options name, or the turns that they choose. Raises what `opdkit show` raises."""
     return Turns(map(Turn, choose_views(config)[1]))
 
 

@@ -13,8 +13,8 @@ from opdkit.config.fields import JSON
 from opdkit.console import add_sign, make_plain_table, print_tsv
 
 COLUMNS = ("turn", "reward", "hint", "agreement (share)", "tokens", "advantage (nats)", "reply", "hint text")
-_CHARS = 200  # of a text
-_NARROWEST = 12  # characters of a text that are worth showing
+_CHARS = 200  # of each text, at most
+_NARROWEST = 12  # characters: a narrower column of text is not worth showing
 _NUMBERS = ("reward", "agreement (share)", "tokens", "advantage (nats)")
 
 
@@ -71,5 +71,5 @@ def _make_table(rows: Sequence[Sequence[str]], width: int) -> Table:
     for name in shown[len(facts) :]:
         table.add_column(name, no_wrap=True, width=room // (len(shown) - len(facts)))
     for row in rows:
-        table.add_row(*map(Text, row[: len(shown)]))  # a log must not be able to format our table
+        table.add_row(*map(Text, row[: len(shown)]))  # `Text`, so that text of a log cannot format the table
     return table

@@ -29,10 +29,10 @@ from opdkit.store.tables import PRIMARY
 
 @dataclass
 class Launch:
-    """Closing lines of `opdkit slurm`."""
+    """Result of `opdkit slurm`."""
 
     folder: Path
-    tasks: dict[str, int]  # of the stages that are not done
+    tasks: dict[str, int]  # stage -> number of tasks, for the stages that are not done
     submitted: str | None  # the output of submit.sh
 
     def text(self) -> str:
@@ -45,18 +45,18 @@ class Launch:
 
 
 def run(config: SlurmConfig) -> Launch:
-    """Write RUN/slurm/{extract,judge,teacher,train}.sbatch and submit.sh for what is not done yet.
+    """Write RUN/slurm/{extract,judge,teacher,train}.sbatch and submit.sh for the stages that are not done.
 
-    Raises ConfigError, before anything is written, for what a task would only find out in the queue: a wrong option of
-    any stage, missing logs, a stage begun under another plan. Raises OpdkitError for a missing model, or if sbatch is
-    missing or refuses.
+    Raises ConfigError, before anything is written, for errors that would otherwise appear only when a task starts: a
+    wrong option of any stage, missing logs, a stage begun under another plan. Raises OpdkitError for a missing model,
+    and if sbatch is missing or refuses.
     """
     stages = make_configurations(config)
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} is not there; name log files, folders of them, or hf:NAME")
     extract = cast(ExtractConfig, stages["extract"])
-    choose_format(extract)  # it checks the options
+    choose_format(extract)  # checks the options
     check_stages(stages.values(), asks_hub=False)  # this machine may have no network
     check_plans(stages)
     check_logs(extract)
@@ -77,7 +77,7 @@ def run(config: SlurmConfig) -> Launch:
 
 
 def check_plans(stages: Mapping[str, StageConfig]) -> None:
-    """Raise ConfigError if a stage was begun with other options, or a training on other decisions of people."""
+    """Raise ConfigError if a stage was begun with other options, or training with other decisions of people."""
     for name, stage in stages.items():
         if isinstance(stage, TeacherConfig) and stage.check_hints:
             from opdkit.teacher.hint_checks import choose_hint_judge  # imported here: it brings torch
@@ -87,7 +87,7 @@ def check_plans(stages: Mapping[str, StageConfig]) -> None:
 
 
 def check_logs(config: ExtractConfig) -> None:
-    """Raise ConfigError if extract was begun with other logs, by names and sizes: the tasks compare digests."""
+    """Raise ConfigError if extract was begun with other logs. Only names and sizes count; the tasks compare digests."""
     if not has_stage(config.run, "extract") or any(log.startswith("hf:") for log in config.logs):
         return
     pinned = manifest(config.run, "extract")["plan"]["inputs"]
@@ -101,9 +101,9 @@ def check_logs(config: ExtractConfig) -> None:
 
 
 def find_missing_shards(run: Path, stage: str, shards: int) -> list[int]:
-    """Return the shards of a stage with parts that are not done; [0] or [] for training, which is one part.
+    """Return the shards of a stage that have parts to do; [0] or [] for training, which is one part.
 
-    A stage that is not begun has as many parts as the one before it; if none is begun, every shard may have some.
+    A stage that has not begun has as many parts as the last begun stage before it; if there is none, return all shards.
     """
     if stage == "train":
         shards = 1

@@ -1,7 +1,7 @@
 """Text of the batch scripts, as functions of the configurations. A task is an ordinary opdkit command line.
 
 Everything that comes from a user is quoted for the shell. Only plain words (checked at construction) get into `#SBATCH`
-lines, which have no quoting. Scripts hold no key: `--api-key-env` names a variable of the environment.
+lines, which have no quoting. Scripts hold no key: `--api-key-env` names an environment variable.
 """
 
 import shlex
@@ -13,7 +13,7 @@ from opdkit.config.fields import StageConfig
 from opdkit.config.slurm import SlurmConfig
 from opdkit.store.plans import checkpoints_dir
 
-Place = tuple[Path, Path]  # folder in which the commands of a script run, and that of the `opdkit` that they call
+Place = tuple[Path, Path]  # working directory of a script, and folder of the `opdkit` that it calls
 
 
 def write_array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], place: Place) -> str:
@@ -23,7 +23,7 @@ def write_array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shar
     at = words.index("--") if "--" in words else len(words)
     shard = ["--shard", f'"$SLURM_ARRAY_TASK_ID"/{slurm.shards}']
     command = " ".join([*map(shlex.quote, words[:at]), *shard, *map(shlex.quote, words[at:])])
-    grace = max(slurm.notice - 30, slurm.notice // 2)  # seconds for the part under way; the rest is for dropping it
+    grace = max(slurm.notice - 30, slurm.notice // 2)  # seconds to finish the current part; the rest is to drop it
     return "\n".join([
         *_write_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a",
                [f"--array={ranges(shards)}{limit}"], place),
@@ -51,7 +51,7 @@ def write_train_script(slurm: SlurmConfig, config: StageConfig, place: Place) ->
     total = (slurm.processes or count_gpus(slurm)) * slurm.nodes
     launch = (f"accelerate launch --multi_gpu --num_machines {slurm.nodes} --num_processes {total} "
               "--mixed_precision no --dynamo_backend no")  # fmt: skip
-    # `ask` sends USR1 to the processes of a training, but to no launcher, which would die of it.
+    # `ask` sends USR1 to the training processes, not to the launcher, which would die of the signal.
     checkpoints = shlex.quote(str(checkpoints_dir(config.run)))
     if total == 1:
         ask = """ask() { kill -USR1 "$task"; }"""
@@ -63,7 +63,7 @@ def write_train_script(slurm: SlurmConfig, config: StageConfig, place: Place) ->
         ask = """ask() { kill -USR1 "$task"; }  # srun hands it to the processes on all nodes"""
         start = [
             'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \\',  # which srun does not inherit
+            'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \\',  # srun does not inherit this
             f"""    bash -c 'trap "" USR1; exec {launch} --machine_rank "$SLURM_NODEID" --main_process_ip "$0" """
             """--main_process_port "$@"' \\""",
             '    "$head" "$((20000 + SLURM_JOB_ID % 20000))" \\',
@@ -91,10 +91,10 @@ def write_train_script(slurm: SlurmConfig, config: StageConfig, place: Place) ->
 
 
 def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
-    """Return the script that submits the stages in order, each after the tasks of the one before.
+    """Return the script that submits the stages in order, each after the tasks of the stage before.
 
-    `stages` holds the shards of each stage, () for one job. Every task is named as a dependency: if one was killed and
-    queued again by hand, a dependency on the whole array would never be satisfied.
+    `stages`: stage -> its shards, empty for a single job. Every task is named as a dependency: if a task were killed
+    and queued again by hand, a dependency on the whole array would never be satisfied.
     """
     lines = [
         "#!/bin/bash",
@@ -107,7 +107,7 @@ def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
     for stage, shards in stages.items():
         waits = f' --dependency="{before}"' if before else ""
         lines.append(f"{stage}=$(sbatch --parsable{waits} {stage}.sbatch)")
-        lines.append(f"{stage}=${{{stage}%%;*}}")  # on a federation the name of the cluster follows
+        lines.append(f"{stage}=${{{stage}%%;*}}")  # in a federation, the name of the cluster follows the id
         lines.append(f'echo "{stage} ${stage}{" " + before if before else ""}"')
         tasks = [f"${{{stage}}}_{k}" for k in shards] or [f"${stage}"]
         before = "afterok:" + ":".join(tasks)
@@ -115,9 +115,9 @@ def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
 
 
 def _write_head(slurm: SlurmConfig, stage: str, what: str, log: str, shape: Sequence[str], place: Place) -> list[str]:
-    """Return the first lines of a script; `shape` says how many tasks or nodes it has.
+    """Return the first lines of a script. `shape`: the options of sbatch for its number of tasks or nodes.
 
-    Of several values of an option for one stage the last one counts.
+    If an option has several values for a stage, the last counts.
     """
     folder, programs = place
     flags = {"partition": "--partition={}", "account": "--account={}", "time": "--time={}", "gpus": "--gres=gpu:{}",
@@ -155,7 +155,7 @@ def _write_wait(condition: str, job: str, most: int) -> list[str]:
 
 
 def count_gpus(slurm: SlurmConfig) -> int:
-    """Return the GPUs per node of the training, from COUNT or TYPE:COUNT; 1 without a count."""
+    """Return the number of GPUs per node of the training, from COUNT or TYPE:COUNT; 1 without a count."""
     values = slurm.of_stage("gpus", "train")
     count = values[-1].rpartition(":")[2] if values else "1"
     return max(1, int(count)) if count.isdecimal() else 1

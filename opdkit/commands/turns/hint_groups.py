@@ -1,4 +1,4 @@
-"""Hints of a run in groups that ask for like things, and what is known of each group."""
+"""Groups of a run's hints that ask for similar things, and facts about each group."""
 
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -17,19 +17,19 @@ from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import count_parts, read_part
 from opdkit.store.reviews import REVIEWED
 
-TEXTS = 300  # the commonest hints, which are grouped
+TEXTS = 300  # number of the commonest hints, which are grouped; the others are in no group
 _CHARS = 600  # of a hint, in the result
 _HINTS = {"turns": ["turn_id", "session_id"], "sessions": ["session_id"], "verdicts": ["turn_id", "hint", "hints"],
           "hint_checks": None}  # fmt: skip
 
 
 def group_commonest(counts: Counter[str]) -> list[list[tuple[str, int]]]:
-    """Return the commonest texts with their counts, in groups that ask for like things, the largest first."""
+    """Return the TEXTS commonest texts with their counts, in groups that ask for similar things, the largest first."""
     return group_alike(sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:TEXTS])
 
 
 def read_hints_of_group(run: Path, name: object) -> dict[str, str]:
-    """Return turn_id -> hint, as the judge gave it, of all turns in the group with this commonest wording.
+    """Return turn_id -> the judge's hint, for all turns of the group whose commonest wording is `name`.
 
     Hints that `--check-hints` dropped are in no group, as in the report. Raises OpdkitError if there is no such group.
     """
@@ -45,10 +45,10 @@ def read_hints_of_group(run: Path, name: object) -> dict[str, str]:
 
 
 class Topics:
-    """Domains of the prompts of `opdkit eval`, recognised by the words of the replies to them."""
+    """Domains of the prompts of `opdkit eval`; `find` recognises the domain of a reply by its words."""
 
     def __init__(self, run: Path) -> None:
-        """Read the replies of the model before, which wrote the log, and the shares of right replies."""
+        """Read the replies of the model before training, which wrote the log, and the shares of right replies."""
         replies = [row for row in read_part(run, "replies", 0) if row["model"] == "before" and not row["probe"]]
         self._number = Counter(row["domain"] for row in replies)
         self.counts = defaultdict[str, Counter[str]](Counter)  # word -> domain -> replies with it
@@ -60,12 +60,12 @@ class Topics:
         self.scores = {domain: scores[metric, domain] for metric, domain in found if (metric, domain) in scores}
 
     def find(self, reply: str) -> str | None:
-        """Return the domain whose replies have most of the words of this one; None if another comes near.
+        """Return the domain whose replies have most words in common with this one; None without a clear winner.
 
-        A word counts for a domain as the share of its replies that have it, times that over the sum of all shares.
+        A word adds p_d^2 / sum(p) to d's score; p_d: share of d's replies with it. A winner has over twice the second.
         """
         found = Counter[str]()
-        for word in sorted(self.counts.keys() & split_words(reply)):  # in the same order each time, as sums are rounded
+        for word in sorted(self.counts.keys() & split_words(reply)):  # in a fixed order, as sums are rounded
             shares = {domain: number / self._number[domain] for domain, number in self.counts[word].items()}
             found.update({domain: share**2 / sum(shares.values()) for domain, share in shares.items()})
         (domain, most), (_, second) = [*found.most_common(2), (None, 0.0), (None, 0.0)][:2]
@@ -73,17 +73,17 @@ class Topics:
 
 
 class HintGroups:
-    """Turns, effect, sources and contradictions of each hint, by its text."""
+    """Turns, effect, sources and contradictions of hints, counted by text and summarized by group."""
 
     def __init__(self, topics: Topics | None) -> None:
         self._topics, self._counts = topics, Counter[str]()
         self.number_of = dict[str, int]()  # hint -> number of its group in the result
-        # Of each hint: counts of its turns, of their sources and domains, and the sum of their mean |advantages|.
+        # Per hint: counts of its turns, of their sources and domains, and the sum of their mean |advantages|.
         self._facts, self._sources = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
         self._domains, self._effects = defaultdict[str, Counter[str | None]](Counter), defaultdict[str, float](float)
 
     def add(self, turn: RunTurn, verdict: JSON) -> None:
-        """Count a turn with a hint: that of the votes, or the one that the decision in force leaves."""
+        """Count a turn with a hint. `verdict`: of the votes alone, or with the decision in force applied."""
         hint = verdict["hint"]
         facts = self._facts[hint]
         self._counts[hint] += 1
@@ -101,7 +101,7 @@ class HintGroups:
             self._domains[hint][self._topics.find(join_messages([turn.session["messages"][turn.index]]))] += 1
 
     def summarize(self, most: int) -> list[JSON]:
-        """Return the largest groups of the commonest texts, with their numbers of turns."""
+        """Return the `most` largest groups of the commonest texts, with what is known of each."""
         groups = group_commonest(self._counts)[:most]
         self.number_of = {text: number for number, members in enumerate(groups) for text, _ in members}
         claims = [find_claims(members[0][0]) for members in groups]

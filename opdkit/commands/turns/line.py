@@ -37,11 +37,11 @@ class TurnLine:
     request: str
     reply: str
     next_state: str
-    scored_reward: int | None = None  # of the logged reply's target: that of the teacher stage
+    scored_reward: int | None = None  # reward of the logged reply's target, as the teacher stage wrote it
 
 
 def make_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
-    """Return the line of a turn with a verdict: that of the votes, or the one that the decision in force leaves."""
+    """Return the line of a turn. `verdict`: of the votes alone, or with the decision in force; None: not judged."""
     target = next((target for target in turn.targets if target.written is None), None)
     advantages = None if target is None else target.advantages
     strength = None if advantages is None or not len(advantages) else float(np.abs(advantages).mean())
@@ -66,10 +66,10 @@ def make_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
 
 
 def measure_certainty(verdict: JSON) -> float | None:
-    """Return the share of the votes that agree, on the reward or on whether there is a hint, whichever is less.
+    """Return the share of the votes that agree: on the reward, or on whether there is a hint, whichever is smaller.
 
-    A vote counts by its confidence where that is known, and one that failed counts for nothing. None without votes. 0
-    where a person's rating and the hint disagree.
+    A vote is weighted by its confidence, if known; a failed vote counts for no answer. None without votes. 0 if a
+    person's rating and the hint disagree.
     """
     if verdict["reward_status"] == CONFLICT:
         return 0.0

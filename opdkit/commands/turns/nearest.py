@@ -1,4 +1,4 @@
-"""Names of turns that are close to one that a run does not have."""
+"""Suggestions of turn ids for an id that a run does not have."""
 
 import difflib
 import os
@@ -9,11 +9,11 @@ from opdkit.store.reading import read_all
 from opdkit.store.turn_ids import session_of
 
 _SHOWN = 5
-_COMPARED = 2000  # names that are compared letter by letter: those with the longest common beginning
+_COMPARED = 2000  # ids that are compared letter by letter: those with the longest common prefix
 
 
 def suggest_turns(run: Path, name: str) -> str:
-    """Say which turns of a run `name` may have meant: those of its session, else those that are spelled alike."""
+    """Return in words which turns of a run `name` may mean: those of its session, else those spelled similarly."""
     session = session_of(name) or name
     ids = [row["turn_id"] for row in read_all(run, "turns", ["turn_id"])]
     if names := [turn for turn in ids if session_of(turn) in (session, name)]:

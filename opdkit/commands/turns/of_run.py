@@ -11,7 +11,7 @@ from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.reading import count_parts, is_written, read_arrow
 from opdkit.store.reviews import read_reviews_in_force
 
-# Of the verdicts without the judge's answers in full, which are most of the table.
+# Leaves out the judge's full answers, which are most of the verdicts table.
 COLUMNS = {
     "turns": ["turn_id", "session_id", "message_index", "next_count", "next_role", "kind", "trainable", "skip_reason",
               "finish_reason"],
@@ -19,7 +19,7 @@ COLUMNS = {
     "verdicts": ["turn_id", "reward", "reward_status", "reward_agreement", "hint", "hint_status", "hints",
                  "hint_votes.decision", "hint_votes.error", "hint_votes.confidence", "reward_votes.score",
                  "reward_votes.error", "reward_votes.confidence"],
-    "hint_checks": None,  # what `--check-hints` dropped trained nothing
+    "hint_checks": None,  # removes the hints that `--check-hints` dropped: they trained nothing
     "targets": ["turn_id", "written", "response_mask", "old_logprobs", "teacher_logprobs", "overlap", "reward"],
 }  # fmt: skip
 
@@ -43,7 +43,7 @@ class RunTurn(JoinedTurn):
     state: str  # one of STATES
 
 
-# How far a turn came. The first is the end of the funnel.
+# States of a turn, from the last of the funnel to the first.
 TRAINED, TARGET, JUDGED, TRAINABLE, SKIPPED = "trained", "target", "judged", "trainable", "not trainable"
 STATES = (TRAINED, TARGET, JUDGED, TRAINABLE, SKIPPED)
 

@@ -1,7 +1,7 @@
 """Text of each token of a reply, for people. Needs neither torch nor transformers: `opdkit show` answers at once.
 
-A character may lie in several tokens. It is shown on the one that completes it; a token that completes none shows its
-bytes, and so does one whose bytes are not UTF-8:
+A character may span several tokens. It is shown on the token that completes it. A token that completes no character
+shows its bytes, and so does a token whose bytes are not UTF-8:
 
     "5", " €" as three tokens      5 ⟨e2⟩ ⟨82⟩ ...            the last one reads "€"
 """
@@ -85,7 +85,7 @@ def spread(pieces: Sequence[bytes]) -> list[str]:
 
 
 def load_texts(run: Path) -> TextsOf:
-    """Return what gives the tokens of a run's targets as texts; warn, and show ids, without the teacher's tokenizer."""
+    """Return a function: token ids of a run's targets -> texts. Without the teacher's tokenizer, warn and show ids."""
     try:
         return open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])
     except OpdkitError as error:
@@ -96,7 +96,7 @@ def load_texts(run: Path) -> TextsOf:
 def open_texts(identity: JSON) -> TokenTexts:
     """Open the tokenizer of a model as a manifest identifies it (`identify_model`).
 
-    Raises OpdkitError if it is not on this machine, or has changed since the ids were written.
+    Raises OpdkitError if the file is not on this machine, cannot be read, or has changed since the ids were written.
     """
     from tokenizers import Tokenizer  # imported here: a run without targets needs none
 
@@ -107,7 +107,7 @@ def open_texts(identity: JSON) -> TokenTexts:
         raise OpdkitError(f"{path} has changed since the teacher stage read it, so tokens are shown as ids")
     try:
         return TokenTexts(Tokenizer.from_file(str(path)))
-    except Exception as error:  # the library lets anything through that its parser raises
+    except Exception as error:  # the library lets all exceptions of its parser through
         raise OpdkitError(f"{path} cannot be read ({error}), so tokens are shown as ids") from error
 
 

@@ -4,16 +4,16 @@
      "finish_reason", "next_count",
      "messages"  the session up to the end of the turn's next state: {"role", "content", "reasoning", "name",
                  "tool_calls": [{"name", "arguments"}]}; the one at message_index is the reply
-     "decision"  what a person decided in the log: [name, text] of each part, [] where there is nothing
-     "verdict"   as the decision in force leaves it, null where there is none: {"reward", "reward_status",
+     "decision"  what a person decided in the log: [name, text] of each part, [] if nothing
+     "verdict"   with the decision in force applied, null if not judged: {"reward", "reward_status",
                  "reward_agreement", "hint", "hint_status", "reward_votes", "hint_votes",
-                 "voted": {the first five, as the votes alone say},
+                 "voted": {the first five, of the votes alone},
                  "candidates": [{"hint", "status": "chosen", or in words why it lost}]}
-     "review"    the decision in force, null where there is none (opdkit/store/reviews.py)
+     "review"    the decision in force, null if there is none (opdkit/store/reviews.py)
      "targets"   [{"written", "prompt_tokens", "cut_messages", "hint", "reward", "overlap", "unit": "token",
                    "tokens": [{"text", "id", "trained", "old", "teacher", "advantage",
-                               "likely"  at a marked token, else null: {"student", "teacher"}, of each the LIKELIEST
-                                         tokens that are stored: [text, log-prob]}]}], log-probs in nats}
+                               "likely"  at a marked token, else null: {"student", "teacher"}, each with the LIKELIEST
+                                         stored tokens: [text, log-prob]}]}], log-probs in nats}
 
 A run need not be finished: what a stage has not written is null or [].
 """
@@ -42,17 +42,17 @@ _MESSAGE = ("role", "content", "reasoning", "name")
 _TARGET = ("written", "prompt_tokens", "cut_messages", "hint", "reward", "overlap")
 _TOKENS = ("response_ids", "response_mask", "old_logprobs", "teacher_logprobs")
 _SUPPORTS = {"student": "support_old", "teacher": "support_teacher"}
-STEPS = (0.1, 0.5, 1.5)  # nats of an advantage: a token is marked weakly, clearly, strongly; the report's too
+STEPS = (0.1, 0.5, 1.5)  # |advantage| (nats) from which a token is marked weakly, clearly, strongly; in the report, too
 LIKELIEST = 3
 
 
 def read_turn_view(run: Path, turn_id: str) -> JSON:
-    """Return one turn with everything. Raises OpdkitError for an unknown turn, naming the nearest."""
+    """Return the view of one turn. Raises OpdkitError that suggests similar turns if the run does not have it."""
     return next(read_turn_views(run, [turn_id]))
 
 
 def read_turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
-    """Yield turns with everything, in the order of the log; each part is read once.
+    """Yield the views of turns, in the order of the log; each part is read once.
 
     Raises OpdkitError for a turn that the run does not have, before the first view.
     """
@@ -63,7 +63,7 @@ def read_turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
     reviews = read_reviews_in_force(run)
     judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
     columns = {**CHECKED, "targets": ["turn_id", *_TARGET, *_TOKENS, "support_ids", *_SUPPORTS.values()]}
-    texts = cache(load_texts)  # of the tokens: a run without targets needs no tokenizer
+    texts = cache(load_texts)  # loaded on first use: a run without targets needs no tokenizer
     for part in sorted(set(parts.values())):
         for turn in joined_turns(run, part, columns, reviews=reviews, turn_ids=turn_ids, partial=True):
             yield _make_view(turn, judge) | {"targets": [_make_target(row, texts(run)) for row in turn.targets]}
@@ -108,7 +108,7 @@ def _make_target(row: JSON, token_texts: TextsOf) -> JSON:
 
 
 def _list_likely(row: JSON, position: int, token_texts: TextsOf) -> JSON:
-    """Return the tokens that student and teacher find likeliest at a position, of those that are stored there."""
+    """Return the LIKELIEST tokens of student and of teacher at a position, among those that are stored there."""
     ids, found = row["support_ids"][position], JSON()
     for model, column in _SUPPORTS.items():
         logprobs = row[column][position].astype(float)

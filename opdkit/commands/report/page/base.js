@@ -1,6 +1,6 @@
 "use strict";
-// What every part of the page uses: elements, texts of strangers, numbers, colours, the packed data.
-// Nothing here or elsewhere makes markup of a text: the page's policy (Trusted Types) would refuse it.
+// Helpers that every part of the page uses: elements, untrusted texts, numbers, colours, the packed data.
+// No script of the page turns text into markup: the page's policy (Trusted Types) would refuse it.
 
 // el("p", {class: "faint", onclick: f}, "text", node, [nodes]): strings become text nodes.
 function el(tag, given = {}, ...inside) {
@@ -14,19 +14,19 @@ function el(tag, given = {}, ...inside) {
   return made;
 }
 
-// A dictionary whose keys may be anything, "constructor" too.
+// An object without a prototype, so that any key is safe, even "constructor".
 const dictionary = (entries) => Object.assign(Object.create(null), entries);
 
 const byId = (id) => document.getElementById(id);
 
-// -- texts of strangers ------------------------------------------------------------------------------------------------
+// -- untrusted texts --------------------------------------------------------------------------------------------------
 
-// Control and format characters that hide or turn round what is beside them, tags, and halves of pairs. Newline and
-// tab are text, and so are the joiners (U+200C, U+200D) that scripts and emoji are written with.
+// Control and format characters that hide or reorder their neighbours, tag characters, and lone surrogates. Newline and
+// tab count as text, and so do the joiners (U+200C, U+200D) that some scripts and emoji need.
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/gu;
 
-// The text as nodes, each hidden character as a small box with its number; words that are searched for are marked.
+// Returns the text as nodes: each hidden character as a small box with its number, and the search terms marked.
 function said(text, terms = []) {
   const nodes = [];
   let end = 0;
@@ -45,7 +45,7 @@ function marked(text, terms) {
     lower = text.toLowerCase();
   let end = 0;
   while (lower.length === text.length) {
-    // some letters change their length with their case: then nothing is marked
+    // some letters change length in lower case; then nothing is marked
     const next = terms
       .map((term) => [lower.indexOf(term, end), term.length])
       .filter(([at]) => at >= 0)
@@ -57,30 +57,30 @@ function marked(text, terms) {
   return [...nodes, text.slice(end)].filter((node) => node !== "");
 }
 
-// A text of a stranger in an element of its own, so that its direction stays its own.
+// An untrusted text in its own element, so that its writing direction does not affect the text around it.
 const quoted = (text, tag = "span", kind = "said") => el(tag, {class: kind, dir: "auto"}, said(text));
 
-// As one word of a POSIX shell.
+// Quotes a text as one word of a POSIX shell.
 const shellWord = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'");
 
 // -- numbers -----------------------------------------------------------------------------------------------------------
 
 const MISSING = "–";
 const count = (n) => (n === null || n === undefined ? MISSING : n.toLocaleString("en-US"));
-// As Python and so the terminal round: what is exactly in the middle goes to the even digit.
+// Rounds as Python (and so the terminal output) does: an exact tie goes to the even digit.
 function rounded(x, digits) {
   const text = x.toFixed(digits),
-    middle = Math.abs(x * 2 ** (digits + 1)) % 2 === 1; // only such numbers are, in base 2, exactly in the middle
+    middle = Math.abs(x * 2 ** (digits + 1)) % 2 === 1; // only these numbers are exact ties in base 2
   return middle && Number(text.at(-1)) % 2 ? (x * (1 - 2 ** -40)).toFixed(digits) : text;
 }
 function fixed(x, digits = 2) {
   if (x === null || x === undefined) return MISSING;
   const text = rounded(x, digits);
-  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−"); // no minus before nothing
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−"); // no minus before 0
 }
 const signed = (x, digits = 2) =>
   (x !== null && x !== undefined && Number(rounded(x, digits)) > 0 ? "+" : "") + fixed(x, digits);
-// Near 0 and near 100 with a decimal: 2 of 575 are not 0, and 573 are not all.
+// Shares near 0% and 100% get a decimal: 2 of 575 is not 0%, and 573 of 575 is not 100%.
 function share(part, whole) {
   if (!whole) return MISSING;
   const percent = (100 * (part || 0)) / whole;
@@ -92,7 +92,7 @@ const plural = (n, one, many = one + "s") => count(n) + " " + (n === 1 ? one : m
 
 // -- tables ------------------------------------------------------------------------------------------------------------
 
-// A cell is a string, a node, or {number: "1,234"}. The first of a row names it. Not a landmark: there are too many.
+// A cell is a string, a node, or {number: "1,234"}. A row's first cell is its header. Too many for landmarks.
 function table(head, rows, caption = null) {
   const cell = (tag, value, scope) =>
     value && value.number !== undefined
@@ -136,9 +136,9 @@ function table(head, rows, caption = null) {
   );
 }
 
-const BAR = {kind: "bar", node: ""}; // the head of a column of bars, which have their number beside them
+const BAR = {kind: "bar", node: ""}; // the head of a column of bars; the number is in the column before
 
-// [name, number, kind of bar, filters that show what is counted] rows with a bar each. `whole` is what 100% is.
+// A table with a bar per row. Rows: [name, number, kind of bar, filters for the link]. `whole`: the number for 100%.
 function barTable(head, rows, whole = null) {
   const largest = Math.max(1, ...rows.map((row) => row[1]));
   return table(
@@ -184,7 +184,7 @@ function setTheme(theme) {
   redrawCharts();
 }
 
-// The colour that a custom property stands for in the theme of now.
+// Returns the colour of a custom property in the current theme.
 function colour(name) {
   document.body.style.setProperty("outline-color", `var(--${name})`);
   const found = getComputedStyle(document.body).outlineColor;

@@ -1,7 +1,7 @@
 "use strict";
-// Charts, drawn by uPlot on a canvas; beside each a table says the same.
+// Charts, drawn by uPlot on a canvas; below each, a table has the same numbers.
 
-const drawn = []; // how each chart is made, for another theme or width
+const drawn = []; // all charts, to redraw them for another theme or width
 
 function chart(title, meaning, options, rows) {
   const place = el("div", {
@@ -21,7 +21,7 @@ function chart(title, meaning, options, rows) {
   );
 }
 
-// A closed part of the page that is made when it is first opened.
+// A closed part of the page, whose content is made when it is first opened.
 function lazily(title, make) {
   const made = el(
     "details",
@@ -75,7 +75,7 @@ const short = (x) =>
         ? x.toExponential(0)
         : x.toLocaleString("en-US", {maximumFractionDigits: 4});
 
-// Lines, [name, ys] each. `mark`: an x with a dashed line, and what it is.
+// `lines`: [name, ys] each. `mark`, `markName`: the x of a dashed line, and what it means.
 function lineChart(title, meaning, xLabel, xs, lines, [mark, markName] = []) {
   const inks = ["more", "less"];
   return chart(
@@ -127,8 +127,8 @@ function verticalLine(plot, x) {
   plot.ctx.restore();
 }
 
-// Bars of one width, [start, count] each; those that start below zero are drawn as less. `steep`: heights by asinh.
-// `filters`: those that show the turns of the bar that starts at a value.
+// `bars`: [start, count] each, all of one width; bars that start below 0 have the colour "less". `steep`: asinh scale
+// for the heights. `filters`: start of a bar -> the filters that show its turns.
 function histogram(title, meaning, xLabel, width, bars, digits, {steep = false, filters = null} = {}) {
   const xs = bars.map(([start]) => start),
     less = bars.map(([start, n]) => (start < 0 ? n : null)),

@@ -1,5 +1,5 @@
 "use strict";
-// Several trainings of the run: which one is better, the scores, what each did and cost, as `opdkit compare` prints them.
+// The trainings of the run compared: which is better, the scores, what each did and cost, as in `opdkit compare`.
 
 function showComparison(found) {
   if (!found) return;

@@ -1,5 +1,5 @@
 "use strict";
-// The hints: how many, how they fare, what they ask for in groups, and the tokens that they moved.
+// The hints: how many, whether they help, groups of what they ask for, and the tokens that they moved.
 
 function showHintChecks(checks) {
   if (!checks) return;
@@ -74,9 +74,9 @@ function showHints(hints) {
   drawGroups(hints);
 }
 
-// A row per group: what it did, what speaks against it, where it is from. Reviewers decide on all of its turns.
+// A row per group: its effect, what speaks against it, its sources. Reviewers decide on all turns of a group.
 function drawGroups(hints) {
-  if (byId("groups").querySelector("textarea")) return; // a wording is being typed
+  if (byId("groups").querySelector("textarea")) return; // a reviewer is typing a wording
   const scored = hints.groups.some((group) => group.scored),
     measured = hints.groups.some((group) => group.topic),
     texts = (node) => ({kind: "texts", node});

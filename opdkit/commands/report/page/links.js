@@ -1,10 +1,10 @@
 "use strict";
-// Counts that lead to what they count: a filter per property of a turn, and links whose address holds filters.
+// Links from counts to the turns that they count: a filter per property of a turn, and addresses that hold filters.
 
 const yes = (is) => (is ? "yes" : "no");
 const rewardWord = (reward) => (reward === null ? "none" : reward > 0 ? "+1" : String(reward));
 
-// Filters without a field of their own, which only links set: [label, the turn's value].
+// Filters that only links set, as they have no field in the form: name -> [label, value of a turn].
 const LINKED = {
   trainable: ["trainable", (turn) => yes(turn.skipReason === null)],
   judged: ["judged", isJudged],
@@ -44,7 +44,7 @@ const valueOf = (name) => (FILTERS[name] ?? LINKED[name])?.[1];
 
 const addressOf = (filters) => "#turns?" + new URLSearchParams(filters);
 
-// The filters that show what a level of the funnel counts, and what it lacks for a reason.
+// Level of the funnel -> the filters that show its turns, and (LOST) those that show the turns it lost for a reason.
 const LEVELS = {
   sessions: {},
   turns: {},
@@ -64,7 +64,7 @@ const LOST = {
 const levelLink = (level) => verified(level.count, LEVELS[level.name], level.unit);
 const lostLink = (level, reason, number) => verified(number, LOST[level.name]?.(reason), "turns");
 
-// As `linked`, where the list shows just as many; a list that is a sample is believed to, if turns are counted.
+// As `linked`, but only if the list shows exactly `number`. If the list is a sample, any number of turns gets a link.
 function verified(number, filters, unit) {
   const values = Object.entries(filters ?? {}).map(([name, wanted]) => [valueOf(name), wanted]),
     found = list.turns.filter((turn) => values.every(([value, wanted]) => String(value(turn)) === wanted)),
@@ -74,12 +74,12 @@ function verified(number, filters, unit) {
 }
 const sessionsOf = (turns) => new Set(turns.map((turn) => `${turn.source}\n${turn.session}`)).size;
 
-// The commonest wording of a group of hints, or the number of the group.
+// Returns the commonest wording of a group of hints; in a redacted report, the number of the group.
 const wordingOf = (number) =>
   data.summary.redacted ? `group ${number + 1}` : data.summary.hints.groups[number].wordings[0][0];
 const groupName = (number) => (data.summary.redacted ? wordingOf(number) : quoted(wordingOf(number)));
 
-// A number that leads to the turns, or the sessions, that it counts; a text where there is nothing to see.
+// A number as a link to the turns or sessions that it counts; plain text if it is 0 or there are no filters.
 function linked(number, filters, words = count(number), what = "turns") {
   return number && filters ? el("a", {href: addressOf(filters), "data-counts": what}, words) : words;
 }

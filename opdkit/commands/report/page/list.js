@@ -11,11 +11,11 @@ const list = {
   page: 0,
   terms: [],
   decisions: dictionary({}),
-  groups: [], // of a review: the turns of each group of hints
+  groups: [], // in a review: the turns of each group of hints
   queued: false,
-  linked: new Map(), // filters that a link has set and no field shows: name -> value
+  linked: new Map(), // filters set by a link that no field shows: name -> value
   whole: new Set(), // ids of the turns that the file shows whole
-  tokens: new Set(), // and of those that it shows token by token
+  tokens: new Set(), // ids of the turns whose tokens the file has
 };
 
 function readTurns(rows) {
@@ -67,7 +67,7 @@ const STATE_WORDS = {
 };
 const REWARD_WORDS = {1: "+1", 0: "0", "-1": "−1"};
 
-// name: [label, the turn's value, its words]
+// name -> [label, value of a turn, words for a value]
 const FILTERS = {
   reward: ["Reward", (turn) => rewardOf(turn), (value) => REWARD_WORDS[value] ?? "no reward"],
   state: ["How far it came", (turn) => turn.state, (value) => STATE_WORDS[value]],
@@ -94,7 +94,7 @@ const SORTS = {
   tokens: ["longest first", (turn) => -(turn.tokens ?? -1)],
 };
 
-// What holds now, after a person's decision.
+// The reward and the hint in force, after a person's decision.
 function rewardOf(turn) {
   const review = list.decisions[turn.id];
   return review && "reward" in review ? review.reward : turn.reward;
@@ -111,14 +111,14 @@ function decisionWord(id) {
   return "reward" in review || ("hint" in review && !isKept(id)) ? "edited" : "accepted";
 }
 
-// The decided hint is that of the votes, of which the list may have the beginning alone.
+// True if the decided hint is that of the votes, of which the list may have only the beginning.
 function isKept(id) {
   const {hint} = list.decisions[id],
     voted = list.byId.get(id)?.hint;
   return Boolean(hint && voted) && (hint === voted || (voted.endsWith("…") && hint.startsWith(voted.slice(0, -1))));
 }
 
-// What shows best what was taught comes first.
+// The first order of the list: the turns that best show what was taught come first.
 const firstOrder = (reviewing) =>
   reviewing ? "review" : list.turns.some((turn) => turn.strength !== null) ? "typical" : "log";
 
@@ -147,7 +147,7 @@ function makeFilters(reviewing) {
       name === "decision"
         ? ["undecided", "accepted", "edited", "struck"]
         : [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
-    // A log's words are the option's text; its value is only a number.
+    // An option's text may come from a log; its value is only a number.
     const select = el(
       "select",
       {id: `filter-${name}`, onchange: filterAndKeep},
@@ -196,7 +196,7 @@ function makeFilters(reviewing) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-// What the filters hold, as parameters of an address.
+// Returns the current search and filters as parameters of an address.
 function held() {
   const found = new URLSearchParams(),
     words = byId("search").value.trim();
@@ -215,7 +215,7 @@ function filterAndKeep() {
   history.replaceState(null, "", filters.size ? addressOf(filters) : "#turns");
 }
 
-// Set the filters that an address names, go to the list, and choose the turn that it names.
+// Sets the filters that an address names, scrolls to the list, and chooses the turn that the address names.
 function filterBy(hash) {
   byId("filters").reset();
   list.linked.clear();
@@ -233,7 +233,7 @@ function filterBy(hash) {
   byId("turns").scrollIntoView();
 }
 
-// Words, and "phrases in quotation marks".
+// Splits a search into words and "phrases in quotation marks".
 const termsOf = (text) =>
   [...text.toLowerCase().matchAll(/"([^"]+)"|(\S+)/g)].map(([, phrase, word]) => phrase ?? word);
 
@@ -342,10 +342,10 @@ function markCurrent() {
     button.setAttribute("aria-current", String(Number(button.dataset.place) === list.at && list.chosen));
 }
 
-// Show the turn at a place of the filtered list. A click on a phone goes on to the turn below the list.
+// Shows the turn at a place of the filtered list. On a narrow screen, a click scrolls to the turn below the list.
 function choose(place, follow = false, queued = false) {
   if (!list.shown.length) return;
-  list.queued = queued; // the queue of a review brought it, and nobody chose it
+  list.queued = queued; // true if the queue of the review chose this turn, and not the reviewer
   list.at = Math.min(Math.max(0, place), list.shown.length - 1);
   list.chosen = true;
   if (Math.floor(list.at / PAGE) !== list.page) showPage(Math.floor(list.at / PAGE));
@@ -361,8 +361,8 @@ function choose(place, follow = false, queued = false) {
   return shown;
 }
 
-// What the page opens with: the first with its tokens, without going there. It is of the largest group of hints, and its
-// summed |advantages| are the median of the replies there that were not what was wanted.
+// Opens the page on the first turn with tokens, without scrolling to it. In the order "typical", this is a turn of the
+// largest group of hints, with summed |advantages| nearest to the median of the group's replies with reward -1.
 function openFirst() {
   if (reviewing()) nextUndecided();
   if (list.chosen) return;
@@ -380,7 +380,7 @@ function openFirst() {
   showWhole(list.shown[place]);
 }
 
-// A row again, after a decision.
+// Redraws the row of a turn, after a decision.
 function redrawRow(id) {
   for (const button of byId("list").querySelectorAll("button")) {
     const place = Number(button.dataset.place);

@@ -1,7 +1,7 @@
 "use strict";
-// The reviewer's panel beside a turn: what is decided of it, by keys and buttons, and a note.
+// The reviewer's panel of a turn: the decision on it, made by keys or buttons, and a note.
 
-const notes = new Map(); // turn id -> what is typed, of turns that are not decided
+const notes = new Map(); // turn id -> the note that is typed and not saved
 const drafts = new Map(); // turn id -> the hint that is typed and not saved
 
 function placePanel(turn, view) {
@@ -22,7 +22,7 @@ function drawPanel(turn, view) {
       words + " ",
       el("kbd", {}, key),
     );
-  const kept = (id, made) => byId(id) ?? made(), // what is being typed stays
+  const kept = (id, made) => byId(id) ?? made(), // keep the fields, in which somebody may be typing
     edit = kept("edit", () => hintEditor(turn)),
     note = kept("note", () => noteField(turn)),
     typing = [edit, note].some((one) => one.contains(document.activeElement)) ? document.activeElement : null;
@@ -72,7 +72,7 @@ function drawPanel(turn, view) {
   typing?.focus();
 }
 
-// The note goes with the decision; of a turn that is decided it is saved as it is left.
+// The note is saved with the decision; if the turn is decided already, when the field loses the focus.
 function noteField(turn) {
   const field = el("input", {id: "note", type: "text", dir: "auto", maxlength: "10000", autocomplete: "off"});
   field.addEventListener("input", () => notes.set(turn.id, field.value));
@@ -81,7 +81,7 @@ function noteField(turn) {
   return field;
 }
 
-// A text to be edited in a place, and saved with Ctrl+Enter.
+// Puts an editor for a text into `place`; Ctrl+Enter saves.
 function textEditor(place, label, text, save, leave) {
   const area = el("textarea", {"aria-label": label, dir: "auto"});
   area.value = text;
@@ -108,7 +108,7 @@ function textEditor(place, label, text, save, leave) {
   area.focus();
 }
 
-// The place of the editor. A draft is there again, without the focus: the place is not on the page yet.
+// Makes the place of the editor, with the draft if there is one. It gets no focus, as the place is not on the page yet.
 function hintEditor(turn) {
   const place = el("div", {id: "edit", oninput: (event) => drafts.set(turn.id, event.target.value)});
   if (drafts.has(turn.id)) editHint(place);
@@ -135,13 +135,13 @@ function editHint(place = byId("edit")) {
 
 // -- deciding ----------------------------------------------------------------------------------------------------------
 
-// Reward and hint are answered, or there is no hint to answer for.
+// True if the reward is decided, and the hint, too, if the turn has one.
 function isSettled(turn) {
   const review = list.decisions[turn.id];
   return "reward" in review && ("hint" in review || !turn.hint);
 }
 
-// What was decided of this turn, with `change` on top. A field that is not in it stays as the votes have it.
+// Saves the decision on a turn, changed by `change`. Fields that are not in the decision stay as the votes have them.
 function save(turn, change) {
   const before = list.decisions[turn.id] ?? {},
     decision = {chosen: isReviewed(turn.id) ? before.chosen : cameBy(turn)};
@@ -153,7 +153,7 @@ function save(turn, change) {
   put(turn.id, {...decision, ...change}, true);
 }
 
-// Decide, and go to the next turn when nothing is left to decide of this one.
+// Decides, and goes to the next turn if nothing is left to decide on this one.
 function decide(change) {
   const turn = whole.turn;
   if (!reviewing() || !turn || !whole.view) return;
@@ -161,7 +161,7 @@ function decide(change) {
   if (isSettled(turn)) nextUndecided();
 }
 
-// What is not decided is as the votes have it.
+// Accepts the turn: what is not decided stays as the votes have it.
 function accept() {
   const turn = whole.turn;
   if (!reviewing() || !turn || !whole.view) return;
@@ -187,7 +187,7 @@ function undo() {
 
 // -- all turns of a hint -----------------------------------------------------------------------------------------------
 
-// How many of a group's turns are kept, reworded and struck; and the buttons that do it.
+// Counts of a group's turns that are kept, reworded and struck, and the buttons to do so.
 function groupDecision(group, number) {
   const name = wordingOf(number),
     counts = {open: 0, kept: 0, reworded: 0, struck: 0};

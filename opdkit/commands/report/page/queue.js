@@ -1,10 +1,10 @@
 "use strict";
-// What a reviewer does next: the turns that the judge is least certain of, then a random sample; and how far that is.
+// The review queue: the turns that the judge is least certain of, then a random sample; and the progress.
 
-const LEAST_CERTAIN = {most: 30, share: 0.8}; // turns, of which at most such a share of the votes agrees
+const LEAST_CERTAIN = {most: 30, share: 0.8}; // this many turns at most, in which at most this share of votes agrees
 
-// Each turn's place in the order of a review. The sample begins wherever the order of the draw does, so what was decided
-// before counts in it.
+// Sets each turn's place in the order of a review. The sample always begins at the start of the order of the draw, so
+// earlier decisions count in it.
 function orderReview() {
   SORTS.review = ["least certain first, then a random sample", (turn) => turn.place];
   const uncertain = list.turns
@@ -20,10 +20,10 @@ function orderReview() {
   });
 }
 
-// Decided on by itself, not only with all turns of its hint.
+// True if the turn was decided on by itself, not only with all turns of its hint.
 const isReviewed = (id) => Boolean(list.decisions[id]) && list.decisions[id].chosen !== "group";
 
-// How the chosen turn came up, which its decision keeps: a sample holds only what nobody picked.
+// Returns how the turn came up, for its decision: the random sample may only hold turns that nobody picked.
 function cameBy(turn) {
   if (!list.queued || byId("sort").value !== "review" || list.shown.length < list.turns.length) return null;
   return turn.place < 0 ? "uncertain" : "random";
@@ -37,7 +37,7 @@ function nextUndecided() {
   choose(next, false, true);
 }
 
-// Progress, and how often this reviewer and the judge agree on what both gave a reward.
+// Shows the progress, and how often this reviewer agrees with the judge, on turns that both gave a reward.
 function showProgress() {
   const judged = list.turns.filter((turn) => turn.hintStatus !== null),
     reviewed = judged.filter((turn) => isReviewed(turn.id)),

@@ -1,7 +1,7 @@
 "use strict";
-// What came of it: the answer, training curves, before and after, and with what configuration.
+// The results: the answer, training curves, scores before and after, and the configuration.
 
-// Did it get better, what was it taught, what to look at, what was left out: each leads to where it is counted.
+// Did it get better, what was it taught, what to look at, what was left out: each with links to the counts.
 function showAnswer(summary) {
   const found = summary.conclusion;
   fill("answer", ...summary.notices.map((notice) => quoted(notice, "p", "notice said")));
@@ -51,7 +51,7 @@ function showAnswer(summary) {
   );
 }
 
-// What the short names of the tables mean.
+// Short names of the tables -> what they mean.
 const MEANINGS = dictionary({
   "no next state": "nothing in the log follows the reply",
   retry: "the same request came again at once",
@@ -61,7 +61,7 @@ const MEANINGS = dictionary({
   "held out": "of sessions that eval asks about",
 });
 
-// What a level of the funnel loses, where that is no turn.
+// Level of the funnel -> the unit of what it loses, if that is not turns.
 const UNITS = {sessions: ["line", "lines"], turns: ["line", "lines"], "trained replies": ["reply", "replies"]};
 
 // A group of hints, with all of its turns and all of its wordings.
@@ -250,7 +250,7 @@ function showDrift(found) {
   );
 }
 
-// What is measured in one unit is drawn on one scale.
+// The table of scores. Metrics of the same unit are drawn on the same scale.
 function comparison(found, some) {
   const units = dictionary(found.units),
     better = dictionary(found.better),
@@ -308,7 +308,7 @@ const change = (row, digits) =>
     ? MISSING
     : `${clear(row) ? (row.difference > 0 ? "▲ " : "▼ ") : ""}${signed(row.difference, digits)}`;
 
-// Whether a change is for the better: by the direction of its metric, where it has one and there is more than chance.
+// Returns if a change is for the better: by the direction of the metric, if it has one and the change exceeds chance.
 function judged(row, better) {
   const sign = clear(row) ? Math.sign(row.difference) * (better[row.metric] ?? 0) : 0;
   return sign > 0 ? "better" : sign < 0 ? "worse" : "neither";
@@ -318,7 +318,7 @@ function judged(row, better) {
 function interval(row, widest, judgement) {
   const made = el("div", {class: "interval", "aria-hidden": "true"});
   if (row.difference === null || !widest) return made;
-  const at = (x) => `${50 + (46 * x) / widest}%`; // the point itself is some percent wide
+  const at = (x) => `${50 + (46 * x) / widest}%`; // 46 and not 50, as the point is some percent wide
   const zero = el("u"),
     range = el("i"),
     point = el("b", {class: "change " + judgement});

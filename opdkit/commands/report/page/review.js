@@ -1,16 +1,16 @@
 "use strict";
-// `opdkit review`: the decisions of this page and their way to the server. They wait here until the server has them:
-// nothing is lost when it is gone for a while. What another window decided meanwhile is shown, and never overwritten
-// unseen.
+// `opdkit review`: the decisions of this page, and how they are sent to the server. They wait here until the server has
+// them, so nothing is lost if the server is away for a while. Decisions of another window are shown, and never
+// overwritten unseen.
 
-const unsent = new Map(); // turn id, or "group N" -> {body, seen}: what the server does not have yet
-const conflicts = new Map(); // of the same: {body, newer}: what it did not take, and the decisions that it has
-const before = []; // [turn id, the decision before, the one that this page made], for undo
+const unsent = new Map(); // turn id, or "group N" -> {body, seen}: decisions that the server does not have yet
+const conflicts = new Map(); // same key -> {body, newer}: the refused decision, and the server's newer ones
+const before = []; // [turn id, the decision before, the decision of this page], for undo
 const RETRY = 3000; // milliseconds
-const LONGEST = 20_000; // characters of a decision; three bytes each still reach the server whole
+const LONGEST = 20_000; // characters of a decision; at three bytes each it is still under the server's limit
 let sending = false;
 let seen = -1; // number of the last decision that this page knows
-let refusedTurn = null; // whose last decision the server did not take
+let refusedTurn = null; // turn or group whose last decision the server refused
 
 const reviewing = () => Boolean(data?.summary.review);
 
@@ -38,7 +38,7 @@ async function ask(method, path, body) {
   if (answer.ok && found !== null) return found;
   const words = found?.error || `The server answered ${answer.status}.`;
   if (answer.status === 409) throw new Conflict(words, found);
-  // A server that was started again knows another token, and a full disk can be emptied: neither is the last word.
+  // A restarted server has another token, and a full disk can be emptied: such errors may pass, so it tries again.
   if (answer.status === 403 || answer.status >= 500) throw new NotNow(words);
   throw new Error(words);
 }
@@ -61,7 +61,7 @@ const fetchView = async (id) => {
 
 // -- deciding ----------------------------------------------------------------------------------------------------------
 
-// `decision` of a turn holds what is decided; null withdraws it.
+// Sets the decision on a turn, and sends it; null withdraws the decision.
 function put(id, decision, undoable) {
   const last = list.decisions[id] ?? null;
   const action = decision === null ? "strike" : "set";
@@ -72,13 +72,13 @@ function put(id, decision, undoable) {
   send();
 }
 
-// What a decision says and who says it; the same of this page's decision and of the server's copy of it.
+// The content and the reviewer of a decision, as text: equal for a decision of this page and the server's copy of it.
 function contentOf(decision) {
   const {reviewer, reward, hint, note} = decision ?? {};
   return JSON.stringify({reviewer, reward, hint, note: note || undefined});
 }
 
-// As the server will have it.
+// Shows a decision as the server will return it.
 function showLocally(id, decision) {
   const voted_reward = list.byId.get(id)?.reward ?? null;
   if (decision === null) delete list.decisions[id];
@@ -89,12 +89,12 @@ function showLocally(id, decision) {
 function decideGroup(number, decision) {
   const turns = list.groups[number].map((turn) => turn.id);
   unsent.set(`group ${number}`, {body: {group: wordingOf(number), ...decision}, seen, turns});
-  before.length = 0; // what was decided before is no longer the last of its turns
+  before.length = 0; // no earlier decision can be undone: it is no longer the last of its turn
   drawGroups(data.summary.hints);
   send();
 }
 
-// Everything that shows a decision, again.
+// Redraws everything that shows the decisions on these turns.
 function redecided(ids) {
   const [id] = ids;
   if (ids.length === 1)
@@ -121,7 +121,7 @@ function problem(words) {
 
 // -- sending -----------------------------------------------------------------------------------------------------------
 
-// One decision after the other, the latest of each turn; tried again until the server has it.
+// Sends the decisions one after the other, only the latest of each turn; tries again until the server has them.
 async function send() {
   if (sending) return;
   sending = true;
@@ -133,7 +133,7 @@ async function send() {
         const answer = await ask("POST", "/api/reviews", {...entry.body, seen: entry.seen});
         if (key === refusedTurn) refusedTurn = null;
         if (unsent.get(key) === entry) unsent.delete(key);
-        // What was decided here meanwhile was decided in the knowledge of this one, and nothing came between.
+        // Decisions made here since then have seen this one, and no other came between.
         for (const other of entry.turns ?? [key]) if (unsent.has(other)) unsent.get(other).seen = answer.last;
         receive(answer, id);
       } catch (error) {
@@ -143,7 +143,7 @@ async function send() {
           return;
         }
         if (error instanceof Conflict) {
-          const {body} = unsent.get(key) ?? entry; // it may have been decided again since
+          const {body} = unsent.get(key) ?? entry; // the reviewer may have decided again since
           unsent.delete(key);
           conflicts.set(key, {body, turns: entry.turns, newer: error.answer.newer, words: error.message});
           receive(error.answer, id);
@@ -157,7 +157,7 @@ async function send() {
   }
 }
 
-// The decisions that the server has, other windows' too; those of this page that wait stay on top.
+// Takes over the server's decisions, also of other windows, except on turns whose decision still waits here.
 function receive(answer, id) {
   const changed = Object.entries(answer.reviews).filter(([one]) => !unsent.has(one));
   for (const [one, review] of changed) {
@@ -168,7 +168,7 @@ function receive(answer, id) {
   redecided([...new Set([...(id === undefined ? [] : [id]), ...changed.map(([one]) => one)])]);
 }
 
-// What the server does not take is not kept as if it had: the decisions are those that it has.
+// Drops a decision that the server refused, and shows the server's decisions again.
 async function refused(key, entry, words) {
   const {turn_id: id, hint} = entry.body;
   if (unsent.get(key) === entry) unsent.delete(key);
@@ -177,10 +177,10 @@ async function refused(key, entry, words) {
   try {
     await readDecisions();
   } catch {
-    /* the next answer will tell */
+    /* the next answer has them */
   }
   redecided(id === undefined ? [] : [id]);
-  if (id !== undefined && typeof hint === "string") drafts.set(id, hint); // what was typed stays
+  if (id !== undefined && typeof hint === "string") drafts.set(id, hint); // keep the typed hint
   if (drafts.has(id) && whole.turn?.id === id) editHint();
   problem(`Not saved: ${words}`);
   byId("unsent").replaceChildren("A decision on ", quoted(id ?? entry.body.group), " was not saved: ", quoted(words));
@@ -188,7 +188,7 @@ async function refused(key, entry, words) {
 }
 
 function showUnsent(words) {
-  if (!words && refusedTurn !== null) return; // that one is still to be mended
+  if (!words && refusedTurn !== null) return; // the message about the refused decision stays
   byId("unsent").hidden = !words;
   byId("unsent").textContent = words
     ? words +
@@ -208,7 +208,7 @@ const spelledOut = (decision) =>
     .filter(Boolean)
     .flatMap((words, place) => [place ? ", " : "", words]);
 
-// Both decisions of each turn that was decided on twice, to choose from.
+// Shows both decisions on each turn that two windows decided on, to choose from.
 function showConflicts() {
   const place = byId("conflicts") ?? el("div", {id: "conflicts", class: "notice", role: "alert"});
   if (!place.parentNode) byId("unsent").after(place);
@@ -259,12 +259,12 @@ async function startReview() {
   document.addEventListener("visibilitychange", lookAgain);
 }
 
-// Whoever comes back to the page sees what others decided meanwhile.
+// Reads the decisions of others when the reviewer comes back to the page.
 async function lookAgain() {
   if (document.hidden || unsent.size) return;
   try {
     await readDecisions();
   } catch {
-    return; // the next decision will tell
+    return; // the answer to the next decision has them
   }
 }

@@ -66,7 +66,7 @@ const reasons = (level) =>
     ? level.dropped.map(([why, n], place) => [place ? ", " : "", quoted(why), " ", lostLink(level, why, n)])
     : MISSING;
 
-// What a stage counted beside rows and the list can show: the filters, else null.
+// Returns the filters that show what a counter of a stage counts; null if the list cannot show it.
 function counted(stage, name) {
   if (stage === "extract" && name.startsWith("skipped: ")) return {skip: name.slice("skipped: ".length)};
   if (stage === "judge" && name.startsWith("rewards: ")) return {voted: name.slice("rewards: ".length)};
@@ -86,7 +86,7 @@ const rewardRows = (counts, filters = () => null) =>
     kind,
     filters(value),
   ]);
-// [value, count] rows whose count leads to the turns with this value of a property.
+// Turns [value, count] rows into rows whose count links to the turns with this value of a property.
 const linkedRows = (rows, property) => rows.map(([value, n]) => [value, n, "", {[property]: value}]);
 const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
 
@@ -187,7 +187,7 @@ function showAdvantages(advantages) {
   );
 }
 
-// Reply lengths double from row to row. The bar shows the shares of the rewards; the numbers say of how many replies.
+// Reply lengths double from row to row. The bar shows the shares of the rewards, the numbers the counts of replies.
 function showRewardsByLength(found) {
   if (!found) return;
   const kinds = REWARDS.filter(([value]) => value !== "none"),
@@ -230,7 +230,7 @@ function stackedBar(parts) {
 
 // -- who decides -------------------------------------------------------------------------------------------------------
 
-// key, words, filters that show what is counted
+// [key, words, filters that show what is counted]
 const SHARED = [
   ["sessions", "sessions", {}],
   ["turns", "turns", {}],

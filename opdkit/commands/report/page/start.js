@@ -80,7 +80,7 @@ function arrange() {
   addEventListener("hashchange", () => follow(location.hash));
 }
 
-// A link to turns sets the filters, one into the accounts opens them.
+// A link to turns sets the filters; a link into the accounts opens them.
 function follow(hash) {
   if (hash?.startsWith("#turns?")) return filterBy(hash);
   const target = hash?.length > 1 && byId(hash.slice(1));
@@ -137,7 +137,7 @@ async function start() {
     clearTimeout(resized);
     resized = setTimeout(redrawCharts, 150);
   });
-  const {hash} = location; // as the reader gave it: to open a turn changes it
+  const {hash} = location; // read first, because opening a turn changes it
   if (!hash.startsWith("#turns?")) openFirst();
   follow(hash);
   document.documentElement.dataset.ready = "true";

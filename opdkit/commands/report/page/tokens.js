@@ -1,7 +1,7 @@
 "use strict";
-// The tokens of a reply, each in the colour of its advantage and with a line under it that says the same.
+// The tokens of a reply, each with a colour for its advantage, and an underline for readers who cannot see the colour.
 
-const STEPS = [0.1, 0.5, 1.5]; // nats: from here on a token is marked weakly, clearly, strongly
+const STEPS = [0.1, 0.5, 1.5]; // |advantage| (nats) from which a token is marked weakly, clearly, strongly
 
 const strength = (a) => STEPS.filter((step) => Math.abs(a) >= step).length;
 
@@ -105,7 +105,7 @@ function tokenOf(token) {
   );
 }
 
-// The text of a token with its line breaks and tabs to be seen, and still breaking the line.
+// The text of a token with visible signs for line breaks and tabs, which keep their effect.
 function spelled(text) {
   return text
     .split(/(\n|\t)/)
@@ -151,7 +151,7 @@ function tokenFacts(token, at) {
   ];
 }
 
-// What the teacher would have said in place of a token that it finds clearly less likely, or null.
+// The token that the teacher prefers to a token that it finds clearly less likely, or null.
 function instead(token) {
   const [text] = token.likely?.teacher[0] ?? [];
   return text !== undefined && text !== token.text && token.advantage <= -STEPS[1] ? text : null;

@@ -15,7 +15,7 @@ async function showWhole(turn) {
   } catch (error) {
     problem = error.message;
   }
-  if (whole.turn !== turn) return; // another one was chosen meanwhile
+  if (whole.turn !== turn) return; // another turn was chosen meanwhile
   whole.view = view ?? null;
   place.replaceChildren(
     ...heading(turn),
@@ -28,7 +28,7 @@ async function showWhole(turn) {
 
 const heading = (turn) => [el("h3", {class: "said"}, said(turn.id)), el("p", {class: "badges"}, badges(turn))];
 
-// What the list knows of a turn that is not in the file whole.
+// Shows what the list knows of a turn, if the file does not have it whole.
 function inShort(turn) {
   const run = shellWord(data.summary.run),
     line = (role, text, kind) =>
@@ -100,7 +100,7 @@ function factsOf(view) {
 
 // -- conversation ------------------------------------------------------------------------------------------------------
 
-// From the user's last request on; what was said before is folded away.
+// The conversation from the user's last request on; earlier messages are folded away.
 function conversation(view) {
   const missing = view.earlier || 0,
     reply = view.message_index - missing;
