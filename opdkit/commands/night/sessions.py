@@ -30,7 +30,7 @@ from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 from opdkit.store.turn_ids import is_held_out
 
 NIGHTS = 30  # most recent earlier nights to draw sessions from, so that a night's cost does not grow with the home
-MOST_TESTS = 200  # held-out sessions of earlier nights that one night tests with, at most
+MOST_TESTS = 200  # sessions that a night tests with, at most: held-out ones, and in a retest as many logged since
 _CALM_TESTS = 4  # at least one in this many has no complaint, if there are enough: the gate needs such tests
 
 Sessions = dict[str, list[NightSession]]  # id -> one version per night that read the session, the latest first
