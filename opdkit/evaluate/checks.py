@@ -160,13 +160,7 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
     Raises ConfigError that names the file and the line of the first bad row.
     """
     prompts, misspelt = dict[str, HeldOutPrompt](), dict[str, str]()
-    text, unit = read_text(path, "--prompts"), "line"
-    lines = text.split("\n")  # splitlines() also splits at U+2028, which JSON text may hold
-    if text.lstrip().startswith("["):
-        try:
-            unit, lines = "record", [json.dumps(row) for row in json.loads(text)]
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"--prompts {path} begins like a JSON array, but is not one: {error}") from error
+    unit, lines = read_prompt_lines(path)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -189,6 +183,20 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
     if not prompts:
         raise ConfigError(f"--prompts {path} holds no prompts")
     return list(prompts.values())[:limit]
+
+
+def read_prompt_lines(path: Path) -> tuple[str, list[str]]:
+    """Return the word for a row in messages, and the rows of a file of prompts as JSON: its lines, or its array's items.
+
+    Raises what `read_text` raises, and ConfigError for a broken array.
+    """
+    text = read_text(path, "--prompts")
+    if not text.lstrip().startswith("["):
+        return "line", text.split("\n")  # splitlines() also splits at U+2028, which JSON text may hold
+    try:
+        return "record", [json.dumps(row) for row in json.loads(text)]
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--prompts {path} begins like a JSON array, but is not one: {error}") from error
 
 
 def _parse_prompt(row: JSON, line: int, function: PythonFunction | None) -> HeldOutPrompt:

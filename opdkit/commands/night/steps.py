@@ -30,14 +30,14 @@ from opdkit.commands.night.sessions import (
 from opdkit.commands.night.turned import NightSession
 from opdkit.commands.report.command import run as write_report
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import JSON, StageConfig, read_text
+from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.gate import GateConfig
 from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.console import counted, printable, say, stdout, verb, warn
 from opdkit.errors import AnotherPlanError, ConfigError, NoPromptsError, NothingLearnedError, OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, compute_chance_of_rise
-from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.checks import read_prompt_lines, read_prompts
 from opdkit.evaluate.conclusion import WHERE, choose_shares
 from opdkit.evaluate.from_log import write_log_prompts
 from opdkit.evaluate.gate import Sums, measure_shares, sum_units
@@ -330,12 +330,12 @@ def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share
     mined, own = list[JSON](), list[JSON]()
     try:
         path = write_log_prompts(evaluation, {"before": student, "after": student}, share)
-        mined = read_json_lines(path, "--from-log")
+        mined = read_prompt_rows(path)
     except NoPromptsError:
         say("no session that is kept out makes a prompt")
     if config.prompts is not None:
         ids = [prompt.id for prompt in read_prompts(Path(config.prompts))]  # "line-N" if a row has none
-        rows = read_json_lines(Path(config.prompts), "--prompts")
+        rows = read_prompt_rows(Path(config.prompts))
         own = [row | {"id": name} for name, row in zip(ids, rows, strict=True)]
     names = {row["id"] for row in own}
     rows = [*(row for row in mined if row["id"] not in names), *own]
@@ -349,7 +349,6 @@ def write_tests(config: NightConfig, evaluation: EvalConfig, student: str, share
     return tests if rows else None
 
 
-def read_json_lines(path: Path, flag: str) -> list[JSON]:
-    """Return the rows of a JSON Lines file."""
-    lines = read_text(path, flag).split("\n")  # splitlines() would also split within JSON strings
-    return [json.loads(line) for line in lines if line.strip()]
+def read_prompt_rows(prompts: Path) -> list[JSON]:
+    """Return the rows of a file of prompts."""
+    return [json.loads(line) for line in read_prompt_lines(prompts)[1] if line.strip()]

@@ -77,6 +77,21 @@ def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
     assert [prompt.id for prompt in read_prompts(tests)] == [row["id"] for row in expected]
 
 
+def test_prompts_of_a_json_array_are_tests_of_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": f"When is {n}?", "check": {"match": ["now"]}} for n in "ab"]
+    (tmp_path / "prompts.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    (tmp_path / "from-log.jsonl").write_text("", encoding="utf-8")
+    monkeypatch.setattr(steps, "write_log_prompts", lambda *_: tmp_path / "from-log.jsonl")
+    monkeypatch.setattr(steps, "read_judge_options", lambda _: {})
+    night = Home(tmp_path / "home").night(1)
+    night.folder.mkdir(parents=True)
+    config = options(tmp_path, prompts=str(tmp_path / "prompts.json"))
+    tests = steps.write_tests(config, EvalConfig(run=night.folder), "m", 0.2)
+    assert tests is not None
+    written = list(map(json.loads, tests.read_text().splitlines()))
+    assert written == [row | {"id": f"line-{n}"} for n, row in enumerate(rows, 1)]
+
+
 def test_a_model_that_was_taken_back_is_not_trained_again_at_once(tmp_path: Path) -> None:
     home = Home(tmp_path)
     wrong = [chat(f"Please describe car {n} in short", f"It is {n}.", "Please use French instead.", "Oui.", "Thanks!")
