@@ -186,7 +186,7 @@ def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | N
 
 
 def read_prompt_lines(path: Path) -> tuple[str, list[str]]:
-    """Return the word for a row in messages, and the rows of a file of prompts as JSON: its lines, or its array's items.
+    """Return the word for a row in messages, and the rows of a file of prompts as JSON: lines, or items of an array.
 
     Raises what `read_text` raises, and ConfigError for a broken array.
     """
