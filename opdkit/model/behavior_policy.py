@@ -1,4 +1,4 @@
-"""Behaviour policy, the model that wrote the log: is it the student? Nothing heavy is imported."""
+"""Checks of the behaviour policy (the model that wrote the log) and of its logged log-probs. No heavy imports."""
 
 import contextlib
 import json
@@ -17,10 +17,10 @@ _WITH_DIGEST = re.compile(r".*(@[0-9a-f]{12})")
 
 
 def list_student_names(model: str, files: Mapping[str, str], served_as: Sequence[str] = ()) -> frozenset[str]:
-    """Return the names by which a log may know the student.
+    """Return the names under which a log may list the student, normalized.
 
-    They are the name as passed, the folder's name, `_name_or_path` of its config.json, its `name_weights`, and those of
-    `--served-as`. `files` (file name -> digest) comes from `identify_model`.
+    These are the name as passed, the folder's name, `_name_or_path` in config.json, `name_weights`, and the
+    `--served-as` names. `files` (file name -> digest) comes from `identify_model`.
     """
     folder, config = Path(model), None
     names: list[Any] = [model, name_weights(model, files), *served_as]
@@ -32,11 +32,11 @@ def list_student_names(model: str, files: Mapping[str, str], served_as: Sequence
 
 
 def find_unusable_reason(logprobs: Sequence[float], ids: Sequence[int] | None) -> str | None:
-    """Return why logged log-probs of a reply cannot be used; None where they can.
+    """Return why logged log-probs of a reply cannot be used; None if they can.
 
-    `ids` are the logged tokens, or None where the reply had to be encoded again. No policy is certain of every token of
-    a reply: where all log-probs are exactly 0.0, a logger or a server wrote 0.0 for "not recorded", or sampled greedily
-    and logged the probability 1 of that. A single token can have probability 1.
+    `ids` are the logged tokens, or None if the reply had to be encoded again. No policy is certain of every token of a
+    reply. If all log-probs are exactly 0.0, a logger or server wrote 0.0 for "not recorded", or sampled greedily and
+    logged each choice with probability 1. A single token can have probability 1, so a reply of one token passes.
     """
     if ids is None or len(logprobs) != len(ids):
         return "of other tokens"
@@ -46,12 +46,12 @@ def find_unusable_reason(logprobs: Sequence[float], ids: Sequence[int] | None) -
 
 
 def is_other_model(logged: str | None, student: frozenset[str]) -> bool:
-    """Return whether a log names a model other than the student; False where it names none."""
+    """Return whether a log names a model other than the student; False if it names none."""
     return bool(logged) and _normalize(logged or "") not in student
 
 
 def describe_off_policy(sessions: Mapping[str, int], model: str) -> str | None:
-    """Return a warning about sessions of other models (name -> number of sessions); None where there are none."""
+    """Return a warning about sessions of other models (name -> number of sessions); None if there are none."""
     if not sessions:
         return None
     names = sorted(sessions, key=lambda name: (-sessions[name], name))

@@ -1,6 +1,6 @@
 """Comparison of two models on the same replies: log-probs under both, and the KL between them.
 
-Shapes: N response tokens, n of one slice of them, V vocabulary. Nats, at temperature 1.
+Shapes: N response tokens, n of those N in one slice, V vocabulary. Log-probs and KL are in nats, at temperature 1.
 """
 
 import math
@@ -18,7 +18,7 @@ from opdkit.model.windows import depends_on_length
 
 @dataclass(frozen=True)
 class Shift:
-    """Sums of log-probs, and of KL(before || after), over the tokens of one reply or passage (nats)."""
+    """Sums over the tokens of one reply or passage: log-probs under both models, and KL(before || after), in nats."""
 
     tokens: int
     before: float
@@ -27,7 +27,7 @@ class Shift:
 
     @property
     def mean_kl(self) -> float | None:
-        """KL per token; None where it is not finite."""
+        """KL per token; None if it is not finite."""
         return self.kl / self.tokens if math.isfinite(self.kl) else None
 
 
@@ -70,5 +70,5 @@ def _measure_batch(models: tuple[Any, Any], sequences: list[PromptResponse]) -> 
 def kl_divergence(logits_p_NV: Tensor, logits_q_NV: Tensor) -> Tensor:
     """Return KL(p || q) of two softmaxes over the whole vocabulary (nats, [N])."""
     p_NV, q_NV = logits_p_NV.log_softmax(-1), logits_q_NV.log_softmax(-1)
-    # Where p is 0 the term is 0, also where both logits are -inf and their difference is NaN.
+    # A term is 0 if p is 0, even if both logits are -inf and their difference is NaN.
     return torch.where(p_NV.isneginf(), 0.0, p_NV.exp() * (p_NV - q_NV)).sum(-1)

@@ -1,4 +1,4 @@
-"""Fused small operations: what the layers of a model compute between their matrix products, with torch.compile."""
+"""Fusion, with torch.compile, of the small operations between the matrix products of a model's layers."""
 
 import sys
 from typing import Any
@@ -8,9 +8,9 @@ from torch import nn
 
 
 def compile_small_operations(model: nn.Module) -> None:
-    """Let torch.compile fuse norms, MLPs and the rotation of positions; the first passes then take longer.
+    """Let torch.compile fuse norms, MLPs and rotary position embeddings; the first forwards then take longer.
 
-    Attention and whole layers are left alone: they have other arguments in each pass, and would be compiled each time.
+    Attention and whole layers stay uncompiled: their arguments differ in each forward, so each would compile again.
     """
     modules = set[str]()
     for module in model.modules():

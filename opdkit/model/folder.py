@@ -1,4 +1,4 @@
-"""Checks and names of model folders. Nothing heavy is imported."""
+"""Checks and names of model folders. No heavy imports."""
 
 import contextlib
 import hashlib
@@ -16,9 +16,9 @@ MERGE = "merge it into its model first (peft: merge_and_unload, then save_pretra
 
 
 def check_is_here(name: str, *, asks_hub: bool = True) -> None:
-    """Raise OpdkitError for a file, for a path where nothing is, and for a name that the hub lacks.
+    """Raise OpdkitError if `name` is a file, a path that does not exist, or a name that the hub does not have.
 
-    The hub is asked once, unless a model of that name was downloaded: without network, its library asks for a minute.
+    The hub gets one request, or none if its cache has the model: without a network, its library retries for a minute.
     """
     path = Path(name)
     if path.is_file():
@@ -32,17 +32,17 @@ def check_is_here(name: str, *, asks_hub: bool = True) -> None:
 
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"))
-    except Exception as error:  # of the client for HTTP, too
+    except Exception as error:  # the HTTP client has errors of its own
         if isinstance(error, HfHubHTTPError) and not isinstance(error, RepositoryNotFoundError):
-            return  # there is a tokenizer alone, or the server is busy: loading says so, or waits
-        why = " ".join(str(error).split("\n\n")[-1].split())  # the paragraph before it has the number of the request
+            return  # only a tokenizer there, or the hub is busy: loading will report the former and wait for the latter
+        why = " ".join(str(error).split("\n\n")[-1].split())  # the paragraph before holds the request's id
         raise OpdkitError(f"{name} is neither a folder here, nor can it be fetched from the hub: {why}") from error
 
 
 def check_model_folder(name: str, *, asks_hub: bool = True) -> None:
-    """Raise OpdkitError, saying what the path holds and what to pass instead, unless it is a model folder.
+    """Raise OpdkitError unless `name` is a model folder; the message says what it holds and what to pass instead.
 
-    A name on the hub passes where `check_is_here` lets it through. Without `asks_hub`, every name does.
+    A name on the hub passes if `check_is_here` accepts it. Without `asks_hub`, every such name passes.
     """
     check_is_here(name, asks_hub=asks_hub)
     if not (path := Path(name)).is_dir():
@@ -59,39 +59,39 @@ def check_model_folder(name: str, *, asks_hub: bool = True) -> None:
 
 
 def find_file(model: str, name: str) -> Path | None:
-    """Return a file of a model, in its folder or in the hub's cache; None where it is in neither."""
+    """Return the path of a model's file, in its folder or in the hub's cache; None if it is in neither."""
     if Path(model).is_dir():
         return path if (path := Path(model) / name).is_file() else None
     from huggingface_hub import try_to_load_from_cache  # imported here: a folder needs no hub
 
-    with contextlib.suppress(ValueError):  # neither a path nor a name on the hub
+    with contextlib.suppress(ValueError):  # not a valid name on the hub either
         cached = try_to_load_from_cache(model, name)
         return Path(cached) if isinstance(cached, str) else None
     return None
 
 
 def check_stages(stages: Collection[StageConfig], *, asks_hub: bool = True) -> None:
-    """Raise OpdkitError for one among the models of these stages that is not there, and what the stages raise.
+    """Raise OpdkitError if a model of these stages is missing, and the errors of their `check_inputs`.
 
-    A command that runs several stages calls it before the first of them. Without `asks_hub`, names on the hub pass.
+    A command that runs several stages calls this before the first. With `asks_hub` False, names on the hub pass.
     """
     models = dict.fromkeys(model for stage in stages for model in list_models(stage))
     for model in models:
         check_model_folder(model, asks_hub=False)
     for stage in stages:
         stage.check_inputs()
-    for model in models if asks_hub else ():  # last: it takes longer
+    for model in models if asks_hub else ():  # last, since requests take longer
         check_is_here(model)
 
 
 def pin_model(name: str) -> JSON:
-    """Return the identity of a model, for a plan. Raises OpdkitError unless it is a model folder or on the hub."""
+    """Return the identity of a model, for a plan. Raises OpdkitError unless `name` is a model folder or on the hub."""
     check_model_folder(name)
     return identify_model(name)
 
 
 def read_config(folder: Path) -> JSON:
-    """Return the config.json of a model folder. Raises OpdkitError when it is damaged."""
+    """Return the config.json of a model folder. Raises OpdkitError if it cannot be read or has no model_type."""
     path = folder / "config.json"
     config = _read_object(path)
     if not isinstance(config.get("model_type"), str):
@@ -102,7 +102,7 @@ def read_config(folder: Path) -> JSON:
 
 
 def _read_object(path: Path) -> JSON:
-    """Return the JSON object in a file; {} for other JSON. Raises OpdkitError when it is damaged."""
+    """Return the JSON object in a file; {} for other JSON. Raises OpdkitError if it cannot be read."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -111,7 +111,7 @@ def _read_object(path: Path) -> JSON:
 
 
 def _advise_on_pickle(folder: Path) -> str:
-    """Return what to do about the pickled weights of a folder; "" without any."""
+    """Return what to do about the pickled weights of a folder; "" if it has none."""
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     advice = "can run code when it is read: where you trust its source, convert it to safetensors (save_pretrained)"
     return f"; {pickles[0]} is a pickle, which {advice}" if pickles else ""
@@ -128,7 +128,7 @@ def name_weights(model: str, files: Mapping[str, str]) -> str:
 
 
 def digest_weights(files: Mapping[str, str]) -> str | None:
-    """Return one digest of config.json and the weights, the files that determine log-probs; None without `files`."""
+    """Return one digest of config.json and the weights, the files that determine log-probs; None without them."""
     decisive = {name: f for name, f in files.items() if name == "config.json" or name.endswith(".safetensors")}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12] if decisive else None
 

@@ -36,14 +36,14 @@ from opdkit.model.folder import MERGE, check_is_here, check_model_folder, read_c
 from opdkit.model.memory import TooLargeError, find_state, is_out_of_memory
 
 transformers_logging.disable_progress_bar()  # while weights load; opdkit shows its own progress
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel for CPUs whenever it is imported
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # otherwise each import warns about a CPU kernel
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder or a hub name.
 
-    Raises OpdkitError when it is missing, and ConfigError when it has no fast backend (`tokenizer.json`): only that
-    keeps text from logs apart from control tokens.
+    Raises OpdkitError when it is missing, and ConfigError when it has no fast backend (`tokenizer.json`), which opdkit
+    needs to keep text from logs apart from control tokens.
     """
     path, any_of = Path(name), ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
     check_is_here(name)
@@ -53,7 +53,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         _check_class(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # the library raises anything, from OSError to errors of the Rust parser
+    except Exception as error:  # the library may raise anything, from OSError to errors of the Rust parser
         raise OpdkitError(f"the tokenizer of {name} cannot be loaded: {_first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ConfigError(f"the tokenizer of {name} is not a fast one; save it once with a tokenizer.json beside it")
@@ -63,15 +63,15 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def load_template(name: str, template_args: Sequence[str], student: Chat | None = None) -> Chat:
     """Load the chat template of a model, with the arguments of `--template-arg` and all tokens that end its replies.
 
-    The model of a `student` must have the same tokenizer; where it has no template, the student's is returned. Raises
-    what `load_tokenizer` and `check_same_tokenizer` do.
+    With `student`, both tokenizers must be the same, and `student` itself is returned if the model has no template.
+    Raises what `load_tokenizer` and `check_same_tokenizer` raise.
     """
     tokenizer, eos_ids = load_tokenizer(name), None
     if student is not None:
         check_same_tokenizer(student.tokenizer, tokenizer)
         if not tokenizer.chat_template:
             return student
-    with contextlib.suppress(OSError, ValueError):  # there is a tokenizer alone
+    with contextlib.suppress(OSError, ValueError):  # the folder may hold only a tokenizer
         try:
             eos_ids = GenerationConfig.from_pretrained(name).eos_token_id
         except OSError:
@@ -80,7 +80,7 @@ def load_template(name: str, template_args: Sequence[str], student: Chat | None 
     return Chat(tokenizer, parse_pairs(template_args, "--template-arg"), eos_ids)
 
 
-# Ends of the names of tensors that quantized weights are multiplied with.
+# Suffixes of the names of tensors by which quantized weights are multiplied.
 _SCALES = ("scale", "scale_inv", "scales", "absmax")
 
 
@@ -96,18 +96,18 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal language model in evaluation mode, from safetensors. Code in the folder is never run.
 
-    `device` and `dtype` are as `resolve_device` and `resolve_dtype` take them. With `load_in_4bit`, linear layers but
-    the output layer are quantized while they load, and compute in `dtype`, which the other weights have.
-    `device_map` spreads the layers over devices as accelerate does: "auto" is all GPUs, then main memory, then disk; a
-    dict maps layer names to devices. With `tensor_parallel` each process of the default process group holds a share of
-    every layer. With `compiled`, small operations are fused in the first passes.
+    `device` and `dtype` are passed to `resolve_device` and `resolve_dtype`. With `load_in_4bit`, linear layers except
+    the output layer are quantized while loading; they compute in `dtype`, the dtype of all other weights. `device_map`
+    spreads the layers over devices as accelerate does: "auto" fills all GPUs, then main memory, then disk; a dict maps
+    layer names to devices. With `tensor_parallel`, each process of the default process group holds a share of every
+    layer. With `compiled`, small operations are fused in the first forwards.
 
-    Raises OpdkitError, naming what is missing, when `name` is not a model, and ConfigError for a missing device.
+    Raises OpdkitError, naming what `name` lacks, ConfigError for a missing device, TooLargeError if memory runs out.
     """
     check_model_folder(name)
     place = resolve_device(device)
     weights_dtype = resolve_dtype(dtype, place)
-    options: dict[str, Any] = {}  # None as a value would hide what the folder says
+    options: dict[str, Any] = {}  # no None values: they would override the folder's configuration
     if load_in_4bit:
         if PreTrainedConfig.get_config_dict(name)[0].get("quantization_config"):
             raise ConfigError(f"--load-in-4bit: the weights of {name} are quantized already; pass the unquantized "
@@ -115,12 +115,12 @@ def load_model(
         # NF4 with quantized scales, as QLoRA has it (Dettmers et al. 2023).
         nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": weights_dtype}
         options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **nf4)
-        device_map = device_map or {"": str(place)}  # such weights are not moved: they are loaded where they stay
+        device_map = device_map or {"": str(place)}  # 4-bit weights are not moved later: load them onto their device
     if device_map:
         options["device_map"] = device_map
     if tensor_parallel:
         options["distributed_config"] = DistributedConfig(tp_plan="auto")
-    if place.type == "cuda":  # it plans a kernel for each new length of a batch, which takes longer than to read it
+    if place.type == "cuda":  # cuDNN plans a kernel for each new batch length, which takes longer than the forward
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         _check_class(name)
@@ -139,7 +139,7 @@ def load_model(
             raise OpdkitError(f"{name}: the scales of its quantized weights were not read, such as {scales[0]}; pass "
                               "the unquantized model")  # fmt: skip
         for layer in (module for module in model.modules() if hasattr(module, "support_avx512bf16_for_cpu")):
-            # Else bitsandbytes repacks weights on a CPU in evaluation mode, which rounds, and loses later gradients.
+            # Otherwise, in evaluation mode on a CPU, bitsandbytes repacks (rounds) weights and loses later gradients.
             layer.support_avx512bf16_for_cpu = False
         find_state(model).lockstep = tensor_parallel
         if compiled:
@@ -155,16 +155,16 @@ def load_model(
 
 
 def find_cache_name(model: Any) -> str:
-    """Return the argument of the model's forward that takes its cache; the output has it under the same name.
+    """Return the name of the forward's cache argument; the output holds the cache under the same name.
 
-    It is `cache` since transformers 5.24. The names before warn there, and some models with a state ignore them.
+    It is `cache` since transformers 5.24, which warns of older names; some models with a state ignore the older names.
     """
     parameters = signature(model.forward).parameters
     return next((name for name in ("cache", "cache_params") if name in parameters), "past_key_values")
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
-    """Return a model without its weights, on torch's device "meta": it has the sizes and limits, and cannot compute.
+    """Return a model without its weights, on torch's device "meta": it has sizes and limits but cannot compute.
 
     Raises what `load_model` raises for a folder that is not a model.
     """
@@ -174,7 +174,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        with contextlib.suppress(OSError):  # a folder without it has the configuration's
+        with contextlib.suppress(OSError):  # without that file, the model configuration's values stay
             model.generation_config = GenerationConfig.from_pretrained(name)
     except OpdkitError:
         raise
@@ -192,14 +192,14 @@ def count_quantized(name: str) -> int:
 
 
 def find_input_device(model: nn.Module) -> torch.device:
-    """Return the device for the token ids that a model reads: the first one where it is spread over several."""
-    hook = getattr(model, "_hf_hook", None)  # accelerate's; parameters that wait on disk have no device
+    """Return the device on which a model expects token ids: the first if it is spread over several."""
+    hook = getattr(model, "_hf_hook", None)  # set by accelerate; parameters offloaded to disk have no device
     device: torch.device = model.device if hook is None else torch.device(hook.execution_device)
     return device
 
 
 def _check_class(name: str) -> None:
-    """Raise OpdkitError unless transformers itself has a class for a model, in a folder or on the hub."""
+    """Raise OpdkitError unless transformers itself has a class for a model, and no adapter lies beside it."""
     folder = Path(name)
     config = read_config(folder) if folder.is_dir() else PreTrainedConfig.get_config_dict(name)[0]
     if (kind := config.get("model_type")) not in transformers.CONFIG_MAPPING:
@@ -216,10 +216,10 @@ def _first_line(error: Exception) -> str:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device of a `--device`. Raises ConfigError when it does not exist here.
+    """Return the torch device for a `--device` value. Raises ConfigError if it does not exist on this machine.
 
-    "auto" is this process's GPU (LOCAL_RANK), else Apple's (MPS), else the CPU. Several processes of one Mac take the
-    CPU: gloo, which they exchange gradients with, cannot read the memory of its GPU.
+    "auto" is this process's GPU (LOCAL_RANK), else Apple's (MPS), else the CPU. Several processes on one Mac use the
+    CPU: gloo, which exchanges their gradients, cannot read the GPU's memory.
     """
     if device == "auto":
         if torch.cuda.is_available():
@@ -235,9 +235,9 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Return the torch dtype of a `--dtype`; "auto" is bfloat16 on a GPU, else float32."""
+    """Return the torch dtype for a `--dtype` value; "auto" is bfloat16 on a GPU, else float32."""
     if dtype == "auto":
-        is_old_mac = device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0)  # it has no bfloat16
+        is_old_mac = device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0)  # no bfloat16
         return torch.float32 if device.type == "cpu" or is_old_mac else torch.bfloat16
     named: torch.dtype = getattr(torch, dtype)
     return named
@@ -263,7 +263,7 @@ def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase)
 def context_length(model: PreTrainedModel) -> float:
     """Return how many tokens the model was built to read; infinity when its configuration does not say.
 
-    State-space models such as Mamba and models with linear biases such as BLOOM name none, since nothing limits them.
+    State-space models such as Mamba and models with linear biases such as BLOOM have no limit and state none.
     """
     config = model.config.get_text_config()
     lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))  # MPT has the latter

@@ -1,4 +1,4 @@
-"""Running out of memory: the work is split into smaller pieces, and an item too large by itself is set aside.
+"""Recovery when memory runs out: work is split into smaller batches, and an item too large by itself is set aside.
 
 budget = find_budget(model, "scoring")
 for attempt in budget.batches(lengths, batch_tokens):
@@ -23,7 +23,7 @@ from torch import nn
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 
-TOO_LARGE = "does not fit into memory"  # the reason under which an item that is set aside is counted
+TOO_LARGE = "does not fit into memory"  # reason under which items that are set aside are counted
 
 # Messages of allocators that raise a plain RuntimeError: torch's on a CPU and on MPS, CUDA and cuBLAS below torch's own
 # cache, oneDNN. The C++ library's bad_alloc is a MemoryError in some places and a RuntimeError in others.
@@ -56,12 +56,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 class Attempt(AbstractContextManager["Attempt", bool]):
     """Work that may run out of memory, as the body of a `with` statement. Other errors pass through.
 
-    Afterwards `failed` says whether memory ran out: the body was interrupted and the memory that it held is free again.
-    `too_large` says that it failed with a single item. In `lockstep`, where other processes run the same forwards and
-    may have had room, it raises TooLargeError instead.
+    Afterwards, `failed` says whether memory ran out; if so, the body was interrupted and its memory freed. `too_large`
+    says that the failed work was a single item. In `lockstep`, TooLargeError is raised instead, since other processes
+    run the same forwards and may have had room.
     """
 
-    items: list[int] = field(default_factory=list)  # indices of what is worked on
+    items: list[int] = field(default_factory=list)  # indices of the items in this attempt
     lockstep: bool = False
     failed: bool = False
     too_large: bool = False
@@ -69,7 +69,7 @@ class Attempt(AbstractContextManager["Attempt", bool]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, position: TracebackType | None
     ) -> bool:
-        """Free what the failed work held, its frames' local variables first: they would keep every tensor alive."""
+        """Free the memory of the failed work, first the local variables of its frames: they keep every tensor alive."""
         if error is None or not is_out_of_memory(error):
             return False
         if self.lockstep:
@@ -90,7 +90,7 @@ class Attempt(AbstractContextManager["Attempt", bool]):
 
 @dataclass
 class Budget:
-    """Limit on the tokens of one kind of work that are processed together. It only ever gets lower."""
+    """Limit on the tokens that one kind of work processes at once. It only ever gets lower."""
 
     work: str  # named in the warning
     lockstep: bool = False
@@ -103,9 +103,9 @@ class Budget:
             warn(f"{self.work}: {tokens:,} tokens at once do not fit into memory; continuing with {self.max_tokens:,}")
 
     def batches(self, lengths: Sequence[int], tokens: int, most_items: int = sys.maxsize) -> Iterator[Attempt]:
-        """Yield `batch_by_length` batches of items, given by their `lengths` (tokens), until each is done or too large.
+        """Yield batches of items, given by their `lengths` (tokens), until each item is done or too large.
 
-        After a batch fails, the remaining items are batched again, with at most half of its (padded) tokens.
+        Batches come from `batch_by_length`. After one fails, unfinished items are batched again with half its tokens.
         """
         waiting = list(range(len(lengths)))
         while waiting:
@@ -132,10 +132,10 @@ class Budget:
 
 
 def batch_by_length(lengths: Sequence[int], batch_tokens: int, most_items: int = sys.maxsize) -> list[list[int]]:
-    """Return batches of indices, each with at most `most_items` and (items * longest) within `batch_tokens`.
+    """Return batches of indices, each of at most `most_items` items and `batch_tokens` padded tokens (items * longest).
 
-    An item that is longer than `batch_tokens` goes alone. The longest items come first, so that a batch that does not
-    fit into memory fails at once and not at the end.
+    An item longer than `batch_tokens` gets a batch of its own. The longest items come first, so that running out of
+    memory happens at the start.
     """
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -149,7 +149,7 @@ def batch_by_length(lengths: Sequence[int], batch_tokens: int, most_items: int =
 
 @dataclass
 class ModelState:
-    """Facts about a loaded model that this process has found out. `find_state` stores them on the model."""
+    """Facts that this process has learned about a loaded model. `find_state` stores them on the model."""
 
     lockstep: bool = False  # several processes share the layers and run the same forwards
     reads_trees: bool | None = None  # result of `check_tree_reading`; None before it ran
@@ -158,7 +158,7 @@ class ModelState:
 
 
 def find_state(model: nn.Module) -> ModelState:
-    """Return the state of a model, always the same object; with adapters over it, that of the model beneath them."""
+    """Return the state of a model, always the same object; a model with adapters shares that of its base model."""
     base: Any = model
     attributes: dict[str, Any] = vars(base.get_base_model() if hasattr(base, "get_base_model") else base)
     state: ModelState = attributes.setdefault("_opdkit_state", ModelState())
@@ -166,9 +166,9 @@ def find_state(model: nn.Module) -> ModelState:
 
 
 def without_gradients(*models: nn.Module) -> AbstractContextManager[None]:
-    """Return a context for forwards of these models without gradients: torch's inference mode, where it can be.
+    """Return a context for forwards of these models without gradients: inference mode, or `no_grad` in lockstep.
 
-    Weights that processes share are gathered into tensors that training writes to, as it may not in inference mode.
+    In lockstep, shared weights are gathered into tensors that training writes to, which inference mode would forbid.
     """
     return torch.no_grad() if any(find_state(model).lockstep for model in models) else torch.inference_mode()
 
