@@ -16,7 +16,7 @@ class OutputLayer:
     """Part of a model that turns its last hidden states into logits."""
 
     def __init__(self, model: nn.Module, output: Any) -> None:
-        """Remember the type of `output`, which the layers below returned, and none of its tensors."""
+        """Keep the type of `output`, which the layers below returned, but none of its tensors."""
         self._model: Any = model
         self._output = replace(output, **dict.fromkeys(output))
 
@@ -24,15 +24,15 @@ class OutputLayer:
         """Return logits [n, V] in the model's own dtype; differentiable."""
         output = replace(self._output, last_hidden_state=hidden_nH.unsqueeze(0))
         ids_1n = torch.zeros((1, len(hidden_nH)), dtype=torch.long, device=hidden_nH.device)
-        # The whole model runs, so that what it does around the output layer (soft-capping, scaling) still happens.
+        # The whole model runs, so that its code around the output layer (soft-capping, scaling) still applies.
         with forward_replaced(find_decoder(self._model), lambda *args, **kwargs: output):
             return self._model(input_ids=ids_1n, use_cache=False).logits[0]
 
 
 def find_decoder(model: Any) -> Any:
-    """Return the module of all layers below the output layer; None, or the whole model, where there is none.
+    """Return the module with all layers below the output layer; None or the whole model if there is no such module.
 
-    `get_decoder` misses those of Llama 4, whose base model has another name than its class says.
+    For Llama 4, `get_decoder` stops at the causal LM, whose base model is not named as its class declares.
     """
     decoder = model.get_decoder()
     is_whole = decoder is not None and decoder.get_output_embeddings() is not None

@@ -1,11 +1,11 @@
 """Trees of sequences packed side by side in one row, which a model reads in one differentiable forward.
 
 There is no padding and no mask over the whole row. A row consists of the passes of `opdkit.model.tree`, one after the
-other: a trunk attends to itself causally, and branches attend to the prefix that they leave and to themselves, under a
-mask. In a layer that sees a window, rows leave out the keys that lie before all of their windows. A model with an
-attention of its own (soft caps, sinks) holds scores of some rows at a time, always under a mask. A model that cannot
-read branches this way reads chains instead (turns that continue each other), as plain sequences. Shapes: N response
-tokens of all sequences, n tokens of the row, H hidden size.
+other: a trunk attends causally to itself; branches attend, under a mask, to themselves and to the prefix that they
+continue. In a layer with an attention window, rows skip the keys before all of their windows. A model with its own
+attention code (soft caps, sinks) holds the scores of some rows at a time, always under a mask. A model that cannot read
+branches this way reads chains instead (turns that continue each other), as plain sequences. Shapes: N response tokens
+of all sequences, n tokens of the row, H hidden size.
 """
 
 import sys
@@ -29,21 +29,21 @@ from opdkit.model.scoring import PromptResponse, read_chains, score, token_logpr
 from opdkit.model.tree import PACK_TOKENS, Pass, Plan, cut_ranges, plan_passes
 from opdkit.model.windows import PACKED, find_prefix_problem, find_windows, make_additive_mask, make_up_tokens, within
 
-# Rows of a mask in one block.
+# Most rows in a block with a mask.
 _BLOCK = 1024
-# On a GPU, the block of a trunk is extended to a multiple of this, with the rows after it. Causality hides these, and
-# what they read is dropped. cuDNN, twice as fast there as other kernels, plans for each new number of rows (60 ms on an
-# H200).
+# On a GPU, the block of a trunk is extended to a multiple of this with the rows after it. Causality hides those rows
+# from the trunk, and their outputs are dropped. Reason: cuDNN, there twice as fast as other kernels, plans for each new
+# number of rows (60 ms on an H200).
 _GRID = 512
-_ON_GRID = {"cuda"}  # kinds of devices
+_ON_GRID = {"cuda"}  # torch device types
 
 
 @dataclass(frozen=True)
 class Block:
-    """Query rows [start, stop) of a packed row, and the rows of their keys, which end with the query rows themselves.
+    """Query rows [start, stop) of a packed row, and the rows of their keys; the last keys are those of the query rows.
 
-    Without a mask, attention is causal, and these are all keys. `positions` are those of the keys in their tree, and
-    `first` is the lowest one of the query rows.
+    Without a mask, attention is causal and the query rows are the only keys. `positions` are the positions of the keys
+    in their tree; `first` is the lowest position of a query row.
     """
 
     start: int
@@ -54,9 +54,9 @@ class Block:
     first: int
 
     def cut(self, window: int | None) -> Iterator["Block"]:
-        """Yield the blocks of the same rows in a layer that sees a window, without the keys before all windows.
+        """Yield blocks of the same rows for a layer with an attention window, without the keys before all windows.
 
-        With any window, they have a mask and at most _BLOCK rows.
+        If `window` is not None, each has a mask and at most _BLOCK rows.
         """
         if window is None:
             yield self
@@ -70,7 +70,7 @@ class Block:
                 yield Block(start, stop, (range(first, stop),), mask_bn[None, None], positions, start - self.start)
         else:
             rows_b1 = self.positions[self.start - self.stop :, None]
-            unseen = max(0, self.first - window + 1)  # keys before all windows; those of a prefix come first
+            unseen = max(0, self.first - window + 1)  # keys before all windows; the prefix's keys come first
             unseen = min(unseen, sum(map(len, self.keys[:-1])))
             keys, positions = cut_ranges(self.keys, unseen, len(self.positions)), self.positions[unseen:]
             mask_bk = self.mask[0, 0, :, unseen:] & within(window, rows_b1, positions)
@@ -100,10 +100,10 @@ class Pack:
 
     @classmethod
     def of_passes(cls, trees: Sequence[Sequence[Pass]], nodes_N: Tensor, device: torch.device) -> "Pack":
-        """Pack the passes of each tree; nodes count through all of them."""
+        """Pack the passes of each tree. Node numbers count through the passes of all trees."""
         blocks, passes, first = list[Block](), list[Pass](), 0
         for tree in trees:
-            before: tuple[range, ...] = ()  # rows of what a cache would hold
+            before: tuple[range, ...] = ()  # rows that a KV cache would hold
             for one in tree:
                 before = cut_ranges(before, 0, one.prefix)
                 blocks += _plan_blocks(one, first, before, device)
@@ -122,13 +122,13 @@ class Pack:
 
 
 def _round_rows(block: Block, device: torch.device) -> int:
-    """Return the rows of a block; those of a trunk on a GPU are rounded up."""
+    """Return the number of rows of a block, rounded up to a multiple of _GRID for a trunk on a GPU."""
     rows = block.stop - block.start
     return -(-rows // _GRID) * _GRID if block.mask is None and device.type in _ON_GRID else rows
 
 
 def _plan_blocks(one: Pass, first: int, before: tuple[range, ...], device: torch.device) -> Iterator[Block]:
-    """Yield the blocks in which a pass attends to the rows `before` it and to itself; it begins at row `first`."""
+    """Yield the blocks in which a pass that begins at row `first` attends to the rows `before` it and to itself."""
     if one.is_chain and not before:
         rows = range(first, first + len(one))
         yield Block(first, first + len(one), (rows,), None, torch.tensor(one.positions, device=device), 0)
@@ -165,20 +165,20 @@ def read_packed(model: Any, pack: Pack) -> tuple[Tensor, OutputLayer]:
     output = find_decoder(model)(
         input_ids=pack.ids_1n,
         position_ids=pack.positions_1n,
-        # With a mask as input the model makes none of its own; `_attend` ignores it and uses the blocks.
+        # Given a mask, the model makes none of its own. `_attend` ignores this mask and uses the blocks.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pack.ids_1n.device),
         use_cache=False,
         packed_blocks=tuple(blocks[window] for window in windows),
     )
-    nodes_N = pack.nodes_N.to(output.last_hidden_state.device)  # the last one of a model on several devices
+    nodes_N = pack.nodes_N.to(output.last_hidden_state.device)  # the last device if the model is on several
     return output.last_hidden_state[0, nodes_N], OutputLayer(model, output)
 
 
 def enable_packing(model: Any) -> str | None:
-    """Switch a model to the attention of `read_packed`, or return why its numbers would differ, and leave it as it is.
+    """Switch a model to the attention of `read_packed`; if its numbers would differ, return why and change nothing.
 
-    Checked with the model's architecture and a few made-up sequences, the same in every process. Without packed blocks
-    the new attention gives the model's own numbers.
+    Checks the architecture and reads a few made-up sequences, the same in every process. Without packed blocks, the new
+    attention gives the model's own numbers.
     """
     config = model.config.get_text_config(decoder=True)
     own = config._attn_implementation
@@ -196,13 +196,13 @@ def enable_packing(model: Any) -> str | None:
 
 
 def find_chain_problem(model: Any) -> str | None:
-    """Return why `read_chains` would not give a model's own numbers, by its architecture and for made-up sequences."""
+    """Return why, by architecture or on made-up sequences, `read_chains` would give other numbers, or None."""
     return find_prefix_problem(model) or _read_made_up(model, chains=True)
 
 
 @torch.inference_mode()
 def _read_made_up(model: Any, *, chains: bool) -> str | None:
-    """Read made-up sequences, packed or in chains. Return why the log-probs are not those of plain reading, or None."""
+    """Read made-up sequences, packed or in chains. Return why the log-probs differ from plain reading, or None."""
     a, b, c, d = make_up_tokens(model, 12)
     chain = [PromptResponse(a, b), PromptResponse(a + b + c, d)]
     fork = [PromptResponse(a, c + d), PromptResponse(a + b, d), PromptResponse(a, b[:7])]
@@ -212,7 +212,7 @@ def _read_made_up(model: Any, *, chains: bool) -> str | None:
         read = read_chains(model, trees) if chains else read_packed(model, Pack.of(trees, model.device))
         hidden_NH, output_layer = read
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-        # A model that does not pass the blocks to its layers, or whose layers have no numbers.
+        # The model does not pass the blocks to its layers, or its layers have no `layer_idx`.
         if is_out_of_memory(error):
             raise
         return f"it cannot be read so ({type(error).__name__})"
@@ -234,11 +234,11 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attend block by block in a packed row; query, key, value are [1, heads, n, size]. Without blocks, call sdpa.
 
-    `packed_blocks` are those of each layer.
+    `packed_blocks` holds the blocks of each layer.
     """
     size = value.shape[-1]
     if query.device.type == "cpu" and size < query.shape[-1]:
-        # DeepSeek's values are smaller than its keys. torch has fast attention on a CPU for equal sizes only.
+        # DeepSeek's value heads are smaller than its key heads. On a CPU, torch's fast attention needs equal sizes.
         value = nn.functional.pad(value, (0, query.shape[-1] - size))
     if packed_blocks is None:
         read, weights = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -255,10 +255,10 @@ def _attend(
 
 
 def _choose_kernels(device: torch.device, mask: Tensor | None) -> AbstractContextManager[None]:
-    """Return the context in which a block attends.
+    """Return the context that chooses the attention kernels for a block.
 
-    On a GPU it prefers cuDNN where there is no mask, and rules it out where there is one: cuDNN plans for each new
-    shape of a mask, for up to a second.
+    On a GPU, cuDNN is preferred without a mask and excluded with a mask: it plans for each new mask shape, for up to a
+    second.
     """
     if device.type != "cuda":
         return nullcontext()
@@ -267,7 +267,7 @@ def _choose_kernels(device: torch.device, mask: Tensor | None) -> AbstractContex
 
 
 def _fill(parts: Sequence[Tensor], rest: int) -> Tensor:
-    """Return parts [1, rows, ...] as one, and zeros for the `rest` of the rows, which only fill up a trunk."""
+    """Return parts [1, rows, ...] as one, then zeros for the `rest` of the rows, which only pad a trunk's block."""
     fill = parts[0].new_zeros(1, rest, *parts[0].shape[2:])
     return torch.cat([*parts, fill] if rest else list(parts), dim=1)
 
@@ -288,9 +288,9 @@ def _attend_eagerly(
     packed_blocks: tuple[tuple[Block, ...], ...] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as `_attend` does, with the attention of the model's own file, which writes scores into memory.
+    """Attend as `_attend` does, with the model's own eager attention, which holds the scores in memory.
 
-    The scores of a block [heads, rows, keys] are not kept, but computed again in the backward pass.
+    The scores of a block [heads, rows, keys] are not kept for the backward pass, which computes them again.
     """
     attend = sys.modules[type(module).__module__].eager_attention_forward
     if packed_blocks is None:
@@ -298,13 +298,13 @@ def _attend_eagerly(
         return result
 
     def attend_to_block(b: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        assert b.mask is not None  # `read_packed` sees to it
+        assert b.mask is not None  # `read_packed` gives every block a mask
         inputs = query[:, :, b.start : b.stop], _rows(key, b.keys), _rows(value, b.keys)
         block: Tensor = attend(module, *inputs, make_additive_mask(b.mask.to(query.device), query.dtype), **options)[0]
         return block
 
     blocks = packed_blocks[module.layer_idx]
-    # The tensors are arguments: torch takes the device from them, and computes again with its precision.
+    # Pass the tensors as arguments: `checkpoint` finds the device by them, and recomputes under its autocast dtype.
     parts = [checkpoint(attend_to_block, b, query, key, value, use_reentrant=False) for b in blocks]
     return _fill(parts, query.shape[2] - blocks[-1].stop), None
 

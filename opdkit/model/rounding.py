@@ -1,4 +1,4 @@
-"""Compare log-probs that were computed in two ways: they may differ by rounding, and by no more."""
+"""Comparison of log-probs that were computed in two ways and may differ only by rounding."""
 
 import math
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-# The largest difference in a log-prob that counts as rounding, in nats. Half precision rounds a logit of 20 by 0.06,
-# sometimes by more: there the mean over many tokens decides.
+# The largest difference in a log-prob that counts as rounding, in nats. Half precision rounds a logit of 20 by 0.06 and
+# sometimes more, so there the mean over all tokens is compared.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 HALF_ROUNDING = 0.1
 
 
 def find_difference(model: PreTrainedModel, found_N: Tensor, expected_N: Tensor) -> float | None:
-    """Return by how many nats log-probs of a model differ from those expected; None where that is rounding.
+    """Return by how many nats log-probs of a model differ from the expected ones; None if that is only rounding.
 
-    Where an expected log-prob is not finite, nothing is compared. Where only the other one is not, they differ by
-    infinity.
+    Tokens whose expected log-prob is not finite are skipped. If only the found log-prob is not finite, the difference
+    is infinite.
     """
     known_N = expected_N.isfinite()
     differences = (found_N - expected_N)[known_N].abs().nan_to_num(math.inf, math.inf)

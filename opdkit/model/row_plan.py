@@ -1,17 +1,17 @@
-"""Passes over token trees for models that keep a state: rows that continue from what the model keeps of a shorter path.
+"""Passes over token trees for models that keep a state: rows that continue from the cache of a shorter path.
 
-A layer that keeps a state in place of keys (linear attention, state-space, convolution) cannot hide tokens by a mask. A
-branch starts from a copy of the state at its fork. The tree of `opdkit.model.tree`, in three passes:
+A layer that keeps a state in place of keys (linear attention, state-space, convolution) cannot hide tokens with a mask.
+So a branch starts from a copy of the state at its fork. The tree of `opdkit.model.tree`, in three passes:
 
-    pass 0    a b                   continues from nothing
+    pass 0    a b                   starts with an empty cache
     pass 1    c d                   continues from pass 0
     pass 2    e f | x | p q         rows side by side, which continue from passes 1, 1 and 0
 
-The trunk is cut at its forks. Branches without forks, and the end of the trunk, are rows: they wait until they fill a
-pass. A branch that forks itself is read as a trunk. Nothing continues from a pass of several rows, so padding at the
-end of a row enters no state.
+The trunk is cut at its forks. Branches without forks, and the end of the trunk, become rows, which wait until they fill
+a pass. A branch that itself forks is read as a trunk. No row continues from a pass of several rows, so padding at the
+end of a row never enters a state.
 
-A few tokens are read more than once where that saves passes: see `_MOST_READ_AGAIN`.
+A few tokens are read more than once if that saves passes: see `_MOST_READ_AGAIN`.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ from itertools import pairwise
 
 from opdkit.model.tree import Plan, Segment, build_segments, find_trunk, trace_paths
 
-# Share of tokens that may be read again in order not to cut the trunk at a fork, or not to read a branch as a trunk.
-# Hints that begin alike part again after a few tokens.
+# Share of tokens that may be read again to avoid cutting the trunk at a fork or reading a branch as a trunk. For
+# example, hints that begin alike fork after a few tokens.
 _MOST_READ_AGAIN = 0.05
 
 # Share of the tokens of a pass that may be padding.
 _MOST_PADDING = 0.05
 
-# Keys before all rows that wait, per token of a full pass: each row has a copy of them, and of a state.
+# Most keys of all rows of a pass, per token of a full pass: each row has its own copy of the keys and of a state.
 _MOST_KEYS = 32
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Token ids that go through the model side by side. Row r begins after `starts[r]` tokens.
+    """Rows of token ids that go through the model side by side. Row r begins at position `starts[r]`.
 
-    It continues from what the model keeps after pass `after[r]`, which read the last of these tokens; -1: from nothing.
+    It continues from the cache of pass `after[r]`, which read the token before that position; -1: from an empty cache.
     """
 
     ids: tuple[tuple[int, ...], ...]
@@ -49,7 +49,7 @@ class Rows:
 def plan_rows(sequences: Sequence[list[int]], pack_tokens: int, *, one_fork: bool = False) -> Plan[Rows]:
     """Return passes that read the tree of these sequences. No sequence may be empty.
 
-    Rows are read together up to `pack_tokens` tokens; with `one_fork` only those that continue from the same pass.
+    A pass holds rows of up to `pack_tokens` tokens; with `one_fork`, only rows that continue from the same pass.
     """
     segments, leaves = build_segments(sequences)
     planner = _Planner(segments, pack_tokens, one_fork)
@@ -62,7 +62,7 @@ def plan_rows(sequences: Sequence[list[int]], pack_tokens: int, *, one_fork: boo
 
 @dataclass(frozen=True)
 class _Row:
-    """Path to segment `leaf`, from position `start` on, which continues from pass `after`; `length` in tokens."""
+    """Path to segment `leaf` from position `start` on, continuing from pass `after`; `length` in tokens."""
 
     leaf: int
     start: int
@@ -72,7 +72,7 @@ class _Row:
 
 @dataclass
 class _Planner:
-    """Passes planned so far, and the rows that wait for one."""
+    """Passes planned so far, and the rows that wait for a pass."""
 
     segments: Sequence[Segment]
     pack_tokens: int
@@ -83,7 +83,7 @@ class _Planner:
     waiting: list[_Row] = field(default_factory=list)
 
     def add(self, branch: int, start: int, after: int) -> None:
-        """Plan the subtree of a branch: as rows where that reads few tokens again, else as a trunk with branches."""
+        """Plan the subtree of a branch: as rows if that reads few tokens again, else as a trunk with branches."""
         leaves = self._find_leaves(branch)
         if len(leaves) > 1 and not self._is_cheap(branch, start):
             self._plan_trunk(branch, start, after)
@@ -102,7 +102,7 @@ class _Planner:
         for segment, following in pairwise(trunk):
             fork = self.segments[segment].end
             branches = [c for c in self.segments[segment].children if c != following]
-            # A single token is not a piece: some models read it by another formula, which rounds more.
+            # Never cut off a single token: some models read it with another formula, which rounds more.
             if fork - start > 1 and not all(self._is_cheap(c, start) for c in branches):
                 after = self._plan_pass([_Row(segment, start, after, fork - start)])
                 start = fork
@@ -113,18 +113,18 @@ class _Planner:
         self.waiting = outer
 
     def _find_leaves(self, branch: int) -> list[int]:
-        """Return the segments of a subtree that have none beneath them."""
+        """Return the leaf segments in the subtree of a branch."""
         return [i for i in range(branch, self.segments[branch].stop) if not self.segments[i].children]
 
     def _is_cheap(self, branch: int, start: int) -> bool:
-        """Return whether the paths to all leaves of a branch, from `start` on, have few more tokens than the branch."""
+        """Return whether all paths from `start` to the leaves of a branch add up to few more tokens than the branch."""
         read = sum(self.segments[leaf].end - start for leaf in self._find_leaves(branch))
         return read <= (1 + _MOST_READ_AGAIN) * self.segments[branch].size
 
     def plan_waiting(self) -> None:
-        """Plan passes for the rows that wait, rows of similar length together."""
+        """Plan passes for the waiting rows, with rows of similar length together."""
         rows: list[_Row] = []
-        fork = {r: r.after if self.one_fork else r.after >= 0 for r in self.waiting}  # rows of one pass have one value
+        fork = {r: r.after if self.one_fork else r.after >= 0 for r in self.waiting}  # the same for all rows of a pass
         for row in sorted(self.waiting, key=lambda r: (fork[r], -r.length)):
             together = [*rows, row]
             padded, read = len(together) * together[0].length, sum(r.length for r in together)

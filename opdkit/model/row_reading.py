@@ -22,7 +22,7 @@ from opdkit.model.row_plan import Rows
 from opdkit.model.scans import WatchedCache, scan_modules, scans_continued
 from opdkit.model.windows import make_mask
 
-# Tokens of a piece where a scan continues from a state: what the state adds takes memory per token and number of state.
+# Most tokens per piece if a scan continues from a state: adding the state's share takes memory for tokens x state size.
 _SCANNED = 512
 
 
@@ -31,7 +31,7 @@ def hidden_states_of_rows(
 ) -> tuple[Tensor, OutputLayer]:
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits.
 
-    A single row of more than `max_piece` tokens is read in pieces. What a pass keeps is freed after its last use.
+    A single row of more than `max_piece` tokens is read in pieces. The cache of a pass is freed after its last use.
     """
     device, body, hidden, first = find_input_device(model), find_decoder(model), list[Tensor](), 0
     cache_name, takes_positions = find_cache_name(body), "position_ids" in signature(body.forward).parameters
@@ -46,8 +46,8 @@ def hidden_states_of_rows(
             cache = continue_rows([caches[a] for a in rows.after], rows.starts)
         for a in [a for a in caches if last_use[a] == i]:
             del caches[a]
-        # A row of one token is padded: some models read a single token by another formula, which rounds more. Nothing
-        # continues from it.
+        # A row of one token is padded: some models read a single token with another formula, which rounds more. No row
+        # continues from such a row.
         width = max(2, *map(len, rows.ids))
         ids_rn = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows.ids], device=device)
         positions_rn = torch.tensor(rows.starts, device=device)[:, None] + torch.arange(width, device=device)
@@ -76,9 +76,9 @@ def hidden_states_of_rows(
 
 
 def continue_rows(caches: Sequence[Any], starts: Sequence[int]) -> Any:
-    """Return a cache with a row for each of these: copies of their states, and the keys of the longest one.
+    """Return one cache with a row for each of `caches`: copies of their states, and the keys of the longest cache.
 
-    `starts` are their lengths; the tokens of each are a prefix of the longest. None of these caches changes later.
+    `starts` are their lengths; the tokens of each are a prefix of the longest. None of `caches` changes later.
     """
     longest = max(range(len(caches)), key=lambda r: starts[r])
     together = copy(caches[longest])
@@ -89,14 +89,14 @@ def continue_rows(caches: Sequence[Any], starts: Sequence[int]) -> Any:
                 states = [getattr(row, name) for row in of_rows]
                 kept = {k: None if x is None else torch.cat([s[k] for s in states]) for k, x in states[0].items()}
                 setattr(layer, name, kept)
-        for name, value in vars(layer).items():  # keys, values, and what some layers select keys by
+        for name, value in vars(layer).items():  # keys, values, and tensors by which some layers select keys
             if isinstance(value, Tensor) and value.ndim > 1:
                 setattr(layer, name, value.expand(len(caches), *value.shape[1:]))
     return together
 
 
 def _make_mask(model: PreTrainedModel, starts: Sequence[int], width: int) -> Tensor:
-    """Return the mask [r, 1, n, S + n] of rows that each see the first `starts[r]` cached tokens and their own."""
+    """Return the mask [r, 1, n, S + n]: each row r sees its first `starts[r]` cached tokens and its own, causally."""
     device = find_input_device(model)
     starts_r11 = torch.tensor(starts, device=device)[:, None, None]
     cached_S, own_n = (torch.arange(size, device=device) for size in (max(starts), width))

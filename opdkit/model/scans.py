@@ -1,7 +1,7 @@
 """Selective scans (Mamba, Jamba, Falcon-Mamba) that continue from a cached state with several tokens.
 
-transformers 5.23 and the kernels of `mamba-ssm` begin such a scan at zero. It is linear in its state, so what the state
-adds to the output can be added afterwards. Shapes: r rows, D channels, n tokens, N numbers of state per channel.
+transformers 5.23 and the kernels of `mamba-ssm` start such a scan from zero. It is linear in its state, so the share of
+the cached state can be added afterwards. Shapes: r rows, D channels, n tokens, N state size per channel.
 """
 
 import sys
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers import DynamicCache
 
-_SCAN = "mamba_selective_scan"  # its name in all modules of transformers that have one
+_SCAN = "mamba_selective_scan"  # name of the scan function in all modules of transformers that have one
 
 
 class WatchedCache(DynamicCache):
@@ -30,7 +30,7 @@ class WatchedCache(DynamicCache):
 
 
 def scan_modules(model: nn.Module) -> list[ModuleType]:
-    """Return the Python modules of a model's layers that hold a scan which begins at zero; for most models none."""
+    """Return the Python modules of a model's layers that define a scan from a zero state; most models have none."""
     modules = {type(module).__module__ for module in model.modules()}
     return [sys.modules[name] for name in sorted(modules) if hasattr(sys.modules[name], _SCAN)]
 
@@ -58,7 +58,7 @@ def _continue_scan(
     C_rNn: Tensor,
     **options: Any,
 ) -> Any:
-    """Scan with what `scan` takes, beginning at the last state of the cache. Return the output and the last state."""
+    """Call `scan` with its arguments, but start from the cache's last state. Return the output and the last state."""
     result, state_rDN = scan(u, dt_rDn, A_DN, B_rNn, C_rNn, **options), cache.last_state
     if state_rDN is None:
         return result
