@@ -23,8 +23,8 @@ from opdkit.model.memory import TooLargeError, find_budget, without_gradients
 from opdkit.model.output_layer import OutputLayer, find_decoder, has_separate_output_layer
 from opdkit.model.windows import depends_on_length
 
-# Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k, and on a GPU
-# 1/64 of its memory. Tensors computed from them (softmax, keys of a sort) take a small multiple of that.
+# Most float32 logits held at once, however long the replies: 0.13 GB (220 rows at V = 152k), or 1/64 of a GPU's memory
+# if that is more. Tensors computed from them (softmax, sort keys) take a small multiple of that.
 _LOGITS = 1 << 25
 _SHARE_OF_GPU = 64
 
@@ -75,17 +75,17 @@ class Logprobs:
 
 
 class Reader:
-    """Read sequences, here in padded batches; `opdkit.model.tree_reading` reads common prefixes once."""
+    """Reader of sequences, here in padded batches; `opdkit.model.tree_reading` reads common prefixes once."""
 
     def batch(self, model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
         """Return a function from a slice of the N response positions to logits [n, V] in the model's own dtype.
 
-        The positions of a sequence follow those of the one before it.
+        The N positions are ordered by sequence.
         """
         return read_padded(model, sequences)
 
     def length(self, _model: PreTrainedModel, sequence: PromptResponse) -> int:
-        """Return how many positions of a sequence a batch still reads, or turns into logits."""
+        """Return how many positions of a sequence count in a batch: those that it still reads, or turns into logits."""
         return len(sequence)
 
 
@@ -105,12 +105,12 @@ def read_padded(model: nn.Module, sequences: Sequence[PromptResponse]) -> Callab
 def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) -> tuple[Tensor, OutputLayer]:
     """Return the hidden states [N, H] that predict the response tokens, and the layer that turns them into logits.
 
-    Each sequence of a chain begins with the one before it, so its last one is read. Any causal model can do that: there
-    is no mask, and padding comes last. Differentiable.
+    Each sequence of a chain begins with the sequence before it, so only the last is read. Any causal model can do that:
+    there is no mask, and padding comes last. Differentiable.
     """
     ids_BL, rows_N, positions_N = _pad(chains, find_input_device(model))
     output = find_decoder(model)(input_ids=ids_BL, use_cache=False)
-    hidden_BLH = output.last_hidden_state  # of a model on several devices, on its last one
+    hidden_BLH = output.last_hidden_state  # on the last device if the model is on several
     at = rows_N.to(hidden_BLH.device), positions_N.to(hidden_BLH.device)
     return hidden_BLH[at], OutputLayer(model, output)
 
@@ -118,7 +118,7 @@ def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) ->
 def _pad(chains: Sequence[Sequence[PromptResponse]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return the token ids [B, L] of chains, and row and position [N] of the token before each response token.
 
-    Padding is id 0: it comes last, so that a causal model needs no mask for it.
+    Padding is id 0. It comes last, so a causal model needs no mask for it.
     """
     longest = max(len(chain[-1]) for chain in chains)
     ids = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for *_, s in chains]
@@ -129,15 +129,15 @@ def _pad(chains: Sequence[Sequence[PromptResponse]], device: torch.device) -> tu
 
 
 def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> Tensor:
-    """Return float32 logits [N, V] that predict the response tokens, those of a sequence after those before it.
+    """Return float32 logits [N, V] that predict the response tokens, ordered by sequence.
 
-    Only these N positions go through an output layer that is separate. Differentiable.
+    If the output layer is separate, only these N positions go through it. Differentiable.
     """
     return read_padded(model, sequences)(slice(None)).float()
 
 
 def count_rows_at_once(*models: nn.Module) -> int:
-    """Return how many rows of logits may be held together, in float32 for the largest vocabulary."""
+    """Return how many rows of float32 logits may be held at once, for the largest vocabulary of these models."""
     whole: Any = models
     logits, device = _LOGITS, find_input_device(whole[0])
     if device.type == "cuda":
@@ -160,13 +160,13 @@ def logprobs_of(
     vocabulary: int | None = None,
     reader: Reader = _IN_PADDED_BATCHES,
 ) -> list[Logprobs]:
-    """Return the log-probs of each query, in order, and those of the `top` most likely of the first `vocabulary` ids.
+    """Return the log-probs of each query, in order, and the `top` most likely tokens among the first `vocabulary` ids.
 
-    Sequences of similar length share a batch of at most `batch_tokens` padded tokens (a longer one goes alone), and of
-    fewer where that does not fit into memory. Where the numbers of a model depend on the length of a batch, each
-    sequence goes alone. `reader` runs the models.
+    Sequences of similar length share a batch of at most `batch_tokens` padded tokens, or fewer if that does not fit
+    into memory. A longer sequence goes alone; so does every sequence if the numbers of a model depend on the batch
+    length. `reader` runs the models.
 
-    A log-prob that is not finite is returned as it is, for the caller to handle. Raises TooLargeError when a single
+    A log-prob that is not finite is returned unchanged, for the caller to handle. Raises TooLargeError when a single
     sequence does not fit into memory.
     """
     size = min(model.get_input_embeddings().weight.shape[0] for model in mixture.models)
@@ -217,7 +217,7 @@ def _logprobs_of_batch(
 
 
 def _requested_ids(queries: Sequence[LogprobQuery]) -> Tensor:
-    """Return [N, 1 + M] for each response position its own token, then those of `at`, padded with 0 to the widest."""
+    """Return ids [N, 1 + M]: each response position's own token, then those of `at`, padded with 0 to the widest."""
     blocks = []
     for q in queries:
         own_R1 = torch.tensor(q.sequences[0].response_ids)[:, None]
@@ -229,7 +229,7 @@ def _requested_ids(queries: Sequence[LogprobQuery]) -> Tensor:
 def token_logprobs(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
     """Return the log-softmax [N] of each row at its token, in float32 for logits of any dtype.
 
-    In bfloat16 a log-softmax is off by 2e-2.
+    Computed in bfloat16, a log-softmax would be off by 2e-2.
     """
     return torch.log_softmax(logits_NV, dim=-1, dtype=torch.float32).gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
 
@@ -242,10 +242,10 @@ def most_likely(logprobs_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = logprobs_NV.shape[-1]
     values, ids = logprobs_NV.topk(min(count + 1, size))
     if size > count:
-        tied = values[:, count - 1] == values[:, count]  # a token as likely as the last one was left out
+        tied = values[:, count - 1] == values[:, count]  # a token as likely as the last kept token was left out
         values, ids = values[:, :count], ids[:, :count]
         if tied.any():
-            # Slow but exact: keys that order by log-prob, then by id.
+            # Slow but exact: sort keys that order by log-prob, then by id.
             rows_nV = logprobs_NV[tied]
             bits = rows_nV.contiguous().view(torch.int32)
             ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats

@@ -16,13 +16,13 @@ Instead of 15 tokens, 9 are read, in two passes through the model:
         visible_prefix       4 2 2              tokens of the cached prefix that a token sees
         subtree_end          1 3 3              the place in the pass where the subtree of a token ends
 
-In a pass, a token sees itself and its ancestors: token j is an ancestor of token i where j < i < subtree_end[j]. The
-trunk is the path from the root that goes to the child with the most tokens beneath it. The branches that leave the
-trunk last are read first, so that the cache is only ever cropped. A branch too large for one pass is read as a trunk.
+In a pass, a token sees itself and its ancestors: token j is an ancestor of token i if j < i < subtree_end[j]. The trunk
+is the path from the root that goes to the child with the most tokens beneath it. The branches that leave the trunk last
+are read first, so that the cache is only ever cropped. A branch too large for one pass is read as a trunk.
 
-Forks are found by comparing token ids, not by assumptions about the chat template: one that strips thinking, or writes
-a date, forks early. This module is arithmetic on token ids; `opdkit.model.tree_reading` runs the passes.
-`opdkit.model.row_plan` has passes for models that cannot read branches under a mask.
+Forks are found by comparing token ids, not by assumptions about the chat template: a template that strips thinking, or
+writes a date, forks early. This module is arithmetic on token ids; `opdkit.model.tree_reading` runs the passes.
+`opdkit.model.row_plan` plans passes for models that cannot read branches under a mask.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,14 +30,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar
 
-# Tokens of branches that are read in one pass. Attention compares each of them with all the others and with the prefix,
-# and the mask hides most of it: many more would cost time.
+# Most tokens of branches in one pass. Attention compares each of them with all the others and with the prefix, although
+# the mask hides most of that: many more tokens would cost time.
 PACK_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Tokens that go through the model together, after the first `prefix` tokens of the KV cache. Entries per token."""
+    """Tokens read together, after the first `prefix` tokens of the KV cache. The tuples have one entry per token."""
 
     prefix: int
     ids: tuple[int, ...]
@@ -50,7 +50,7 @@ class Pass:
 
     @property
     def is_chain(self) -> bool:
-        """True when each token sees all tokens before it: plain causal attention reads the pass."""
+        """True when each token sees all tokens before it, so that plain causal attention can read the pass."""
         return min(self.visible_prefix) == self.prefix and min(self.subtree_end) == len(self.ids)
 
 
@@ -62,9 +62,9 @@ class Plan(Generic[PassT]):
     """Passes over some sequences. A node is the index of a token in the concatenation of all passes."""
 
     passes: tuple[PassT, ...]
-    paths: tuple[tuple[range, ...], ...]  # the nodes of each sequence, in its order
+    paths: tuple[tuple[range, ...], ...]  # the nodes of each sequence, in the order of its tokens
     tokens: int  # read in all passes
-    saved: int  # that reading each sequence by itself would read in addition
+    saved: int  # tokens that reading each sequence by itself would read in addition
 
     def nodes(self, sequence: int, start: int, stop: int) -> list[int]:
         """Return the nodes of the tokens [start, stop) of a sequence."""
@@ -72,7 +72,7 @@ class Plan(Generic[PassT]):
 
 
 def cut_ranges(ranges: Sequence[range], start: int, stop: int) -> tuple[range, ...]:
-    """Return the numbers [start, stop) of these ranges, counted through all of them."""
+    """Return the slice [start, stop) of these ranges, as if concatenated."""
     kept, first = list[range](), 0
     for one in ranges:
         kept.append(one[max(0, start - first) : max(0, stop - first)])
@@ -81,13 +81,13 @@ def cut_ranges(ranges: Sequence[range], start: int, stop: int) -> tuple[range, .
 
 
 def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan[Pass]:
-    """Return passes that read each token of the tree of these sequences once. No sequence may be empty.
+    """Return a plan that reads each token of the tree of these sequences once. No sequence may be empty.
 
     Branches are read together, up to `pack_tokens` tokens per pass.
     """
     segments, leaves = build_segments(sequences)
     roots = [i for i, segment in enumerate(segments) if segment.parent is None]
-    passes, first_node = list[Pass](), dict[int, int]()  # the latter of each segment
+    passes, first_node = list[Pass](), dict[int, int]()  # segment -> its first node
     for order in _order_passes(segments, roots, pack_tokens):
         first = sum(map(len, passes))
         passes.append(_make_pass(segments, order))
@@ -111,7 +111,7 @@ def trace_paths(
 
 
 def count_nodes(sequences: Iterable[list[int] | bytes]) -> int:
-    """Return the nodes of the tree of these sequences, of one kind: tokens, those of common prefixes counted once.
+    """Return the number of nodes in the tree of these sequences (all lists or all bytes): common prefixes count once.
 
     >>> count_nodes([b"Is it red?", b"Is it blue?", b"Is it red?"])
     15
@@ -131,9 +131,9 @@ def count_common(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass
 class Segment:
-    """Consecutive tokens, at positions `start` to `end` - 1, that the same sequences have in common, without a fork.
+    """Run of tokens without a fork, at positions `start` to `end` - 1, that the same sequences have in common.
 
-    Segments are known by their index; those beneath segment i are i + 1 to `stop` - 1.
+    Segments are identified by their index; segments i + 1 to `stop` - 1 are those beneath segment i.
     """
 
     ids: list[int]
@@ -174,7 +174,7 @@ def build_segments(sequences: Sequence[list[int]]) -> tuple[list[Segment], list[
 
 
 def find_trunk(segments: Sequence[Segment], root: int) -> list[int]:
-    """Return the path from `root` that goes to the child with the most tokens beneath it, as segments."""
+    """Return the segments on the path from `root` that always goes to the child with the most tokens beneath it."""
     trunk = [root]
     while children := segments[trunk[-1]].children:
         trunk.append(max(children, key=lambda c: segments[c].size))
@@ -184,8 +184,8 @@ def find_trunk(segments: Sequence[Segment], root: int) -> list[int]:
 def _order_passes(segments: list[Segment], branches: list[int], pack_tokens: int) -> Iterator[list[int]]:
     """Yield the segments of each pass, for branches that leave one trunk.
 
-    Branches that leave the trunk last are read first. The rest of the trunk is then no longer needed, and a branch that
-    is read as a trunk itself may take its place in the cache.
+    Branches that leave the trunk last are read first. The trunk beyond a fork is then no longer needed, and a branch
+    that is itself read as a trunk may take its place in the cache.
     """
     waiting, tokens = list[int](), 0
     for branch in sorted(branches, key=lambda i: -segments[i].start):

@@ -3,7 +3,7 @@
     reader = read_trees([(model, sequences)], batch_tokens)
     logprobs_of(Mixture((model,)), queries, batch_tokens=batch_tokens, reader=reader)
 
-Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a response token is predicted, H hidden size.
+Shapes as in `opdkit.model.scoring`; also W nodes of a tree from which a response token is predicted, H hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,44 +40,44 @@ from opdkit.model.windows import (
 # Share of the tokens that a tree must save; otherwise padded batches, which need no mask for branches, are as good.
 _MIN_SAVED = 0.1
 
-# A trunk of more tokens than this that does not fit into the budget is read in pieces: activations of a piece are freed
-# before the next one, and only keys and values grow with the length of a session. Reading the trunk in one piece needs
-# no mask and takes three quarters of the time (8,192 tokens on a CPU).
+# A trunk longer than the budget is read in pieces of at most this many tokens: activations of a piece are freed before
+# the next, and only keys and values grow with the length of a session. Reading a trunk in one piece needs no mask and
+# takes three quarters of the time (8,192 tokens on a CPU).
 _CHUNK = 4096
-_LEAST = 256  # tokens of a piece, whatever the budget
+_LEAST = 256  # tokens that a piece may have, however small the budget
 
 # Layers of a cache that keep the keys of all tokens.
 _KEEP_ALL_KEYS = {"DynamicLayer", "LinearAttentionAndFullAttentionLayer"}
 
-# Tokens of the first session that are read both ways; more where its shortest turn is longer.
+# Most tokens of the first tree that are read both ways; more if its shortest sequence is longer.
 _COMPARED_TOKENS = 4096
 
 
 @dataclass
 class TreeReader(Reader):
-    """Reader of trees that went through the layers of models, and how many tokens did."""
+    """Reader of trees that have gone through the layers of models, with the number of tokens read and saved."""
 
     by_model: dict[int, "TreeStates"] = field(default_factory=dict)  # id(model) -> its tree; absent: padded batches
     tokens: int = 0  # read, including those of the padded batches to come
     saved: int = 0  # tokens that padded batches would read in addition
 
     def batch(self, model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
-        """Return the logits of some of the sequences, from the model's tree or else from a padded batch."""
+        """Return what `Reader.batch` returns, from the model's tree or else from a padded batch."""
         tree = self.by_model.get(id(model))
         return super().batch(model, sequences) if tree is None else tree.batch(sequences)
 
     def length(self, model: PreTrainedModel, sequence: PromptResponse) -> int:
-        """Return how many positions of a sequence are still to be turned into logits, or first to be read."""
+        """Return how many positions of a sequence are still to be turned into logits or, without a tree, to be read."""
         return len(sequence.response_ids) if id(model) in self.by_model else super().length(model, sequence)
 
 
 def read_trees(
     by_model: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
 ) -> TreeReader:
-    """Let each model read the tree of its sequences, where that saves enough tokens and gives the model's own numbers.
+    """Let each model read the tree of its sequences if that saves enough tokens and gives the model's own numbers.
 
-    With `whole` False, nothing is read here and all sequences are left to padded batches. Raises OpdkitError when the
-    first tree that a model reads gives other numbers than padded batches.
+    With `whole` False, nothing is read here and all sequences are left to padded batches. Raises OpdkitError if the
+    first tree that a model reads does not give the numbers of padded batches.
     """
     trees = TreeReader()
     for model, sequences, plan in _plan_trees(by_model, batch_tokens, whole):
@@ -87,7 +87,8 @@ def read_trees(
             continue
         tree = TreeStates(model, sequences, plan, max(_LEAST, batch_tokens))
         if not bool(tree.hidden_WH.isfinite().all()):
-            # A masked NaN is still a NaN times 0. In padded batches it affects only the turns that have it.
+            # A masked NaN still spreads, since NaN * 0 is NaN. In padded batches, it affects only the turns that have
+            # it.
             trees.tokens += plan.tokens + total
             continue
         if not find_state(model).tree_compared:
@@ -99,10 +100,10 @@ def read_trees(
 
 
 def plan_tree(model: PreTrainedModel, sequences: Sequence[PromptResponse], pack_tokens: int) -> Plan[Any]:
-    """Return the passes in which a model reads a tree: under masks if it has only layers that see keys, else in rows.
+    """Return the plan by which a model reads a tree: under masks if all of its layers can use them, else in rows.
 
-    A layer that keeps a state in place of keys, or that sees chunks, takes no mask. Where all others keep all keys,
-    rows of several forks can share these.
+    A layer that keeps a state in place of keys, or attends within chunks, takes no mask. If all other layers keep all
+    keys, rows from different forks can share a pass.
     """
     ids = [s.prompt_ids + s.response_ids for s in sequences]
     if find_windows(model) is not None:
@@ -114,7 +115,7 @@ def plan_tree(model: PreTrainedModel, sequences: Sequence[PromptResponse], pack_
 def _plan_trees(
     by_model: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, whole: bool
 ) -> Iterator[tuple[PreTrainedModel, list[PromptResponse], Plan[Any] | None]]:
-    """Yield each model with all of its sequences and the plan to read their tree; None where that saves too little."""
+    """Yield each model with all of its sequences and the plan to read their tree; None if that saves too little."""
     for model in {id(model): model for model, _ in by_model}.values():
         sequences = [s for other, given in by_model if other is model for s in given]
         plan = plan_tree(model, sequences, min(PACK_TOKENS, batch_tokens)) if whole else None
@@ -124,9 +125,9 @@ def _plan_trees(
 def estimate_tokens(
     by_model: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
 ) -> tuple[int, int]:
-    """Return how many tokens `read_trees` would read and save. Models need no weights: none of them runs.
+    """Return how many tokens `read_trees` would read and save. The models need no weights, since none of them runs.
 
-    A model that fails the comparison of `check_tree_reading` would read them all.
+    A model that later fails the comparison of `check_tree_reading` reads all tokens and saves none.
     """
     tokens, saved = 0, 0
     for model, sequences, plan in _plan_trees(by_model, batch_tokens, whole):
@@ -138,10 +139,10 @@ def estimate_tokens(
 def logprobs_in_trees(
     model: PreTrainedModel, queries: Sequence[LogprobQuery], batch_tokens: int, work: str
 ) -> tuple[dict[int, Logprobs], int]:
-    """Return the log-probs of queries to one model, by their number, and the tokens read: common prefixes once.
+    """Return the log-probs of queries to one model, by index, and how many tokens were read, common prefixes once.
 
-    Where a tree does not fit into memory, each half of the queries is read by itself, and a query that does not fit
-    alone has no result. `work` names what is done, in the warning.
+    If a tree does not fit into memory, each half of the queries is read by itself. A query that does not fit alone has
+    no result. `work` names the work in the warning about memory.
     """
     budget, results, tokens = find_budget(model, work), dict[int, Logprobs](), 0
     for attempt in budget.halves([len(query.sequences[0]) for query in queries]):
@@ -159,14 +160,14 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
     """Check once per model that a tree gives the numbers of padded batches. Return the result, and warn if it does not.
 
     The check looks at the model's architecture and reads a small tree of made-up sequences (early forks, late forks,
-    forks in branches), in one row and in passes. They are always the same, so that the order of a run's sessions does
-    not matter. The model keeps the attention of packed rows, or else its own: the first with which the numbers are
-    right. `read_trees` also compares real sequences, once, and raises where they differ.
+    forks in branches), in one row and in passes. They are always the same, so the result does not depend on the order
+    of a run's sessions. The model keeps the first attention that gives the right numbers: that of packed rows, or else
+    its own. `read_trees` also compares real sequences, once, and raises if they differ.
     """
     state, config = find_state(model), model.config.get_text_config(decoder=True)
     if state.reads_trees is not None:
         return state.reads_trees
-    problem, own = find_build_problem(model), config._attn_implementation  # the last to be tried below
+    problem, own = find_build_problem(model), config._attn_implementation  # `own` is tried last
     if problem is None:
         a, b, c, d = make_up_tokens(model, 16)
         pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
@@ -183,7 +184,7 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
                     answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, reader=reader)
                     found = torch.cat([x.logprobs for x in answers])
                     worst = max(worst, find_difference(model, found, padded) or 0.0)
-            except Exception as error:  # models react in any way to arguments that they do not support
+            except Exception as error:  # models may raise anything for arguments that they do not support
                 if is_out_of_memory(error):
                     config._attn_implementation = own
                     raise
@@ -200,7 +201,7 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
 
 
 def find_build_problem(model: PreTrainedModel) -> str | None:
-    """Return why a model's architecture rules out that it reads a tree, or None."""
+    """Return why a model's architecture rules out reading a tree, or None."""
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation not in (*PACKED, *PACKED.values()):
         return f"its attention ({config._attn_implementation}) takes no custom mask"
@@ -208,7 +209,7 @@ def find_build_problem(model: PreTrainedModel) -> str | None:
 
 
 def _compare_with_padded(tree: "TreeStates") -> None:
-    """Raise OpdkitError unless real sequences of a tree have the log-probs of padded batches."""
+    """Raise OpdkitError unless real sequences have the same log-probs in a tree as in padded batches."""
     model = tree.model
     queries = [LogprobQuery((s,)) for s in _choose_compared(tree.sequences, _COMPARED_TOKENS)]
     compared = partial(logprobs_of, Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS)
@@ -227,7 +228,7 @@ def _compare_with_padded(tree: "TreeStates") -> None:
 
 
 def _choose_compared(sequences: Sequence[PromptResponse], tokens: int) -> list[PromptResponse]:
-    """Return the shortest sequence, then the longest ones, within `tokens` in total."""
+    """Return the shortest sequence, then the longest ones that fit into `tokens` in total."""
     shortest, *rest = sorted(sequences, key=len)
     chosen, room = [shortest], tokens - len(shortest)
     for sequence in reversed(rest):
@@ -243,7 +244,7 @@ class TreeStates:
         self, model: PreTrainedModel, sequences: Sequence[PromptResponse], plan: Plan[Any], max_piece: int
     ) -> None:
         """Read the passes of the plan; a trunk of more than `max_piece` tokens in pieces."""
-        self.model, self.sequences = model, list(sequences)  # rows are found by id(sequence), so these must live on
+        self.model, self.sequences = model, list(sequences)  # rows are found by id(sequence): keep these alive
         nodes = [torch.tensor(plan.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self.sequences)]
         nodes_W = torch.cat(nodes).unique()
         self._rows = {id(s): torch.searchsorted(nodes_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
@@ -267,7 +268,7 @@ def _read_hidden_states(
 ) -> tuple[Tensor, OutputLayer]:
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits."""
     device, body = find_input_device(model), find_decoder(model)
-    # Without the model's configuration, the cache keeps all keys of layers that see a window: branches need them.
+    # Without the model's configuration, the cache keeps all keys even of layers with a window: branches need them.
     cache, hidden, first, cache_name = DynamicCache(), list[Tensor](), 0, find_cache_name(body)
     windows = find_windows(model) or ()
     pieces = list[tuple[Pass, range]]()
@@ -280,7 +281,7 @@ def _read_hidden_states(
         elif piece.start == 0:
             cache.crop(one.prefix - cache.get_seq_length())
         ids_1n = torch.tensor([one.ids[piece.start : piece.stop]], device=device)
-        # A chain needs no positions and mask: the model makes them from the cache, as when it generates text.
+        # A chain needs no positions or mask: the model makes them from the cache, as when it generates text.
         branching = dict[str, Any]()
         if not one.is_chain:
             branching["position_ids"] = torch.tensor([one.positions], device=device)
@@ -293,6 +294,6 @@ def _read_hidden_states(
 
 
 def _make_mask(one: Pass, model: PreTrainedModel, window: int | None) -> Tensor:
-    """Return the mask [1, 1, n, prefix + n] of a pass: True for visible (sdpa), or 0 and a lowest number (eager)."""
+    """Return the mask [1, 1, n, prefix + n] of a pass in a layer with this window, in the form of `make_mask`."""
     seen_nk, positions_k = find_visible_keys(one, 0, len(one), find_input_device(model))
     return make_mask(model, (seen_nk & within(window, positions_k[one.prefix :, None], positions_k))[None, None])
