@@ -87,8 +87,7 @@ def read_trees(
             continue
         tree = TreeStates(model, sequences, plan, max(_LEAST, batch_tokens))
         if not bool(tree.hidden_WH.isfinite().all()):
-            # A masked NaN still spreads, since NaN * 0 is NaN. In padded batches, it affects only the turns that have
-            # it.
+            # A masked NaN still spreads, as NaN * 0 is NaN. In padded batches, it affects only the turns that have it.
             trees.tokens += plan.tokens + total
             continue
         if not find_state(model).tree_compared:

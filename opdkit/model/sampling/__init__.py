@@ -1,12 +1,12 @@
-"""Sampling from a model: each prompt is read once, and each sample has a random stream of its own.
+"""Sampling from a model: each prompt is read once, and each sample has its own random stream.
 
-The judge's votes, the replies of evaluation and rollouts are sampled here. A sample depends only on its generator and
-on the model (apart from rounding), never on the prompts in its batch. The continuous batching of transformers
-(`generate_batch`, 5.23) cannot do that: all requests draw from one global stream (`torch.multinomial` without a
-generator), in the order in which they happen to be scheduled.
+Judge votes, evaluation replies and rollouts are sampled here. Apart from rounding, a sample depends only on its prompt,
+its generator and the model, never on the rest of its batch. The continuous batching of transformers (`generate_batch`,
+5.23) cannot do that: all requests draw from one global stream (`torch.multinomial` without a generator), in the order
+in which they happen to be scheduled.
 
-`sample_shared` keeps one copy of a prompt's KV cache for all of its samples. `sample_copied` gives each sample a copy,
-for models with layers of other kinds: a state, or the keys of a chunk.
+`sample_shared` keeps one copy of a prompt's KV cache for all of its samples. `sample_copied` gives each sample its own
+copy, for models with layers that keep a state or attend within chunks.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ def choose_reply_room(longest: int, limit: int) -> int:
 def count_prompt_tokens(
     model: Any, prompts: Sequence[list[int]], *, samples: int, max_new_tokens: int, batch_tokens: int
 ) -> int:
-    """Return how many tokens of `prompts` `sample` reads for so many samples of each, where memory suffices.
+    """Return how many prompt tokens `sample` reads for `samples` samples of each prompt, if memory suffices.
 
-    Needs no weights. Each prompt is read once; what prompts have in common is read once for each batch.
+    The model needs no weights. Each prompt is read once; a prefix that prompts share is read once per batch.
     """
     if find_windows(model) is None or find_build_problem(model):
         return sum(map(len, prompts))
@@ -58,7 +58,7 @@ def sample(
     """Return for each request one Sample per generator, in order. Temperature 0 is greedy.
 
     `batch_tokens` limits the tokens in the KV cache, with prompts and samples at their full length; a single sample
-    that needs more runs alone. Where a batch does not fit into memory, its unfinished samples are restarted in smaller
+    that needs more runs alone. If a batch does not fit into memory, its unfinished samples are restarted in smaller
     batches; a sample that does not fit alone ends with the reason "memory". `top` is the number of most likely tokens
     whose log-probs are kept at each position. `on_end` is called with the number of samples that have just ended.
     """

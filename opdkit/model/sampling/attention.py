@@ -1,7 +1,7 @@
 """Attention (sdpa) for several masked queries and grouped key heads, without a copy of keys and values per query head.
 
 transformers 5.23 repeats keys and values for the query heads that share them, at every step, unless there is a single
-query or no mask. Here the queries of those heads become queries of one head. The numbers are the same.
+query or no mask. Here, the queries of such heads become queries of one head. The numbers are the same.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def _attention(
     B, H, n, D = query.shape
     folded = query.reshape(B, H // groups, groups * n, D)
     mask = attention_mask.repeat(1, 1, groups, 1)
-    # Not `module`, which would repeat the keys once per group.
+    # Not `module`: sdpa would repeat the keys by its number of groups.
     output, _ = sdpa_attention_forward(_NO_GROUPS, folded, key, value, mask, **kwargs)  # [B, G n, H / G, D]
     return output.transpose(1, 2).reshape(B, H, n, -1).transpose(1, 2), None
 

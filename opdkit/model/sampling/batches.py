@@ -6,21 +6,21 @@ from itertools import pairwise
 
 from opdkit.model.tree import count_common
 
-# Tokens after the common prefix that are read in one pass. Their mask has a row per token, and a column per token and
-# token of the prefix.
+# Most tokens after the common prefix that are read in one pass. Their mask has a row for each of them, and a column for
+# each of them and for each prefix token.
 _MAX_SUFFIX_TOKENS = 1024
 
-# Samples that run side by side: each has logits over the whole vocabulary.
+# Most samples that run side by side: each has logits over the whole vocabulary.
 MAX_SAMPLES = 256
 
-# New tokens of all samples that share one copy of a prompt, at most this many times its tokens. On a CPU (10 million
-# weights) sharing was faster at 6 times a prompt of 520 tokens, and a sixth slower at 9 times a prompt of 320.
+# Samples that share one copy of a prompt have together at most this many new tokens per prompt token. On a CPU (10
+# million weights), sharing was faster at 6 (prompt of 520 tokens) and a sixth slower at 9 (320 tokens).
 _MAX_NEW_PER_PROMPT_TOKEN = 8
 
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """Prompts, by index, whose first `prefix` tokens are the same and are read once."""
+    """Prompts, by index, whose first `prefix` tokens are equal and read once."""
 
     prefix: int
     prompts: tuple[int, ...]
@@ -38,7 +38,7 @@ class SharedPrompt:
 
 @dataclass(frozen=True)
 class Batch:
-    """Shared prompts of similar size. `rows` of them run side by side; the next one takes over a row that is done."""
+    """Shared prompts of similar size. `rows` of them run side by side; the next takes the row of one that is done."""
 
     shared: tuple[SharedPrompt, ...]
     rows: int
@@ -68,7 +68,7 @@ def plan_batches(
 
 
 def group_prompts(prompts: Sequence[list[int]]) -> list[PromptGroup]:
-    """Return groups that hold each prompt once. Prompts share a group where the prefix is half of each, or more."""
+    """Return groups that hold each prompt once. Prompts share a group if their prefix is at least half of each."""
     order = sorted(range(len(prompts)), key=lambda i: prompts[i])  # prompts that begin alike are neighbours
     common = [count_common(prompts[a], prompts[b]) for a, b in pairwise(order)]
     groups = list[tuple[list[int], int]]()  # members, length of their common prefix
@@ -88,7 +88,7 @@ def group_prompts(prompts: Sequence[list[int]]) -> list[PromptGroup]:
 def _share_prompts(
     group: PromptGroup, prompts: Sequence[list[int]], counts: Sequence[int], max_new_tokens: int, batch_tokens: int
 ) -> Iterator[SharedPrompt]:
-    """Yield the samples of a group, as many together as fit; prompt by prompt where one of each does not fit."""
+    """Yield the samples of a group, as many together as fit; prompt by prompt if one of each does not fit."""
     samples = [(i, k) for i in group.prompts for k in range(counts[i])]
     room = (batch_tokens - group.tokens) // max_new_tokens
     if len(group.prompts) > 1 and room < len(group.prompts):
@@ -103,8 +103,8 @@ def _share_prompts(
 
 
 def count_samples_per_copy(tokens: int, max_new_tokens: int) -> int:
-    """Return how many samples share one copy of a group of prompts that has so many tokens.
+    """Return how many samples may share one copy of a group of prompts of `tokens` tokens.
 
-    The cost of sharing: attention also compares each sample with the tokens of the others, which a mask then hides.
+    Sharing has a cost: attention also compares each sample with the tokens of the others, which a mask then hides.
     """
     return min(MAX_SAMPLES, max(1, _MAX_NEW_PER_PROMPT_TOKEN * tokens // max_new_tokens))

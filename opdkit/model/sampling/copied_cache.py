@@ -1,7 +1,7 @@
 """Sampling with the model's own KV cache: each prompt is read once, then each sample is a row with its own copy.
 
-For models with layers that keep a state, or see chunks or windows of several sizes: samples cannot share those. And
-for models that read no token trees (`opdkit.model.tree_reading.check_tree_reading`).
+For models whose layers keep a state, attend within chunks, or have windows of several sizes: samples cannot share
+these. Also for models that cannot read token trees (`opdkit.model.tree_reading.check_tree_reading`).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
 def sample_copied(
     model: Any, prompts: Sequence[list[int]], samplings: Sequence[list[Sampling]], rule: SamplingRule, batch_tokens: int
 ) -> None:
-    """Sample until all samples of each prompt have ended, within `batch_tokens` unless a single one needs more."""
+    """Sample until all samples of each prompt have ended, within `batch_tokens` unless a single sample needs more."""
     rows = [(i, sampling) for i, group in enumerate(samplings) for sampling in group]
     lengths = [len(prompts[i]) + rule.max_new_tokens for i, _ in rows]
     for attempt in find_budget(model, "sampling").batches(lengths, batch_tokens, MAX_SAMPLES):
@@ -38,7 +38,7 @@ def _sample_rows(
 ) -> None:
     """Sample rows of (prompt index, sample) side by side until all have ended.
 
-    B prompts, R rows, T tokens, V vocabulary. After a failed attempt the local variables (the cache) are freed.
+    Shapes: B prompts, R rows, T tokens, V vocabulary. `Attempt` frees the local variables (the cache) after a failure.
     """
     samplings = [sampling for _, sampling in rows]
     cache_name = find_cache_name(model)
@@ -53,12 +53,12 @@ def _sample_rows(
         input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=True, logits_to_keep=1
     )
     cache = output.get(cache_name)
-    if not isinstance(cache, Cache):  # RWKV returns its state as tensors, RecurrentGemma nothing
+    if not isinstance(cache, Cache):  # RWKV returns its state as tensors, RecurrentGemma none
         raise OpdkitError(
             f"{model.name_or_path} can be scored and trained, but not sampled from: {type(model).__name__} keeps its "
             "state in a form of its own. Pass --teacher-samples 0 to `opdkit teacher`, --validate 0 to `opdkit train`"
         )
-    cache.reorder_cache(prompt_R)  # takes repeated rows, unlike batch_select_indices, which layers with a state lack
+    cache.reorder_cache(prompt_R)  # can repeat rows, also in layers with a state, which lack batch_select_indices
     mask_RT, position_R = mask_BT[prompt_R], positions_BT[prompt_R, -1]
     logits_RV = output.logits[:, -1].float()[prompt_R]
     while True:

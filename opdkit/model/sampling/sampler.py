@@ -11,7 +11,7 @@ from opdkit.model.sampling import Request, Sample, sample
 
 
 class Sampler:
-    """Sampler of replies of a stage's models: in this process or, with `--sample-url`, on servers."""
+    """Sampler of replies from a stage's models: in this process or, with `--sample-url`, on servers."""
 
     def __init__(self, config: SamplingConfig) -> None:
         self.config = config
@@ -29,14 +29,14 @@ class Sampler:
     ) -> list[list[Sample]]:
         """Return for each request one Sample per generator, in order. Temperature 0 is greedy.
 
-        A server is asked with the generators' seeds; where it gives no sample, this process does. Raises OpdkitError
-        where no server has the weights of the model.
+        A server receives the generators' seeds; a sample that it does not give is drawn in this process. Raises
+        OpdkitError if no server has the weights of the model.
         """
         options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": max_new_tokens}
         here = options | {"stop_ids": chat.stop_ids, "batch_tokens": batch_tokens}
         if not (self.config.sample_url and requests):
             return sample(model, requests, **here)
-        from opdkit.model.sampling.served import find_served  # imported here: it brings the OpenAI client
+        from opdkit.model.sampling.served import find_served  # imported here: it imports the OpenAI client
 
         if id(model) not in self._served:
             prompts = [request.prompt_ids for request in requests]

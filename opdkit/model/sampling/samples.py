@@ -28,8 +28,8 @@ class Sample:
     ids: list[int]
     logprobs: list[float]
     finish_reason: str  # "stop", "length" or "memory"
-    top_ids: list[list[int]] = field(default_factory=list)  # [R, K] the most likely tokens at each position, if asked
-    top: list[list[float]] = field(default_factory=list)  # [R, K] their log-probs
+    top_ids: list[list[int]] = field(default_factory=list)  # [tokens, K] most likely at each position, if requested
+    top: list[list[float]] = field(default_factory=list)  # [tokens, K] their log-probs
 
     @property
     def text_ids(self) -> list[int]:
@@ -38,12 +38,12 @@ class Sample:
 
 
 def find_sample_problem(sample: Sample, tokens: int) -> str | None:
-    """Return why no later stage could take a sample as it is, or None. `tokens` is the size of the tokenizer."""
+    """Return why no later stage could use a sample, or None. `tokens` is the size of the tokenizer's vocabulary."""
     if sample.finish_reason == "memory":
         return TOO_LARGE
     if not all(map(math.isfinite, sample.logprobs)):
         return "log-probs are not finite"
-    if max(sample.ids) >= tokens:  # models have spare rows, beyond the tokens of the tokenizer
+    if max(sample.ids) >= tokens:  # models have spare output rows, beyond the tokenizer's tokens
         return "a token that the tokenizer lacks"
     return None
 
@@ -82,7 +82,8 @@ class SamplingRule:
         if self.temperature == 0:
             token_R = logits_RV.argmax(-1)
         else:
-            # Inverse transform sampling. In float64, 150,000 terms add up to the same total in any order. MPS has none.
+            # Inverse transform sampling in float64, which MPS lacks: 150,000 terms have about the same sum in any
+            # order.
             probs_RV = torch.softmax(logits_RV / self.temperature, dim=-1)
             cdf_RV = (probs_RV.cpu() if probs_RV.device.type == "mps" else probs_RV).double().cumsum(-1)
             uniform_R = torch.stack([s.uniforms[len(s.ids)] for s in samplings]).to(cdf_RV.device)

@@ -1,12 +1,12 @@
 """Sampling on an OpenAI-compatible server that serves the weights of a local model.
 
-The prompt goes to /v1/completions as token ids, or to a server that takes none (`transformers serve`) as the text that
-its tokenizer turns into the same ids. Chat completions are of no use: the server renders the prompt, and takes thinking
-and calls out of the reply, so that its tokens cannot be known.
+The prompt is sent to /v1/completions as token ids; a server that takes none (`transformers serve`) gets a text that its
+tokenizer turns into the same ids. Chat completions cannot be used: the server renders the prompt and takes thinking and
+calls out of the reply, so its tokens cannot be known.
 
-The tokens of a reply are the server's ids where it gives them. Else they are those of its text, if they turn back into
-the same text and are as many as the server has counted. Log-probs are the server's where it gives them, else the local
-model's. Whether a server has the weights is measured: on greedy continuations first, then on every reply.
+The tokens of a reply are the ids that the server gives. Without ids, the reply's text is tokenized, and used if the
+tokens decode to the same text and are as many as the server counted. Log-probs are the server's if it gives them, else
+the local model's. Whether a server has the weights is measured: on greedy continuations first, then on every reply.
 """
 
 import json
@@ -30,19 +30,19 @@ from opdkit.model.scoring import LogprobQuery, Logprobs, Mixture, PromptResponse
 from opdkit.model.server.client import MALFORMED, RefusedError, Server
 from opdkit.model.server.traffic import FailedAttemptError
 
-# Mean nats per token by which a server may differ from the local model. On the sample model, bfloat16 differs by
-# 0.0002, and the model after the demo's training by 0.14; large models round more. A smaller training is not seen.
+# Nats per token by which a server may differ on average from the local model. For the sample model, bfloat16 differs by
+# 0.0002, and the demo's training by 0.14; large models round more. Training that changes less goes undetected.
 MAX_DIFFERENCE = 0.05
-# Without log-probs, the share of the most likely tokens among the sampled ones may be off by this much: in standard
-# errors, and absolutely.
+# Without log-probs, the share of sampled tokens that are the most likely ones may be off by this many standard errors,
+# or by this much in absolute terms, whichever is more.
 _MAX_ERRORS, _MAX_SHARE = 6.0, 0.02
-_COMPARED, _COMPARED_TOKENS = 4, 32  # prompts, and tokens of their greedy continuations
-# Where a server gives nothing but greedy tokens: how many tokens beside the most likely one a bias makes as likely, by
-# which bias the server may differ (nats; two rounded log-probs), and which share of its answers may be other tokens.
+_COMPARED, _COMPARED_TOKENS = 4, 32  # prompts compared, and tokens of their greedy continuations
+# For a server that gives only greedy tokens: how many tokens a bias makes as likely as the most likely one, by how much
+# that bias may differ (nats; two log-probs are rounded), and which share of the answers may be wrong.
 _TIPPED, _MAX_BIAS, _MAX_OTHERS = 2, 0.5, 0.125
-_MOST_NAMES = 8  # models on a server that are compared, where none has the local model's name
+_MOST_NAMES = 8  # models of a server to compare if none has the local model's name
 _TIMEOUT, _RETRIES = 600.0, 6
-_ANY_STOP = -1  # a stop token of which the server does not say which one it is
+_ANY_STOP = -1  # stands for a stop token that the server does not identify
 
 
 class OtherWeightsError(OpdkitError):
@@ -51,23 +51,23 @@ class OtherWeightsError(OpdkitError):
 
 @dataclass(frozen=True)
 class _Query:
-    """Sample that a server is asked for."""
+    """Request for one sample from a server."""
 
     prompt_ids: list[int]
     seed: int
     temperature: float
     max_new_tokens: int
-    bias: tuple[int, float] | None = None  # a token, and what is added to its logit
+    bias: tuple[int, float] | None = None  # a token, and the number added to its logit
 
 
 def find_served(
     config: SamplingConfig, model: Any, chat: Chat, prompts: Sequence[list[int]], max_new_tokens: int, batch_tokens: int
 ) -> "ServedModel":
-    """Return the model on the first server of `--sample-url` that has its weights, as greedy continuations show.
+    """Return the model on the first server of `--sample-url` that has its weights, judged by greedy continuations.
 
-    The server's model of the same name is compared, else those that it lists, else the one that it takes for no name.
-    Raises OtherWeightsError, with the difference; where no weights could be compared, the error of the server, that of
-    a name which it lists first.
+    On each server, the local model's name is tried first, then names that the server lists, then no name. Raises
+    OtherWeightsError, with the difference; if no weights could be compared, the server's error, preferably for a name
+    that it lists.
     """
     path, errors = Path(model.name_or_path), list[OpdkitError]()
     own = [*([str(path.absolute())] if path.exists() else []), model.name_or_path]
@@ -99,19 +99,19 @@ def find_served(
 
 
 class ServedModel:
-    """Local model, and the name under which a server serves it; None where the server needs none."""
+    """Local model, and the name under which a server serves it (None: the server needs no name)."""
 
     def __init__(self, server: Server, name: str | None, model: Any, chat: Chat, batch_tokens: int) -> None:
         self.server, self.name, self.model, self.chat, self.batch_tokens = server, name, model, chat, batch_tokens
         self.where = server.where if name is None else f"{name} on {server.where}"
         self.takes_ids: bool | None = None  # whether the server takes token ids; None: not known yet
-        # Of tokens sampled without log-probs: how many are the most likely ones, and the mean and variance of that.
+        # Tokens sampled without log-probs, how many are the most likely ones, and the mean and variance of that.
         self.tokens = self.hits = self.expected = self.variance = 0.0
 
     def sample(self, requests: Sequence[Request], temperature: float, max_new_tokens: int) -> list[list[Sample | None]]:
-        """Return for each request one Sample per generator, None where its tokens are not known.
+        """Return for each request one Sample per generator, None if its tokens are not known.
 
-        Raises OtherWeightsError where they are not the local model's.
+        Raises OtherWeightsError if they do not come from the local model's weights.
         """
         queries = [
             _Query(request.prompt_ids, generator.initial_seed() % (1 << 31), temperature, max_new_tokens)
@@ -134,7 +134,7 @@ class ServedModel:
             reply, logprobs = replies[i], score.logprobs.tolist()
             if reply.ids[-1] == _ANY_STOP:
                 share, which = score.at[-1].softmax(-1).max(-1)
-                if share < 0.99:  # it may as well be another one
+                if share < 0.99:  # it may be another stop token
                     continue
                 reply = replace(reply, ids=[*reply.ids[:-1], int(stops[which])])
                 logprobs[-1] = float(score.at[-1, which])
@@ -145,10 +145,10 @@ class ServedModel:
         return [[samples.get(next(numbers)) for _ in request.generators] for request in requests]
 
     def _compare(self, temperature: float, reply: Sample, logprobs: list[float], score: Logprobs) -> list[float]:
-        """Return how far the server is from the local model at each token (nats), as far as that can be seen.
+        """Return how far the server is from the local model at each token (nats), if that can be measured.
 
-        By the server's log-probs. Without them: by how much a greedy token is less likely than the most likely one; of
-        a token sampled at temperature 1 it only counts whether it is the most likely one.
+        With the server's log-probs, compare these. Without them, measure how much less likely a greedy token is than
+        the most likely one; at temperature 1, only count the tokens that are the most likely ones, for `_check`.
         """
         if reply.logprobs:
             return [abs(a - b) for a, b in zip(reply.logprobs, logprobs, strict=True)]
@@ -163,9 +163,9 @@ class ServedModel:
         return []
 
     def _check(self, differences: Sequence[float]) -> None:
-        """Raise OtherWeightsError for differences (nats) that are not rounding, and for another way of sampling."""
+        """Raise OtherWeightsError if the differences (nats) exceed rounding, or the server samples in another way."""
         mean = math.fsum(differences) / max(1, len(differences))
-        if not mean <= MAX_DIFFERENCE:  # also not a number
+        if not mean <= MAX_DIFFERENCE:  # also catches NaN
             raise OtherWeightsError(
                 f"{self.where} has other weights than {self.model.name_or_path}: log-probs differ by {mean:.2g} nats "
                 f"per token, rounding by less than {MAX_DIFFERENCE:g}. Serve that model, and start the server again "
@@ -180,12 +180,12 @@ class ServedModel:
             )
 
     def check_biases(self, prompts: Sequence[list[int]]) -> None:
-        """Raise OtherWeightsError unless a bias on other first tokens tips the server where it tips the local model.
+        """Raise OtherWeightsError unless the same bias on other first tokens tips the server and the local model.
 
-        Log-probs of a server that gives none: a bias of their difference makes two tokens equally likely. Nothing is
-        compared where the server takes no biases.
+        This measures log-probs of a server that gives none: a bias equal to their difference makes two tokens equally
+        likely. Nothing is compared if the server ignores biases.
         """
-        asked = list[tuple[_Query, int]]()  # and the token that follows
+        asked = list[tuple[_Query, int]]()  # query, and the token that should follow
         scored = logprobs_of(
             Mixture((self.model,)),
             [LogprobQuery((PromptResponse(ids, [0]),)) for ids in prompts],
@@ -209,9 +209,9 @@ class ServedModel:
             )
 
     async def _ask(self, client: openai.AsyncOpenAI, query: _Query) -> Sample | None:
-        """Return the sample for one request, as far as the server says; None where its tokens are not known.
+        """Return the sample for one query, as far as the server describes it; None if its tokens are not known.
 
-        Raises FailedAttemptError for what may pass, RefusedError or another OpdkitError for what will not.
+        Raises FailedAttemptError for failures that may pass, RefusedError or another OpdkitError for others.
         """
         stops = sorted(self.chat.stop_ids)
         forms = (True, False) if self.takes_ids is None else (self.takes_ids,)
@@ -219,7 +219,7 @@ class ServedModel:
             prompt: Any = query.prompt_ids
             extra: JSON = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": stops,
                            "return_tokens_as_token_ids": True, "skip_special_tokens": False}  # fmt: skip
-            if not takes_ids:  # of `transformers serve`, which knows no other way around the model's own defaults
+            if not takes_ids:  # for `transformers serve`, which has no other way to override the model's defaults
                 texts = map(self.chat.text, (prompt, prompt[1:]))  # many tokenizers add the first token themselves
                 if (prompt := next((t for t in texts if self.chat.tokenizer(t)["input_ids"] == prompt), None)) is None:
                     return None
@@ -247,7 +247,7 @@ class ServedModel:
         raise AssertionError("the last form returns or raises")
 
     def _read(self, response: Any, query: _Query) -> Sample | None:
-        """Return the sample that a response of status 200 holds, without log-probs where it gives none."""
+        """Return the sample in a response of status 200, log-probs only if usable; None if its tokens are not known."""
         try:
             document = response.json()
             choice, usage = document["choices"][0], document.get("usage") or {}
@@ -276,7 +276,7 @@ class ServedModel:
             # U+FFFD stands for half a character.
             if text is None or "\ufffd" in text or self.chat.text(ids) != text:
                 return None
-            if stop_ids.isdisjoint(ids):  # servers leave it out of the text, and count it
+            if stop_ids.isdisjoint(ids):  # servers leave the stop token out of the text, but count it
                 has_stop = reason == "stop" if written is None else written == len(ids) + 1
                 if written not in (None, len(ids) + has_stop):
                     return None

@@ -35,9 +35,9 @@ from opdkit.model.windows import find_windows, make_additive_mask, make_masks, w
 def sample_shared(
     model: Any, prompts: Sequence[list[int]], samplings: Sequence[list[Sampling]], rule: SamplingRule, batch_tokens: int
 ) -> None:
-    """Sample until all samples of each prompt have ended. The prompt that is being read comes on top of `batch_tokens`.
+    """Sample until all samples of each prompt have ended. The group that is being read comes on top of `batch_tokens`.
 
-    Where a batch does not fit into memory, its unfinished samples are restarted in smaller batches.
+    If a batch does not fit into memory, its unfinished samples are restarted in smaller batches.
     """
     budget = find_budget(model, "sampling")
     with grouped_heads(model):
@@ -94,7 +94,7 @@ class _GroupCache:
 
 def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) -> _GroupCache:
     """Read the prefix of a group, then all suffixes in one pass, in which each sees the prefix and itself."""
-    cache, prefix = DynamicCache(), group.prefix  # without the configuration, layers that see a window keep all keys
+    cache, prefix = DynamicCache(), group.prefix  # without the configuration, layers with a window keep all keys
     ids_1n = torch.tensor([prompts[group.prompts[0]][:prefix]], device=model.device)
     cache_name = find_cache_name(model)
     output = model(input_ids=ids_1n, use_cache=True, logits_to_keep=1, **{cache_name: cache})
@@ -141,7 +141,7 @@ class _Row:
     """Samples of one shared prompt that have not ended, and the free slots."""
 
     queries: list[_Query] = field(default_factory=list)
-    free: list[int] = field(default_factory=list)  # a heap: low slots first, so that attention reads few
+    free: list[int] = field(default_factory=list)  # a heap: low slots first, so that attention reads few slots
     used: int = 0  # slots up to the highest one that was ever in use
 
 
@@ -182,7 +182,7 @@ class _Rows:
         nothing = torch.zeros(0, 0, dtype=torch.long)
         self.now = _Step(nothing, nothing, 0)
         self.cache: Cache | None = None
-        # Added to attention scores. The last line is for padding, which must see at least one token: the first.
+        # Added to attention scores. The last line is for padding queries, which must see at least one token: the first.
         self.lowest = torch.finfo(model.dtype).min
         self.mask_BnS = torch.full((rows, samples + 1, slots), self.lowest, dtype=model.dtype, device=model.device)
         self.mask_BnS[:, -1, 0] = 0
@@ -190,7 +190,7 @@ class _Rows:
         self.positions_BS = torch.zeros(rows, slots, dtype=torch.long, device=model.device)  # of the slots' tokens
 
     def load(self, b: int, prompt: _GroupCache, shared: SharedPrompt, samplings: Sequence[list[Sampling]]) -> None:
-        """Put a shared prompt into row b, with those of its samples that have not ended with their first token."""
+        """Put a shared prompt into row b, with its samples except those that ended with their first token."""
         if self.cache is None:
             self.cache = Cache([_SlotLayer(self.now, x, len(self.rows), self.slots) for x in prompt.cache.layers])
         tokens = prompt.group.tokens
@@ -221,7 +221,7 @@ class _Rows:
             self.cache.batch_select_indices(keep_B)
 
     def read_last_tokens(self) -> Tensor:
-        """Read the last token of every sample, row by row, and return float32 logits [R, V] of the next ones."""
+        """Read the last token of every sample, row by row, and return float32 logits [R, V] for the next tokens."""
         n = max(len(row.queries) for row in self.rows)
         padding = (0, 0, self.slots, self.mask_BnS.shape[1] - 1)
         inputs = list[list[tuple[int, int, int, int]]]()  # [B, n] of id, position, slot and line of the mask

@@ -17,8 +17,8 @@ from opdkit.console import counted, printable, say, tally
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.server.traffic import FailedAttemptError, Traffic
 
-LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # errors of reading foreign JSON
+LONGEST_WAIT = 600.0  # seconds; if a server asks for more (Retry-After), the run ends with an error
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # raised while reading foreign JSON
 
 SendOnce = Callable[[openai.AsyncOpenAI, Any], Awaitable[Any]]  # sends a request once, see Traffic
 
@@ -28,7 +28,7 @@ class RefusedError(OpdkitError):
 
 
 class Server:
-    """Server that is asked by many requests at once. The key stays in this process: no error and no log shows it.
+    """Server that answers many requests at once. No error message and no log shows the API key.
 
     `who` is its name in messages, `url` its address, and `flag` the option that holds the address. Raises ConfigError
     for a key that cannot be sent.
@@ -44,19 +44,19 @@ class Server:
         self.key = os.environ.get(api_key_env, "").strip()
         if not (self.key.isascii() and self.key.isprintable()):
             raise ConfigError(f"the environment variable {api_key_env} holds characters that no API key has")
-        # What the library would send of the environment beside the key, or in place of one.
+        # Headers that the library would send from the environment, beside the key or in place of a missing key.
         unsent = ["OpenAI-Organization", "OpenAI-Project", *([] if self.key else ["Authorization"])]
         self.headers: dict[str, Any] = dict.fromkeys(unsent, openai.Omit())
 
     def answer_all(self, requests: Sequence[Any], attempt: SendOnce, doing: str, unit: str) -> list[Any]:
-        """Return the answer to each request, as `Traffic.answer_all` does. `doing` and `unit` are for the progress."""
+        """Return the answer to each request, as `Traffic.answer_all` does. `doing` and `unit` label the progress."""
         if not requests:
             return []
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(self._answer_all(requests, attempt, doing, unit))
-        with ThreadPoolExecutor(1) as pool:  # a notebook runs a loop already
+        with ThreadPoolExecutor(1) as pool:  # a notebook already runs an event loop
             return pool.submit(asyncio.run, self._answer_all(requests, attempt, doing, unit)).result()
 
     async def _answer_all(self, requests: Sequence[Any], attempt: SendOnce, doing: str, unit: str) -> list[Any]:
@@ -70,7 +70,7 @@ class Server:
         return answers
 
     def _make_client(self) -> openai.AsyncOpenAI:
-        """Return a client that sends each request once, to this address and no other, for as long as Traffic waits."""
+        """Return a client without retries, redirects or timeouts: `Traffic` limits the time and sends again."""
         try:
             # Reading the certificates takes a while, and plain http needs none.
             http = openai.DefaultAsyncHttpxClient(
@@ -79,7 +79,7 @@ class Server:
         except OSError as error:
             raise OpdkitError(f"the certificates for https cannot be read ({error}): see the environment variables "
                               "SSL_CERT_FILE and SSL_CERT_DIR") from error  # fmt: skip
-        except Exception as error:  # ImportError, ValueError, and the HTTP library's own for an address
+        except Exception as error:  # ImportError, ValueError, and the HTTP library's own error for an address
             raise OpdkitError(f"the proxy that the environment names cannot be used ({error}): see the variables "
                               "ALL_PROXY, HTTP_PROXY and HTTPS_PROXY; NO_PROXY names hosts to reach without "
                               "it") from error  # fmt: skip
@@ -87,20 +87,20 @@ class Server:
         return openai.AsyncOpenAI(api_key=key, base_url=self.base_url, max_retries=0, timeout=None, http_client=http)
 
     def failure(self, error: openai.APIConnectionError | openai.APIStatusError) -> FailedAttemptError | OpdkitError:
-        """Return what an error of the client means: FailedAttemptError for what may pass."""
+        """Return the error to raise for an error of the client: FailedAttemptError if it may pass."""
         if isinstance(error, openai.APIConnectionError):
             cause = error.__cause__ or error
             return FailedAttemptError(f"the connection broke: {self._clean(f'{type(cause).__name__} {cause}')}")
         response = error.response
         status, excerpt = response.status_code, self.excerpt(response)
-        if {str(error.code), str(error.type)} & {"insufficient_quota", "budget_exceeded"}:  # of OpenAI; of LiteLLM
+        if {str(error.code), str(error.type)} & {"insufficient_quota", "budget_exceeded"}:  # OpenAI's; LiteLLM's
             return OpdkitError(f"{self.where}: the key in {self.api_key_env} has no credit left (HTTP {status}: "
                                f"{excerpt}); when it has, start the same command again: finished parts are "
                                "kept")  # fmt: skip
         if status in (408, 425, 429) or status >= 500:
             retry_after = response.headers.get("retry-after", "")
             pause = parse_retry_after(retry_after)
-            if not pause <= LONGEST_WAIT:  # also not a number
+            if not pause <= LONGEST_WAIT:  # also catches NaN
                 asked = f"asks to be left alone (HTTP {status}, Retry-After: {self._clean(retry_after)[:40]})"
                 return OpdkitError(f"{self.where} {asked}: start the same command again then; finished parts are kept")
             limited = status == 429 or pause > 0
@@ -115,9 +115,9 @@ class Server:
         return RefusedError(f"{self.where} refuses the request (HTTP {status}): {excerpt}{advice}")
 
     async def model_names(self, client: openai.AsyncOpenAI, _: None = None) -> list[str] | None:
-        """Return the names of the models that the server lists; None where it lists none in the usual form, or hangs.
+        """Return the names of the models that the server lists; None if it gives no list in the usual form, or hangs.
 
-        It takes half the time of a request at most, since it may be part of one.
+        It takes at most half the timeout of a request, since it may be part of a request.
         """
         try:
             async with asyncio.timeout(self.timeout / 2):
@@ -127,7 +127,7 @@ class Server:
             return None
 
     def excerpt(self, response: Any) -> str:
-        """Return the beginning of a response, for a message: the server's own words where it is a JSON error."""
+        """Return the beginning of a response, for an error message; of a JSON error, only the server's own message."""
         try:
             error = response.json()
             error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
@@ -145,7 +145,7 @@ class Server:
 
 
 def parse_retry_after(value: str) -> float:
-    """Return the seconds that a Retry-After header asks for, as a number or as a date; 0 for what is neither."""
+    """Return the seconds that a Retry-After header asks for, as a number or as a date; 0 if it is neither."""
     with suppress(ValueError):
         return float(value)
     with suppress(ValueError):

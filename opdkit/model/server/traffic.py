@@ -1,11 +1,11 @@
-"""Traffic with a server: how many requests at once, how long each may take, and when it is sent again.
+"""Traffic with a server: how many requests run at once, how long each may take, and when it is sent again.
 
-- A request that waits for its next attempt holds no slot. One that hangs is given up early, once it takes far longer
-  than others took, and has more time at its next attempt.
-- What the server asks for (Retry-After) holds for all requests.
-- While nobody is answered, no new request begins, so a dead server costs the attempts of a few requests.
+- A request that waits for its next attempt holds no slot. An attempt that takes far longer than others took is given
+  up early, and the next attempt has more time.
+- A pause that the server asks for (Retry-After) applies to all requests.
+- While no request is answered, no new request begins, so a dead server costs only the attempts of a few requests.
 
-The client library's own retries know none of these: each of its requests waits, in its slot, for itself alone.
+The client library's own retries do none of this: each request waits on its own account and holds its slot.
 """
 
 import asyncio
@@ -21,41 +21,41 @@ from opdkit.errors import OpdkitError
 SendOnce = Callable[[Any], Awaitable[Any]]  # request, which has a `seed`, -> its answer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
-LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one
+LONGEST_LIMIT = 1800.0  # seconds for which "too many requests" (with or without Retry-After) may delay a request
 
-# A request is given up early when it takes this many times as long as the slowest of the last answers, and a second at
-# least. It then has twice the time, and so on up to --timeout, so at most two thirds of the work on a slow answer are
-# done in vain.
+# An attempt is given up early when it takes this many times as long as the slowest of the last answers, and at least a
+# second. The next attempt has twice the time, and so on up to --timeout, so at most two thirds of the work on a slow
+# answer are wasted.
 FAR_LONGER, SHORTEST = 3.0, 1.0
 _KNOWN, _REMEMBERED = 16, 128  # answers before anything is given up early; answers whose time is remembered
 
-# Attempts, as a multiple of those that --retries allows, of a request that fails while others are answered.
+# Limit on the attempts of a request that fails while others are answered, as a multiple of what --retries allows.
 _UNLUCKY = 3
 
 
 @dataclass(eq=False)
 class FailedAttemptError(Exception):
-    """Failure of an attempt that may pass."""
+    """Failure of an attempt; the next attempt may succeed."""
 
     reason: str
     _: KW_ONLY
-    pause: float = 0.0  # seconds that the server asked for, of everybody
-    limited: bool = False  # too many requests: no fault of this one, so it costs no attempt
-    early: bool = False  # given up before --timeout, or before the model's name is known: no attempt and no pause
-    insisted: Any = None  # what counts as the answer if the server says the same to the last
+    pause: float = 0.0  # seconds for which the server asked all requests to wait
+    limited: bool = False  # too many requests: does not count against --retries
+    early: bool = False  # before --timeout, or before the model's name was known: does not count, no pause
+    insisted: Any = None  # the answer to use if the last attempt fails in the same way
 
 
 @dataclass(eq=False)
 class _History:
     """Attempts of one request."""
 
-    answers_before: int  # of the server, to all requests
+    answers_before: int  # of the server to all requests, before this one
     failures_before: int
     first_failed: float | None = None
     failures: int = 0  # all failed attempts
-    early: int = 0  # those given up before --timeout
-    counted: int = 0  # those that count against --retries
-    began: float = 0.0  # the last attempt
+    early: int = 0  # attempts given up before --timeout
+    counted: int = 0  # attempts that count against --retries
+    began: float = 0.0  # start of the last attempt, in event-loop time
 
 
 class Traffic:
@@ -67,17 +67,17 @@ class Traffic:
         self.answers = self.failures = self.failures_in_a_row = 0
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # that the last answers took
         self._under_way: dict[_History, asyncio.Timeout] = {}
-        self._closed_until = 0.0  # the server asked to be left alone until then
+        self._closed_until = 0.0  # event-loop time until which the server asked for no requests
         self._failure_said = False
 
     async def answer_all(
         self, requests: Sequence[Any], attempt: SendOnce, on_answer: Callable[[int], None]
     ) -> list[Any]:
-        """Return the server's answer to each request, in order; call `on_answer(1)` as each comes.
+        """Return the server's answer to each request, in order; call `on_answer(1)` when each arrives.
 
-        `attempt` sends a request once and raises FailedAttemptError; the last one is the answer to a request that is
-        given up while others are answered. Raises OpdkitError when the server is given up: it answers nobody, or fails
-        more often than not.
+        `attempt` sends a request once, or raises FailedAttemptError. A request that is given up while others are
+        answered has its last FailedAttemptError as its answer. Raises OpdkitError when the server is given up: it
+        answers no request, or fails more often than it answers.
         """
         self._slots, self._answering = asyncio.Semaphore(self.concurrency), asyncio.Event()
         self._answering.set()
@@ -92,7 +92,7 @@ class Traffic:
         return [task.result() for task in tasks]
 
     async def _take_slot(self, *, first_attempt: bool) -> None:
-        """Wait until a request may be sent. A first attempt waits for others to be answered, too."""
+        """Wait until a request may be sent. A first attempt also waits while the server answers no request."""
         while True:
             while (closed := self._closed_until - asyncio.get_running_loop().time()) > 0:
                 await asyncio.sleep(closed)
@@ -105,7 +105,7 @@ class Traffic:
             self._slots.release()
 
     async def _answer(self, request: Any, attempt: SendOnce, on_answer: Callable[[int], None]) -> Any:
-        """Return the answer to one request, for which a slot is taken, after as many attempts as it needs."""
+        """Return the answer to one request, after as many attempts as it needs. The first slot is already taken."""
         clock = asyncio.get_running_loop().time
         history = _History(self.answers, self.failures)
         while True:
@@ -128,11 +128,11 @@ class Traffic:
                 answer = last_word
                 break
             if not failure.early:
-                if not self._failure_said:  # a server that is down is asked for half a minute, not in silence
+                if not self._failure_said:  # retries take half a minute if the server is down: say so
                     self._failure_said = True
                     say(f"{self.where}: {failure.reason}; trying again, with growing pauses (--retries {self.retries})")
                 longest = min(FIRST_PAUSE * 2 ** min(history.failures - 1, 32), LONGEST_PAUSE)
-                # Up to half of a growing pause is random, the same for the same request.
+                # Up to half of a growing pause is random, seeded by the request.
                 random_share = random.Random(f"{request.seed}:{history.failures}").uniform(0.5, 1.0)
                 await asyncio.sleep(failure.pause or longest * random_share)
             await self._take_slot(first_attempt=False)
@@ -148,7 +148,7 @@ class Traffic:
         return min(self.timeout, max(SHORTEST, FAR_LONGER * max(self._seconds)) * 2**history.early)
 
     def _count_answer(self, seconds: float) -> None:
-        """Note an answer of the server. What is allowed for the other attempts under way follows from its time."""
+        """Count an answer of the server, and adapt the time limits of the other attempts under way to its duration."""
         self.answers += 1
         self._seconds.append(seconds)
         for history, timeout in self._under_way.items():
@@ -156,9 +156,9 @@ class Traffic:
                 timeout.reschedule(history.began + self._limit_seconds(history))
 
     def _count_failure(self, history: _History, failure: FailedAttemptError, now: float) -> Any:
-        """Count a failed attempt. Return the answer of a request that is given up, None while it may be sent again.
+        """Count a failed attempt. Return the final answer of a request that is given up; None if it may be sent again.
 
-        Raises OpdkitError when it is the server that is given up.
+        Raises OpdkitError if the server is given up.
         """
         history.failures += 1
         history.early += failure.early
