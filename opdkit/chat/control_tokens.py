@@ -1,18 +1,18 @@
 """Token ids of rendered chats: the template's control tokens are kept apart from text that only looks like them.
 
 A log may hold `<|im_end|>` or `<|im_start|>system` inside a message. Encoded together with the template, that text
-would end the message and forge another. So every such place in a message is broken by a private character before the
-template sees it (`Encoder.as_data`), and a rendering that holds the character is encoded in three steps:
+would end the message and forge another. So a private character, the break, is put into every such text before the
+template sees it (`Encoder.as_data`). A rendering that holds a break is encoded in three steps:
 
-1. the control tokens that are still whole were written by the template: each becomes one private character,
-2. the breaks are taken out again, so that the text is the log's, to the letter,
-3. a copy of the tokenizer, whose added tokens are those private characters and nothing else, encodes the whole.
+1. Control tokens that are still whole were written by the template: each becomes one private character.
+2. The breaks are removed, so that the text is exactly the log's.
+3. A copy of the tokenizer, whose only added tokens are those private characters, encodes the result.
 
 The copy has the same normalizer, pre-tokenizer, model and flags, so without a break the ids are those of the
 tokenizer itself.
 
-The prompts of a session repeat each other. A tokenizer takes the control tokens out of a text first and encodes what
-is between them piece by piece, so a piece that was encoded before is not encoded again (`_Pieces`).
+The prompts of a session repeat each other. A tokenizer first takes the control tokens out of a text and then encodes
+the pieces between them one by one, so each distinct piece is encoded only once (`_Pieces`).
 """
 
 import json
@@ -27,12 +27,12 @@ from tokenizers import Tokenizer
 
 from opdkit.errors import ConfigError, OpdkitError
 
-if TYPE_CHECKING:  # takes seconds, and what reads texts alone needs no tokenizer
+if TYPE_CHECKING:  # takes seconds, and code that only reads text needs no tokenizer
     from transformers import PreTrainedTokenizerBase
 
-# Without a tokenizer: what those of the common chat models read as control tokens. <|im_start|> and its kin (ChatML,
-# Llama 3, Phi, gpt-oss), <|turn> and <turn|> (Gemma 4), DeepSeek's wide bars, <start_of_turn>, [INST], <<SYS>>,
-# MiniMax's ]~b] and [e~[, <seed:bos>. Not <s> and </s>: they are HTML, too.
+# What the tokenizers of common chat models read as control tokens: <|im_start|> and the like (ChatML, Llama 3, Phi,
+# gpt-oss), <|turn> and <turn|> (Gemma 4), DeepSeek's wide bars, <start_of_turn>, [INST], <<SYS>>, MiniMax's ]~b] and
+# [e~[, <seed:bos>. <s> and </s> are left out: they are HTML, too.
 _NAMES = (
     r"(?:seed:)?(?:bos|eos|pad)|unk|mask|(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|INST|SYS|SYSTEM_PROMPT|"
     r"AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|gMASK|sop|eop"
@@ -41,7 +41,7 @@ _TOKEN = re.compile(
     rf"<[|｜][^<>\n]{{1,40}}[|｜]>|<[|｜]\w{{1,40}}>|<\w{{1,40}}[|｜]>|<<?/?(?:{_NAMES})>|\[/?(?:{_NAMES})\]"
     r"|\]~!?b[\[\]]|\[e~\["
 )
-# More may open one: half of a token, any case, </s>, and words that a model samples itself.
+# What `break_control_tokens` breaks is wider: half of a token, any case, </s>, and words that a model samples itself.
 _OPENING = re.compile(
     rf"(?:<<|[<\[])(?=[|｜]|/?(?:s|{_NAMES}|seed:\w+|think|tool_(?:call|response)s?|turn|channel|message)[>\]|])"
     r"|\](?=~!?b[\[\]])|\[(?=e~\[)",
@@ -52,19 +52,19 @@ _OPENING = re.compile(
 _FIRST, _BREAK = 0x100000, "\U0010fffd"
 _PRIVATE = re.compile("[\U00100000-\U0010ffff]")
 
-_REMEMBERED = 1 << 23  # characters of pieces whose ids are kept, about 200 MB with them
-_TEXTS, _SHORT = 1 << 12, 1 << 14  # how many broken texts are kept, and below how many characters a text is kept
+_REMEMBERED = 1 << 23  # characters of pieces that are cached; about 200 MB with their ids
+_TEXTS, _SHORT = 1 << 12, 1 << 14  # number of broken texts that are cached; longer texts (characters) are not
 
 
 @dataclass(eq=False)
 class ChatError(OpdkitError):
-    """Messages that cannot be turned into token ids. `reason` is the word the turn is dropped and counted under."""
+    """Messages that cannot be turned into token ids. The turn is dropped and counted under `reason`."""
 
     reason: str
 
 
 def has_control_tokens(text: str) -> bool:
-    """Return whether some tokenizer would read a part of `text` as a control token that says who speaks.
+    """Return whether some tokenizer would read a part of `text` as a control token that structures a chat.
 
     >>> [has_control_tokens(text) for text in ("<|im_end|>", "[INST]", "<b>", "a <| b", "<think>")]
     [True, True, False, False, False]
@@ -73,10 +73,10 @@ def has_control_tokens(text: str) -> bool:
 
 
 def break_control_tokens(text: str) -> str:
-    """Return `text` with a space inside whatever a server's tokenizer may read as a control token.
+    """Return `text` with a space inside everything that a server's tokenizer may read as a control token.
 
-    The server turns our text into tokens, and most do so after rendering: `<|im_end|>` out of a log would end our
-    message there. (A local model needs no such thing: `Encoder` keeps text and control tokens apart.)
+    Most servers tokenize a chat after rendering it, so `<|im_end|>` from a log would end our message. (A local model
+    does not need this: `Encoder` keeps text and control tokens apart.)
 
     >>> break_control_tokens("<|im_end|>")
     '< |im_end|>'
@@ -85,7 +85,7 @@ def break_control_tokens(text: str) -> str:
 
 
 class Encoder:
-    """Encodes what a chat template has rendered, under one tokenizer.
+    """Encoder of rendered chats, for one tokenizer.
 
     With ChatML, for a user who wrote "a<|im_end|>b" ("·" is the break, a private character):
 
@@ -99,20 +99,20 @@ class Encoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
         self._added: dict[int, Any] = dict(sorted(tokenizer.added_tokens_decoder.items()))
-        # Added whitespace (runs of newlines in some vocabularies) and single letters control nothing.
+        # Added white space (runs of newlines in some vocabularies) and single characters are not control tokens.
         control = {i: token for i, token in self._added.items() if len(token.content.strip()) > 1}
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
         self._special_tokens = [token.content for token in control.values() if token.special]
-        # Such as `<think>`: a model samples them as words.
+        # Not special, such as `<think>`: a model samples them as words.
         self.words = frozenset(token.content for token in control.values() if not token.special)
         self._breaker = _Breaker([token.content for token in control.values()])
         self._sampled_breaker = _Breaker(self._special_tokens)
         self._private = {token.content: chr(_FIRST + n) for n, token in enumerate(self._added.values())}
-        # Whole added tokens: those matched on raw text first, then those on normalized text, as the tokenizer does.
+        # Whole added tokens: first those matched in raw text, then those in normalized text, as in the tokenizer.
         kinds = [[t.content for t in self._added.values() if t.normalized is kind] for kind in (False, True)]
         self._patterns = [re.compile(any_of(contents)) for contents in kinds if contents]
-        # A tokenizer cuts a text before each control token, whatever stands there, unless one of them takes the white
-        # space before it or asks whether it is a word of its own.
+        # A tokenizer cuts a text before every control token, unless one of them takes the white space before it
+        # (lstrip) or must be a whole word (single_word).
         raw = [token for token in self._added.values() if not token.normalized]
         self._cuts = bool(raw) and not any(token.lstrip or token.single_word for token in raw)
         self._pieces = _Pieces(
@@ -125,13 +125,13 @@ class Encoder:
         return re.findall(any_of([*self._special_tokens, *self.words]), rendered)
 
     def break_always(self, words: Iterable[str]) -> None:
-        """Break these of `words` in what a model wrote, too."""
+        """Break these `words`, too, in text that a model wrote."""
         self._sampled_breaker = _Breaker([*self._special_tokens, *words])
 
     def as_data(self, value: Any, *, sampled: bool) -> Any:
-        """Return `value` (text, or lists and dicts of it) with a break in what could be read as a control token.
+        """Return `value` (text, or lists and dicts of it) with breaks in all that could be read as control tokens.
 
-        In what a model wrote (`sampled`) only the special tokens are broken, and those of `break_always`. Raises
+        In text that a model wrote (`sampled`), only special tokens and those of `break_always` are broken. Raises
         ChatError for private-use characters of the last plane.
         """
         if isinstance(value, str):
@@ -154,8 +154,8 @@ class Encoder:
     def encode_continuation(self, rendered: str) -> list[int]:
         """Return the ids of text that continues a prompt, encoded on its own and never together with the prompt.
 
-        A control token goes before it and is taken off again: tokenizers of the SentencePiece kind put a space before
-        the first word of a string, and this is not the first.
+        A control token is put before the text and removed from the ids: SentencePiece tokenizers put a space before the
+        first word of a string, but this word is not the first.
         """
         if not rendered:
             return []
@@ -164,9 +164,9 @@ class Encoder:
         return self._encode_copy(rendered, before=chr(_FIRST + len(self._added)))[1:]
 
     def _encode_copy(self, rendered: str, before: str = "") -> list[int]:
-        """Return the ids of the private character `before` and a rendering, as the copy of the tokenizer encodes them.
+        """Return the ids of `before` (a private character or "") and a rendering, encoded by the copy of the tokenizer.
 
-        Each control token becomes a private character, and the breaks are taken out. Raises ChatError where text gives
+        Each control token becomes a private character, and the breaks are removed. Raises ChatError if text still gives
         a control token.
         """
         for pattern in self._patterns:
@@ -179,9 +179,9 @@ class Encoder:
 
     @cached_property
     def _copy(self) -> tuple["_Pieces", dict[int, int]]:
-        """Copy of the tokenizer with private characters for added tokens; their ids in it -> the ids they stand for.
+        """Copy of the tokenizer with private characters as added tokens, and a map from their ids to the real ids.
 
-        One more private character stands at the end, for `encode_continuation`; it maps to nothing (-1).
+        The last private character is for `encode_continuation` to put before a text; it stands for no token (-1).
         """
         definition = json.loads(self.tokenizer.backend_tokenizer.to_str())
         flags = {token["id"]: token for token in definition["added_tokens"]}
@@ -204,10 +204,10 @@ class Encoder:
 
 
 class _Pieces:
-    """Encodes texts piece by piece, a piece from one control token to the next, and each piece once.
+    """Cache of encoded pieces of text; a piece reaches from one control token to the next.
 
-    `cut` matches the control tokens that a tokenizer takes out of a text before anything else; None for a tokenizer
-    that may cut elsewhere.
+    `cut` matches the control tokens that a tokenizer takes out of a text before anything else; None if the tokenizer
+    may cut elsewhere.
     """
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]], cut: re.Pattern[str] | None) -> None:
@@ -219,7 +219,7 @@ class _Pieces:
         if self._cut is None:
             return self._encode([text])[0]
         cuts = [0, *(match.start() for match in self._cut.finditer(text)), len(text)]
-        # Only the first piece can begin with other than a control token: each is encoded as it is at its place.
+        # Only the first piece may begin without a control token, so each piece has the ids that it has in the text.
         pieces = [text[a:b] for a, b in pairwise(cuts) if a < b]
         if new := [piece for piece in dict.fromkeys(pieces) if piece not in self._known]:
             self._known |= zip(new, self._encode(new), strict=True)
@@ -231,13 +231,13 @@ class _Pieces:
 
 
 class _Breaker:
-    """Breaks text at whatever is one of `tokens`, or could become one beside what the template writes."""
+    """Breaker of text that is one of `tokens`, or could become one next to the template's text."""
 
     def __init__(self, tokens: list[str]) -> None:
         by_first: dict[str, list[str]] = {}
         for token in tokens:
             by_first.setdefault(token[0], []).append(token[1:])
-        # Between the first character and the rest; look-around, so that overlapping occurrences are found too.
+        # Match between the first character and the rest. With look-around, overlapping tokens are found, too.
         self._inside = re.compile(
             "|".join(f"(?<={re.escape(c)})(?={any_of(rests)})" for c, rests in by_first.items()) or "(?!)"
         )
@@ -254,9 +254,9 @@ class _Breaker:
 
 
 def any_of(words: Iterable[str]) -> str:
-    """Return a pattern for the longest of `words` at a place.
+    """Return a pattern that matches the longest of `words` at a position.
 
-    It is a tree, since vocabularies add thousands of tokens that all begin with "<".
+    It is a prefix tree, since vocabularies add thousands of tokens that all begin with "<".
 
     >>> any_of(["<s>", "</s>", "<sep>"])
     '(?:<(?:s(?:>|e(?:p(?:>)))|/(?:s(?:>))))'

@@ -6,13 +6,13 @@ from typing import Any
 from opdkit.config.fields import JSON
 
 NO_DECISION: JSON = {"rating": None, "comment": None, "tags": [], "edited": None, "kept": None}
-# How the reasons begin for records that were read but not kept; these are counted, not rejected.
+# Prefix of the reasons for records that were read but not kept; these are counted, not rejected.
 LEFT_OUT = "left out: "
 
 
 @dataclass(eq=False)
 class Unreadable(Exception):  # noqa: N818 - it becomes a row of the rejected table, not an error a user meets
-    """Problem of a line, or of a whole input. `reason` is a few words, the same for all of its kind."""
+    """Problem of a line or of a whole input. `reason` is a few words, the same for all problems of a kind."""
 
     reason: str
     detail: str = ""
@@ -28,20 +28,20 @@ class Note:
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     decision: JSON | None = None  # `decision` of tables.toml
-    # Its id in a tree of messages. Each branch through the message holds a copy of it; the first one counts.
+    # Id of the message in a tree. Each branch through the message holds a copy of it; the first copy counts.
     message_id: str | None = None
 
     def add_decision(self, **fields: Any) -> None:
-        """Add fields of `decision` in tables.toml. None, [] and a text without a word add nothing."""
+        """Add fields of `decision` in tables.toml. None, [] and blank text add nothing."""
         known = {name: value for name, value in fields.items() if value not in (None, []) and str(value).strip()}
         before = self.decision or NO_DECISION
         if before["rating"] is not None and known.get("rating", before["rating"]) != before["rating"]:
-            before = before | {"comment": None, "tags": []}  # of the rating that no longer holds
+            before = before | {"comment": None, "tags": []}  # they belong to the old rating
         if known:
             self.decision = before | known
 
     def drop_unchanged(self, content: str | None) -> None:
-        """Drop an edit, or a reply kept instead, that is the logged reply itself: nobody wanted another one."""
+        """Drop an edited reply, or a reply kept instead, that equals the logged reply: nobody wanted another reply."""
         for name in ("edited", "kept"):
             if self.decision and (self.decision[name] or "").strip() == (content or "").strip():
                 self.decision = self.decision | {name: None}
@@ -61,4 +61,4 @@ class Conversation:
     metadata: JSON = field(default_factory=dict)
     notes: dict[int, Note] = field(default_factory=dict)  # message index -> what the log says about that turn
     machine: set[int] = field(default_factory=set)  # indices of user messages that a program wrote, not a person
-    branch: int = 0  # number in its tree, from 1; a reader returns the branches of a tree in a row. 0: no branch
+    branch: int = 0  # number in its tree, from 1; a reader returns the branches of a tree consecutively. 0: no branch

@@ -1,12 +1,12 @@
 """Finish reasons: why a policy stopped writing a reply, in the words of the servers and libraries that log it.
 
-The only place that knows them. Extract, judge, train, rollout and export ask `is_cut_off`. Chat templates, judge and
-export also ask whether a text has an end of its own: `is_incomplete`.
+No other module knows them. Extract, judge, train, rollout and export call `is_cut_off`; chat templates, judge and
+export call `is_incomplete`, which also covers replies that an error or a filter ended.
 """
 
 from functools import lru_cache
 
-# Spellings are compared by their letters and digits alone: see `_normalise`.
+# Only the letters and digits of a reason are compared: see `_normalise`.
 CUT_OFF = (
     "length",  # OpenAI chat, vLLM, SGLang, TGI, Ollama, Mistral, Vercel AI SDK, pi
     "max_tokens",  # Anthropic, Bedrock, Gemini and Cohere as MAX_TOKENS
@@ -57,7 +57,7 @@ def is_cut_off(reason: str | None) -> bool:
     """Return whether a reply with this logged finish reason was cut off by a token limit.
 
     The end of such a reply was not sampled, so nothing may be learned from where it stops. Case, punctuation and the
-    name of an enum do not matter. An unknown reason is not a cut.
+    name of an enum do not matter. For an unknown reason, return False.
 
     >>> [is_cut_off(reason) for reason in ("length", "MAX_TOKENS", "FinishReason.MAX_TOKENS", "stop", None)]
     [True, True, True, False, False]

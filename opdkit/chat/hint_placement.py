@@ -8,10 +8,10 @@ from opdkit.config.wording import DEFAULTS
 def with_hint(
     messages: list[Message], hint: str, placement: str, text: str = DEFAULTS["teacher"]["hint"]
 ) -> list[Message]:
-    """Return the prompt with the hint in it, for {hint} in `text`; `messages` stay as they are.
+    """Return the prompt with `text` added, in which the hint replaces {hint}; `messages` is not changed.
 
     `last-user`: at the end of the last user message. `tail`: at the end of the last message. `system`: at the end of
-    the first system message, which is made where there is none. Raises ChatError where there is no such message.
+    the first system message, which is added if there is none. Raises ChatError if there is no such message.
 
     >>> with_hint([{"role": "user", "content": "How warm?"}], "Use Celsius.", "tail")
     [{'role': 'user', 'content': "How warm?\\n\\n[user's hint / instruction]\\nUse Celsius."}]

@@ -20,7 +20,7 @@ def split_reply(text: str) -> tuple[str | None, str, list[JSON]]:
 def split_thinking(text: str) -> tuple[str | None, str]:
     """Return (thinking, answer): "<think>a</think>b" -> ("a", "b").
 
-    The opening tag may be in the prompt. Thinking that never ends has no answer.
+    The opening tag may be in the prompt. If thinking never ends, the answer is empty.
     """
     match = _THINKING.match(text)
     if match and (text.lstrip().startswith("<think>") or "<think>" not in match[1]):
@@ -33,7 +33,7 @@ def split_thinking(text: str) -> tuple[str | None, str]:
 def split_calls(text: str) -> tuple[str, list[JSON]]:
     """Return (text, calls) of a reply with calls between `<tool_call>` tags, as Hermes and Qwen templates write them.
 
-    A reply with a call that cannot be read stays as it is, without calls.
+    If a call cannot be read, the text is returned unchanged, without calls.
     """
     outside, *blocks = text.split("<tool_call>")
     texts, calls = [outside], []
@@ -64,7 +64,7 @@ def final_answer(text: str, opened: bool = False) -> tuple[str, bool]:
 
 
 def visible(reply: str, thinking: bool) -> str:
-    """Return the part of a reply that its reader sees: what follows the thinking, nothing where that never ends.
+    """Return the part of a reply that its reader sees: what follows the thinking; nothing if that never ends.
 
     `thinking`: the prompt itself opened the thinking block.
     """

@@ -1,4 +1,4 @@
-"""Chat messages of the OpenAI kind, with the Anthropic content blocks found in some, as rows of tables.toml."""
+"""Reading of chat messages in OpenAI's form, also with Anthropic's content blocks, as `message` of tables.toml."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ from opdkit.chat.conversation import JSON, NO_DECISION, Note, Unreadable
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}  # fmt: skip
-MOST_MESSAGES = 100_000  # per session; each takes hundreds of bytes of memory, even if the log spends few on it
+MOST_MESSAGES = 100_000  # per session; each takes hundreds of bytes of memory, even if it is short in the log
 NOT_ONLY_TEXT = "not only text"  # skip reason of a reply with an image or a web search in it
 TOO_DEEP = "nested too deeply"
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -27,9 +27,9 @@ _PLACEHOLDERS = {
 }
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
-PLACEHOLDERS = re.compile(rf"(\[{_WORD.pattern}(: {_MEDIA.pattern})?\]\s*)+")  # a text of nothing else
+PLACEHOLDERS = re.compile(rf"(\[{_WORD.pattern}(: {_MEDIA.pattern})?\]\s*)+")  # a text of placeholders only
 _ARGUMENTS = ("arguments", "input", "args", "parameters")  # OpenAI, Anthropic, LangChain, Llama
-ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
+ROUNDING = 1e-3  # log-probs are at most 0, apart from rounding
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
 _NOTED = frozenset((*_TOKEN_IDS, "logprobs", "finish_reason", "turn_type", "decision"))
 
@@ -49,12 +49,12 @@ def message(
 
 
 def first_text(*values: Any) -> str | None:
-    """Return the first of these values that is a text with something in it; None if none is."""
+    """Return the first of these values that is a non-empty text; None if there is none."""
     return next((value for value in values if isinstance(value, str) and value), None)
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a value if it is a list, and else an empty list."""
+    """Return `value` if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -68,7 +68,7 @@ def find_key(record: JSON, keys: Iterable[str], field: str = "role") -> str | No
 
 
 def require_list(items: Any, key: str) -> list[Any]:
-    """Return `items`, logged under `key`, if it is a list with something in it. Raise Unreadable otherwise."""
+    """Return `items`, logged under `key`, if it is a non-empty list. Raise Unreadable otherwise."""
     if not isinstance(items, list) or not items:
         raise Unreadable("no messages", f"{key} is {'empty' if items == [] else 'a ' + type(items).__name__}")
     check_message_count(items)
@@ -82,9 +82,9 @@ def check_message_count(items: Sequence[Any]) -> None:
 
 
 def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dict[int, Note]]:
-    """Return (messages, notes on the assistant messages by index) of logged messages; `first` numbers the first one.
+    """Return (messages, notes on the assistant messages by index) of logged messages, numbered from `first`.
 
-    One item becomes several messages where a user message carries tool results. Raises Unreadable.
+    One item becomes several messages if it carries several tool results, or text and tool results. Raises Unreadable.
     """
     check_message_count(items)
     messages: list[JSON] = []
@@ -119,24 +119,24 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
 
 
 def has_placeholder(content: Any, own_fields: Sequence[str] = ()) -> bool:
-    """Return whether a part of a reply's content leaves a placeholder, which the policy never wrote like that.
+    """Return whether a part of a reply's content becomes a placeholder in its text, which the policy did not write.
 
-    Parts of the types `own_fields` are not in the text of the message.
+    Parts of the types `own_fields` are stored in other fields than the text.
     """
     return any(not (_is_text(part) or _is_block(part, "refusal", *own_fields)) for part in as_list(content))
 
 
 def _find_answered_call(item: JSON) -> str | None:
-    """Return the id of the call that a tool message answers. SWE-agent logs it as a list of one."""
+    """Return the id of the call that a tool message answers. SWE-agent logs it as a list with one id."""
     several = as_list(item.get("tool_call_ids"))
     return first_text(item.get("tool_call_id"), *(several if len(several) == 1 else ()))
 
 
 def _read_reply(item: JSON, content: Any) -> JSON:
-    """Return an assistant message: reasoning and calls apart from its text, wherever they were logged."""
+    """Return an assistant message with reasoning and calls apart from its text, wherever they were logged."""
     calls = read_calls(item["tool_calls"]) if item.get("tool_calls") else []
     reasoning = first_text(item.get("reasoning_content"), item.get("reasoning"), item.get("thinking"))
-    provider = item.get("additional_kwargs")  # where LangChain keeps what its provider answered
+    provider = item.get("additional_kwargs")  # LangChain keeps its provider's answer here
     if not calls and isinstance(provider, dict) and provider.get("tool_calls"):
         calls = read_calls(provider["tool_calls"])
     if item.get("function_call"):
@@ -153,7 +153,7 @@ def _read_reply(item: JSON, content: Any) -> JSON:
 
 
 def _read_thoughts(part: JSON) -> list[str]:
-    """Return the texts of a thinking part, which has them as a text or as a list of parts."""
+    """Return the texts of a thinking part, which holds a text or a list of parts."""
     for key in ("thinking", "content", "summary", "reasoning", "text"):
         items = part[key] if isinstance(part.get(key), list) else [{"text": part.get(key)}]
         texts = [text for item in items if isinstance(item, dict) and (text := first_text(item.get("text")))]
@@ -163,13 +163,13 @@ def _read_thoughts(part: JSON) -> list[str]:
 
 
 def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
-    """Yield a message whose content is not plain text. Tool results in a user message become messages of their own."""
+    """Yield the messages of an item whose content is not plain text. Each tool result becomes a message of its own."""
     name, call_id = first_text(item.get("name")), _find_answered_call(item) if role == "tool" else None
     if role == "tool" and not isinstance(content, list):
         yield message(role, dump(content), name=name, tool_call_id=call_id)
         return
     if role == "tool" and content and all(_is_block(b, "tool-result", "tool-approval-response") for b in content):
-        for block in content:  # of the AI SDK; approvals are between its client and its server
+        for block in content:  # the AI SDK's; approvals are between its client and its server
             if block["type"] == "tool-result":
                 output = block.get("output", block.get("result"))
                 kind = output.get("type") if isinstance(output, dict) and "output" in block else None  # version 5
@@ -191,8 +191,8 @@ def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
 def join_content(content: Any, between: str = "\n") -> str | None:
     """Return content as one text. A part that is not text leaves a placeholder such as `[image]` on its own line.
 
-    `between`: the separator of two texts. The texts of a reply were written in one go (cited passages, say).
-    Raises Unreadable.
+    `between` separates two texts; it is "" in a reply, whose texts (cited passages, for example) were written in one
+    go. Raises Unreadable.
     """
     if content is None or isinstance(content, str):
         return content
@@ -215,7 +215,7 @@ def _read_part(part: Any) -> str:
         raise Unreadable("content of unknown shape", f"a content part is a {type(part).__name__}")
     kind = part.get("type")
     if kind is None or kind in (*_TEXT_PARTS, "refusal"):
-        # Servers that write no empty fields write a type alone.
+        # Servers that omit empty fields may write only the type.
         without = None if kind and len(part) == 1 else part
         text = part.get("refusal" if kind == "refusal" else "text", without)
         text = text.get("value", text) if isinstance(text, dict) else text  # OpenAI's Assistants
@@ -239,7 +239,7 @@ def _is_block(block: Any, *types: str) -> bool:
 
 
 def first_choice(choices: Any) -> Any:
-    """Return the choice of index 0 of a response, or else its first one; None without any."""
+    """Return the choice with index 0 of a response, or else its first choice; None if it has none."""
     items = as_list(choices)
     return next((item for item in items if isinstance(item, dict) and item.get("index") == 0), next(iter(items), None))
 
@@ -252,7 +252,7 @@ def read_tools(tools: Any) -> str | None:
 
 
 def read_calls(calls: Any) -> list[JSON]:
-    """Return logged tool calls as `tool_call` of tables.toml. Raise Unreadable unless they are a list, or its JSON."""
+    """Return logged tool calls as `tool_call` of tables.toml. Raise Unreadable unless they are a list or its JSON."""
     if calls.__class__ is str:
         with contextlib.suppress(orjson.JSONDecodeError):
             calls = orjson.loads(calls) or []
@@ -262,13 +262,13 @@ def read_calls(calls: Any) -> list[JSON]:
 
 
 def read_call(call: Any) -> JSON:
-    """Return one call, from OpenAI's `function` or `custom` or the flat form. Arguments stay verbatim, JSON or not."""
+    """Return one call, from OpenAI's `function` or `custom` or a flat form. Arguments stay verbatim, JSON or not."""
     try:
         function = call["function"]
         if call["id"].__class__ is str and function["name"].__class__ is str and function["arguments"].__class__ is str:
             return {"id": call["id"], "name": function["name"], "arguments": function["arguments"]}
     except (KeyError, TypeError):
-        pass  # Not as OpenAI writes it. The code below reads every other shape, and raises for what it cannot read.
+        pass  # Not in OpenAI's shape. The code below reads every other shape, or raises Unreadable.
     if not isinstance(call, dict):
         raise Unreadable("tool calls of unknown shape", f"a call is a {type(call).__name__}")
     body = call.get("function") or call.get("custom") or call
@@ -288,8 +288,8 @@ def read_call(call: Any) -> JSON:
 def read_note(item: JSON) -> Note:
     """Return finish reason, side turn, token ids, log-probs (nats) and decision of an assistant message.
 
-    Ids and log-probs are None where they are missing, malformed or of different lengths. Raises Unreadable for a
-    decision of another shape than `decision` of tables.toml.
+    Ids and log-probs are None if they are missing, malformed or of different lengths. Raises Unreadable for a decision
+    that does not have the shape of `decision` in tables.toml.
     """
     ids = next((_read_ids(item[key]) for key in _TOKEN_IDS if item.get(key)), None)
     logged = item.get("logprobs")
@@ -306,7 +306,7 @@ def read_note(item: JSON) -> Note:
     ):
         logprobs = [min(0.0, float(value)) for value in logged] or None
     if ids and logprobs and len(ids) != len(logprobs):
-        ids = logprobs = None  # nobody can say which of them belong together
+        ids = logprobs = None  # it is unknown which of them belong together
     kind = "side" if item.get("turn_type") == "side" else "main"
     note = Note(first_text(item.get("finish_reason")), kind=kind, token_ids=ids, logprobs=logprobs)
     if item.get("decision") is not None:

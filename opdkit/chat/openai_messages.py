@@ -11,7 +11,7 @@ Message = dict[str, Any]
 
 
 def openai_message(message: Message, *, arguments_as_text: bool = False) -> Message:
-    """Convert a `message` of tables.toml to OpenAI's form, without the keys that hold nothing."""
+    """Convert a `message` of tables.toml to OpenAI's form, without empty keys except `content`."""
     converted: Message = {"role": message["role"], "content": message["content"] or ""}
     if message.get("reasoning"):  # the first name is the usual one, the second is gpt-oss's
         converted |= dict.fromkeys(("reasoning_content", "thinking"), message["reasoning"])
@@ -32,7 +32,7 @@ def read_tool_definitions(tools: str | None) -> list[Message] | None:
     if not isinstance(definitions, list) or not all(isinstance(d, dict) for d in definitions):
         return None
     for n, flat in enumerate(definitions):
-        if "name" in flat and "function" not in flat:  # OpenAI's Responses, Anthropic's: with what servers pass on
+        if "name" in flat and "function" not in flat:  # OpenAI's Responses, Anthropic's: keep what servers pass on
             flat["parameters"] = flat.get("parameters", flat.get("input_schema", flat.get("inputSchema")))
             fields = [key for key in ("name", "description", "parameters", "strict") if flat.get(key) is not None]
             definitions[n] = {"type": "function", "function": {key: flat[key] for key in fields}}
@@ -40,12 +40,12 @@ def read_tool_definitions(tools: str | None) -> list[Message] | None:
 
 
 def merge_messages(messages: list[Message]) -> Message:
-    """Return messages of text as one of the user, for a template that takes no system message."""
+    """Return text messages merged into one user message, for a template that takes no system message."""
     return {"role": "user", "content": "\n\n".join(m["content"] for m in messages)}
 
 
 def _parse(text: str) -> Any:
-    """Return what JSON text holds, with U+FFFD for lone surrogates, which no tokenizer takes; None if unusable."""
+    """Return the value of JSON text, with U+FFFD for lone surrogates, which no tokenizer takes; None if unusable."""
     try:
         value = json.loads(text)
         if "\\ud" in text.lower():

@@ -1,6 +1,6 @@
 """Messages to token ids: prompts and replies. hint_placement.py puts the hint into a prompt.
 
-Messages are rows of the `sessions` table. A prompt is what the chat template renders for the messages before a reply,
+Messages are those of the `sessions` table. A prompt is what the chat template renders for the messages before a reply,
 with the generation prompt; a reply is what it renders after that, encoded on its own. The two are never one string.
 """
 
@@ -24,13 +24,13 @@ from opdkit.chat.openai_messages import Message, merge_messages, openai_message,
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 
-# For templates that ask for today's date, so that tomorrow renders the same: Llama 3's own fallback.
+# Date for templates that ask for today's, so that prompts stay the same from day to day: Llama 3's own fallback.
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
 
 _EMPTY_THINKING = re.compile(r"\s*+(?:<think>)?\s*+</think>\s*")
 _TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
-# Messages that the template is tried with: a question, a text or a call in reply, and the call's result.
+# Messages to probe the template with: a question, a text or a call in reply, and the call's result.
 _ASKED: list[Message] = [{"role": "user", "content": "?"}]
 _REPLY = "opdkit's probe"
 _REPLIED = [*_ASKED, {"role": "assistant", "content": _REPLY}]
@@ -41,7 +41,7 @@ _ANSWERED = [*_CALLED, {"role": "tool", "content": "opdkit", "name": "probe", "t
 
 @dataclass(frozen=True)
 class ReplyTokens:
-    """Tokens of one reply, and which of them the policy really sampled (the others are not trained)."""
+    """Tokens of one reply, and which of them the policy really sampled (the others are masked out of the loss)."""
 
     ids: list[int]
     mask: list[bool]
@@ -49,7 +49,7 @@ class ReplyTokens:
 
 @dataclass(frozen=True)
 class FittedPrompt:
-    """Prompt that fits: its token ids, and the number of messages cut off its beginning."""
+    """Prompt within its token budget: its ids, and the number of messages cut off its beginning."""
 
     ids: list[int]
     cut: int
@@ -58,13 +58,13 @@ class FittedPrompt:
 class Chat:
     r"""Chat template of one tokenizer, with its arguments.
 
-    `stop_ids` are the tokens that end a reply: the tokenizer's end token, those of the generation configuration
-    (`eos_ids`), and the one that the template itself writes after a reply. `end_id` is the last of these, or without
-    it the tokenizer's end token, or None.
+    `stop_ids` are the tokens that end a reply: the tokenizer's EOS token, those of the generation configuration
+    (`eos_ids`), and the token that the template itself writes after a reply. `end_id` is this last one, else the
+    tokenizer's EOS token, else None.
 
-    A template that asks for today's date gets `TEMPLATE_DATE`; the argument `date_string`, where the template reads
-    it, is the user's to set. Raises ConfigError for a tokenizer without a template and for arguments that would
-    replace opdkit's own.
+    A template that asks for today's date gets `TEMPLATE_DATE`; a user may set the argument `date_string` if the
+    template reads it. Raises ConfigError for a tokenizer without a template and for arguments that would replace
+    opdkit's own.
 
     With ChatML, for the messages user "2 + 2?" and assistant "4":
 
@@ -86,7 +86,7 @@ class Chat:
         # Most templates take the arguments of a call as an object, DeepSeek's as text.
         self._arguments_as_text = False
         rendered = self._try_render(_CALLED)
-        if rendered is None or "{'opdkit': 1}" in rendered:  # printed as Python writes it, which is not JSON
+        if rendered is None or "{'opdkit': 1}" in rendered:  # printed as a Python dict, which is not JSON
             self._arguments_as_text = True
             self._arguments_as_text = self._try_render(_CALLED) is not None
         self._encoder.break_always(self._find_headers())
@@ -102,7 +102,7 @@ class Chat:
         return self._encoder.ids(self._render(messages, tools, generation_prompt=True))
 
     def encode_question(self, messages: list[Message]) -> list[int]:
-        """Return the ids of a judge's question, as one message of the user if the template takes no system message."""
+        """Return the ids of a judge's question, merged into one user message if the template refuses the messages."""
         try:
             return self.prompt_ids(messages)
         except ChatError:
@@ -118,12 +118,12 @@ class Chat:
     ) -> ReplyTokens:
         """Return the tokens of the assistant message at `index`, exactly as they follow `prompt_ids(messages[:index])`.
 
-        The logged `token_ids` where there are any; else what the template renders after the prompt, up to and with
+        They are the logged `token_ids`, if any; else what the template renders after the prompt, up to and including
         the stop token. A reply that was cut off or interrupted (`finish_reason`) ends where its text ends: the closing
         tags and the stop token that a template adds were never sampled. An empty think block that the template makes up
-        is masked, or filled with the thinking in the content; where that is left open, it was cut off. Raises ChatError
-        when the template's rendering of the conversation does not begin with the prompt, or leaves out text or calls of
-        the reply.
+        is masked, or filled with the thinking in the content; if that is left open, the reply was cut off. Raises
+        ChatError if the template's rendering of the conversation does not begin with the prompt, or leaves out text or
+        calls of the reply.
         """
         if token_ids is not None:
             return ReplyTokens(list(token_ids), [True] * len(token_ids))
@@ -139,7 +139,7 @@ class Chat:
         if empty_thinking and not reasoning:  # the template made up this block
             is_closed, (thought, answer) = "</think>" in text, split_thinking(text)
             is_open = text.startswith("<think>") and not is_closed and not message.get("tool_calls")
-            if is_open or (is_closed and thought):  # the thinking in the text belongs into the block
+            if is_open or (is_closed and thought):  # the thinking in the text belongs in the block
                 apart = message | {"content": answer, "reasoning": thought}
                 return self.reply([*messages[:index], apart], index, tools, "length" if is_open else finish_reason)
             masked = "" if is_closed else empty_thinking[0]
@@ -152,7 +152,7 @@ class Chat:
         return self._encoder.encode_continuation(text)
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return the ids as people read them, control tokens included."""
+        """Return the text of the ids, control tokens included."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def find_tokens_between(self, ids: list[int], start: int, end: int) -> range:
@@ -160,13 +160,13 @@ class Chat:
         text = self.text(ids)
 
         def settled(count: int) -> int:
-            """Return how many characters the first tokens decide; of half a character they decide nothing."""
+            """Return how many characters the first `count` tokens complete; half a character does not count."""
             beginning = self.text(ids[:count])
             return len(beginning if text.startswith(beginning) else beginning.rstrip("\ufffd"))
 
         counts = range(len(ids) + 1)
         first = bisect_left(counts, start, key=settled)
-        first -= settled(first) > start  # this character and one before it are of one token
+        first -= settled(first) > start  # this character shares a token with the one before
         return range(first, bisect_left(counts, end, lo=first + 1, hi=min(first + 16, len(ids)), key=settled))
 
     def opens_thinking(self, prompt_ids: list[int]) -> bool:
@@ -174,11 +174,11 @@ class Chat:
         return self.text(prompt_ids[-8:]).rstrip().endswith("<think>")
 
     def visible_text(self, reply: str, prompt_ids: list[int]) -> str:
-        """Return the part of a reply to this prompt that its reader sees."""
+        """Return the part of a reply to this prompt that its reader sees: without thinking."""
         return visible(reply, self.opens_thinking(prompt_ids))
 
     def _render(self, messages: list[Message], tools: str | None, *, generation_prompt: bool) -> str:
-        """Return what the template writes for these messages, whose texts are data. Raises ChatError."""
+        """Return what the template renders for these messages, with breaks in their texts. Raises ChatError."""
         if not messages:
             raise ChatError("no prompt")
         try:
@@ -200,14 +200,14 @@ class Chat:
             raise ChatError(f"template: {' '.join(str(error).split())[:120]}") from error
 
     def _check_complete(self, messages: list[Message], tools: str | None, whole: str, rendered: str) -> None:
-        """Raise ChatError where the `whole` rendering leaves out calls or text of the last message.
+        """Raise ChatError if the `whole` rendering leaves out calls or text of the last message.
 
-        Many templates know no calls: what they write is the stop token alone, as if nothing had been said.
+        Many templates do not support calls: for a call, they write just the stop token, as for an empty reply.
         """
         *before, message = messages
         text, calls = (message["content"] or "").strip(), message.get("tool_calls") or ()
         others = {}
-        # A call's name is there if the call is; the comparison, which costs a rendering, tells for sure.
+        # A rendered call holds its name. If one is missing, the comparison decides, which costs a rendering.
         said = "\n".join([text, message.get("reasoning") or "", *(call["arguments"] for call in calls)])
         names = [call["name"] for call in calls]
         if any(rendered.count(name) - said.count(name) < "\n".join(names).count(name) for name in names):
@@ -219,9 +219,9 @@ class Chat:
                 raise ChatError(f"template: leaves out {part}")
 
     def _cut_sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
-        """Return the part of a rendered reply that the policy wrote: up to and with the stop token, or to the cut.
+        """Return the part of a rendered reply that the policy wrote: up to and including the stop token, or to the cut.
 
-        No text of a message can be a stop token here, so the first one is the template's.
+        Breaks keep the message's text from being a stop token here, so the first stop token is the template's.
         """
         stop = self._stop.search(rendered)
         if not cut_off:
@@ -239,7 +239,7 @@ class Chat:
         return text[: start + len(last)]
 
     def _check_template(self) -> None:
-        """Raise ConfigError for a template that cannot be used, or for arguments that opdkit itself sets."""
+        """Raise ConfigError for an unusable template or arguments that opdkit sets; warn of arguments it ignores."""
         templates = self.tokenizer.chat_template
         where = self.tokenizer.name_or_path
         if not templates:
@@ -258,7 +258,7 @@ class Chat:
     def _try_render(
         self, messages: list[Message], tools: str | None = None, *, generation_prompt: bool = False
     ) -> str | None:
-        """Return what the template writes for these messages; None where it refuses them."""
+        """Return what the template renders for these messages; None if it refuses them."""
         try:
             return self._render(messages, tools, generation_prompt=generation_prompt)
         except ChatError:
@@ -267,25 +267,25 @@ class Chat:
     def _find_headers(self) -> Set[str]:
         """Return control tokens that say who speaks, or hold a tool's result, but are not special in this vocabulary.
 
-        DeepSeek's `<｜User｜>` and Qwen's `<tool_response>` are such. A reply that holds one, because a user had the
-        model repeat it, must not open a turn of somebody else in the prompts after it.
+        Examples are DeepSeek's `<｜User｜>` and Qwen's `<tool_response>`. If a user had the model repeat such a token,
+        that reply must not open somebody else's turn in later prompts.
         """
         if not self._encoder.words:
             return frozenset()
         question, prompt = self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True)
-        # What comes behind a reply are headers; before it, a system prompt may explain `<think>`.
+        # Control tokens after a reply are headers; before it, a system prompt may explain `<think>`.
         behind = (self._try_render([*_REPLIED, *_ASKED]) or question or "").rpartition(_REPLY)[2]
         called, answered = self._try_render(_CALLED), self._try_render(_ANSWERED)
         tokens = [self._encoder.control_tokens(text or "") for text in (behind, question, prompt, called, answered)]
         of_next, of_question, of_prompt, of_call, of_result = tokens
-        # So is what a generation prompt begins with. Behind it, `<think>` opens the reply itself.
+        # The first control token of a generation prompt is a header, too. After it, `<think>` opens the reply itself.
         header = next((token for token, other in zip_longest(of_prompt, of_question) if token != other), None)
         return self._encoder.words & {*of_next, header, *(Counter(of_result) - Counter(of_call))}
 
     def _find_stop_id(self) -> int | None:
-        """Return the first special token that the template writes after a reply's text; None without one."""
+        """Return the first special token that the template writes after a reply's text; None if there is none."""
         whole = self._try_render(_REPLIED)
-        if whole is None:  # a template may demand more than a question; then the configured stop tokens must do
+        if whole is None:  # the template refuses these messages; then the configured stop tokens must do
             return None
         after = self._encoder.encode_continuation(whole[whole.rfind(_REPLY) + len(_REPLY) :])
         added = self.tokenizer.added_tokens_decoder
@@ -297,11 +297,11 @@ def _fix_date(template: str) -> str:
 
 
 def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, too_long: str) -> FittedPrompt:
-    """Return the prompt within `budget` tokens. Raises ChatError("too long") where that cannot be.
+    """Return the prompt within `budget` tokens. Raises ChatError("too long") if it does not fit.
 
-    `too_long` "cut" takes whole messages off the beginning until it fits. System messages stay. What remains begins
-    with a user message, so that no tool result is left without its call, and the last user message (with it the hint)
-    is never cut.
+    With `too_long` "cut", whole messages are cut off the beginning until it fits. System messages stay. The rest begins
+    with a user message, so that no tool result is left without its call. The last user message (with the hint) is never
+    cut.
     """
     ids = chat.prompt_ids(messages, tools)
     if len(ids) <= budget:
@@ -310,7 +310,7 @@ def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, t
     counts = [n for n, role in enumerate(roles) if n and role == "user"] if too_long == "cut" else []
     low, high = 0, len(counts)
     fitting = None
-    while low < high:  # the fewest messages cut: fewer messages are fewer tokens
+    while low < high:  # find the fewest messages to cut: fewer messages have fewer tokens
         middle = (low + high) // 2
         ids = chat.prompt_ids(drop_first_messages(messages, counts[middle]), tools)
         if len(ids) <= budget:

@@ -82,8 +82,7 @@ class SamplingRule:
         if self.temperature == 0:
             token_R = logits_RV.argmax(-1)
         else:
-            # Inverse transform sampling in float64, which MPS lacks: 150,000 terms have about the same sum in any
-            # order.
+            # Inverse transform sampling, in float64 so that the order of summation hardly matters. MPS has no float64.
             probs_RV = torch.softmax(logits_RV / self.temperature, dim=-1)
             cdf_RV = (probs_RV.cpu() if probs_RV.device.type == "mps" else probs_RV).double().cumsum(-1)
             uniform_R = torch.stack([s.uniforms[len(s.ids)] for s in samplings]).to(cdf_RV.device)
