@@ -18,7 +18,7 @@ MERGE = "merge it into its model first (peft: merge_and_unload, then save_pretra
 def check_is_here(name: str, *, asks_hub: bool = True) -> None:
     """Raise OpdkitError if `name` is a file, a path that does not exist, or a name that the hub does not have.
 
-    The hub gets one request, or none if its cache has the model: without a network, its library retries for a minute.
+    The hub gets one request, none for a cached model: without a network, the hub's library retries for a minute.
     """
     path = Path(name)
     if path.is_file():
