@@ -53,7 +53,7 @@ _FIRST, _BREAK = 0x100000, "\U0010fffd"
 _PRIVATE = re.compile("[\U00100000-\U0010ffff]")
 
 _REMEMBERED = 1 << 23  # characters of pieces that are cached; about 200 MB with their ids
-_TEXTS, _SHORT = 1 << 12, 1 << 14  # number of broken texts that are cached; longer texts (characters) are not
+_TEXTS, _SHORT = 1 << 12, 1 << 14  # number of broken texts to cache; texts of this many characters are not cached
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ LEFT_OUT = "left out: "
 
 @dataclass(eq=False)
 class Unreadable(Exception):  # noqa: N818 - it becomes a row of the rejected table, not an error a user meets
-    """Problem of a line or of a whole input. `reason` is a few words, the same for all problems of a kind."""
+    """Problem with a line or a whole input. `reason` is a few words, the same for all problems of a kind."""
 
     reason: str
     detail: str = ""

@@ -82,7 +82,7 @@ def check_message_count(items: Sequence[Any]) -> None:
 
 
 def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dict[int, Note]]:
-    """Return (messages, notes on the assistant messages by index) of logged messages, numbered from `first`.
+    """Return (messages, notes on the assistant messages by index) of logged messages; errors number these from `first`.
 
     One item becomes several messages if it carries several tool results, or text and tool results. Raises Unreadable.
     """
@@ -121,7 +121,7 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
 def has_placeholder(content: Any, own_fields: Sequence[str] = ()) -> bool:
     """Return whether a part of a reply's content becomes a placeholder in its text, which the policy did not write.
 
-    Parts of the types `own_fields` are stored in other fields than the text.
+    Parts of the types `own_fields` are stored in fields other than the text.
     """
     return any(not (_is_text(part) or _is_block(part, "refusal", *own_fields)) for part in as_list(content))
 

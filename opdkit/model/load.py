@@ -112,7 +112,7 @@ def load_model(
         if PreTrainedConfig.get_config_dict(name)[0].get("quantization_config"):
             raise ConfigError(f"--load-in-4bit: the weights of {name} are quantized already; pass the unquantized "
                               "model")  # fmt: skip
-        # NF4 with quantized scales, as QLoRA has it (Dettmers et al. 2023).
+        # NF4 with quantized scales, as in QLoRA (Dettmers et al. 2023).
         nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": weights_dtype}
         options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, **nf4)
         device_map = device_map or {"": str(place)}  # 4-bit weights are not moved later: load them onto their device

@@ -16,7 +16,7 @@ from opdkit.model.output_layer import has_separate_output_layer
 # A model's own attention -> the attention of packed rows that replaces it (`opdkit.model.packed_reading`).
 PACKED = {"sdpa": "opdkit_packed", "eager": "opdkit_packed_eager"}
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as configurations name them
-# Cache layers of attention that keeps keys. A layer that shares the keys of another layer has a DummyLayer.
+# Cache layers for attention over keys. A layer that shares the keys of another layer has a DummyLayer.
 _KEEP_KEYS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
 # The longest window that made-up tokens fill. Reading longer ones would take seconds on a CPU.
 _LONGEST_MADE_UP = 1024

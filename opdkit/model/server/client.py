@@ -70,7 +70,7 @@ class Server:
         return answers
 
     def _make_client(self) -> openai.AsyncOpenAI:
-        """Return a client without retries, redirects or timeouts: `Traffic` limits the time and sends again."""
+        """Return a client without retries, redirects or timeouts: `Traffic` limits their time and retries them."""
         try:
             # Reading the certificates takes a while, and plain http needs none.
             http = openai.DefaultAsyncHttpxClient(

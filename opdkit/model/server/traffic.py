@@ -1,4 +1,4 @@
-"""Traffic with a server: how many requests run at once, how long each may take, and when it is sent again.
+"""Traffic with a server: how many requests run at once, how long each may take, and when it is retried.
 
 - A request that waits for its next attempt holds no slot. An attempt that takes far longer than others took is given
   up early, and the next attempt has more time.
