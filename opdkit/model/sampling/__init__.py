@@ -36,7 +36,7 @@ def count_prompt_tokens(
 ) -> int:
     """Return how many prompt tokens `sample` reads for `samples` samples of each prompt, if memory suffices.
 
-    The model needs no weights. Each prompt is read once; a prefix that prompts share is read once per batch.
+    The model needs no weights. Counts a shared prefix once per batch; for `sample_copied`, each prompt once in all.
     """
     if find_windows(model) is None or find_build_problem(model):
         return sum(map(len, prompts))
