@@ -1,8 +1,8 @@
-"""Turns of a session that continues: those that an earlier night has extracted are not judged and trained on again.
+"""Turns of growing sessions: a turn that an earlier night has extracted is not judged and trained on again.
 
-A turn is known by the logged id of its session and a digest of its prompt, reply, next state and decision. The ids of
-calls are not part of it: readers of logged calls take them from the latest prompt. Of the decisions about a reply the
-last one is known: whoever takes a thumb back changes the turn again.
+The ledger identifies a turn by the logged id of its session and a digest of its prompt, reply, next state and decision.
+The digest leaves out the ids of tool calls: readers of logged calls take them from the latest prompt. The ledger keeps
+only the last decision about a reply, so a user who takes a thumb back changes the turn again.
 """
 
 import sqlite3
@@ -19,24 +19,24 @@ from opdkit.extract.ledger import open_ledger
 from opdkit.extract.turns import TurnRow
 from opdkit.store.skip_reasons import READ_BEFORE
 
-_REPLY = 16  # bytes of a digest, the first ones: of all but the decision
-BY_LINE = "@"  # in the name of a snapshot whose lines have no ids, before the number of the night
+_REPLY = 16  # length of the first half of a digest, which covers all but the decision
+BY_LINE = "@"  # between the name and the night's number in the name of a log whose lines have no ids
 
 
 def find_id_in_log(session_id: str) -> str:
-    """Return the part of a session id that the log itself gives: the same for all branches of a conversation."""
+    """Return the part of a session id that comes from the log; all branches of a conversation share it."""
     return session_id.partition(":")[2].partition("#")[0]
 
 
 def skip_known(
     session: JSON, rows: Sequence[TurnRow], known: sqlite3.Connection, seen: Counter[bytes]
 ) -> list[TurnRow]:
-    """Return the rows of tables.TURNS of a session, those that are in `known` as not trainable.
+    """Return the rows of tables.TURNS of a session, with turns that are in `known` marked as not trainable.
 
-    `seen` counts the trainable turns of the unit, by digest. Where `known` holds n equal turns, the first n are known.
+    `seen` counts the trainable turns of the unit, by digest. If `known` holds n equal turns, the first n are known.
     """
     scope = session["format"], find_id_in_log(session["session_id"])
-    # Ledgers of earlier versions hold the last bytes alone.
+    # Ledgers of earlier versions hold only the second half of each digest.
     query = "SELECT max(count) FROM turn WHERE format = ? AND id = ? AND digest IN (?, ?)"
     marked = []
     digests = _digest_replies(session["messages"], [(row.message_index, row.next_count, row.decision) for row in rows])
@@ -51,9 +51,9 @@ def skip_known(
 
 
 def record_turns(ledger: Path, run: Path) -> None:
-    """Add the turns of an extracted run to the ledger, in place of those with other decisions.
+    """Add the turns of an extracted run to the ledger. They replace equal turns with another decision.
 
-    Calling it again changes nothing. Sessions that a log gives no id do not continue, and are left out.
+    A second call changes nothing. Sessions without a logged id cannot continue, and are left out.
     """
     from opdkit.store.joined_turns import joined_sessions  # pyarrow is slow to import
     from opdkit.store.reading import count_parts
@@ -83,14 +83,14 @@ def record_turns(ledger: Path, run: Path) -> None:
 
 
 def digest_turns(turns: Sequence[Any], *, reactions: bool = True) -> Iterator[bytes]:
-    """Yield the digest of each JoinedTurn of one session; without `reactions`, of its prompt and reply alone."""
+    """Yield the digest of each JoinedTurn of one session; without `reactions`, of its prompt and reply only."""
     facts = [(turn.index, turn.turn["next_count"], turn.turn["decision"]) if reactions else (turn.index, 0, None)
              for turn in turns]  # fmt: skip
     return _digest_replies(turns[0].session["messages"], facts)
 
 
 def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
-    """Remove the digests of the turns of these sessions (id -> format) from the ledger, and from its free pages."""
+    """Remove the turns of these sessions (id -> format) from the ledger, and from the free pages of its file."""
     with open_ledger(ledger) as connection:
         connection.execute("PRAGMA secure_delete = ON")
         connection.executemany("DELETE FROM turn WHERE format = ? AND id = ?",
@@ -100,7 +100,7 @@ def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
 
 
 def _digest_replies(messages: Sequence[JSON], turns: Sequence[tuple[int, int, JSON | None]]) -> Iterator[bytes]:
-    """Yield the digest of each turn, given as (index of its reply, messages in its next state, decision), in order."""
+    """Yield the digest of each turn, in order. `turns`: (index of the reply, messages in its next state, decision)."""
     read, done = xxhash.xxh3_128(), 0
     for index, next_count, decision in turns:
         for message in messages[done : index + 1 + next_count]:

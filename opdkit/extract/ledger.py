@@ -1,15 +1,15 @@
-"""Ledger of growing logs: what was read of which input, in one SQLite file.
+"""Ledger of growing logs: which input was read up to where, in one SQLite file.
 
-    file   path, its state (size, time of change, inode) when it was last looked at
-    input  a file, or a member of a zip, under one name for good: up to which byte it was read, and how it began
-    unit   digests of what was read and has no id: lines, or sessions between headers; with their multiplicity
+    file   path of a file, and its state (size, time of change, inode) in the last night
+    input  a file or a zip member, under a name that never changes: up to which byte it was read, and how it began
+    unit   digests of what was read, with counts: records without an id, and sessions between headers
     place  where the records of a logged id lie in an input
     home   the name under which the sessions of a logged id are extracted
     turn   digests of the turns that were extracted as trainable, per logged id
     night  nights that had news
 
-News is collected into a file of the same tables, with `touched` and `rewritten` beside them, and in `log` the formats
-of its files and the logs that they came from. It is applied in one transaction.
+The changes of a night are collected in a file with the same tables and three more: `touched` (ids with news),
+`rewritten` (inputs) and `log` (format and origin of each log of the night). They are applied in one transaction.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ CREATE TABLE rewritten (input INTEGER PRIMARY KEY);
 
 @contextlib.contextmanager
 def open_ledger(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection to the ledger, created where there is none.
+    """Yield a connection to the ledger, which is created if it does not exist.
 
-    Raises OpdkitError for one of another version, and for one that is damaged or cannot be opened or written.
+    Raises OpdkitError if the ledger is of another version, damaged, or cannot be opened or written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -56,14 +56,14 @@ def open_ledger(path: Path) -> Iterator[sqlite3.Connection]:
                 ledger.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
             yield ledger
     except sqlite3.DatabaseError as error:
-        if "full" in str(error):  # which is explained with other full disks
+        if "full" in str(error):  # store/disk.py explains a full disk
             raise
         raise OpdkitError(f"{path}: {error}; make it and its folder writable, or put a copy of both back") from error
 
 
 @contextlib.contextmanager
 def open_news(path: Path, ledger: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection to a new file of changes, in which the ledger is the schema `old`. All of it is one commit."""
+    """Yield a connection to a new file of changes, with the ledger as schema `old`. All changes are one commit."""
     with open_ledger(ledger), contextlib.closing(sqlite3.connect(path, isolation_level=None)) as news:
         news.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {_SCHEMA} {_OF_NEWS}")
         news.execute("ATTACH ? AS old", (str(ledger),))
@@ -73,7 +73,7 @@ def open_news(path: Path, ledger: Path) -> Iterator[sqlite3.Connection]:
 
 
 def copy_records(changes: sqlite3.Connection, source: int, target: int) -> None:
-    """Enter what is known of one input for a copy of it as well."""
+    """Record the units and places of input `source` for `target`, too: it begins with all that was read of `source`."""
     for schema in ("old", "main"):
         changes.execute(f"INSERT OR REPLACE INTO unit SELECT ?, digest, count FROM {schema}.unit WHERE input = ?",
                         (target, source))  # fmt: skip
@@ -83,20 +83,20 @@ def copy_records(changes: sqlite3.Connection, source: int, target: int) -> None:
 
 
 def read_news(news: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-    """Open a file of changes for reading. The `with` block that it is used in closes it."""
+    """Open a file of changes for reading, for use in a `with` block, whose end closes it."""
     return contextlib.closing(sqlite3.connect(f"{news.resolve().as_uri()}?mode=ro", uri=True))
 
 
 def describe_news(news: Path) -> dict[str, tuple[str, str]]:
-    """Return, by the name of its file, the format of each log of a night, and the log as the user named it."""
+    """Return file name -> (format, log as the user named it), for each log of a night."""
     with read_news(news) as connection:
         return {row[0]: row[1:] for row in connection.execute("SELECT file, format, source FROM log")}
 
 
 def apply_changes(ledger: Path, news: Path) -> None:
-    """Apply a file of changes to the ledger in one transaction; nothing where it was applied before.
+    """Apply a file of changes to the ledger in one transaction. Do nothing if it was applied before.
 
-    Raises OpdkitError for changes that were collected from another state of the ledger.
+    Raises OpdkitError if the changes were collected from another state of the ledger.
     """
     with open_ledger(ledger) as connection:
         connection.execute("ATTACH ? AS news", (str(news),))

@@ -1,4 +1,4 @@
-"""`--map FILE.toml`: where a log has its fields, for logs that no reader knows.
+"""`--map FILE.toml`: where a log has its fields, for log formats that no reader knows.
 
     messages = "chat.turns"     # one conversation per line: the list of its messages
     role = "speaker"            # in each message
@@ -8,10 +8,10 @@
     customer = "user"
     agent = "assistant"
 
-Three shapes: `messages`; `session`, where each line is one message of that session, in the order of `order` or of the
-file; `prompt` and `reply`, with `next` for what came of it, and `link = true` where each prompt repeats the
-conversation so far. A path is names with dots between them, in quotes where a name has a dot, and places in a list:
-`data."llm.input"[0].text`, `choices[-1]`.
+A log has one of three shapes: `messages`; `session`, if each line is one message of that session, in the order of
+`order` or of the file; `prompt` and `reply`, with `next` for the next state, and `link = true` if each prompt repeats
+the conversation so far. A path consists of names with dots between them (a name with a dot in quotes) and of indices
+into lists: `data."llm.input"[0].text`, `choices[-1]`.
 """
 
 import re
@@ -34,7 +34,7 @@ Steps = tuple[str | int, ...]
 class FieldMap:
     """Paths to the fields of a log; None for a field that the log does not have."""
 
-    # Where the conversation is: one of these.
+    # Where the conversation is: one of the three shapes.
     messages: Steps | None = None
     session: Steps | None = None
     prompt: Steps | None = None
@@ -51,7 +51,7 @@ class FieldMap:
     tool_calls: Steps | None = ("tool_calls",)
     tool_call_id: Steps | None = ("tool_call_id",)
     finish_reason: Steps | None = None
-    # Of each message; where a line is a prompt and a reply, of the line.
+    # Of each message; with `prompt` and `reply`, of each line.
     rating: Steps | None = None
     comment: Steps | None = None
     edited: Steps | None = None
@@ -61,13 +61,13 @@ class FieldMap:
     model: Steps | None = None
     time: Steps | None = None
     language: Steps | None = None
-    metadata: tuple[tuple[str, Steps], ...] | None = None  # (name, path); None keeps every field that no path begins in
+    metadata: tuple[tuple[str, Steps], ...] | None = None  # (name, path); None: every field that is not in `used`
     roles: tuple[tuple[str, str], ...] = ()
-    tool_call: tuple[tuple[str, Steps], ...] = ()  # of each call: id, name, arguments, under other names
+    tool_call: tuple[tuple[str, Steps], ...] = ()  # id, name, arguments of each call, if named otherwise
 
     @cached_property
     def used(self) -> frozenset[str | int]:
-        """Fields of a line that metadata need not keep: those of the conversation, and those that are columns whole."""
+        """Fields of a line that metadata leaves out: those of the conversation, and those stored whole in a column."""
         whole = [self.messages, self.prompt, self.reply, self.next, self.tools, self.system]
         short = [self.session, self.model, self.time, self.language]
         if self.messages is None:
@@ -79,7 +79,7 @@ class FieldMap:
 
 
 def load(path: str) -> FieldMap:
-    """Read the mapping in a TOML file. Raises ConfigError, naming the file and the field, for one that is wrong."""
+    """Read the mapping in a TOML file. Raises ConfigError, naming the file and the field, if it is wrong."""
     document, where = read_toml(Path(path), "--map"), f"--map {path}"
     known = [f.name for f in fields(FieldMap)]
     values: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def _check_choice(value: Any, choices: tuple[str, ...], where: str) -> None:
 
 
 def _check_shape(log: FieldMap, where: str) -> None:
-    """Raise ConfigError unless the fields that are there make one of the three shapes of a log."""
+    """Raise ConfigError unless the fields in the mapping make exactly one of the three shapes of a log."""
     shapes = [name for name in ("messages", "prompt") if getattr(log, name) is not None]
     if log.session is not None and not shapes:
         shapes.append("session")
@@ -150,7 +150,7 @@ def parse_path(text: Any, where: str) -> Steps:
 
 
 def value_at(value: Any, steps: Steps | None) -> Any:
-    """Return what a path leads to; None where it leads nowhere."""
+    """Return the value at a path; None if there is none."""
     for step in steps or ():
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""Names of people, which have no shape that a pattern could match: found by a spaCy model, through presidio."""
+"""Redaction of people's names. No pattern can match names, so a spaCy model finds them, through presidio."""
 
 import re
 from collections import Counter
@@ -9,15 +9,15 @@ from typing import cast
 
 from opdkit.errors import ConfigError
 
-CHUNK = 100_000  # characters that the model reads at once, up to a line break; spaCy refuses a million
+CHUNK = 100_000  # most characters per call of the model, cut at a line break if possible; spaCy's limit is a million
 
 
 @cache
 def load_names(model: str) -> Callable[[str, Counter[str]], str]:
     """Return a function that replaces people's names in a text by [name] and counts them.
 
-    `model` is the name of an installed spaCy pipeline, or its folder. Its language is the only one it knows.
-    Raises ConfigError without presidio, or without the model: neither is ever downloaded from here.
+    `model` is the name of an installed spaCy pipeline, or its folder. It finds names in its own language only.
+    Raises ConfigError if presidio or the model is missing. Neither is ever downloaded here.
     """
     try:
         import spacy
@@ -38,7 +38,7 @@ def load_names(model: str) -> Callable[[str, Counter[str]], str]:
         pieces = []
         for piece in re.findall(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{1,{CHUNK}}}", text):
             names = analyzer.analyze(piece, language, entities=["PERSON"])
-            for name in sorted(names, key=lambda name: -name.start):  # from the end: places before it stay
+            for name in sorted(names, key=lambda name: -name.start):  # from the end, so that offsets before stay valid
                 if not set("[]") & set(piece[name.start : name.end]):  # a placeholder is not a name
                     piece = f"{piece[: name.start]}[name]{piece[name.end :]}"
                     counts["name"] += 1

@@ -1,14 +1,14 @@
-"""News of logs that grow: what was appended or rewritten since the last night, as files that stay as they are.
+"""News of growing logs: what was appended or rewritten since the last night, copied to files that no longer change.
 
     collect_news(...)   NIGHT/chat@12.jsonl   new lines of a format with one conversation per line
-                        NIGHT/agent.jsonl     whole sessions that continued, under the name that their ids begin with
-                        NIGHT/news.sqlite     changes of the ledger, and the turns of these sessions that are known
+                        NIGHT/agent.jsonl     sessions that continued, whole; their ids begin with the file's name
+                        NIGHT/news.sqlite     changes to the ledger, and the turns of these sessions that are known
     commit_news(...)    applies the changes to the ledger
 
-The folder is renamed into place as a whole, and its changes are applied in one transaction: whoever is killed in
-between calls both again. A file is read from where the last night stopped, if it still begins as it did then, whatever
-its name is now. Of what was read, only the first and the last 16 KiB are compared: in a file that grew, an edit between
-them is seen if it moves the rest.
+The folder is renamed into place as a whole, and its changes are applied in one transaction. A caller that was killed in
+between calls both functions again. A file is read from where the last night stopped if it still begins with the same
+bytes, even under another name. Only the first and the last 16 KiB of these bytes are compared: in a file that grew, an
+edit between them is noticed only if it moves the bytes after it.
 """
 
 import os
@@ -54,7 +54,7 @@ from opdkit.extract.pieces import Piece, split_records, write_pieces
 from opdkit.store.atomic import replaced_folder, sync
 
 NEWS = "news.sqlite"  # in the folder of a night
-_LONGEST_NAME = 180  # bytes of a log's name: the number of the night and a suffix follow
+_LONGEST_NAME = 180  # bytes of a log's name, to which the night's number and a suffix are added
 _TOUCH = "INSERT OR IGNORE INTO touched VALUES (?, ?)"
 
 
@@ -64,17 +64,17 @@ class News:
 
     night: int = 0  # its number, from 1; 0: there was no news
     inputs: int = 0  # files, and members of archives, with news
-    records: int = 0  # new ones: lines, events, calls
+    records: int = 0  # new lines, events or calls
 
 
 def collect_news(
     ledger: Path, logs: Sequence[str], folder: Path, log_format: str | Reader = AUTO, line_limit: int = 64_000_000
 ) -> News:
-    """Write what is new in `logs` to `folder`, with the changes of the ledger, and return its counts.
+    """Write what is new in `logs` to `folder`, with the changes to the ledger. Return the counts.
 
-    Without news there is no folder. Where the folder is there already, nothing is looked at. Inputs with the size, time
-    and inode of the last night are not opened. Raises ConfigError for inputs that cannot grow, that are not there, and
-    that are named and of no known format; OpdkitError for one that was rotated or rewritten meanwhile.
+    Without news no folder is written, and the changes are applied at once. If the folder exists, no log is read. Files
+    with the size, time and inode of the last night are not opened. Raises ConfigError for logs that cannot grow or do
+    not exist, and for named files of no known format; OpdkitError for a file that is rotated or rewritten meanwhile.
     """
     if (folder / NEWS).exists():
         with read_news(folder / NEWS) as connection:
@@ -116,23 +116,23 @@ def collect_news(
 
 
 def commit_news(ledger: Path, folder: Path) -> None:
-    """Enter the news in `folder` in the ledger. Calling it again changes nothing.
+    """Apply the changes in `folder` to the ledger. A second call changes nothing.
 
-    Raises OpdkitError where other news was entered since it was collected.
+    Raises OpdkitError if other news was committed since these changes were collected.
     """
     apply_changes(ledger, folder / NEWS)
 
 
 @dataclass
 class _Night:
-    """Search for what is new. It reads the ledger, the schema `old` of `changes`, and writes to the other."""
+    """Search for what is new. It reads the ledger (schema `old` of `changes`) and writes to schema `main`."""
 
     changes: sqlite3.Connection
     scratch: Path
     log_format: str | Reader
     line_limit: int
-    files: dict[bytes, str]  # every file behind the logs, in order, and its name
-    readers: Mapping[str, Reader] = field(init=False)  # of each format
+    files: dict[bytes, str]  # path of every file behind the logs, in order -> its name
+    readers: Mapping[str, Reader] = field(init=False)  # by format
     inputs: dict[int, KnownInput] = field(init=False)  # by number, from 1
     names: dict[str, int] = field(init=False)  # of all inputs, see `add_name`
     number: int = field(init=False)
@@ -140,8 +140,8 @@ class _Night:
     records: int = 0
     pieces: defaultdict[str, list[Piece]] = field(default_factory=lambda: defaultdict(list))  # log -> its lines
     formats: dict[str, str] = field(default_factory=dict)  # log -> its format
-    starts: dict[int, dict[bytes, set[int]]] = field(default_factory=lambda: defaultdict(dict))  # of inputs, by length
-    paths: dict[int, Path | None] = field(default_factory=dict)  # input -> its plain JSON lines; None: they are gone
+    starts: dict[int, dict[bytes, set[int]]] = field(default_factory=lambda: defaultdict(dict))  # by length and digest
+    paths: dict[int, Path | None] = field(default_factory=dict)  # input -> file with its plain JSON lines; None: gone
 
     def __post_init__(self) -> None:
         self.readers = READERS if isinstance(self.log_format, str) else {self.log_format.name: self.log_format}
@@ -152,18 +152,18 @@ class _Night:
             self.starts[min(known.read, START)].setdefault(known.start, set()).add(known.number)
 
     def save(self, known: KnownInput, file: bytes, member: str) -> None:
-        """Note the place of an input, and up to where it was read."""
+        """Record where an input is, and up to which byte it was read."""
         known.path, known.member = file, member
         self.inputs[known.number] = known
         self.starts[min(known.read, START)].setdefault(known.start, set()).add(known.number)
         self.changes.execute(f"INSERT OR REPLACE INTO input VALUES ({', '.join('?' * 11)})", astuple(known))
 
     def look_again(self, file: bytes) -> None:
-        """Let the next nights look at a file, even if it does not change."""
+        """Make the next night open a file even if it has not changed."""
         self.changes.execute("DELETE FROM file WHERE path = ?", (file,))
 
     def read_files(self, files: LogFiles) -> list[Source]:
-        """Note what is new in the inputs of the changed files. Return these inputs."""
+        """Collect what is new in the changed files. Return their readable inputs."""
         plain = {known.path: known for known in self.inputs.values() if known.is_plain and not known.member}
         sources: list[Source] = []
         for name, path, given in files.changed:
@@ -175,17 +175,17 @@ class _Night:
                 self.look_again(os.fsencode(path))
         for known in match_sources(sources, self.inputs, files):
             self.save(known, b"", "")
-        for source in sorted(sources, key=lambda source: source.known is None):  # copies behind what they copy
+        for source in sorted(sources, key=lambda source: source.known is None):  # known inputs before their copies
             self.read_source(source)
         return sources
 
     def read_source(self, source: Source) -> None:
-        """Note what is new in an input, and up to where it was read."""
+        """Collect what is new in an input, and record up to where it was read."""
         log_format = self.find_format(source)
         if log_format is None:
-            source.known = None  # it has no whole line
+            source.known = None  # no whole line yet, or no known format
             return
-        if source.known is not None and source.known.format != log_format:  # another input in its place
+        if source.known is not None and source.known.format != log_format:  # another input has its place
             self.save(source.known, b"", "")
             source.known, source.is_rewritten = None, False
         known = source.known or self.begin_input(source, log_format)
@@ -208,7 +208,7 @@ class _Night:
         self.save(known, source.file, source.member)
 
     def begin_input(self, source: Source, log_format: str) -> KnownInput | None:
-        """Return a new input, in which what it shares with an earlier one counts as read; None for a copy of that."""
+        """Return a new input; None for a copy of a known one. What it shares with its known twin counts as read."""
         size = source.path.stat().st_size
         seal, twins = digest_ends(source.path, size), list[tuple[KnownInput, bool]]()
         for length in [length for length in self.starts if 0 < length <= size]:
@@ -221,7 +221,7 @@ class _Night:
         twin, is_copy = max(twins, key=lambda pair: pair[0].read, default=(None, False))
         if twin is not None and is_copy:
             warn(f"{source.input.source} is a copy of {os.fsdecode(twin.path)}: it is not read")
-            self.look_again(source.file)  # once the other is gone, it takes its place
+            self.look_again(source.file)  # it is read once the other file is gone
             return None
         stem = source.input.name.replace(BY_LINE, "_").encode()[:_LONGEST_NAME].decode(errors="ignore")
         number, name = len(self.inputs) + 1, add_name(stem, self.names)
@@ -231,7 +231,7 @@ class _Night:
         return replace(twin, number=number, name=name)
 
     def find_format(self, source: Source) -> str | None:
-        """Return the format of an input; None where it has no whole line yet, or no reader knows it."""
+        """Return the format of an input; None if it has no whole line yet, or no reader knows it."""
         if self.log_format != AUTO:
             return self.log_format.name if isinstance(self.log_format, Reader) else self.log_format
         if source.known is not None and not source.is_rewritten:
@@ -252,7 +252,7 @@ class _Night:
             return None
 
     def adds_unit(self, known: KnownInput, name: str, piece: Piece, digest: bytes, left: Counter[bytes]) -> bool:
-        """Take a session, or a record without an id, from `left` and return False; else add it to news `name`."""
+        """Add a session or a record without an id to log `name`; if it is in `left`, remove it there, return False."""
         if left[digest] > 0:
             left[digest] -= 1
             return False
@@ -269,14 +269,14 @@ class _Night:
         return True
 
     def read_sessions(self, source: Source, known: KnownInput, reader: Reader, left: Counter[bytes]) -> None:
-        """Note the sessions between headers with new lines, of which the last one may continue.
+        """Collect the sessions between headers that have new lines. The last session of the night before may continue.
 
-        Sessions without an id of their own are called by their lines: then the file is extracted as a whole.
+        If sessions lack ids or share one, they are named by line number, and the whole file is extracted.
         """
         for begin in dict.fromkeys((known.session, 0)):  # from the last session on; else the whole file
             sessions = list_sessions(source, reader, begin, known.read, self.line_limit)
             have_ids = len({session.id for session in sessions if session.id}) == len(sessions)
-            # A session that comes up again after others is read from its beginning.
+            # A session that reappears after others is read from its beginning.
             query = "SELECT 1 FROM old.home WHERE format = ? AND id = ? AND name = ?"
             later = [(reader.name, session.name, known.name) for session in sessions[1:]]
             if have_ids and not (begin and any(self.changes.execute(query, row).fetchone() for row in later)):
@@ -286,7 +286,7 @@ class _Night:
             return
         has_news, end = False, 0
         for session in sessions:
-            # Where lines are names, the blank ones between sessions count, too.
+            # If line numbers are names, the blank lines between sessions count, too.
             piece = Piece(source.path, session.start if have_ids else end, session.stop)
             end = session.stop
             self.note_owner(known, reader, session.name)
@@ -297,11 +297,11 @@ class _Night:
         known.read, known.session = end, sessions[-1].start if have_ids else 0
 
     def read_records(self, source: Source, known: KnownInput, reader: Reader, left: Counter[bytes]) -> None:
-        """Note the new records, those with an id by their places, and the ids that they touch.
+        """Collect the new records. Of records with an id, record the places, and mark their ids as touched.
 
-        Of a file that was rewritten, these are the ids whose records in it are other ones now.
+        In a file that was rewritten, only the ids whose records in it have changed are touched.
         """
-        pending: list[tuple[int, int, int, bytes]] = []  # places before the first id of a session that may begin so
+        pending: list[tuple[int, int, int, bytes]] = []  # places of a session's first records, until an id follows
         digests: defaultdict[str, list[bytes]] = defaultdict(list)
         stop = known.read
         for offset, stop, line in read_whole_lines(source, known.read, self.line_limit):
@@ -336,13 +336,13 @@ class _Night:
             self.note_owner(known, reader, name)
 
     def note_owner(self, known: KnownInput, reader: Reader, name: str) -> None:
-        """Let the sessions of an id be extracted under the name of an input, unless they have another one."""
+        """Record that the sessions of an id are extracted under an input's name, unless they have a name already."""
         self.changes.execute("INSERT OR IGNORE INTO home SELECT ?1, ?2, ?3 WHERE NOT EXISTS "
                              "(SELECT 1 FROM old.home WHERE format = ?1 AND id = ?2)",
                              (reader.name, name, known.name))  # fmt: skip
 
     def find_records_of_ids(self) -> None:
-        """Find all records of the ids that were touched, and the turns of these that are known."""
+        """Collect all records of the touched ids, and copy the known turns of these ids from the ledger."""
         self.changes.execute("INSERT INTO turn SELECT turn.* FROM touched CROSS JOIN old.turn USING (format, id)")
         rows = []
         for schema in ("main", "old"):
@@ -353,9 +353,9 @@ class _Night:
                 f"FROM touched CROSS JOIN {schema}.place USING (format, id) "
                 "WHERE ? OR input NOT IN (SELECT input FROM rewritten)", (schema == "main",)
             ).fetchall()  # fmt: skip
-        order = {file: n for n, file in enumerate(self.files)}  # records of files that are not there come first
+        order = {file: n for n, file in enumerate(self.files)}  # records of files that are gone come first
         rows.sort(key=lambda row: (row[0], order.get(self.inputs[row[1]].path, -1), *row[1:4]))
-        seen = set()  # places: those in a copy of a file are the same
+        seen = set()  # places: a record has the same place in a copy of its file
         for name, number, offset, record, size, digest, log_format in rows:
             place = name, offset, record, digest
             if place not in seen and (path := self.find_path(number)) is not None:
@@ -364,7 +364,7 @@ class _Night:
                 self.pieces[name].append(Piece(path, offset, offset + size, log_format, record, digest))
 
     def find_path(self, number: int) -> Path | None:
-        """Return the file with the plain JSON lines of an input that has not changed; None where it is gone."""
+        """Return the file with the plain JSON lines of an input that has not changed; None if it is gone."""
         if number not in self.paths:
             known, self.paths[number] = self.inputs[number], None
             file = Path(os.fsdecode(known.path))

@@ -1,4 +1,4 @@
-"""Pieces of growing logs that make up the news of a night: read from their files, and written as one log."""
+"""Pieces of growing logs that make up the news of a night: copied from their files into one log."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,20 +18,20 @@ _BUFFER = 1 << 16  # bytes
 
 
 class Piece(NamedTuple):
-    """Piece of plain JSON lines: all lines between two bytes, or where there is a digest, one record of a line."""
+    """Piece of plain JSON lines: all lines between two byte offsets or, with a digest, one record of a line."""
 
     path: Path
     start: int
     stop: int
     format: str = ""
     record: int = 0  # number of the record in its line
-    digest: bytes = b""  # what the record must still be
+    digest: bytes = b""  # digest that the record must still have
 
 
 def write_pieces(pieces: Sequence[Piece], path: Path, readers: Mapping[str, Reader], line_limit: int) -> None:
-    """Write the lines of one log of the night. Records that are no longer what they were are left out, with a warning.
+    """Write the pieces of one log of the night to `path`. Records that have changed are left out, with a warning.
 
-    The pieces of a file stand together: one file is open at a time. `readers`: of each format.
+    One file is open at a time, and it is opened once if its pieces are adjacent. `readers`: by format.
     """
     lost: Counter[Path] = Counter()
     with path.open("wb") as out:
@@ -50,7 +50,7 @@ def write_pieces(pieces: Sequence[Piece], path: Path, readers: Mapping[str, Read
 
 
 def _read_piece(handle: BufferedReader, piece: Piece, readers: Mapping[str, Reader], limit: int) -> Iterator[bytes]:
-    """Yield the lines of a piece, block by block. A record that is no longer what it was yields nothing."""
+    """Yield the bytes of a piece, block by block. A record that has changed yields nothing."""
     at = piece.start
     handle.seek(at)
     if piece.digest:
@@ -64,6 +64,6 @@ def _read_piece(handle: BufferedReader, piece: Piece, readers: Mapping[str, Read
 
 
 def split_records(reader: Reader, line: Line) -> list[bytes]:
-    """Return the records on a line as JSON: mostly one, the line itself."""
+    """Return the records of a line as JSON. Most lines are one record, the line itself."""
     records = unfold_line(line, reader.unfold)
     return [line.data] if any(record.problem for record in records) else [record.data for record in records]

@@ -1,7 +1,7 @@
 """`opdkit extract --dry-run`: the first thousand lines of every input, and what they would become.
 
 The lines are copied to a temporary folder. The survey, the readers and the filters of a real extraction read the copy,
-so the last session of a longer input may seem to end early.
+so the last session of a longer input may be cut short.
 """
 
 import datetime
@@ -27,19 +27,19 @@ from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 LINES = 1_000  # of each input
 WHOLE, BEGINNING, DAMAGE = "all of it", f"the first {LINES:,} lines", "what lies before the damage of its archive"
-_SHOWN = 200  # characters of a text
-_NAMED = 5  # values of a kind that are named
+_SHOWN = 200  # characters of a message in the sample
+_NAMED = 5  # values that a line of the report lists
 
 
 class Head(NamedTuple):
-    """Copy of the first lines of an input, and how much of it that is: WHOLE, BEGINNING or DAMAGE."""
+    """Copy of the first lines of an input, and how much of the input it holds: WHOLE, BEGINNING or DAMAGE."""
 
     copy: Input
     extent: str
 
 
 def copy_head(entry: Input, path: Path, line_limit: int) -> Head:
-    """Copy the first lines of an input to `path`, up to damage, blank ones too, so that numbers stay."""
+    """Copy the first lines of an input to `path`, up to any damage. Blank lines are kept for the line numbers."""
     if entry.problem is not None:
         path.touch()
         return Head(replace(entry, path=path), WHOLE)
@@ -52,7 +52,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> Head:
         else:
             with path.open("wb") as out, open_plain(entry.path, find_documents(entry.path, line_limit)) as handle:
                 for _ in range(LINES):
-                    while data := handle.readline(1 << 20):  # a line may be longer
+                    while data := handle.readline(1 << 20):  # 1 MiB at a time: lines may be longer
                         out.write(data)
                         if data.endswith(b"\n"):
                             break
@@ -61,7 +61,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> Head:
 
 
 def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:
-    """Print what one input would become: its sessions, turns, what is left out, and a sample."""
+    """Print what one input would become: its sessions and turns, what is left out, and a sample turn."""
     name = f"{surveyed.input.source}: "
     if surveyed.format is None:
         report = [name + (f"{surveyed.problem.reason} ({surveyed.problem.detail})" if surveyed.problem else "empty")]
@@ -98,7 +98,7 @@ def _format_counts(counts: Mapping[str, int]) -> str:
 
 
 def _format_rejections(rows: Sequence[JSON]) -> str:
-    """Return the reasons, each with the first line that has it."""
+    """Return the most frequent reasons, each with its count and the first line that was rejected for it."""
     texts = []
     for reason, count in Counter(row["reason"] for row in rows).most_common(_NAMED):
         first = next(row for row in rows if row["reason"] == reason)
@@ -108,7 +108,7 @@ def _format_rejections(rows: Sequence[JSON]) -> str:
 
 
 def _format_span(times: Sequence[datetime.datetime | None]) -> str:
-    """Return the first and the last time, and how many sessions have none."""
+    """Return the first and the last time, and how many sessions have no time; "" if none has one."""
     known = sorted(at for at in times if at is not None)
     if not known:
         return ""
@@ -118,7 +118,7 @@ def _format_span(times: Sequence[datetime.datetime | None]) -> str:
 
 
 def _sample(sessions: Sequence[JSON], turns: Sequence[JSON]) -> Iterator[str]:
-    """Yield the lines about one turn: the end of its prompt, the reply, what came next."""
+    """Yield the lines about one turn: the last message of its prompt, the reply, and the first message after it."""
     turn = next((t for t in turns if t["trainable"]), turns[0] if turns else None)
     if turn is None:
         return
@@ -134,6 +134,6 @@ def _sample(sessions: Sequence[JSON], turns: Sequence[JSON]) -> Iterator[str]:
 
 
 def _shorten(text: str, limit: int) -> str:
-    """Return a text as one line of at most `limit` characters, without what could drive a terminal."""
+    """Return a text as one line of at most `limit` characters, without control characters of a terminal."""
     line = " ".join(text.split())
     return printable(line if len(line) <= limit else line[: limit - 3] + "...")

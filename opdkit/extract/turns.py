@@ -10,7 +10,7 @@ from opdkit.store.skip_reasons import DUPLICATE, EMPTY, NO_NEXT, NO_USER, RETRY,
 from opdkit.store.turn_ids import turn_id
 
 _NO_NOTE = Note()
-_REACTIONS = ("comment", "edited", "kept")  # of a decision: a judge reads them as it reads a next state
+_REACTIONS = ("comment", "edited", "kept")  # fields of a decision that a judge reads like a next state
 
 
 class TurnRow(NamedTuple):
@@ -33,8 +33,8 @@ class TurnRow(NamedTuple):
 def turns(session_id: str, conversation: Conversation, *, side: bool = False) -> list[TurnRow]:
     """Return the row of each reply of a conversation, in order.
 
-    The next state of a turn is every message after it up to the next assistant message. Of two assistant messages in a
-    row the first has none. `side` (--side): turns that are not part of the conversation with the user are trainable.
+    The next state of a turn is every message after it up to the next assistant message. If two assistant messages are
+    adjacent, the first has none. With `side` (--side), turns outside the conversation with the user are trainable, too.
     """
     messages = conversation.messages
     replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -43,7 +43,7 @@ def turns(session_id: str, conversation: Conversation, *, side: bool = False) ->
     start = 0
     for reply, stop in pairwise([*replies, len(messages)]):
         request = next((message for message in reversed(messages[start:reply]) if message["role"] == "user"), request)
-        # The message that the next state begins with: a system message is not a reaction.
+        # The first message of the next state that may be a reaction: a system message is not.
         reaction = next((i for i in range(reply + 1, stop) if messages[i]["role"] != "system"), None)
         note = conversation.notes.get(reply, _NO_NOTE)
         skip = note.skip_reason or (SIDE if note.kind == "side" and not side else None)
@@ -67,7 +67,7 @@ def turns(session_id: str, conversation: Conversation, *, side: bool = False) ->
 
 
 def _skip_reason(conversation: Conversation, index: int, request: JSON | None, reaction: int | None) -> str | None:
-    """Return why the reply at `index` is not trainable; None if it is. `reaction`: index of the message after it."""
+    """Return why the reply at `index` is not trainable; None if it is. `reaction`: index of the reaction to it."""
     messages, note = conversation.messages, conversation.notes.get(index, _NO_NOTE)
     reply = messages[index]
     content = reply["content"]
@@ -83,8 +83,8 @@ def _skip_reason(conversation: Conversation, index: int, request: JSON | None, r
         return None if is_decided else NO_NEXT
     before = messages[index - 1]
     if before["role"] == "assistant" and before["content"] == content and before["tool_calls"] == reply["tool_calls"]:
-        return DUPLICATE  # logged twice: the prompt ends with the very reply
-    # A client that sends the request again reads as a user who repeats it. In a tree, what it sends is a sibling.
+        return DUPLICATE  # logged twice: the prompt ends with the same reply
+    # A client that sends its request again looks like a user who repeats it. In a tree, a retry is a sibling message.
     is_by_person = messages[reaction]["role"] == "user" and reaction not in conversation.machine
     asked, said = request["content"], messages[reaction]["content"]
     if is_by_person and not is_decided and note.message_id is None and asked and said:

@@ -23,16 +23,16 @@ UNREAD, SKIPPED = "log sessions unread", "skipped"  # counters
 
 @dataclass(frozen=True)
 class RowOptions:
-    """All that the rows of a unit depend on, beside its lines."""
+    """Options that decide the rows of a unit, besides its lines."""
 
     redactor: Redactor | None  # None: nothing is redacted
     filters: Sequence[Filter]
     side: bool  # see `turns`
-    known_turns: sqlite3.Connection | None = None  # these are not trainable
+    known_turns: sqlite3.Connection | None = None  # the turns in it are not trainable
 
 
 def write_unit(unit: Unit, out: PartWriter, options: RowOptions) -> None:
-    """Write the rows of one unit that the filters let pass."""
+    """Write the rows of one unit: the sessions that pass the filters, their turns, and what could not be read."""
     counters = out.counters
     counters.rows_in += 1
     if unit.problem is not None:
@@ -41,7 +41,7 @@ def write_unit(unit: Unit, out: PartWriter, options: RowOptions) -> None:
     writer = _UnitWriter(unit, out, options)
     is_read = False
     for item in unit.surveyed.reader.read(unit.lines):
-        # A filter decides which sessions are kept, not their ids.
+        # Count sessions that a filter drops, too: filters must not change the ids of the others.
         writer.ordinal += isinstance(item, Conversation) and item.branch < 2
         if isinstance(item, Rejected):
             _write_rejected(item, out, options)
@@ -69,24 +69,24 @@ def _write_rejected(item: Rejected, out: PartWriter, options: RowOptions) -> Non
 
 @dataclass
 class _UnitWriter:
-    """Writer of the conversations of one unit, each of which depends on those before it."""
+    """Writer of the conversations of one unit. The rows of each depend on the conversations before it."""
 
     unit: Unit
     out: PartWriter
     options: RowOptions
     ordinal: int = 0  # number of the conversation, from 1; the branches of a tree count as one
-    written: set[str | None] = field(default_factory=set)  # replies of earlier branches: not trainable again
-    seen: Counter[bytes] = field(default_factory=Counter)  # trainable turns, where some are known: see `skip_known`
+    written: set[str | None] = field(default_factory=set)  # ids of replies in earlier branches: not trainable again
+    seen: Counter[bytes] = field(default_factory=Counter)  # trainable turns by digest: see `skip_known`
 
     def write(self, item: Conversation) -> None:
-        """Write the rows of a conversation, and count them. Raises Unreadable before any is written."""
+        """Write the rows of a conversation, and count them. Raises Unreadable before it writes any row."""
         replies = {note.message_id for note in item.notes.values()} - {None}
         for index, note in item.notes.items():
             note.drop_unchanged(item.messages[index]["content"])
             if note.message_id in self.written:
                 note.skip_reason, note.decision = DUPLICATE, None
         session = self.session_row(item)
-        # Of the text as it was logged: placeholders are all alike.
+        # Made from the text as it was logged: two texts that differ may be equal once they are redacted.
         rows = turns(session["session_id"], item, side=self.options.side)
         if self.options.redactor is not None:
             rows = redact_session(session, rows, self.options.redactor)
@@ -117,7 +117,7 @@ class _UnitWriter:
         if redactor is not None:
             metadata = redactor.value(metadata)
             if unit.name is not None and (redacted := redactor.text(name)) != name:
-                # The ids of two users become one placeholder: the unit's number tells them apart, as a line may not.
+                # The ids of two users may get the same placeholder. The unit's number is unique, a line's may not be.
                 name = f"{redacted}~{unit.number}"
         first = f"{unit.surveyed.input.name}:{name}" + (f"#{self.ordinal}" if self.ordinal > 1 else "")
         return {

@@ -1,4 +1,4 @@
-"""Processes that share the parts of one stage, for one command."""
+"""Worker processes among which a command divides the parts of one stage."""
 
 import multiprocessing
 import os
@@ -15,15 +15,15 @@ from types import FrameType
 from opdkit.errors import OpdkitError
 from opdkit.store import stopping
 
-_PATIENCE = 5.0  # seconds that a process has to remove what it has half written
+_PATIENCE = 5.0  # seconds that a process gets to remove its half-written files
 
 
 class Workers:
-    """`count` processes that call one function with one part after the other.
+    """`count` processes that call one function with one part after another.
 
-    Each process calls `prepare` at once, so that its imports run beside whatever comes before `compute`. `prepare` and
-    `function` are pickled: processes are spawned, not forked, because a fork copies the locks of threads that it does
-    not copy. A script that starts workers needs the usual `if __name__ == "__main__":`.
+    Each process calls `prepare` at once, so that its imports run while the caller prepares `compute`. `prepare` and
+    `function` are pickled: processes are spawned, not forked, because a fork copies locks but not the threads that hold
+    them. A script that starts workers needs the usual `if __name__ == "__main__":`.
     """
 
     def __init__(self, count: int, prepare: Callable[[], None]) -> None:
@@ -40,12 +40,12 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
         if self._running and (kind is None or issubclass(kind, Exception)):
-            self._pool.shutdown(cancel_futures=True)  # the other parts under way are finished
+            self._pool.shutdown(cancel_futures=True)  # parts under way are finished first
         else:
             self._end()
 
     def _end(self) -> str:
-        """End every process; one that computes a part removes what it has written of it. Return what killed one."""
+        """End every process; one that computes a part removes its half-written files. Return how one died."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -56,10 +56,10 @@ class Workers:
         return next((f"was killed by signal {number}" for number in signals if number != signal.SIGTERM), "died")
 
     def compute(self, function: Callable[[int], object], parts: Iterable[int]) -> Iterator[int]:
-        """Call `function` with each of `parts`, taken when a process is free for it; yield each part that is done.
+        """Call `function` with each of `parts`, as processes become free. Yield each part when it is done.
 
-        No further part is taken once this process was asked to stop. Raises what `function` raises, and OpdkitError
-        when a process has died.
+        No further part is begun once this process was asked to stop. Raises what `function` raises, and OpdkitError
+        if a process has died.
         """
         left, running = iter(parts), self._running
         try:
@@ -79,14 +79,14 @@ class Workers:
 
 
 def _begin(prepare: Callable[[], None]) -> None:
-    """Prepare the process as `prepare` does, and for the death of the first process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal: the first one ends us
+    """Set up a worker: it ignores Ctrl-C, ends when its parent process ends, and calls `prepare`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare()
 
 
 def _end_with_parent() -> None:
-    """Wait for the death of the first process, then end this one as the first process would."""
+    """Wait until the parent process has ended, then end this process with the signal that the parent would send."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -96,7 +96,7 @@ def _end_with_parent() -> None:
 def _call(function: Callable[[int], object], part: int) -> None:
     """Compute one part. An error that cannot be pickled becomes a RuntimeError with its type and message.
 
-    SIGTERM kills a process that waits. One that computes a part first removes what it has half written.
+    SIGTERM kills an idle process at once. A process that computes a part first removes its half-written files.
     """
     try:
         signal.signal(signal.SIGTERM, _on_sigterm)
@@ -104,7 +104,7 @@ def _call(function: Callable[[int], object], part: int) -> None:
             function(part)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    except SystemExit:  # the executor would return it as a result, and keep the process
+    except SystemExit:  # the executor would return it as a result, and keep the process alive
         os._exit(1)
     except Exception as error:
         try:
@@ -115,6 +115,6 @@ def _call(function: Callable[[int], object], part: int) -> None:
 
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
-    """Raise SystemExit, so that half-written files are removed; a second signal must not break into that."""
+    """Raise SystemExit, so that half-written files are removed. A second signal must not interrupt that."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(1)
