@@ -1,6 +1,6 @@
-"""Personal data and secrets in a log, replaced by placeholders before anything is written.
+"""Redaction: placeholders replace personal data and secrets in a log before anything is written.
 
-The rules are data: rules/gitleaks.toml and rules/opdkit.toml. docs/logs.md has the measured recall by kind.
+The rules are in rules/gitleaks.toml and rules/opdkit.toml. docs/logs.md has the measured recall per kind.
 """
 
 import re
@@ -21,15 +21,15 @@ from opdkit.extract.names import load_names
 from opdkit.extract.redact_rules import Rule, load_rules, unescape
 from opdkit.extract.turns import TurnRow
 
-CACHED, CACHED_CHARS = 16_384, 8_192  # texts whose result is kept, and the longest: logs repeat prompts and field names
+CACHED, CACHED_CHARS = 16_384, 8_192  # texts in the cache, and their longest: logs repeat prompts and field names
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
-_ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, the name of a tool or a field: no model is asked about it
-_WORDS = {"private key", "credentials", "rest of a key", "password", "email"}  # of the others, each has a digit
+_ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, or the name of a tool or field: no model looks at it
+_WORDS = {"private key", "credentials", "rest of a key", "password", "email"}  # rules of other names need a digit
 _RUN, _DIGIT = re.compile(r"[A-Za-z0-9_+/=-]{12,}"), re.compile("[0-9]")
 _ESCAPE = re.compile("%[2-7][0-9A-Fa-f]")
 _ENCODED = re.compile(r"(?:[\w.~+-]|%[2-7][0-9A-Fa-f]){6,}+", re.ASCII)
-_BREAK = r"(?:\\?\r?\n|(?:\\{1,15}r)?\\{1,15}n)[ \t>]{0,8}"  # a line break, or as JSON escapes it
+_BREAK = r"(?:\\?\r?\n|(?:\\{1,15}r)?\\{1,15}n)[ \t>]{0,8}"  # a line break, as it is or escaped as in JSON
 _BROKEN = re.compile(rf"(?<![\w-])[\w-]{{8,}}+(?:{_BREAK}[\w-]{{4,}}+){{1,3}}+", re.ASCII)
 _LINE_BREAK = re.compile(rf"(?<=[\w-]{{4}}){_BREAK}(?=[\w-]{{4}})", re.ASCII)
 
@@ -37,7 +37,7 @@ _LINE_BREAK = re.compile(rf"(?<=[\w-]{{4}}){_BREAK}(?=[\w-]{{4}})", re.ASCII)
 def find_runs(text: str) -> str:
     """Return, in lower case, every long run of letters and digits that may be a key, with the 80 characters before it.
 
-    Keywords of keys are looked for in these alone, because there are hundreds.
+    Keywords of keys are searched for in these runs only, because there are hundreds of keywords.
     """
     runs = (m for m in _RUN.finditer(text) if m.end() - m.start() >= 20 or _DIGIT.search(m[0]))
     return "\n".join(text[max(0, m.start() - 80) : m.end()] for m in runs).lower()
@@ -46,7 +46,7 @@ def find_runs(text: str) -> str:
 def parse_own_patterns(pairs: Sequence[str]) -> dict[str, str]:
     """Parse --redact-pattern: ["order=ORD-[0-9]+"] -> {"order": "ORD-[0-9]+"}.
 
-    Raises ConfigError for a pattern that is not a regular expression or matches the empty text.
+    Raises ConfigError for a pattern that is not a regular expression, or that matches the empty text.
     """
     patterns: dict[str, str] = {}
     for pair in pairs:
@@ -64,9 +64,9 @@ def parse_own_patterns(pairs: Sequence[str]) -> dict[str, str]:
 
 
 class Redactor:
-    """Replaces what its rules match by `[name]` and counts it in `counts`; the user's own patterns come first.
+    """Redactor that replaces each match of its rules by `[name]`, counted in `counts`; the user's patterns come first.
 
-    Raises OpdkitError when a pattern takes longer than its limit on one text.
+    Raises OpdkitError if a pattern takes longer than its limit on one text.
     """
 
     def __init__(self, redact: bool, own: Mapping[str, str], names_model: str | None = None) -> None:
@@ -85,7 +85,7 @@ class Redactor:
         self._cached = lru_cache(CACHED)(self._redact)
 
     def text(self, text: str) -> str:
-        """Return `text` without what the rules match."""
+        """Return `text` with a placeholder for each match of the rules."""
         redacted, counts = (self._cached if len(text) <= CACHED_CHARS else self._redact)(text)
         if counts:
             self.counts.update(counts)
@@ -110,7 +110,7 @@ class Redactor:
     def _apply(
         rules: Sequence[tuple[str, Rule]], text: str, prepare: Callable[[str], str], counts: Counter[str]
     ) -> str:
-        """Apply those rules whose keyword is in the text, `prepare`d for that, with or without its escapes."""
+        """Apply the rules with a keyword in `prepare(text)`, as it is or without its escapes."""
         if not rules:
             return text
         plain = unescape(text)
@@ -122,7 +122,7 @@ class Redactor:
         return text
 
     def _see_through(self, written: str, plain: str, counts: Counter[str]) -> str:
-        """Return `plain` redacted if it holds a key, or an address that was percent-encoded; else `written`."""
+        """Return `plain`, the decoded `written`, redacted if it holds a key or an address; else `written` unchanged."""
         matches: Counter[str] = Counter()
         if plain != written:
             plain = self._apply(self._keys, plain, find_runs, matches)
@@ -131,13 +131,13 @@ class Redactor:
         return plain if matches else written
 
     def value(self, value: Any) -> Any:
-        """Return a JSON value with all its texts, keys too, redacted; of an object's fields also by their names.
+        """Return a JSON value with its strings, keys and long integers redacted; a field's value also by its name.
 
-        Raises Unreadable where it is nested too deeply.
+        Raises Unreadable if the value is nested too deeply.
         """
         try:
             if isinstance(value, dict):
-                names: dict[str, int] = {}  # keys that are alike once they are redacted: "[email]", "[email] 2"
+                names: dict[str, int] = {}  # numbers the keys that redaction makes equal: "[email]", "[email] 2"
                 return {add_name(self.text(key), names, " "): self._redact_field(key, value[key]) for key in value}
             if isinstance(value, list):
                 return [self.value(inner) for inner in value]
@@ -149,7 +149,7 @@ class Redactor:
         return value
 
     def _redact_field(self, name: str, value: Any) -> Any:
-        """Return the value of {"password": "abc-123"} as the rules see it in the text `"password": "abc-123"`."""
+        """Return the value of {"password": "abc-123"}, redacted as in the text `"password": "abc-123"`."""
         redacted = self.value(value)
         if redacted == value and isinstance(value, (str, int, float)) and self._is_telling(name):
             before, line = f'"{name}": "', self.text(f'"{name}": "{value}"')
@@ -158,7 +158,7 @@ class Redactor:
         return redacted
 
     def json(self, text: str) -> str:
-        """Return JSON text redacted inside its strings, so that it stays JSON; unchanged where nothing matched."""
+        """Return JSON text redacted inside its strings, so that it stays JSON; unchanged if nothing matched."""
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
@@ -167,7 +167,7 @@ class Redactor:
         return text if redacted == value else dump(redacted)
 
     def raw(self, text: str) -> str:
-        """Return what is kept of a line that could not be read."""
+        """Return the redacted text of a line that could not be read, for the rejected table."""
         if "\x00" in text:  # UTF-16, or damage: no pattern could match in it
             return "[not text]"
         return self.text(_ASCII_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text))
@@ -186,7 +186,7 @@ class Redactor:
 def redact_session(session: JSON, turns: Sequence[TurnRow], redactor: Redactor) -> list[TurnRow]:
     """Redact messages, tools and model of a row of tables.SESSIONS in place. Return the rows of its turns, redacted.
 
-    The sampled tokens of a reply hold its text: where that was redacted, they are left out.
+    The sampled tokens of a reply encode its text, so they and their log-probs are left out if the reply was redacted.
     """
     logged: list[JSON] = session["messages"]
     session["messages"] = [redactor.message(message) for message in logged]

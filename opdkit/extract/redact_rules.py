@@ -1,7 +1,7 @@
-"""Rules of what is redacted: gitleaks' list of secrets as it is published, and our own list beside it.
+"""Redaction rules: gitleaks' list of secrets as it is published, and opdkit's own list.
 
-gitleaks asks for a character on both sides of a secret that prose does not have ("my key is X, thanks"). Here a key
-ends where no character of a key follows, and one that begins with a prefix of its own may also stand inside a word.
+gitleaks requires delimiters around a secret that prose does not have ("my key is X, thanks"). Here a key ends before
+any character that keys do not contain, and a key with a distinctive prefix may also stand inside a word.
 """
 
 import math
@@ -20,10 +20,10 @@ import regex
 from opdkit.errors import OpdkitError
 from opdkit.extract import checksums
 
-SECONDS = 10.0  # limit of a pattern on one text; a sound pattern takes microseconds
+SECONDS = 10.0  # time limit of a pattern on one text; a sound pattern takes microseconds
 _FOLDER = Path(__file__).parent / "rules"
-# Left out of gitleaks' rules: patterns whose time grows faster than the text, or that match code or words.
-# rules/opdkit.toml has others in their place.
+# gitleaks' rules that are not used: their time grows faster than the text, or they match code or ordinary words.
+# rules/opdkit.toml has replacements.
 _LEFT_OUT = set(
     "curl-auth-header curl-auth-user generic-api-key hashicorp-tf-password jwt kubernetes-secret-yaml pkcs12-file "
     "private-key vault-service-token".split()
@@ -32,21 +32,20 @@ _BEFORE, _AFTER = r"[\w.-]{0,50}?", r"""(?:[\x60'"\s;]|\\[nr]|$)"""
 _PREFIX = re.compile(r"(?:\(\?i\))?\\b\(?(?:[\w\\.-]+[_-]|\(\?:sk\|rk\))")
 _ESCAPE = re.compile(r'(?<!\\)\\++(?:(["/nrtfb])|u([0-9a-fA-F]{4}))')
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b"}
-_FIELD = re.compile(r'(\\*"):\s?\Z')  # the end of a field's name, whose quotation marks may be escaped
-_compile_go = partial(regex.compile, flags=regex.V1 | regex.ASCII)  # classes are ASCII, flags end with their group
+_FIELD = re.compile(r'(\\*"):\s?\Z')  # the end of a field's name; its quotation marks may be escaped
+_compile_go = partial(regex.compile, flags=regex.V1 | regex.ASCII)  # as in Go: ASCII classes, flags end with the group
 
 
 class Unescaped:
-    """Text without the escapes of JSON, single or repeated: in r"\\nAKIA" the "n" is no letter before a key.
+    """Text without the escapes of JSON, single or repeated, for the rules to search.
 
-    Nor is the "c" in r"\\u003cAKIA", as Go writes "<AKIA".
-
-    `text` is only read by rules: `place` tells where a position in it is in the text as it was written.
+    The "n" in r"\\nAKIA" is part of an escape, not a letter before a key. So is the "c" in r"\\u003cAKIA", which is how
+    Go writes "<AKIA". `place` maps a position in `text` to its position in the text as it was written.
     """
 
     def __init__(self, written: str) -> None:
         pieces, done = [], 0
-        self._ends, self._removed = list[int](), [0]  # of each escape, and the characters left out up to there
+        self._ends, self._removed = list[int](), [0]  # of each escape in `text`, and the characters removed so far
         for escape in _ESCAPE.finditer(written):
             letter, code = escape.groups()
             pieces += [written[done : escape.start()], chr(int(code, 16)) if code else _ESCAPED.get(letter, letter)]
@@ -60,26 +59,26 @@ class Unescaped:
 
 
 def unescape(text: str) -> Unescaped | None:
-    """Return the text without escapes, None where it has none."""
+    """Return the text without its escapes; None if it has none."""
     return Unescaped(text) if _ESCAPE.search(text) else None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Pattern of one kind of secret. Every match holds one of `keywords` in lower case: looking for these is fast."""
+    """Pattern of one kind of secret. Every match, in lower case, holds one of `keywords`: these are fast to search."""
 
     name: str
     keywords: tuple[str, ...]
     source: str
     compile: Callable[[str], Any] = partial(re.compile, flags=re.ASCII)
-    limited: str = ""  # what an error calls the pattern; a pattern with this name has a limit of time
+    limited: str = ""  # the pattern's name in an error; "": the pattern has no time limit
     entropy: float = 0.0  # least bits per character of the secret
     check: Callable[[str], bool] | None = None
-    is_whole: bool = False  # whether all of a match is replaced, whatever its groups
+    is_whole: bool = False  # True: all of a match is replaced, not its first group
 
     @cached_property
     def pattern(self) -> Any:
-        """Compile the pattern when a text first holds a keyword: compiling all takes longer than most logs."""
+        """Compile the pattern when a text first holds a keyword: compiling all patterns takes longer than most logs."""
         return self.compile(self.source)
 
     def is_secret(self, text: str) -> bool:
@@ -88,12 +87,12 @@ class Rule:
         return entropy >= self.entropy and (self.check is None or self.check(text))
 
     def find(self, text: str) -> list[tuple[int, int]]:
-        """Return (start, end) of each secret: the first group that took part in a match, else all of it.
+        """Return (start, end) of each secret: the first group of a match that is not empty, else the whole match.
 
-        Raises OpdkitError when a limited pattern takes longer than `SECONDS`.
+        Raises OpdkitError if a limited pattern takes longer than `SECONDS`.
         """
         if not (self.limited or self.pattern.search(text)):
-            return []  # the usual case, without what the rest has to set up
+            return []  # the usual case, without the setup below
         groups = () if self.is_whole else range(1, self.pattern.groups + 1)
         try:
             matches = self.pattern.finditer(text, **({"timeout": SECONDS} if self.limited else {}))
@@ -109,13 +108,13 @@ class Rule:
     def replace(self, text: str, counts: Counter[str], plain: Unescaped | None = None) -> str:
         """Return `text` with `[name]` for each secret, and count them. `plain` is `text` without its escapes.
 
-        Apart from what is found there, `text` itself is searched: a password may hold what only looks like an escape.
+        Both are searched: a password may hold what only looks like an escape. Of overlapping secrets, `plain`'s counts.
         """
         found = [(plain.place(start), plain.place(end)) for start, end in self.find(plain.text)] if plain else []
         apart = (s for s in self.find(text) if not (i := bisect_left(found, (s[1],))) or found[i - 1][1] <= s[0])
         pieces, done = list[str](), 0
         for start, end in sorted([*found, *apart]):
-            # A number behind the name of a field is one of JSON, which has to stay JSON.
+            # A secret right after a field's name is a number: its placeholder gets quotes, so that JSON stays JSON.
             field = _FIELD.search(text, max(0, start - 16), start)
             quote = field[1] if field else ""
             pieces += [text[done:start], f"{quote}[{self.name}]{quote}"]
@@ -126,7 +125,7 @@ class Rule:
 
 @cache
 def load_rules() -> tuple[Rule, ...]:
-    """Read gitleaks' rules and our own, in the order in which they are applied."""
+    """Read gitleaks' rules and opdkit's own, in the order in which they are applied."""
     shared, own = (tomllib.loads((_FOLDER / f"{name}.toml").read_text("utf-8")) for name in ("gitleaks", "opdkit"))
     rules = []
     for rule in shared["rules"]:

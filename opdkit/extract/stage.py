@@ -46,7 +46,7 @@ from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
 
 TABLES = [SESSIONS, TURNS, REJECTED]
 _MB = 1_000_000
-_PARTS, _LEAST_PART, _LARGEST_PART = 64, 250_000, 8_000_000  # bytes
+_PARTS, _LEAST_PART, _LARGEST_PART = 64, 250_000, 8_000_000  # number of parts; bytes of one
 _PACKED = (".gz", ".zst", ".parquet")
 # Objects between two runs of the cyclic garbage collector: about one run per part, since parts have no cycles.
 _RARELY = 1_000_000
@@ -56,13 +56,12 @@ _NAMED = 20  # inputs whose format is printed one by one
 def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     """Extract the parts of this shard that are not done yet.
 
-    `known` is the file that `news.collect_news` writes beside the logs of a night: the turns that earlier nights have
-    extracted, which are not trainable again, the formats of these logs, and where they came from. With it, a log
-    without a trainable turn is not an error.
+    `known` is the file that `news.collect_news` writes beside the logs of a night. It holds the turns that earlier
+    nights have extracted, which are not trainable again, and the format and the origin of each log.
 
     Raises ConfigError for a wrong --map file or --redact-pattern and for inputs that are missing or of no known format,
-    before anything is written. Raises OpdkitError, after the parts are written, when most of the log could not be read
-    or nothing in it can be trained on.
+    before anything is written. Raises OpdkitError, after the parts are written, if most of the log could not be read or
+    nothing in it can be trained on; with `known` these are only warnings.
     """
     log_format = choose_format(config)
     if config.dry_run:
@@ -108,18 +107,18 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
                 stopping.raise_if_requested()
     summary = stage.summary()
     if summary.parts_done == summary.parts:
-        remove_entries([shared.folder])  # also what shards left that were killed
+        remove_entries([shared.folder])  # including files of killed shards
         try:
             check_results(summary.counters)
         except OpdkitError as error:
             if known is None:
                 raise
-            warn(str(error))  # a few lines may well hold nothing to train on
+            warn(str(error))  # the few lines of a night may hold nothing to train on
     return summary
 
 
 def write_part(stage: Stage, units: Units, known: Path | None, part: int) -> None:
-    """Compute and commit one part. The turns in `known` are not trainable."""
+    """Compute and commit one part. Turns in the file `known` are not trainable."""
     config = stage.config
     assert isinstance(config, ExtractConfig)
     redactor = make_redactor(config)
@@ -127,7 +126,7 @@ def write_part(stage: Stage, units: Units, known: Path | None, part: int) -> Non
         known_turns = None if known is None else stack.enter_context(read_news(known))
         options = RowOptions(redactor, parse_filters(config.filter), config.side, known_turns)
         for surveyed in units.survey.inputs if part == 0 else ():
-            if surveyed.problem is not None and surveyed.format is None:  # no reader knows it
+            if surveyed.problem is not None and surveyed.format is None:  # set aside as a whole
                 write_unit(Unit(surveyed, None, (), surveyed.problem), out, options)
         for unit in units.read(part):
             write_unit(unit, out, options)
@@ -136,7 +135,7 @@ def write_part(stage: Stage, units: Units, known: Path | None, part: int) -> Non
 
 
 def choose_format(config: ExtractConfig) -> str | Reader:
-    """Return the format that `--format` names, the reader of the `--map` file, or that of a Python function.
+    """Return the format that `--format` names, the reader of the `--map` file, or the reader of a Python function.
 
     Raises ConfigError for a wrong --map file or --redact-pattern, before anything is read or written.
     """
@@ -147,7 +146,7 @@ def choose_format(config: ExtractConfig) -> str | Reader:
 
 
 def make_redactor(config: ExtractConfig) -> Redactor | None:
-    """Return a new redactor with its counts at 0; None where nothing is redacted. Raises ConfigError."""
+    """Return the redactor of this process with its counts at 0; None if nothing is redacted. Raises ConfigError."""
     if not (config.redact or config.redact_pattern or config.redact_names):
         return None
     redactor = _build_redactor(config.redact, config.redact_pattern, config.redact_names)
@@ -157,17 +156,17 @@ def make_redactor(config: ExtractConfig) -> Redactor | None:
 
 @functools.lru_cache(1)
 def _build_redactor(redact: bool, patterns: tuple[str, ...], names_model: str | None) -> Redactor:
-    """Build it once per process: its cache of texts is of use to every part."""
+    """Build the redactor, once per process: all parts share its cache of texts."""
     return Redactor(redact, parse_own_patterns(patterns), names_model)
 
 
 def redact_sources(inputs: list[Input], redactor: Redactor | None) -> list[Input]:
-    """Return the inputs with their names and sources, which go into ids and tables, redacted; the paths stay."""
+    """Return the inputs with redacted names and sources, which go into ids and tables. Paths stay unchanged."""
     if redactor is None:
         return inputs
     names, redacted = dict[str, int](), list[Input]()
     for entry in inputs:
-        # Without the suffix: chat@12.jsonl, a log of a night, is not an address.
+        # Leave out the suffix: chat@12.jsonl, a log of a night, looks like an address.
         suffix = next((suffix for suffix in SUFFIXES if entry.source.endswith(suffix)), "")
         source = redactor.text(entry.source.removesuffix(suffix)) + suffix
         redacted.append(replace(entry, name=add_name(redactor.text(entry.name), names), source=source))
@@ -175,10 +174,9 @@ def redact_sources(inputs: list[Input], redactor: Redactor | None) -> list[Input
 
 
 def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:
-    """Return the size of a part: what a process that is killed loses at most, and what processes share the work by.
+    """Return the bytes of log per part: the most work that a killed process loses, and the unit that processes share.
 
-    A log of any size is several parts, and one of terabytes is not millions of files. A packed log counts as five times
-    its size.
+    Logs of 16 to 512 MB have 64 parts, smaller logs parts of 250 kB, larger logs of 8 MB. Packed logs count fivefold.
     """
     if config.part_mb is not None:
         return max(1, round(config.part_mb * _MB))
@@ -198,7 +196,7 @@ def say_formats(inputs: Sequence[SurveyedInput]) -> None:
 
 
 def prepare_worker() -> None:
-    """Import what a part needs while the first pass is under way: pyarrow imports pandas with its first array."""
+    """Import what a part needs during the first pass: pyarrow imports pandas when it makes its first array."""
     to_arrow(SESSIONS, [])
     gc.set_threshold(_RARELY, *gc.get_threshold()[1:])
 
@@ -218,7 +216,7 @@ def write_part_in_worker(job: Path, part: int) -> None:
 def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     """Print what the first lines of each input would become (`--dry-run`), and write nothing.
 
-    Raises OpdkitError if that is nothing.
+    Raises ConfigError for a named input that no reader knows, and OpdkitError if nothing could be read.
     """
     redactor = make_redactor(config)
     options = RowOptions(redactor, parse_filters(config.filter), config.side)
@@ -245,8 +243,8 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     problems = [(entry, surveyed.problem) for entry, surveyed in zip(inputs, survey.inputs, strict=True)
                 if surveyed.problem is not None]  # fmt: skip
     is_nothing_read = all(surveyed.format is None for surveyed in survey.inputs)
-    # An extraction ends with these errors about inputs that the user named: damage if there is nothing else to read,
-    # and first lines that no reader knows. `make_survey` finds no error in the copies, which nobody named.
+    # A real extraction raises these errors about inputs that the user named: damage, if there is nothing else to read,
+    # and first lines that no reader knows. Here `make_survey` does not raise them: the user did not name the copies.
     fatal = [
         explain_problem(entry.source, problem) for entry, problem in problems if entry.given
         and (is_nothing_read if problem.reason == DAMAGED else entry.problem is None and problem.reason != VOTES)
@@ -263,7 +261,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
 
 
 def check_results(counters: Counters) -> None:
-    """Raise OpdkitError when most of the log was lost, NothingLearnedError when none of it can be trained on."""
+    """Raise OpdkitError if most of the log is unread, NothingLearnedError if no turn is trainable (NO_NEXT: warn)."""
     unread, reasons = counters.total(UNREAD), list_reasons(counters.dropped)
     if 2 * unread > counters.rows_in:
         raise OpdkitError(f"{unread:,} of {counted(counters.rows_in, 'log session')} could not be read: {reasons}. The "

@@ -1,1 +1,1 @@
-"""Inputs of `opdkit extract`, read twice: first_pass.py reads every input, second_pass.py the units of one part."""
+"""Inputs of `opdkit extract`. They are read twice: all by first_pass.py, the units of one part by second_pass.py."""

@@ -1,4 +1,4 @@
-"""Zip archives, as the exports of chat front ends come: their members are read as files in a folder would be."""
+"""Zip archives, such as the exports of chat front ends: their members are read like the files of a folder."""
 
 import errno
 import re
@@ -11,19 +11,19 @@ from opdkit.chat.conversation import Unreadable
 
 DAMAGED = "damaged archive"
 _OUTSIDE, _BOMB, _LOCKED, _NESTED = "path leaves the archive", "zip bomb", "encrypted", "archive in an archive"
-# JSON unpacks to about 10 times its size, deflate to 1,032 times at most.
+# Packed JSON unpacks to about 10 times its size; deflate may unpack to 1,032 times.
 _LARGEST_RATIO, _SMALL = 100, 10_000_000
 _BLOCK = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of the others, zipfile unpacks a block of any size at once
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # with others, zipfile unpacks a block of any size at once
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def unpack(archive: Path, suffixes: tuple[str, ...], folder: Path) -> Iterator[tuple[str, Path, Unreadable | None]]:
-    """Yield (name, path of its copy in `folder`, why it is set aside or None) of each member that may hold a log.
+    """Yield (name, path of its copy in `folder`, why it is set aside or None) for each member that may hold a log.
 
-    The name "" stands for the whole archive. Copies are numbered: no name of a member becomes a path. All members
-    together may unpack to `_LARGEST_RATIO` times the archive and `_SMALL` bytes.
+    The name "" stands for the whole archive. Copies are numbered, so that no member's name becomes a path. All members
+    together may unpack to at most `_LARGEST_RATIO` times the archive plus `_SMALL` bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     budget = _SMALL + _LARGEST_RATIO * archive.stat().st_size
@@ -49,7 +49,7 @@ def unpack(archive: Path, suffixes: tuple[str, ...], folder: Path) -> Iterator[t
                             if budget < 0:
                                 problem = Unreadable(_BOMB, f"more than {_LARGEST_RATIO} times the archive")
                 except (*_DAMAGE, OSError) as error:
-                    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a full disk; not a wrong place
+                    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a full disk; EINVAL: wrong offset
                         raise
                     problem = Unreadable(DAMAGED, str(error))
             if problem is not None:
@@ -58,7 +58,7 @@ def unpack(archive: Path, suffixes: tuple[str, ...], folder: Path) -> Iterator[t
 
 
 def _find_problem(member: zipfile.ZipInfo, suffix: str) -> Unreadable | None:
-    """Return why a member is not even unpacked."""
+    """Return why a member is not unpacked; None if it is."""
     name = member.filename.replace("\\", "/")
     if name.startswith("/") or ".." in PurePosixPath(name).parts or _DRIVE.match(name):
         return Unreadable(_OUTSIDE, name)

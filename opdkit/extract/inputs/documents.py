@@ -1,12 +1,12 @@
-"""JSON arrays, and JSON over several lines, as JSON lines: each object on a line of its own.
+"""Conversion of JSON arrays, and of JSON over several lines, to JSON lines: each object on a line of its own.
 
     [{"a": 1}, {"a": 2}]  ->  {"a": 1}
                               {"a": 2}
 
-The text is converted while it is read, by its quotes and braces alone: memory grows neither with the file nor with an
-object, and a malformed object costs itself. Brackets and commas between objects are dropped, so an array of arrays is
-read as the objects in them. Every other element becomes a line too, for the reader to reject. A line break within an
-object becomes a carriage return, which JSON treats alike. An array that is a conversation stays whole:
+The text is converted while it is read, by looking only at quotes, backslashes and braces. So memory grows neither with
+the file nor with an object, and a malformed object spoils no other. Brackets and commas between objects are dropped, so
+an array of arrays is read as the objects in them. Any other element becomes a line too, which the reader rejects. A
+line break in an object becomes a carriage return, which JSON treats alike. An array that is a conversation stays whole:
 
     [{"role": ...}, ...]  ->  {"messages":[{"role": ...}, ...]}
 """
@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 1 << 16
-_LONGEST_GAP = 1 << 20  # bytes between two objects that are held at once
-_ELEMENT = re.compile(rb'(?:"(?:[^"\\]|\\.)*+"?|[^",\[\]])++', re.DOTALL)  # of an array; a text may hold commas
+_LONGEST_GAP = 1 << 20  # most bytes between two objects that are held at once
+_ELEMENT = re.compile(rb'(?:"(?:[^"\\]|\\.)*+"?|[^",\[\]])++', re.DOTALL)  # of an array; a string may hold commas
 _QUOTE, _BACKSLASH = b'"\\'
-OBJECTS, MESSAGES = "{}", "[]"  # what the lines are: the objects of a file, or its arrays as conversations
+OBJECTS, MESSAGES = "{}", "[]"  # what becomes a line: an object, or an array that is a conversation
 
 
 class DocumentReader(io.RawIOBase):
@@ -34,8 +34,8 @@ class DocumentReader(io.RawIOBase):
         self._open, self._close = documents.encode()
         self._before, self._behind = (b'{"messages":', b"}\n") if documents == MESSAGES else (b"", b"\n")
         self._ready = memoryview(b"")
-        self._kept = b""  # of the last block: what follows its last object, or a backslash within one
-        self._depth, self._in_text = 0, False  # braces that are open where the next block begins; True within a text
+        self._kept = b""  # end of the last block: what follows its last object, or a backslash within an object
+        self._depth, self._in_text = 0, False  # at the start of the next block: open braces; True in a string
 
     def readable(self) -> bool:
         return True
@@ -55,16 +55,16 @@ class DocumentReader(io.RawIOBase):
         return size
 
     def _convert(self, block: bytes) -> bytes:
-        """Return the objects of the next block, a line end behind each that is whole; b"" is the end of the file."""
+        """Return the objects of the next block (b"": end of the file), with a line end after each whole object."""
         data = self._kept + block
         codes = np.frombuffer(bytearray(data), np.uint8)
         escaped = _find_escaped(codes)
         codes[escaped[escaped < len(data)]] = 0
         quotes = np.flatnonzero(codes == _QUOTE)
         braces = np.flatnonzero((codes == self._open) | (codes == self._close))
-        braces = braces[(np.searchsorted(quotes, braces) + self._in_text) % 2 == 0]  # those outside of texts
+        braces = braces[(np.searchsorted(quotes, braces) + self._in_text) % 2 == 0]  # those outside strings
         depths = self._depth + np.cumsum(np.where(codes[braces] == self._open, 1, -1))
-        depths -= np.minimum.accumulate(np.minimum(depths, 0))  # a closing brace too many closes nothing
+        depths -= np.minimum.accumulate(np.minimum(depths, 0))  # an unmatched closing brace closes nothing
         depths = np.concatenate(([self._depth], depths))
         continues = self._depth > 0
         starts = [0] * continues + braces[(depths[:-1] == 0) & (depths[1:] == 1)].tolist()
@@ -90,7 +90,7 @@ class DocumentReader(io.RawIOBase):
 
 
 def _find_escaped(codes: NDArray[np.uint8]) -> NDArray[np.intp]:
-    """Return the places of the bytes that a backslash escapes: those behind every other one of a run of them."""
+    """Return the positions of escaped bytes: each follows the first, third, fifth, ... of adjacent backslashes."""
     places = np.flatnonzero(codes == _BACKSLASH)
     runs = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     begins = np.repeat(places[runs], np.diff(runs, append=len(places)))
@@ -98,6 +98,6 @@ def _find_escaped(codes: NDArray[np.uint8]) -> NDArray[np.intp]:
 
 
 def _take_rest(data: bytes) -> bytes:
-    """Return what stands between two objects, without brackets, commas and blanks, as a line per element."""
+    """Return the elements between two objects, one per line, without brackets, commas and blanks."""
     elements = (match[0].strip(b" \t\r\n\f\v\xef\xbb\xbf") for match in _ELEMENT.finditer(data))  # no byte-order mark
     return b"".join(element.replace(b"\n", b"\r") + b"\n" for element in elements if element)

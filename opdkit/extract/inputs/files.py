@@ -33,14 +33,14 @@ from opdkit.store.atomic import find_left_overs, host_name, make_owned_name, rem
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
-# Behind such a name, what logrotate and Python's logging add to a log that is full: .1, .2.gz, -20261124, .2026-11-24
+# What logrotate and Python's logging append to the name of a log that they rotate: .1, .2.gz, -20261124, .2026-11-24
 _ROTATED = re.compile(r"[.-](\d[\d_-]*)(\.gz|\.zst)?$")
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet", b"PK\x03\x04": "zip",
           b"PK\x05\x06": "zip"}  # fmt: skip
 _BUFFER = 1 << 20
 _SCRATCH = "opdkit-extract-"
 _OF_MESSAGE = frozenset(("role", "content", "parts", "name", "ts", "timestamp", "createdAt"))
-_RUN_FOLDERS = {"export", *STAGES} - {"rollout"}  # which writes the folders of extract and judge
+_RUN_FOLDERS = {"export", *STAGES} - {"rollout"}  # rollout writes the folders of extract and judge
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Input:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a temporary folder. Those that killed processes of this host left are removed first: they may be large."""
+    """Yield a temporary folder. First remove those that killed processes of this host left: they may be large."""
     remove_entries(find_left_overs(Path(tempfile.gettempdir()), f"{_SCRATCH}*-{host_name()}-*"))
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, suffix=make_owned_name("")) as folder:
         yield Path(folder)
 
 
 def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
-    """Return the inputs in the order in which they are read. Raises ConfigError for one that does not exist.
+    """Return the inputs in the order in which they are read. Raises ConfigError for a log that does not exist.
 
     `scratch` is the folder for copies of standard input and of data sets.
     """
@@ -75,10 +75,10 @@ def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
 
 
 def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> Iterator[tuple[str, Path, bool]]:
-    """Yield (as the user named it, path, whether it was named itself) of every file behind `logs`, each once.
+    """Yield (as the user named it, path, True if `logs` names the file itself) for every file behind `logs`, each once.
 
-    With `rotated`, logs that were rotated are found too, in folders and beside named files, and a folder may be empty.
-    No file is opened but standard input and data sets, which are copied to `scratch`. Raises ConfigError.
+    With `rotated`, rotated logs are found too, in folders and beside named files, and a folder may be empty. Only
+    standard input, pipes and data sets are opened: they are copied to `scratch`. Raises ConfigError.
     """
     seen: set[Path] = set()
     for number, log in enumerate(logs):
@@ -91,20 +91,20 @@ def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> 
 
 
 def unpack_members(source: str, path: Path, given: bool, folder: Path, names: dict[str, int]) -> Iterator[Input]:
-    """Yield the inputs in a file: itself, or of an archive its members, unpacked to `folder`.
+    """Yield the inputs in a file: the file itself or, if it is a zip archive, its members, unpacked to `folder`.
 
-    Their names are added to `names`, and differ from those in it.
+    Their names differ from those in `names`, and are added to it.
     """
     for member, copy, problem in unpack(path, SUFFIXES, folder) if packing(path) == "zip" else [("", path, None)]:
         text = f"{source}/{member}" if member else source
-        text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table may not
+        text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table only UTF-8
         yield Input(add_name(_choose_stem(text), names), text, copy, given and not member, problem)
 
 
 def add_name(stem: str, names: dict[str, int], between: str = "-") -> str:
-    """Return `stem`, with a number behind it if `names` holds it already, and add it to `names`.
+    """Return `stem`, with a number appended if `names` holds it already, and add the result to `names`.
 
-    The values of `names` are the last numbers behind them.
+    `names` maps each name to the last number that was appended to it.
     """
     name = stem
     while name in names:
@@ -118,14 +118,14 @@ def _list_files(log: str, scratch: Path, number: int, rotated: bool) -> Iterator
     """Yield (source, path) of every file behind one argument."""
     path = Path(log)
     if log == "-":
-        copy = scratch / f"stdin-{number}.jsonl"  # it can be read once, but both passes need it
+        copy = scratch / f"stdin-{number}.jsonl"  # stdin can be read only once, but both passes need it
         with copy.open("wb") as out:
             shutil.copyfileobj(sys.stdin.buffer, out, _BUFFER)
         yield "-", copy
     elif log.startswith("hf:"):
         yield log, _copy_dataset(log, scratch / f"dataset-{number}.jsonl")
     elif path.is_dir():
-        next(path.iterdir(), None)  # raises where it cannot be read; of a folder within, that is a warning
+        next(path.iterdir(), None)  # raises if the folder cannot be read; for a folder in it, `walk` warns
         walk = os.walk(path, onerror=lambda why: warn(f"{why.filename} cannot be read, left out: {why.strerror}"))
         suffixes, paths = (*SUFFIXES, ".zip"), (Path(folder, name) for folder, _, names in walk for name in names)
         named = [p for p in paths if (_strip_rotation(p) if rotated else p).name.endswith(suffixes) and p.is_file()]
@@ -134,7 +134,7 @@ def _list_files(log: str, scratch: Path, number: int, rotated: bool) -> Iterator
             own = " but those of a run, which are no logs" if named else ""
             raise ConfigError(f"the folder {log} holds no {', '.join(suffixes)} files{own}")
         yield from ((str(file), file) for file in files)
-    elif path.exists() and not path.is_file():  # a pipe: it can be read once, too
+    elif path.exists() and not path.is_file():  # a pipe can be read only once, too
         copy = scratch / f"{number}-{path.name}"
         with path.open("rb") as pipe, copy.open("wb") as out:
             shutil.copyfileobj(pipe, out, _BUFFER)
@@ -143,27 +143,27 @@ def _list_files(log: str, scratch: Path, number: int, rotated: bool) -> Iterator
         near = path.parent.iterdir() if rotated and path.parent.is_dir() else ()
         beside = [p for p in near if p.name != path.name and _strip_rotation(p).name == path.name]
         files = sorted(beside, key=_rank_by_age) + ([path] if path.exists() else [])
-        if not files:  # a log may be gone until its next line, when it was rotated
+        if not files:  # a log that was rotated may not exist until its next line is written
             others = "or folders of them" if rotated else "folders of them, - or hf:NAME"
             raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, {others}")
         yield from ((log if file is path else str(file), file) for file in files)
 
 
 def _strip_rotation(path: Path) -> Path:
-    """Return the path under which a log was written before it was rotated."""
+    """Return the path that a log had before it was rotated."""
     return path.with_name(_ROTATED.sub("", path.name) or path.name)
 
 
 def _rank_by_age(path: Path) -> tuple[Path, bool, int]:
-    """Return the sort key of a log: behind those that were rotated from it, whose dates rise and whose numbers fall."""
+    """Return a sort key, oldest lines first: rotated logs by rising date or falling number, then the log itself."""
     rotation = _ROTATED.search(path.name)
     digits = re.sub(r"\D", "", rotation[1]) if rotation else "0"
     return _strip_rotation(path), rotation is None, int(digits) if len(digits) >= len("261124") else -int(digits)
 
 
 def _is_of_a_run(path: Path) -> bool:
-    """Return True for what opdkit wrote: a table, or any file of a stage, an export or a hidden folder of a run."""
-    path = path.absolute()  # with all of its parents, also those of the working directory
+    """Return True if opdkit wrote a file: a table, or any file of a stage, an export or a hidden folder of a run."""
+    path = path.absolute()  # with all of its parents, including those of the working directory
     if path.suffix == ".parquet" and _is_manifest(path.parents[1] / "manifest.json"):
         return True
     runs = (folder for folder in path.parents if _is_manifest(folder / "extract" / "manifest.json"))
@@ -172,7 +172,7 @@ def _is_of_a_run(path: Path) -> bool:
 
 
 def _is_manifest(path: Path) -> bool:
-    """Return True for the manifest of a stage, even a damaged one. Other programs write a manifest.json, too."""
+    """Return True for the manifest of a stage, even a damaged one, not for the manifest.json of another program."""
     with contextlib.suppress(OSError):
         text = path.read_bytes()
         return b'"fingerprint"' in text and b'"plan"' in text
@@ -180,7 +180,7 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _choose_stem(source: str) -> str:
-    """Return the name of an input before it is made unique: the file's, without suffixes, blanks and colons."""
+    """Return the name of an input before it is made unique: the file's, without suffixes, `_` for blanks and colons."""
     if source == "-":
         return "stdin"
     name = Path(source.removeprefix("hf:")).name
@@ -213,7 +213,7 @@ def _copy_dataset(log: str, path: Path) -> Path:
 def packing(path: Path) -> str | None:
     """Return "gzip", "zstd", "parquet", "zip" or None, by the first bytes of the file and not by its name.
 
-    An archive that was cut off before those bytes are complete is known by its name.
+    A gzip file that was cut off before those bytes are complete is recognised by its name.
     """
     with path.open("rb") as handle:
         head = handle.read(4)
@@ -223,7 +223,7 @@ def packing(path: Path) -> str | None:
 
 
 class _Gzip(gzip.GzipFile):
-    """Archive whose bytes before any damage are all read: `readinto` of the base class drops the last of them."""
+    """Gzip file of which all bytes before any damage are read: `readinto` of the base class drops the last of them."""
 
     def readinto(self, buffer: Any) -> int:
         size = self.readinto1(buffer)
@@ -233,7 +233,7 @@ class _Gzip(gzip.GzipFile):
 
 
 def open_plain(path: Path, documents: str = "") -> io.BufferedReader:
-    """Open a file, unpacked if it is compressed. Reading a truncated archive raises what `until_damage` catches.
+    """Open a file, unpacked if it is compressed. Reading a truncated archive raises errors that `until_damage` catches.
 
     `documents` says what is read as a line: see `find_documents`.
     """
@@ -247,16 +247,16 @@ def open_plain(path: Path, documents: str = "") -> io.BufferedReader:
         raw = pa.input_stream(str(path), compression=kind)
     else:
         raw = path.open("rb", buffering=0)
-    # Where a zstd archive breaks off, the buffer that is being filled is lost: keep it small.
+    # If a zstd archive breaks off, the buffer that is being filled is lost: keep it small.
     handle = io.BufferedReader(raw, 1 << 16 if kind else _BUFFER)
     return io.BufferedReader(DocumentReader(handle, documents), 1 << 16) if documents else handle
 
 
 @contextlib.contextmanager
 def until_damage() -> Iterator[list[Exception]]:
-    """End the block where a compressed stream breaks off. Then the list that it gets holds the error.
+    """End the block if a compressed stream breaks off. Then the list that is yielded holds the error.
 
-    The errors of a failing disk, which carry a number, are raised.
+    Errors of a failing disk, which have an errno, are raised.
     """
     damage: list[Exception] = []
     try:
@@ -271,10 +271,10 @@ def until_damage() -> Iterator[list[Exception]]:
 
 
 def find_documents(path: Path, limit: int) -> str:
-    """Return what the JSON of a file comes as: "" for lines, OBJECTS for an array or objects of several lines each.
+    """Return how a file holds its JSON: "" as lines, OBJECTS as an array or as objects of several lines each.
 
-    MESSAGES: it is an array of messages, without a field that could tell whose they are: one conversation. `limit` is
-    the longest line, in bytes.
+    MESSAGES: it is an array of messages that is one conversation, since no field says which conversation they belong
+    to. `limit` is the longest line, in bytes.
     """
     if _is_json_lines(_read_head(path, limit, "")):
         return ""
@@ -290,7 +290,7 @@ def find_documents(path: Path, limit: int) -> str:
     begins_there = start.strip().startswith((b"[", first.data.strip())) or first.data.startswith(start.strip())
     if not (fields and first.data.startswith(b"{") and begins_there):
         return ""
-    # Neither events nor items of the Responses API are messages; nor is what names the conversation that it is of.
+    # Events and items of the Responses API are not messages; nor are records that name their conversation.
     named = fields[0] - ({"id", "metadata"} if "parts" in fields[0] else set())
     are_messages = {"role"} < named <= _OF_MESSAGE and all("type" not in own or "summary" in own for own in fields)
     opening, _, _ = b"".join(data[:99] for data in (start, *others)).partition(b"{")
@@ -300,8 +300,8 @@ def find_documents(path: Path, limit: int) -> str:
 def _is_json_lines(head: Iterator[Line]) -> bool:
     """Return True for the first lines of JSON lines, and of a file that is empty or not JSON.
 
-    The first line of JSON lines is an object. It may be an array among others, or damaged: then a later line is an
-    object, and no closing bracket or comma follows it, as it does within an array.
+    The first of JSON lines is an object. If it is other JSON, such as an array, any line must follow. If it is damaged,
+    a later line must be an object, and the line after that must not begin as within an array: with `]`, `}` or a comma.
     """
     first = next(head, None)
     problem = "" if first is None else _find_problem(first)
@@ -335,8 +335,8 @@ def lines(
 ) -> Iterator[tuple[int, Line]]:
     """Yield (byte offset, line) of every line that is not blank, up to the offset `stop`.
 
-    `number` and `offset` are those of the line at which `handle` stands. A line of more than `limit` bytes comes with a
-    problem and its beginning only: never more than `limit` bytes of one line are held.
+    `number` and `offset` are those of the line at which `handle` stands. Of a line of more than `limit` bytes, only the
+    beginning is yielded, with a problem: never more than `limit` bytes of one line are held.
     """
     while offset < stop:
         data = handle.readline(limit + 1)

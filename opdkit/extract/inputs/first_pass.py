@@ -1,8 +1,8 @@
 """First pass over the inputs: digests, formats, and where every part begins, so that each part can be read alone.
 
-A part is about `part_bytes` of unpacked log, in whole units. A unit is what `--limit` counts: a non-blank line of the
-formats that hold one conversation per line, a session of pi, a logged session id of the others. Formats with one
-conversation per line need no parsing to find a part, only the line ends beside its borders.
+A part is about `part_bytes` of unpacked log, in whole units. A unit is what `--limit` counts. Its kind depends on the
+format (`Reader.grouping`): a non-blank line, if each holds a conversation; a session with a header (codex, pi); or all
+lines with one logged id. Lines need no parsing to find a part: the line ends at its borders are enough.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ from opdkit.store.digests import digest_file
 from opdkit.version import __version__
 
 AUTO = "auto"
-END = 1 << 62  # `Mark.at` behind all units of an input
+END = 1 << 62  # `Mark.at` after all units of an input
 
 
 class Mark(NamedTuple):
-    """Place between two units. Marks are in the order of the log."""
+    """Position between two units. Marks compare in the order of the log."""
 
     input: int
-    at: int  # bytes into the unpacked input, rows of Parquet; where units are sessions or ids, the number of the unit
-    line: int = 1  # formats with one conversation per line: the line there, from 1
+    at: int  # offset in the unpacked input, or Parquet row; if units are sessions or ids, the number of the unit
+    line: int = 1  # formats with one conversation per line: the number of the line there, from 1
 
 
 @dataclass
@@ -52,17 +52,17 @@ class SurveyedInput:
     input: Input
     number: int
     stat: tuple[int, ...]  # size, time of change, inode
-    path: Path  # to read its lines from: the file itself, or a copy, unpacked or of its lines (`copied`)
+    path: Path  # where its lines are read from: the file, an unpacked copy, or a copy of its lines (`copied`)
     mapped: Reader | None = None  # the reader that `--map` made
-    format: str | None = None  # None: empty, or set aside, and then without units
+    format: str | None = None  # None: it is empty or set aside, and has no units
     digest: str = ""
     problem: Unreadable | None = None  # why it was set aside; with a format: why it breaks off
     by_row: bool = False  # read as Parquet: places in it are rows
-    documents: str = ""  # of JSON that does not come as lines: what is read as one, see files.find_documents
+    documents: str = ""  # if its JSON is not in lines: what is read as a line, see files.find_documents
     copied: bool = False  # `path` was written by index.copy_lines
     size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
-    chunks: list[tuple[Mark, int]] = field(default_factory=list)  # one conversation per line: where to cut, bytes
-    units: range = range(0)  # sessions and ids: the units that come up first in this input
+    chunks: list[tuple[Mark, int]] = field(default_factory=list)  # by line: (cut, bytes up to the next cut)
+    units: range = range(0)  # sessions and ids: the units that begin in this input
 
     @property
     def reader(self) -> Reader:
@@ -71,11 +71,11 @@ class SurveyedInput:
 
     @property
     def is_by_line(self) -> bool:
-        """True where each line is a unit."""
+        """True if each line is a unit."""
         return self.format is not None and self.reader.grouping == "line"
 
     def check_unchanged(self) -> None:
-        """Raise OpdkitError when the file is no longer the one that the first pass began to read."""
+        """Raise OpdkitError if the file has changed since the first pass began to read it."""
         now = read_file_state(self.input.path)
         if now != self.stat:
             raise OpdkitError(
@@ -86,7 +86,7 @@ class SurveyedInput:
 
 @dataclass
 class Survey:
-    """All inputs after the first pass. Part k is the units from `borders[k]` up to `borders[k + 1]`."""
+    """All inputs after the first pass. Part k holds the units from `borders[k]` up to `borders[k + 1]`."""
 
     inputs: list[SurveyedInput]
     index: Path
@@ -101,13 +101,13 @@ class Survey:
 
 @dataclass
 class SharedSurvey:
-    """Results of the first pass, kept in the run, so that not every shard reads all inputs.
+    """Results of the first pass, stored in the run, so that not every shard has to read all inputs.
 
         RUN/extract/.survey/9f86d081884c7d659a2feaa0c55ad015.json
 
-    One file per input, named by a digest of all that it depends on: the file's path, size, time and inode, and the
-    options. Shards begin at different inputs, and look here before each. No lock is needed: two that read the same
-    input at once write the same thing.
+    There is one file per input, named by a digest of all that the results depend on: the input's path, size, time and
+    inode, and the options. Each shard begins at another input and looks here before it reads one. No lock is needed:
+    two shards that read the same input at once write the same results.
     """
 
     folder: Path
@@ -115,12 +115,12 @@ class SharedSurvey:
     shards: int
 
     def path(self, surveyed: SurveyedInput, *options: object) -> Path:
-        """Return the file for an input, which is read under these options."""
+        """Return the file with the results for an input that is read under these options."""
         key = __version__, *options, surveyed.input.path.resolve(), surveyed.input.given, *surveyed.stat
         return self.folder / f"{xxhash.xxh3_128_hexdigest(json.dumps([*map(str, key)]).encode())}.json"
 
     def recall(self, surveyed: SurveyedInput, path: Path) -> bool:
-        """Take over the results in `path`. Return False if there are none yet, or they are damaged."""
+        """Copy the results in `path` to `surveyed`. Return False if there are none yet, or they are damaged."""
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
             surveyed.format, surveyed.digest, surveyed.size, surveyed.documents, problem, chunks = known
@@ -131,7 +131,7 @@ class SharedSurvey:
         return True
 
     def keep(self, surveyed: SurveyedInput, path: Path) -> None:
-        """Write the results for the other shards. A disk that cannot take them is not a reason to stop."""
+        """Write the results for the other shards. Errors of the disk are ignored: the results can be recomputed."""
         problem = surveyed.problem and surveyed.problem.args
         known = surveyed.format, surveyed.digest, surveyed.size, surveyed.documents, problem, surveyed.chunks
         with contextlib.suppress(OSError):
@@ -149,11 +149,11 @@ def make_survey(
     shared: SharedSurvey | None = None,
     formats: Mapping[str, str] = MappingProxyType({}),
 ) -> Survey:
-    """Read every input once. Raises ConfigError for one that was named and that no reader, or more than one, knows.
+    """Read every input once. Raises ConfigError for a named input that no reader, or more than one reader, recognises.
 
-    `log_format` is a reader's name, "auto", or the reader that `--map` made. `formats` maps the names of files with
-    JSON lines to the formats that are known of them; those of all other files are detected. With `shared`, inputs with
-    one conversation per line that another shard has read are not read again.
+    `log_format` is a reader's name, "auto", or the reader that `--map` made. `formats` maps names of JSON lines files
+    to their formats, as far as known; the formats of other files are detected. With `shared`, an input with one
+    conversation per line that another shard has read is not read again.
     """
     mapped = log_format if isinstance(log_format, Reader) else None
     options = f"{mapped.name} by {mapped.grouping}" if mapped else log_format, part_bytes, line_limit
@@ -161,7 +161,7 @@ def make_survey(
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index, ThreadPoolExecutor(1) as digester:
         index.executescript(SCHEMA)
-        start = shared.shard * len(entries) // shared.shards if shared else 0  # this shard's share of them comes first
+        start = shared.shard * len(entries) // shared.shards if shared else 0  # each shard begins at another input
         for surveyed in [*entries[start:], *entries[:start]]:
             if shared and shared.recall(surveyed, shared.path(surveyed, *options)):
                 continue
@@ -199,14 +199,14 @@ def begin_survey(entry: Input, number: int = 0, mapped: Reader | None = None) ->
 
 
 def read_file_state(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file does: size, time of change, inode."""
+    """Return the state of a file, which differs after a change: size, time of change (ns), inode."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 @contextlib.contextmanager
 def _digest_meanwhile(surveyed: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None]:
-    """Digest an input while the block reads it: hashing lets other threads run beside it."""
+    """Digest an input in a thread while the block reads it: hashing releases the GIL."""
     digest = digester.submit(digest_file, surveyed.input.path)  # `xxhsum -H2`
     yield
     surveyed.digest = digest.result()
@@ -216,7 +216,7 @@ def _digest_meanwhile(surveyed: SurveyedInput, digester: ThreadPoolExecutor) -> 
 def _choose_borders(
     inputs: Iterable[SurveyedInput], index: sqlite3.Connection, part_bytes: int, stop: Mark
 ) -> list[Mark]:
-    """Return where each part begins: as many chunks or units as fit into `part_bytes`, and at least one."""
+    """Return where each part begins. A part is as many chunks or units as fit into `part_bytes`, and at least one."""
     borders: list[Mark] = []
     held = 0
     query = "SELECT unit, SUM(bytes) FROM line WHERE unit >= ? AND unit < ? GROUP BY unit ORDER BY unit"
@@ -234,7 +234,7 @@ def _choose_borders(
 
 
 def _mark_behind(inputs: Sequence[SurveyedInput], limit: int | None, line_limit: int) -> Mark:
-    """Return the place behind the first `limit` units of all inputs together."""
+    """Return the position after the first `limit` units of all inputs together; without a limit, after all units."""
     if limit is None:
         return Mark(len(inputs), 0)
     left = limit
@@ -254,7 +254,7 @@ def _mark_behind(inputs: Sequence[SurveyedInput], limit: int | None, line_limit:
 
 
 def read_lines(surveyed: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> Iterator[tuple[int, Line]]:
-    """Yield (place, line) of every line or row of an input, from its beginning to the place `stop`."""
+    """Yield (place, line) for every line or row of an input up to `stop`. A place is an offset or a row's number."""
     if surveyed.by_row:
         from opdkit.extract.inputs.parquet import read_rows  # pyarrow is slow to import
 
@@ -266,7 +266,7 @@ def read_lines(surveyed: SurveyedInput, line_limit: int, stop: int = sys.maxsize
 
 
 def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: int) -> None:
-    """Set the format of an input; the problem where none is found. One without a line but blank ones has neither."""
+    """Set the format of an input, or the problem if none is found. An input of only blank lines gets neither."""
     if surveyed.problem is not None:
         return
     if not surveyed.by_row:
@@ -288,7 +288,7 @@ def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: i
 
 
 def _cut_into_chunks(surveyed: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
-    """Find where an input whose lines are units can be cut. One with nothing but blank lines has no chunks."""
+    """Find where an input whose lines are units can be cut. An input of only blank lines gets no chunks."""
     if surveyed.by_row:
         from opdkit.extract.inputs.parquet import plan_row_chunks
 
@@ -302,7 +302,7 @@ def _cut_into_chunks(surveyed: SurveyedInput, part_bytes: int, line_limit: int, 
     surveyed.chunks = [
         (Mark(surveyed.number, at, line), stop - at) for (at, line), stop in zip(cuts, stops, strict=True) if stop > at
     ]
-    if not whole:  # read again from another place, it might break off at another place
+    if not whole:  # read again from another offset, it might break off elsewhere
         _unpack(surveyed, scratch / f"plain-{surveyed.number}.jsonl")
     if next(read_lines(surveyed, line_limit, surveyed.size), None) is None:
         surveyed.chunks.clear()
@@ -326,7 +326,7 @@ def _index_units(surveyed: SurveyedInput, index: sqlite3.Connection, line_limit:
 
 
 def _read_until_damage(surveyed: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
-    """Yield (place, line) of every line up to where the input breaks off, if it does."""
+    """Yield (place, line) for every line, up to where the input breaks off, if it does."""
     with _note_damage(surveyed):
         yield from read_lines(surveyed, line_limit)
 
@@ -334,7 +334,7 @@ def _read_until_damage(surveyed: SurveyedInput, line_limit: int) -> Iterator[tup
 def copy_plain(entry: Input, documents: str, line_limit: int, path: Path) -> Unreadable | None:
     """Copy an input that is packed, Parquet or JSON in several lines to `path`, as plain JSON lines.
 
-    Return the problem where it breaks off.
+    Return the problem if it breaks off, else None.
     """
     surveyed = begin_survey(entry)
     surveyed.documents = documents
@@ -355,7 +355,7 @@ def _unpack(surveyed: SurveyedInput, path: Path) -> None:
 
 @contextlib.contextmanager
 def _note_damage(surveyed: SurveyedInput) -> Iterator[None]:
-    """Keep what was read before a compressed stream breaks off. The damage counts as one more unit."""
+    """End the block if a compressed stream breaks off, and set the problem. The damage counts as one more unit."""
     with until_damage() as damage:
         yield
     if damage:

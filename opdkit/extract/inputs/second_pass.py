@@ -1,4 +1,4 @@
-"""Second pass over the inputs: the units of one part, read from where the first pass found them, and nothing else."""
+"""Second pass over the inputs: reads only the units of one part, from where the first pass found them."""
 
 import sqlite3
 from array import array
@@ -14,7 +14,7 @@ from opdkit.extract.inputs.first_pass import END, Mark, Survey, SurveyedInput
 from opdkit.extract.inputs.index import read_copy
 from opdkit.extract.inputs.parquet import read_rows
 
-_SKIPPED = 1 << 20  # bytes read at once to get to a place in a packed file
+_SKIPPED = 1 << 20  # bytes per read while skipping to an offset in a packed file
 
 
 class Unit(NamedTuple):
@@ -24,20 +24,20 @@ class Unit(NamedTuple):
     name: str | None  # the last part of its session ids; None: the line number
     lines: Sequence[Line]
     problem: Unreadable | None = None  # why there are no lines
-    number: int = 0  # of the named units of all inputs
+    number: int = 0  # counted over the named units of all inputs
 
 
 class Units:
-    """Reader of the units of parts. Raises OpdkitError when an input has changed since the first pass."""
+    """Reader of the units of parts. Raises OpdkitError if an input has changed since the first pass."""
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
         self.index = sqlite3.connect(survey.index)
-        # Parts mostly follow each other, so the last input stays open, and the last one of Parquet.
+        # Parts are mostly read in order, so the last input stays open, and so does the last Parquet input.
         self._file: tuple[SurveyedInput, BufferedReader, bool] | None = None  # True: packed
-        self._at = 0  # bytes into what the file holds unpacked; -1: unknown
+        self._at = 0  # offset in the unpacked file; -1: unknown
         self._rows: tuple[SurveyedInput, Iterator[Line]] | None = None
-        self._row = 0  # the next one of `_rows`
+        self._row = 0  # number of the next row of `_rows`
 
     def close(self) -> None:
         """Close the index and the inputs."""
@@ -48,7 +48,7 @@ class Units:
 
     def read(self, part: int) -> Iterator[Unit]:
         """Yield the units of part `part`, in order."""
-        if part >= self.survey.parts:  # nothing but inputs that were set aside
+        if part >= self.survey.parts:  # all inputs were set aside
             return
         begin, end = self.survey.borders[part : part + 2]
         for surveyed in self.survey.inputs[begin.input : end.input + 1]:
@@ -58,7 +58,7 @@ class Units:
                 continue
             if not surveyed.is_by_line:
                 yield from self._look_up(surveyed, max(start.at, surveyed.units.start), min(stop, surveyed.units.stop))
-            elif start.at < surveyed.size:  # a part may begin with the damage behind the last line
+            elif start.at < surveyed.size:  # a part may begin with the damage after the last line
                 read = self._read_rows if surveyed.by_row else self.lines_from
                 for line in read(surveyed, start, min(stop, surveyed.size)):
                     yield Unit(surveyed, None, (line,))
@@ -76,7 +76,7 @@ class Units:
             yield line
 
     def lines_from(self, surveyed: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
-        """Yield the lines from `start` up to the offset `stop`, both in what the input holds unpacked."""
+        """Yield the lines from `start` up to the offset `stop`, both counted in the unpacked input."""
         if self._file is None or self._file[0] is not surveyed or (self._file[2] and not 0 <= self._at <= start.at):
             if self._file is not None:
                 self._file[1].close()
@@ -90,14 +90,14 @@ class Units:
             if not skipped:  # the file was cut short since: `check_unchanged` raises
                 break
             self._at += skipped
-        self._at = -1  # until all lines are read
+        self._at = -1  # unknown until all lines are read
         source, limit = surveyed.input.source, self.survey.line_limit
         for _, line in lines(handle, source, limit, number=start.line, offset=start.at, stop=stop):
             yield read_copy(line) if surveyed.copied else line
         self._at = stop
 
     def _look_up(self, surveyed: SurveyedInput, first: int, stop: int) -> Iterator[Unit]:
-        """Yield the sessions, or the ids, from unit `first` up to unit `stop`."""
+        """Yield the units from number `first` up to `stop`: sessions between headers, or the lines of logged ids."""
         for number in range(first, stop):
             (name,) = self.index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()
             if surveyed.reader.grouping == "session":
@@ -113,7 +113,7 @@ class Units:
 
 
 class _StoredLines(Sequence[Line]):
-    """Lines of one unit, wherever they lie. Each is read when it is asked for: a shared id may own a whole log."""
+    """Lines of one unit, from any inputs. Each line is read when it is accessed: one id may own a whole log."""
 
     def __init__(self, units: Units, unit: int) -> None:
         query = "SELECT input, offset, number FROM line WHERE unit = ? ORDER BY input, offset"
