@@ -8,6 +8,6 @@
     return stage.summary()
 
 A part that exists is complete: it was written beside its folder, synced and renamed into place. Its footer holds the
-plan that it belongs to and its counters; the summary of a stage is the sum over its footers. Each page has a CRC, which
-every reader here verifies, and digests.py records what `opdkit check` compares the file with.
+fingerprint of its plan and its counters; the summary of a stage is the sum over its footers. Each page has a CRC, which
+every reader here verifies. digests.py records a digest of each file, which `opdkit check` verifies.
 """

@@ -1,9 +1,9 @@
-"""Digests of committed parts, recorded where damage to the part cannot reach it.
+"""Digests of committed parts, recorded where damage to a part cannot reach its digest.
 
     judge/.digests/verdicts-00003-<xxh3_128>      an empty file: the name is the record
 
-A part cannot vouch for itself: whoever replaces the file also replaces its footer. So the xxh3_128 of the whole file is
-recorded beside the table, before the part is renamed into place. The name of an empty file is a good record because:
+A digest in the part would not help: whatever replaces the file also replaces its footer. So the xxh3_128 of the whole
+file is recorded beside the table, before the part is renamed into place. An empty file's name is a good record because:
 
 - creating a name is atomic: no kill, full disk or second machine can leave half a record, and no lock is needed;
 - two processes that compute the same part record two names (the footers hold different seconds), and the part that
@@ -24,7 +24,7 @@ _NAME = re.compile(r"(?P<table>[a-z_]+)-(?P<part>\d{5,})-(?P<digest>[0-9a-f]{32}
 
 
 def digest_file(path: Path) -> str:
-    """Return the xxh3_128 of a file as hex. It finds damage at the speed of the memory."""
+    """Return the xxh3_128 of a file as hex. It detects damage, and is about as fast as memory."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, xxhash.xxh3_128).hexdigest()
 

@@ -11,7 +11,7 @@ DROPPED = NO_BETTER, WORSE = "no better than without", "worse than without"
 
 
 def has_hint_checks(run: Path) -> bool:
-    """Return True if the teacher stage tests the hints of the verdicts that are there now."""
+    """Return True if the teacher stage tests hints, and was computed from the verdicts that are there now."""
     if not has_stage(run, "teacher") or "hint_checks" not in manifest(run, "teacher")["plan"]["schemas"]:
         return False
     return find_outdated_upstream(run, "teacher") is None
@@ -26,10 +26,10 @@ def by_turn(rows: Iterable[JSON]) -> dict[str, list[JSON]]:
 
 
 def remove_dropped_hints(verdict: JSON, checks: Sequence[JSON]) -> JSON:
-    """Return the verdict of the votes without the hints that its rows of `hint_checks` drop.
+    """Return a verdict without the hints that `checks`, its rows of the table hint_checks, drop.
 
-    Its hint is then the first of those that stay. Without any, the turn has no hint, and `hint_status` says why.
-    `dropped` holds the hints that are left out, each with its status.
+    The first hint that stays becomes `hint`. If none stays, `hint` is None and `hint_status` says why. The new field
+    `dropped` maps each dropped hint to its status.
     """
     dropped = {row["hint"]: row["status"] for row in checks if row["status"] in DROPPED}
     if not dropped:

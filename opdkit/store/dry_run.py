@@ -1,4 +1,4 @@
-"""`--dry-run` of a stage that works part by part: what it would do, on stdout."""
+"""`--dry-run` of a stage that works part by part: prints on stdout what the stage would do."""
 
 from collections.abc import Mapping
 
@@ -12,9 +12,9 @@ from opdkit.store.reading import part_path
 def describe_costs(
     read: float, written: float, price: str | None, seconds: float | None, *, is_bound: bool
 ) -> dict[str, str]:
-    """Return the lines on time and money; `is_bound`: `written` is the most that there can be.
+    """Return the lines on time and money for `read` and `written` tokens. `is_bound`: `written` is an upper bound.
 
-    `price` is that of --price. `seconds` is None where nothing was measured.
+    `price` is the value of --price. `seconds` is None if nothing was measured.
     """
     unknown = "not measured: --measure 8 tries 8 turns" if read else "none: nothing is left to do"
     lines = {"time": f"{duration(seconds)}, as measured" if seconds else unknown}
@@ -29,7 +29,7 @@ def describe_costs(
 def print_dry_run(stage: Stage, counters: Counters, taken: str, work: Mapping[str, int | str]) -> Summary:
     """Print the parts that are done and to do, the rows in and dropped, `work`, and the files that would be written.
 
-    `counters` are those of the parts to do, `taken` the name of the rows that they take. Return the closing line.
+    `counters` are those of the parts to do. `taken` is the noun for their input rows. Return the closing line.
     """
     todo = stage.todo()
     done = 0 if stage.config.overwrite else sum(map(stage.is_done, range(stage.parts)))

@@ -23,11 +23,11 @@ LOGGED: Columns = {"sessions": None, "turns": None}
 
 @dataclass(frozen=True)
 class JoinedTurn:
-    """Turn with the rows that the stages wrote about it, in the columns that were asked for."""
+    """Turn with the rows that the stages wrote about it, restricted to the requested columns."""
 
     session: JSON
     turn: JSON
-    verdict: JSON | None  # as the votes say, and `hint_checks` if asked for; None: not judged
+    verdict: JSON | None  # of the votes, without dropped hints if `hint_checks` is read; None: not judged
     review: Review | None  # the decision in force
     targets: Sequence[Any]  # rows, in which lists of numbers are arrays
 
@@ -60,10 +60,10 @@ def joined_turns(
     turn_ids: Collection[str] | None = None,
     partial: bool = False,
 ) -> Iterator[JoinedTurn]:
-    """Yield the turns of a part in the order of the turns table, in which a session's turns are neighbours.
+    """Yield the turns of a part in the order of the turns table, in which the turns of a session are adjacent.
 
-    `limit` keeps the first sessions of the run; `turn_ids` keeps these turns. `reviews` are the decisions in force,
-    read from the run when they are None. With `partial`, a table whose part is not written yet counts as empty;
+    `limit` keeps the first `limit` sessions of the run, `turn_ids` only these turns. `reviews` are the decisions in
+    force; if None, they are read from the run. With `partial`, a table whose part is not written yet counts as empty;
     otherwise this raises what `read_arrow` raises.
     """
 
@@ -101,7 +101,7 @@ def joined_sessions(run: Path, part: int, columns: Columns = JUDGED, **options: 
 
 
 def read_rows_with_arrays(table: pa.Table, lists: Sequence[str]) -> list[JSON]:
-    """Return the rows of a table. The `lists` among its columns are arrays, without a Python object for each number."""
+    """Return the rows of a table, in which the columns `lists` are NumPy arrays, not lists of Python numbers."""
     rows: list[JSON] = table.drop_columns(lists).to_pylist()
     for name in lists:
         for row, cell in zip(rows, table[name], strict=True):

@@ -1,4 +1,4 @@
-"""Writing one stage of one run, part by part."""
+"""Writing the tables of a stage, part by part."""
 
 import contextlib
 import json
@@ -83,15 +83,15 @@ class Stage:
         part_inputs: Callable[[int], JSON] | None = None,
         drawn: bool = False,
     ) -> "Stage":
-        """Write the plan into the manifest, or check that the one there is the same.
+        """Write the plan into the manifest, or check that the existing manifest pins the same plan.
 
-        `upstream` are the stages that this one reads. `command` is the command that writes the stage, if it is not the
-        stage's own. `part_inputs(k)` are inputs of part k that may change under the same plan (review decisions); they
-        are stored in the footer, and a part whose stored inputs differ is computed again. `drawn` says that the same
-        plan may give other rows the next time: its fingerprint is then different each time.
+        `upstream` are the stages that this stage reads. `command` is the command that writes the stage, if it is not
+        the stage's own. `part_inputs(k)` are inputs of part k that may change under the same plan (review decisions);
+        they are stored in the footer, and a part whose stored inputs differ is computed again. `drawn` means that the
+        same plan may give other rows the next time (replies of a server): every new manifest has another fingerprint.
 
         Raises ConfigError if the stage was begun under another plan (unless `--overwrite`), with the differences.
-        Raises OpdkitError if a stage of `upstream` is outdated, or, before anything is removed, lacks a part.
+        Raises OpdkitError if an `upstream` stage is outdated or, with `--overwrite`, lacks a part: nothing is removed.
         """
         plan: JSON = {
             "stage": name, "opdkit": __version__, "schemas": {t.name: t.version for t in tables}, "parts": parts,
@@ -100,7 +100,7 @@ class Stage:
         }  # fmt: skip
         plan |= ({"command": command} if command else {}) | ({DRAW: uuid.uuid4().hex[:16]} if drawn else {})
         check_upstream(config.run, upstream)
-        if config.overwrite and command is None:  # rollout writes two stages: the first is not finished yet
+        if config.overwrite and command is None:  # rollout begins two stages at once: the first is not done
             check_parts_exist(config.run, upstream)
         digest = write_or_check_manifest(config, plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
@@ -122,11 +122,11 @@ class Stage:
 
     @contextlib.contextmanager
     def writing(self, part: int, *, may_stop: bool = True) -> Iterator[PartWriter]:
-        """Commit the part's tables when the block ends well; leave nothing behind when it does not.
+        """Commit the part's tables if the block succeeds; leave nothing behind if it fails.
 
-        If another process has committed the part in the meantime, its result stays. Raises stopping.Stopped if the
-        process was asked to stop, since between two parts nothing is lost, unless not `may_stop`; OpdkitError, naming
-        the path and the remedy, if the disk is full or read-only, in the block or in the commit.
+        If another process has committed the part in the meantime, its result stays. With `may_stop`, raises Stopped
+        before the block if the process was asked to stop. Raises OpdkitError, naming the path and the remedy, if the
+        disk is full or read-only, in the block or in the commit.
         """
         if may_stop:
             stopping.raise_if_requested()
@@ -167,7 +167,7 @@ class Stage:
                     file.write_table(arrow)
             try:
                 record = record_digest(self.folder, table.name, part, digest_file(temporary))
-                # A primary file that is there and not done was computed from other inputs.
+                # If a primary file exists but the part is not done, it was computed from other part inputs.
                 replaced = digest_file(final) if primary and final.exists() and not self.is_done(part) else None
                 # Files of other tables are replaced: a killed process left them, without its primary table.
                 move_into_place(temporary, final, replace=not primary or replaced is not None)

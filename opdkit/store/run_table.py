@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RunTable:
-    """Table of a run, as it is on the disk: every call reads it again."""
+    """Table of a run, as it is on disk: every call reads it again."""
 
     def __init__(self, run: Path, name: str) -> None:
         if name not in TABLES:
@@ -26,7 +26,7 @@ class RunTable:
         self.run, self.name, self.schema = run, name, TABLES[name].schema
 
     def arrow(self, columns: Sequence[str] | None = None) -> "pa.Table":
-        """Return the table, or some columns of it, as Arrow. Raises OpdkitError when parts are missing or damaged."""
+        """Return the table, or some columns of it, as Arrow. Raises OpdkitError if parts are missing or damaged."""
         for column in columns or ():
             if column not in self.schema.names:
                 raise ConfigError(f"{self.name} has no column {column!r}; {did_you_mean(column, self.schema.names)}")
@@ -34,14 +34,14 @@ class RunTable:
         return pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
 
     def pandas(self, columns: Sequence[str] | None = None) -> "pd.DataFrame":
-        """Return the table as a pandas data frame. Integers that may be missing are `Int64`, not rounded floats."""
+        """Return the table as a pandas data frame. Integers are nullable (`Int64`, ...), never rounded to floats."""
         import pandas as pd
 
         nullable = {pa.int8(): pd.Int8Dtype(), pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
         return self.arrow(columns).to_pandas(types_mapper=nullable.get)
 
     def dataset(self) -> "datasets.Dataset":
-        """Return the table as a `datasets.Dataset` in memory-mapped files, for tables larger than the memory."""
+        """Return the table as a `datasets.Dataset` in memory-mapped files, for tables that do not fit in memory."""
         import datasets
 
         paths = self._list_paths()

@@ -11,16 +11,16 @@ _FLAG = "--template-arg"
 
 
 def choose_template_args(run: Path, stage: str, given: Sequence[str] = (), *, binding: bool = True) -> tuple[str, ...]:
-    """Return the arguments, each as NAME=VALUE, that `stage` of `run` recorded; `given` where it recorded none.
+    """Return the arguments, each as NAME=VALUE, that `stage` of `run` recorded; `given` if it recorded none.
 
-    `given` is the `--template-arg` of the stage that asks. Where it reads what the recorded one wrote (`binding`), the
-    prompts must be the same, and another `given` raises ConfigError. Where it samples replies of its own, `given` wins,
-    and the recorded stage need not exist.
+    `given` is the `--template-arg` of the calling stage. With `binding`, the caller reads what `stage` wrote: its
+    prompts must be the same, so another `given` raises ConfigError. Otherwise the caller samples replies of its own:
+    `given` wins, and `stage` need not exist.
     """
     if not binding and (given or not has_stage(run, stage)):
         return tuple(given)
     recorded = manifest(run, stage)["plan"]["config"].get("template_arg")
-    if recorded is None:  # extract records some only in a run of fresh replies
+    if recorded is None:  # an extract stage records them only in a rollout's run
         return tuple(given)
     if given and parse_pairs(given, _FLAG) != parse_pairs(recorded, _FLAG):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Inputs that grow, recognised from night to night: under another name, packed, or written again."""
+"""Inputs that grow, recognised from night to night even if they are renamed, packed or rewritten."""
 
 import contextlib
 import os
@@ -30,15 +30,15 @@ class KnownInput:
 
     number: int
     path: bytes  # of the file; b"": another input has its place
-    member: str  # of the archive that it is, or ""
+    member: str  # name of the archive member that it is, or ""
     name: str
     format: str
     is_plain: bool  # the file itself holds its plain JSON lines
-    read: int = 0  # bytes of these
-    start: bytes = b""  # digest of the first bytes of these
-    seal: bytes = b""  # digest of their first and last block
-    session: int = 0  # where the last session begins; 0 as well where a session has no id
-    last: str | None = None  # id of the last record, which the next one without an id belongs to
+    read: int = 0  # bytes of these lines that were read
+    start: bytes = b""  # digest of the first bytes that were read
+    seal: bytes = b""  # digest of the first and last block that were read
+    session: int = 0  # offset of the last session; also 0 if sessions lack ids or share one
+    last: str | None = None  # id of the last record; the next record without an id has this id
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Source:
     """Input that is new or has changed."""
 
     input: Input
-    file: bytes  # the file that it is or lies in
+    file: bytes  # path of the file that it is, or of its archive
     member: str
     is_plain: bool
     path: Path  # of its plain JSON lines
@@ -55,7 +55,7 @@ class Source:
     state: tuple[int, ...] = ()  # of `path` before it was read: see read_file_state
 
     def check_unchanged(self) -> None:
-        """Raise OpdkitError where its lines are no longer the file that was read. It may have grown."""
+        """Raise OpdkitError if `path` is no longer the file that was read. It may have grown."""
         (size, _, inode), known = read_file_state(self.path), self.known
         is_another = known is not None and not self.is_rewritten and not begins_with(self.path, known.read, known.seal)
         if inode != self.state[2] or size < self.state[0] or is_another:
@@ -64,29 +64,29 @@ class Source:
 
 @dataclass
 class FileSession:
-    """Session of a file, from its header up to the next one."""
+    """Session of a file, from its header up to the next header."""
 
     id: str | None  # escaped
     name: str  # its id, or its first line
     start: int  # bytes
     stop: int = 0
-    new_lines: int = 0  # behind what was read before
+    new_lines: int = 0  # after what was read before
     digest: xxh3_128 = field(default_factory=xxh3_128)  # of its lines
 
 
 class LogFiles(NamedTuple):
     """Files behind the logs, by their resolved paths."""
 
-    names: dict[bytes, str]  # of all that are there, in order, as the user calls them
+    names: dict[bytes, str]  # of all files that exist, in order, as the user named them
     states: dict[bytes, str]
     sizes: dict[bytes, int]  # in the last night
     changed: list[tuple[str, Path, bool]]  # since then, or new: name, path, whether the user named it
 
 
 def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFiles:
-    """Find the files behind the logs, and those that are not as in the last night; none is opened.
+    """Find the files behind the logs, and those that are new or changed since the last night. No file is opened.
 
-    Raises ConfigError for logs that cannot grow, or that are not there.
+    Raises ConfigError for logs that cannot grow or do not exist.
     """
     for log in logs:
         if log == "-" or log.startswith("hf:") or Path(log).is_fifo():
@@ -107,9 +107,9 @@ def find_changed_files(ledger: Path, logs: Sequence[str], folder: Path) -> LogFi
 def open_sources(
     name: str, path: Path, given: bool, plain: Mapping[bytes, KnownInput], scratch: Path, line_limit: int
 ) -> Iterator[Source]:
-    """Yield the inputs in a file that the user calls `name`, as plain JSON lines unless they have a problem.
+    """Yield the inputs in a file that the user named `name`, as plain JSON lines unless they have a problem.
 
-    `plain` are the files that held plain JSON lines: one that begins as it did still does.
+    `plain` maps files that held plain JSON lines to their inputs. Such a file still does if its beginning is unchanged.
     """
     file, folder = os.fsencode(path), Path(tempfile.mkdtemp(dir=scratch))
     for number, entry in enumerate(unpack_members(name, path, given, folder / "zip", {})):
@@ -132,17 +132,17 @@ def open_sources(
 
 
 def match_sources(sources: Sequence[Source], inputs: Mapping[int, KnownInput], files: LogFiles) -> list[KnownInput]:
-    """Find for each source the input that it continues: in its place, or else anywhere, by its beginning.
+    """Find the known input that each source continues: the one at its path, else any that has the same beginning.
 
-    What a file holds decides, and not its inode, which a packed copy lacks and a new file may have again. A source that
-    continues none, and has the place of an input that went nowhere else, was rewritten. Return the inputs whose place
-    another one has taken.
+    The content of a file decides, not its inode: a packed copy has another inode, and a new file may get an old one. A
+    source that continues no input counts as rewritten if an input at its path was not found elsewhere. Return the
+    inputs whose path another input has taken.
     """
     changed = {source.file for source in sources}
     free = {n: known for n, known in inputs.items() if known.path in changed or known.path not in files.names}
     by_place = defaultdict[tuple[bytes, str], list[KnownInput]](list)
     by_start = defaultdict[bytes, list[KnownInput]](list)
-    for known in sorted(free.values(), key=lambda known: known.read, reverse=True):  # of several, the longest one
+    for known in sorted(free.values(), key=lambda known: known.read, reverse=True):  # the longest one first
         by_place[known.path, known.member].append(known)
         by_start[known.start].append(known)
     lengths = sorted({min(known.read, START) for known in free.values() if known.read}, reverse=True)
@@ -155,7 +155,7 @@ def match_sources(sources: Sequence[Source], inputs: Mapping[int, KnownInput], f
             for known in (known for known in candidates if known.number in free):
                 if rule == "rewritten" or begins_with(source.path, known.read, known.seal):
                     source.known = free.pop(known.number)
-                    # A file of the same size was not appended to. Only reading all of it says whether it was edited.
+                    # Nothing was appended to a file of the same size. Reading all of it tells whether it was edited.
                     same_size = source.path.stat().st_size in (known.read, files.sizes.get(known.path))
                     source.is_rewritten = rule == "rewritten" or same_size
                     break
@@ -178,9 +178,9 @@ def digest_ends(path: Path, size: int, block: int = _BLOCK) -> bytes:
 
 
 def read_whole_lines(source: Source, start: int, line_limit: int) -> Iterator[tuple[int, int, Line]]:
-    """Yield (its first byte, the byte behind it, line) of the lines from a byte on.
+    """Yield (offset, offset after it, line) for each line from the offset `start` on.
 
-    The last line counts if it has a line end, or is complete JSON without one. What it lacks may follow.
+    The last line counts only if it has a line end or is complete JSON: otherwise its rest may still be written.
     """
     with source.path.open("rb") as handle:
         handle.seek(start)
@@ -211,7 +211,7 @@ def list_sessions(source: Source, reader: Reader, begin: int, read: int, line_li
 
 @contextlib.contextmanager
 def leaving_to_next_night(name: str, given: bool) -> Iterator[None]:
-    """Warn of a file that cannot be looked at. Raise what it raises if the user has named it itself."""
+    """Warn of a file that the block cannot read; if the user named the file itself, raise the error."""
     try:
         yield
     except OSError as why:
@@ -222,7 +222,7 @@ def leaving_to_next_night(name: str, given: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_lost_files() -> Iterator[None]:
-    """Raise OpdkitError for a log that is moved away while the block reads it."""
+    """Raise OpdkitError if a log is moved away while the block reads it."""
     try:
         yield
     except FileNotFoundError as why:

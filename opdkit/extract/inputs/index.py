@@ -1,7 +1,7 @@
 """Places of the units in an input: pieces of whole lines, sessions between headers, lines that share a logged id.
 
-Sessions and ids, whose lines may lie anywhere, are kept in a temporary SQLite file. So memory does not grow with the
-inputs. Lines that have no place of their own (rows of Parquet, records that share one line) are copied to a file first.
+The places of sessions and ids are kept in a temporary SQLite file, so that memory does not grow with the inputs.
+Records without a line of their own (Parquet rows, several records in one line) are copied to a file first.
 """
 
 import sqlite3
@@ -25,27 +25,27 @@ CREATE TABLE unit (number INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE line (unit INTEGER, input INTEGER, offset INTEGER, number INTEGER, bytes INTEGER,
     PRIMARY KEY (unit, input, offset)) WITHOUT ROWID;
 """
-# Count an id in its scope; return the unit of its first record, and the count. Ids that the log gives have the format's
-# name for a scope, since records of one session may lie in several inputs.
+# Count an id in its scope; return the unit of its first record, and the count. The scope of a logged id is the name of
+# its format, since records of one session may lie in several inputs.
 _COUNT_ID = """INSERT INTO id VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET seen = seen + 1 RETURNING unit, seen"""
 _ADD_UNIT = "INSERT INTO unit VALUES (?, ?)"
 _ADD_LINE = "INSERT INTO line VALUES (?, ?, ?, ?, ?)"
 _SET_SIZE = "UPDATE line SET bytes = ? WHERE unit = ?"
-BLOCK = 1 << 16  # bytes; as many are lost where an archive breaks off
+BLOCK = 1 << 16  # bytes; at most as many are lost if an archive breaks off
 _NEWLINE = ord("\n")
 _PROBLEM = b"\x00"  # begins the copy of a line that could not be read: no line of JSON begins with it
 
 
 def cut_lines(handle: BufferedReader, part_bytes: int) -> tuple[list[tuple[int, int]], int, bool]:
-    """Return ([(offset, line number) of each cut], bytes that hold whole lines, False where the file breaks off).
+    """Return ([(offset, line number) of each cut], bytes that hold whole lines, False if the file breaks off).
 
-    The first cut is the beginning of the file. Each other one is the first line at least `part_bytes` after the cut
-    before it.
+    The first cut is the beginning of the file. Every other cut is the beginning of the first line that is at least
+    `part_bytes` after the previous cut.
     """
     cuts = [(0, 1)]
     size = read = line_ends = 0  # `read` and `line_ends` count what lies before the block
     with until_damage() as damage:
-        while block := handle.read1(BLOCK):  # `read` would lose what it holds when the archive breaks off
+        while block := handle.read1(BLOCK):  # `handle.read` would lose its data if the archive breaks off
             while (end := block.find(b"\n", max(0, cuts[-1][0] + part_bytes - read - 1))) >= 0:
                 cuts.append((read + end + 1, line_ends + block.count(b"\n", 0, end + 1) + 1))
             line_ends += int(np.count_nonzero(np.frombuffer(block, np.uint8) == _NEWLINE))  # faster than block.count
@@ -63,10 +63,10 @@ def index_sessions(
     first: int,
     numbered: Iterator[tuple[int, Line]],
 ) -> range:
-    """Index the sessions of an input, each from its header to the next one's. Return their unit numbers.
+    """Index the sessions of an input, each from its header up to the next session's. Return their unit numbers.
 
-    Lines before the first header are a session too. `first` is the number of the first unit. `path` is the file that
-    the offsets belong to.
+    Lines before the first header are a session too. `first` is the number of the first unit. Offsets are in the file
+    `path`.
     """
     unit, begin = first - 1, 0
     name = None
@@ -81,7 +81,7 @@ def index_sessions(
         _, seen = index.execute(_COUNT_ID, (input_number, unit_name, unit)).fetchone()
         index.execute(_ADD_UNIT, (unit, unit_name if seen == 1 else f"{unit_name}#{seen}"))
         index.execute(_ADD_LINE, (unit, input_number, offset, line.number, 0))
-    if unit >= first:  # a file that is written while it is read has its final size only now
+    if unit >= first:  # a copy that is written meanwhile has its final size only now
         index.execute(_SET_SIZE, (path.stat().st_size - begin, unit))
     return range(first, unit + 1)
 
@@ -89,12 +89,12 @@ def index_sessions(
 def index_ids(
     index: sqlite3.Connection, input_number: int, reader: Reader, first: int, numbered: Iterator[tuple[int, Line]]
 ) -> range:
-    """Index the lines of an input by logged id. Return the numbers of the units that come up first in this input.
+    """Index the lines of an input by logged id. Return the numbers of the units that begin in this input.
 
-    A line without an id is a unit of its own, unless the format has it continue the session around it.
+    A line without an id is a unit of its own, unless it continues the session around it in this format (`carries`).
     """
     fresh = first
-    before: int | None = None  # the unit of the line before, where the next line may continue it
+    before: int | None = None  # the unit of the line before, if the next line may continue it
     unnamed = False  # that unit has no id yet: a session may begin with lines that have none
     for offset, line in numbered:
         name = find_id(reader, line)
@@ -117,7 +117,7 @@ def index_ids(
 
 
 def _name_last(index: sqlite3.Connection, unit: int, name: str, scope: str) -> tuple[int, int]:
-    """Name the last unit, or add its lines to the unit of that name. Return (the unit, the next fresh number)."""
+    """Name the last unit or, if a unit has that name, move its lines there. Return (the unit, next fresh number)."""
     first, seen = index.execute(_COUNT_ID, (scope, name, unit)).fetchone()
     if seen == 1:
         index.execute("UPDATE unit SET name = ? WHERE number = ?", (name, unit))
@@ -130,7 +130,7 @@ def _name_last(index: sqlite3.Connection, unit: int, name: str, scope: str) -> t
 def copy_lines(
     numbered: Iterator[tuple[int, Line]], path: Path, unfold: Callable[[JSON], list[JSON]] | None
 ) -> Iterator[tuple[int, Line]]:
-    """Write each line to `path` and yield (its offset there, line). With `unfold`, each record that a line holds."""
+    """Write each line or, with `unfold`, each record of a line to `path`. Yield (its offset there, line)."""
     offset = 0
     with path.open("wb") as out:
         for _, line in numbered:
@@ -146,7 +146,7 @@ def copy_lines(
 
 
 def unfold_line(line: Line, unfold: Callable[[JSON], list[JSON]] | None) -> list[Line]:
-    """Return one line per record that `line` holds: itself without `unfold`, or where it has or gets a problem."""
+    """Return one line per record in `line`; `line` alone without `unfold`, or with its problem if it has one."""
     if unfold is None or line.problem is not None:
         return [line]
     try:

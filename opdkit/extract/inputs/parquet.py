@@ -1,4 +1,4 @@
-"""Parquet inputs: every row is a record, and so a line; its number is the row's, from 1.
+"""Parquet inputs: every row is a record and is read as a line. The line's number is the row's, from 1.
 
 Rows are read in small batches, so that memory does not grow with the file. What JSON cannot hold (times, decimals,
 bytes) becomes text or a placeholder.
@@ -17,13 +17,13 @@ from opdkit.extract.formats.json_lines import NOT_UTF_8
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.files import SHOWN
 
-_BATCH = 4 << 20  # bytes of rows, decoded, that are held at once, about
-_MOST_ROWS = 1_024  # of a batch
+_BATCH = 4 << 20  # about as many bytes of decoded rows are held at once
+_MOST_ROWS = 1_024  # per batch
 DAMAGED_ROWS = "damaged rows"
 
 
 def plan_row_chunks(path: Path, part_bytes: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return (rows, [(first row, bytes) of pieces of about `part_bytes`]), by the file's own index alone."""
+    """Return (number of rows, [(first row, bytes) of each piece of about `part_bytes`]), from the footer alone."""
     with pq.ParquetFile(path) as file:  # it also checks the names of the columns, unlike `read_metadata`
         metadata = file.metadata
     chunks: list[tuple[int, int]] = []
@@ -39,9 +39,9 @@ def plan_row_chunks(path: Path, part_bytes: int) -> tuple[int, list[tuple[int, i
 
 
 def read_rows(path: Path, source: str, limit: int, start: int = 0) -> Iterator[Line]:
-    """Yield the rows of a file as lines from row `start` on, counted from 0; those of damaged pages with their problem.
+    """Yield the rows of a file from row `start` (from 0) on, as lines; rows of damaged pages come with a problem.
 
-    `limit` is in bytes of a row as JSON. Raises ArrowInvalid without an intact index.
+    `limit` is the most bytes of a row as JSON. Raises ArrowInvalid if the footer is damaged.
     """
     # Column chunks are read as they are used: a row group may be as large as the file.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16) as file:
@@ -66,10 +66,10 @@ def read_rows(path: Path, source: str, limit: int, start: int = 0) -> Iterator[L
 
 
 def _read_lines(batch: pa.RecordBatch, source: str, first: int, limit: int) -> Iterator[Line]:
-    """Yield rows as lines of JSON, those that cannot be read with their problem. The first is number `first`."""
+    """Yield rows as lines of JSON, numbered from `first`. Rows that cannot be read come with a problem."""
     try:
         rows = batch.to_pylist()
-    except (ValueError, OverflowError) as error:  # damaged text, or a time that Python does not have
+    except (ValueError, OverflowError) as error:  # damaged text, or a time that Python cannot represent
         if batch.num_rows == 1:
             reason = NOT_UTF_8 if isinstance(error, UnicodeDecodeError) else DAMAGED_ROWS
             yield Line(source, first, b"", Unreadable(reason, str(error)[:500]))
@@ -88,7 +88,7 @@ def _read_lines(batch: pa.RecordBatch, source: str, first: int, limit: int) -> I
 
 
 def _convert_to_text(value: Any) -> str:
-    """Return a value that JSON cannot hold as text."""
+    """Return the text, or for bytes a placeholder, that stands for a value that JSON cannot hold."""
     if hasattr(value, "isoformat"):
         return str(value.isoformat())
     return f"[{type(value).__name__}]" if isinstance(value, bytes) else str(value)
