@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from opdkit.console import counted
 from opdkit.errors import NothingLearnedError, OpdkitError
 
-# In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
+# Keys in the footer of every part. PART and FILES were added later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
 PART_KEY, FILES_KEY = b"opdkit.part", b"opdkit.files"
 # Inputs of a part that are not in the plan (`Stage.open(part_inputs=...)`).
@@ -27,8 +27,8 @@ TURN_COUNT, TRAINABLE_COUNT, HINTS_CHECKED = "turns", "trainable", "hints checke
 class Counters:
     """Counts of one part, or of a whole stage. Mergeable.
 
-    `counts` holds what a stage counts beside rows: name -> label -> number. The label tells kinds of one thing apart
-    ("failed votes" by the error); a counter without kinds has the one label "".
+    `counts` holds what a stage counts besides rows: name -> label -> number. The label tells kinds of one thing apart
+    ("failed votes" by the error); a counter without kinds has only the label "".
     """
 
     rows_in: int = 0
@@ -38,20 +38,20 @@ class Counters:
     counts: dict[str, Counter[str]] = field(default_factory=dict)
 
     def drop(self, reason: str, number: int = 1) -> None:
-        """Count rows that were taken and give no row, by the reason."""
+        """Count input rows that give no output row, by reason."""
         self.dropped[reason] += number
 
     def count(self, name: str, number: int = 1, *, label: str = "") -> None:
-        """Add to a counter of things beside rows."""
+        """Add `number` to a counter of things other than rows."""
         if number:
             self.counts.setdefault(name, Counter())[label] += number
 
     def total(self, name: str) -> int:
-        """Return a counter, summed over its labels."""
+        """Return the sum of a counter over its labels."""
         return self.labels(name).total()
 
     def labels(self, name: str) -> Counter[str]:
-        """Return a counter by its labels."""
+        """Return a counter as label -> number."""
         return self.counts.get(name, Counter())
 
     def merge(self, other: "Counters") -> None:
@@ -64,7 +64,7 @@ class Counters:
             self.counts.setdefault(name, Counter()).update(numbers)
 
     def to_json(self) -> str:
-        """Return the JSON that footers hold; `from_json` reads it."""
+        """Return the JSON for the footer of a part; `from_json` reads it."""
         return json.dumps({
             "rows_in": self.rows_in, "rows_out": self.rows_out, "dropped": dict(sorted(self.dropped.items())),
             "seconds": round(self.seconds, 3),
@@ -73,14 +73,14 @@ class Counters:
 
     @classmethod
     def from_json(cls, text: bytes) -> "Counters":
-        """Read `to_json`. Footers of before counters had labels hold only the counts of rows."""
+        """Read the JSON of `to_json`. Footers from before counters had labels hold only the counts of rows."""
         raw = json.loads(text)
         counts = {name: Counter(numbers) for name, numbers in raw.get("counts", {}).items()}
         return cls(raw["rows_in"], raw["rows_out"], Counter(raw["dropped"]), raw["seconds"], counts)
 
 
 def list_reasons(counts: Counter[str]) -> str:
-    """Return the three commonest reasons with their counts, as text; "" without any."""
+    """Return the three most frequent reasons with their counts, as text; "" without any."""
     return ", ".join(f"{reason} ({n:,})" for reason, n in counts.most_common(3))
 
 
@@ -102,8 +102,8 @@ class Nouns(NamedTuple):
     dropped_plural: str | None = None
 
 
-# By the first word of the closing line. A session from which a line is dropped is still read: extract drops lines and
-# sessions. eval and rollout sample several replies per prompt.
+# By the first word of the closing line. extract may drop lines of a session that it keeps: it counts both.
+# eval and rollout sample several replies per prompt.
 NOUNS = {
     "extract": Nouns("log session", "session", "line or session", "lines or sessions"),
     "judge": Nouns("turn", "verdict"),
@@ -139,14 +139,14 @@ class Summary:
         return f"{text}{dropped} dropped" + (f" ({reasons})" if reasons else "")
 
     def line(self) -> str:
-        """Return the rows, with the time and the folder; of a dry run, that nothing is written."""
+        """Return `rows` with the time and the folder; for a dry run, with "nothing written"."""
         if self.where is None:
             return f"{self.rows()}, nothing written"
         done = f", {self.parts_done} of {counted(self.parts, 'part')}" if self.parts_done < self.parts else ""
         return f"{self.rows()}{done}, {self.counters.seconds:.1f} s, {self.where}"
 
     def details(self) -> str:
-        """Return what the stage counted beside rows, each by its labels in brackets; "" where it counted nothing."""
+        """Return what the stage counted besides rows, each with its labels in brackets; "" if it counted nothing."""
         texts = []
         for name, numbers in sorted(self.counters.counts.items()):
             kinds = ", ".join(f"{n:,} {label}" for label, n in sorted(numbers.items()) if label and n)
@@ -157,7 +157,7 @@ class Summary:
         return ", ".join(texts)
 
     def text(self) -> str:
-        """Return the closing line, after a line with the details if there are any, and what to do next."""
+        """Return the details on a line of their own, if any, then the closing line, then what to do next, if known."""
         details, expected = self.details(), "expected: " if self.where is None else ""
         return "\n".join(filter(None, [details and f"{self.stage}: {expected}{details}", self.line(), self.next]))
 
@@ -165,14 +165,14 @@ class Summary:
 
 
 def check_rows_left(summary: Summary, what: str) -> None:
-    """Raise NothingLearnedError with `what` and the reasons if a stage is done and none of its rows is left."""
+    """Raise NothingLearnedError with `what` and the reasons if a stage is done and dropped all of its rows."""
     counters = summary.counters
     if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
         raise NothingLearnedError(f"nothing can be trained on: {what}. Reasons: {list_reasons(counters.dropped)}.")
 
 
 def read_inputs(part: Path | Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Return the inputs of a part that are not in the plan, from its file or its footer. {} if there are none."""
+    """Return the inputs of a part that are not in the plan, from its file or its footer; {} if there are none."""
     footer = _read_footer(part) if isinstance(part, Path) else part
     return dict(json.loads(footer.get(INPUTS_KEY, b"{}")))
 

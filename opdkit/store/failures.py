@@ -1,7 +1,7 @@
 """Last error of each shard, where `opdkit status` finds it: RUN/.failed/judge-1-of-4.json.
 
-It is written when a stage ends with an error, and removed when the same shard ends well or the stage is done. A process
-that is killed writes nothing: its parts are not done, and nobody works on them.
+It is written when a stage ends with an error, and removed when the same shard succeeds or the stage is done. A process
+that is killed writes nothing: only its unfinished parts, on which no process works, show that it failed.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from opdkit.errors import NothingLearnedError, OpdkitError
 from opdkit.store.atomic import remove_folder, write_text
 from opdkit.store.plans import has_stage, stage_dir
 
-_STAGES = {"rollout": ("extract", "judge")}  # command -> the stages that it writes, unless it is the one of its name
+_STAGES = {"rollout": ("extract", "judge")}  # command -> stages that it writes, if not only the one of its name
 
 
 @contextlib.contextmanager
 def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
-    """Record the error with which the block ends, or remove the record of the one before.
+    """Record the error that ends the block. If there is none, remove the record of an earlier error.
 
-    A stage that begins in the block leaves no plan behind if it has written nothing, or extracted nothing to train on:
-    the corrected command needs no --overwrite. The plan of several shards stays, for the others.
+    If a stage that began in the block has written nothing but its plan, or extracted nothing to train on, its folder is
+    removed, so that the corrected command needs no --overwrite. With several shards it stays, for the others.
     """
     index, count = parse_shard(config.shard)
     path = config.run / ".failed" / f"{stage}-{index}-of-{count}.json"
@@ -40,9 +40,9 @@ def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
                 files = [file.name for file in home.rglob("*") if file.is_file()]
                 if is_useless or files == ["manifest.json"]:
                     remove_folder(home)
-        # Whoever typed a wrong command (exit code 2) reads the message; in a batch job nobody does.
+        # A user who typed a wrong command (exit code 2) has read the message, but in a batch job nobody has.
         shown = getattr(error, "exit_code", 1) != 1 and "SLURM_JOB_ID" not in os.environ
-        # A command with a wrong path leaves nothing behind: it may be that of the logs.
+        # A command with a wrong RUN leaves nothing behind: the path may be that of the logs.
         begins = stage in ("extract", "rollout") or has_stage(config.run, "extract") or has_stage(config.run, stage)
         if not shown and begins and config.run.is_dir():
             text = str(error) if isinstance(error, OpdkitError) else f"{type(error).__name__}: {error}"

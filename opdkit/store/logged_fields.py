@@ -1,4 +1,4 @@
-"""Fields of sessions, as the log has them: for conditions on sessions, and to group sessions by."""
+"""Logged fields of sessions, for conditions on sessions and for grouping sessions."""
 
 import json
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
 """Decisions of people about turns, and verdicts with these decisions applied.
 
-    judge/reviews/decisions.jsonl      a line per decided turn, in the order of the decisions
+    judge/reviews/decisions.jsonl      a line per decision, in their order
 
-Lines are only added, under a lock, and are on the disk before their reviewer gets an answer. The last decision on a
-turn counts, and a strike withdraws it. The verdicts themselves never change, and `opdkit judge --overwrite` keeps the
-decisions: they are about turns, not about votes.
+Lines are only appended, under a lock, and are on disk before the reviewer gets an answer. The last decision on a turn
+counts; one whose action is "strike" withdraws the decision before. The verdicts themselves never change, and `opdkit
+judge --overwrite` keeps the decisions: they are about turns, not about votes.
 """
 
 import contextlib
@@ -37,15 +37,15 @@ from opdkit.store.tables import REVIEWS
 from opdkit.store.turn_ids import session_of
 
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
-FILE, TORN = "decisions.jsonl", "torn.jsonl"  # the second has what a kill cut off
+FILE, TORN = "decisions.jsonl", "torn.jsonl"  # the second has lines that a kill cut off
 OLD_FILES = "review-*.parquet"  # of version 0.1.0, still read
-UNCERTAIN, RANDOM, GROUP = "uncertain", "random", "group"  # how a turn came to be decided on
+UNCERTAIN, RANDOM, GROUP = "uncertain", "random", "group"  # how a turn was chosen for review
 _CHECKSUM = b',"checksum":"'
 
 
 @dataclass(frozen=True)
 class Review:
-    """Decision on one turn. The votes hold for whatever it does not decide."""
+    """Decision on one turn. What it does not decide, reward or hint, stays as the votes have it."""
 
     turn_id: str
     reward_decided: bool = False
@@ -88,7 +88,7 @@ def read_reviews_in_force(run: Path) -> Reviews:
 
 
 class ConflictError(OpdkitError):
-    """Raised for a decision on turns that somebody decided on since the reviewer looked. `newer`: these decisions."""
+    """Error for turns that somebody else decided on after the reviewer looked. `newer`: those decisions."""
 
     def __init__(self, newer: Sequence[Review]) -> None:
         self.newer = newer
@@ -96,12 +96,12 @@ class ConflictError(OpdkitError):
 
 
 class ReviewLog:
-    """Decisions of a run. The file is read once: to look again costs only what was added. Not for several threads."""
+    """Decisions of a run. The file is read once; later calls read only what was appended. Not thread-safe."""
 
     def __init__(self, run: Path) -> None:
         """Read the decisions. Raises OpdkitError for a damaged file."""
         self._path = reviews_dir(run) / FILE
-        self._inode, self._end = 0, 0  # of the file that is read, and how many bytes are
+        self._inode, self._end = 0, 0  # of the file that was read, and the number of bytes read
         self._reviews = _read_old_files(self._path.parent)
         self._last = {review.turn_id: review for review in self._reviews}
         self.all_reviews()
@@ -119,12 +119,12 @@ class ReviewLog:
         return self._reviews
 
     def append(self, decided: Sequence[Review], *, reviewer: str | None = None, seen: int | None = None) -> None:
-        """Add decisions, all of them or none, on the disk when this returns.
+        """Append decisions, all of them or none. They are on disk when this returns.
 
-        `seen` is the number of the last decision that the reviewer knows, -1 for none; None: whatever there is.
+        `seen` is the ordinal of the last decision that the reviewer knows, -1 for none; None: skip this check.
 
-        Raises ConflictError if a turn was decided on after `seen` to another effect; OpdkitError for an invalid
-        decision, or if the disk is full or read-only. Then nothing is written.
+        Raises ConflictError if a turn was decided otherwise after `seen`; OpdkitError for an invalid decision, or if
+        the disk is full or read-only. Then nothing is written.
         """
         for review in decided:
             if problem := find_problem(review):
@@ -162,14 +162,14 @@ class ReviewLog:
                 sync(folder)
 
     def _find_newer(self, decided: Sequence[Review], seen: int) -> list[Review]:
-        """Return the last decisions on these turns, the newest first, that came after `seen` and say something else."""
+        """Return the last decision on each of these turns that came after `seen` and is different, newest first."""
         pairs = ((review, self._last[review.turn_id]) for review in decided if review.turn_id in self._last)
         newer = [last for new, last in pairs if last.ordinal > seen
                  and (last.action, last.decided, last.note) != (new.action, new.decided, new.note)]  # fmt: skip
         return sorted(newer, key=lambda review: -review.ordinal)
 
     def _read(self, file: FileIO) -> bytes:
-        """Read what was added. Return the end of the file if it is not a whole decision: it does not count."""
+        """Read what was appended. Return the end of the file if it is not a whole append: it does not count."""
         status = os.fstat(file.fileno())
         if self._end and (status.st_size < self._end or status.st_ino != self._inode):
             raise OpdkitError(f"{self._path} was replaced since it was read: start the command again")
@@ -193,7 +193,7 @@ class ReviewLog:
 
 
 def _lock(file: FileIO, kind: int) -> None:
-    """Wait for the lock of a file, which its closing releases; on a file system without locks, do nothing."""
+    """Wait for the lock of a file; closing the file releases it. On a file system without locks, do nothing."""
     with contextlib.suppress(OSError):
         fcntl.flock(file, kind)
 
@@ -204,7 +204,7 @@ def _to_line(review: Review) -> bytes:
 
 
 def _parse_line(line: bytes) -> Review:
-    """Return the decision of a line. Raises ValueError or TypeError for anything else."""
+    """Return the decision in a line. Raises ValueError or TypeError if it is damaged."""
     text, _, digest = line.rpartition(_CHECKSUM)
     if xxhash.xxh64_hexdigest(text + b"}").encode() + b'"}' != digest:
         raise ValueError("its checksum is not that of its text")
@@ -212,7 +212,7 @@ def _parse_line(line: bytes) -> Review:
 
 
 def _read_old_files(folder: Path) -> list[Review]:
-    """Return the decisions of version 0.1.0, a Parquet file each. Raises OpdkitError for one that is damaged."""
+    """Return the decisions of version 0.1.0, one Parquet file each. Raises OpdkitError for a damaged file."""
     rows = list[JSON]()
     for path in sorted(folder.glob(OLD_FILES)):
         try:
@@ -224,14 +224,14 @@ def _read_old_files(folder: Path) -> list[Review]:
 
 
 def order_of_draw(turn_ids: Iterable[str]) -> list[str]:
-    """Return turns in a random order that depends on their ids alone: its beginning is a fair sample of them."""
+    """Return turns in a random order that depends on their ids alone: the first n are a random sample of them."""
     return sorted(turn_ids, key=lambda name: stable_hash("review", name))
 
 
 def apply_review(verdict: JSON, review: Review | None) -> JSON:
-    """Return a row of `verdicts` with a decision applied, its status then "reviewed"; the row itself without one.
+    """Return a row of `verdicts` with a decision applied and status "reviewed"; the row itself without a decision.
 
-    A decided hint becomes the first of `hints`. The agreement stays the share of the valid votes with this reward.
+    A decided hint becomes the first of `hints`. The agreement becomes the share of valid votes for the decided reward.
     """
     if review is None:
         return verdict
@@ -248,7 +248,7 @@ def apply_review(verdict: JSON, review: Review | None) -> JSON:
 
 
 def decisions(reviews: Mapping[str, Review]) -> JSON:
-    """Return turn_id -> decided values, sorted, without decisions that decide nothing (somebody has looked)."""
+    """Return turn_id -> decided values, sorted by id, without decisions that decide nothing (somebody looked)."""
     return {name: reviews[name].decided for name in sorted(reviews) if reviews[name].decided}
 
 
@@ -258,10 +258,10 @@ def decision(turn_id: str, decided: JSON) -> Review:
 
 
 def part_inputs(run: Path, reviews: Reviews) -> Callable[[int], JSON]:
-    """Return a function from part to its inputs: {"reviews": the `decisions` on its turns}, or {}.
+    """Return a function from a part's number to its inputs: {"reviews": the `decisions` on its turns}, or {}.
 
-    A stage that reads verdicts pins them in the footer of the part, so that a decision has the parts with its turns
-    computed again, and no others.
+    A stage that reads verdicts stores them in the part's footer. So a new decision makes the stage recompute only the
+    part that holds its turn.
     """
     decided = decisions(reviews)
     by_part: defaultdict[int, JSON] = defaultdict(dict)
@@ -277,14 +277,14 @@ def read_decisions_in_targets(run: Path) -> JSON:
 
 
 def plan_inputs(decided: JSON) -> JSON:
-    """Return what pins `decisions` in the plan of a stage that is computed from all parts; {} without any."""
+    """Return the plan input that pins `decisions`, for a stage that is computed from all parts; {} without any."""
     return {"reviews": fingerprint(decided)} if decided else {}
 
 
 def find_known_inputs(run: Path, stage: str) -> JSON:
     """Return the inputs of a stage's plan that are known before it runs, for `plans.check_options`.
 
-    Of a training, what pins the decisions in force once the targets were computed from them; none of other stages.
+    For train: what pins the decisions in force, from which the targets will have been computed. For other stages: {}.
     """
     if stage != "train":
         return {}
@@ -313,7 +313,7 @@ def check_targets_current(run: Path) -> None:
 
 
 def drop_reviews(run: Path, sessions: Collection[str]) -> None:
-    """Remove all decisions about these sessions, and what a kill cut off. The others keep their numbers."""
+    """Remove all decisions about these sessions, and lines that a kill cut off. The others keep their ordinals."""
     path = reviews_dir(run) / FILE
     if not sessions or not path.exists():
         return
@@ -322,7 +322,7 @@ def drop_reviews(run: Path, sessions: Collection[str]) -> None:
     with disk_errors_explained(path), path.open("rb", buffering=0) as file, temporary_file(path) as temporary:
         _lock(file, fcntl.LOCK_EX)
         log._read(file)
-        # The last of several that were made together may go. Then each of the others counts by itself.
+        # Decisions appended together count once the last is read, which may be removed: make each count by itself.
         kept = [replace(one, following=0) for one in log._reviews if session_of(one.turn_id) not in sessions]
         temporary.write_bytes(b"".join(map(_to_line, kept)))
         move_into_place(temporary, path)
@@ -332,13 +332,13 @@ MAX_HINT, MAX_NOTE = 4000, 10_000  # characters that a person may type
 
 
 def check_typed_hint(review: Review, voted: str | None) -> None:
-    """Raise OpdkitError for a hint that is too long; the voted one, which may hold a whole reply, never is."""
+    """Raise OpdkitError for a hint that is too long. The voted hint is never refused: it may hold a whole reply."""
     if review.hint and len(review.hint) > MAX_HINT and review.hint.strip() != (voted or "").strip():
         raise OpdkitError(f"hint must be text of at most {MAX_HINT:,} characters")
 
 
 def find_problem(review: Review) -> str | None:
-    """Return what is wrong with a decision, whatever the length of its hint; None if nothing is."""
+    """Return what is wrong with a decision, apart from the length of its hint; None if nothing is."""
     if review.action not in ("set", "strike"):
         return f"action is {review.action!r}; it must be set or strike"
     if type(review.reward) not in (int, type(None)) or review.reward not in (None, -1, 0, 1):
@@ -362,7 +362,7 @@ def find_problem(review: Review) -> str | None:
 
 
 def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None) -> None:
-    """Add decisions, all of them or none, whatever others have decided. Raises what `ReviewLog.append` raises."""
+    """Append decisions, all of them or none, without a check for newer ones. Raises what `ReviewLog.append` raises."""
     ReviewLog(run).append(decided, reviewer=reviewer)
 
 

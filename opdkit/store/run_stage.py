@@ -23,7 +23,7 @@ _NEXT = {
 
 
 def find_next_step(run: Path) -> str:
-    """Return the command that continues a run whose training is not evaluated: the first stage that is not done."""
+    """Return the next command for a run whose training is not evaluated yet: that of the first unfinished stage."""
     undone = next((stage for stage in _NEXT if not is_complete(run, stage)), None)
     if undone is not None and has_stage(run, undone):
         return f"Next: run `opdkit {find_command(run, undone)} {quote(run)} ...` again as before: it does what is left."
@@ -39,8 +39,8 @@ def find_next_step(run: Path) -> str:
 def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
     """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error.
 
-    `more` goes to its function. Call `config.check_inputs()` before: `opdkit run` checks all of its stages before it
-    runs the first.
+    `more` is passed to the stage's function. Call `config.check_inputs()` first: it is not called here, because
+    `opdkit run` checks all of its stages before it runs the first.
     """
     announce_models(name, config)
     record = contextlib.nullcontext() if config.is_dry_run else record_failure(name, config)

@@ -1,4 +1,4 @@
-"""Skip reasons: why a reply is not trainable, as the column `skip_reason` of the table turns holds them."""
+"""Skip reasons: values of the column `skip_reason` of the table turns, why a reply is not trainable."""
 
 SIDE = "side"
 EMPTY = "empty"
@@ -8,5 +8,5 @@ NO_NEXT = "no next state"
 DUPLICATE = "duplicate"
 RETRY = "retry"
 ABORTED = "aborted"
-FORGOTTEN = "forgotten"  # of rows: `opdkit forget` took them out
-READ_BEFORE = "read before"  # in a log that grew: an earlier night has the turn, unchanged
+FORGOTTEN = "forgotten"  # a reason for dropped rows, not for replies: `opdkit forget` removed them
+READ_BEFORE = "read before"  # in a growing log: an earlier night has the turn, unchanged

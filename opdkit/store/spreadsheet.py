@@ -14,7 +14,7 @@ _TIME = re.compile(r"[\d./ -]*:[\d:./ -]*")  # such as the turn 1:1:1
 
 
 def read_utf8(path: Path) -> str:
-    """Return the text of a file, without its byte-order mark. Raises OpdkitError when it is missing or not UTF-8."""
+    """Return the text of a file, without its byte-order mark. Raises OpdkitError if it is missing or not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -30,7 +30,7 @@ def read_csv_rows(path: Path, text: str, *, strict: bool) -> Iterator[tuple[int,
     Raises OpdkitError naming `path` and the line.
     """
     header = text.partition("\n")[0]
-    limit = csv.field_size_limit(_LONGEST_CELL)  # of the whole process
+    limit = csv.field_size_limit(_LONGEST_CELL)  # a setting of the whole process
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=strict)
     try:
         line = 1
@@ -45,7 +45,7 @@ def read_csv_rows(path: Path, text: str, *, strict: bool) -> Iterator[tuple[int,
 
 
 def escape(text: str) -> str:
-    """Return `text` so that no spreadsheet takes it for a formula or a time; `unescape` reverses it."""
+    """Return `text`, after a `'` if a spreadsheet would take it for a formula or a time; `unescape` reverses it."""
     is_formula = text.startswith(_FORMULA) and text not in ("-1", "+1")
     return f"'{text}" if is_formula or _TIME.fullmatch(text) else text
 

@@ -1,11 +1,11 @@
-"""Stopping in good order when a scheduler asks, so that the same command can resume from there.
+"""Clean stops when a scheduler asks for one, so that the same command can resume from there.
 
 SIGUSR1: finish the part under way, then stop. SIGTERM: drop the part under way and stop now. A dropped part leaves
 nothing at its final path; finished parts stay. Training works in steps: both signals let it finish the optimizer step
 under way, in which other processes take part, and write a checkpoint. A command listens only while it runs a stage.
 
-SIGINT (Ctrl-C) interrupts as ever. A library may swallow the exception of a signal, as pyarrow does while it imports
-pandas: it is raised again before the next part or step, at the latest when the stage ends.
+SIGINT (Ctrl-C) interrupts as usual. A library may swallow the exception that a signal raises, as pyarrow does while it
+imports pandas. So the exception is raised again before the next part or step, at the latest when the stage ends.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command 
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised where a stage stops. What lets Ctrl-C through lets this through, asyncio among them."""
+    """Exception of a stage that stops. As a KeyboardInterrupt, it passes whatever Ctrl-C passes, such as asyncio."""
 
     exit_code = TRY_AGAIN
 
 
 @dataclass
 class _Watch:
-    """Requests to this process, and its progress. Signals belong to a process, so there is one of these."""
+    """Requests to this process, and its progress. There is one instance, because signals belong to a process."""
 
     owner: int = 0
     requested: bool = False
@@ -42,26 +42,26 @@ _watch = _Watch()
 
 
 def is_requested() -> bool:
-    """Return True once the process was asked to stop after what it is doing. Raises what a signal raised before."""
+    """Return True if the process was asked to stop after this part or step. Raise again what a signal raised before."""
     if _watch.raised is not None:
         raise _watch.raised
     return _watch.requested
 
 
 def raise_if_requested() -> None:
-    """Raise Stopped or KeyboardInterrupt if the process was asked to stop: no further part is begun."""
+    """Raise Stopped or KeyboardInterrupt if the process was asked to stop, so that no further part is begun."""
     if is_requested():
         raise Stopped
 
 
 def count_finished() -> None:
-    """Count a part that was committed, an answer that is kept until its part is, or a checkpoint."""
+    """Count a committed part, an answer that is kept until its part is committed, or a checkpoint."""
     _watch.finished += 1
 
 
 @contextlib.contextmanager
 def stop_after_step() -> Iterator[None]:
-    """Let SIGTERM do in the block what SIGUSR1 does; the block asks `is_requested` after each step."""
+    """Make SIGTERM act like SIGUSR1 in the block, which must call `is_requested` after each step."""
     _watch.in_steps = True
     yield
     _watch.in_steps = False  # after an exception, `listen_for_signals` still sees how the stage worked
@@ -69,10 +69,10 @@ def stop_after_step() -> Iterator[None]:
 
 @contextlib.contextmanager
 def listen_for_signals() -> Iterator[None]:
-    """Handle the signals in the block, if this is the main thread: Python delivers them to no other.
+    """Handle the signals in the block, if this is the main thread: Python delivers signals to no other thread.
 
-    Raises Stopped and KeyboardInterrupt. Raises OpdkitError if the process was asked to stop and had finished nothing
-    that is kept: the same command would get no further the next time, and a scheduler would start it again for ever.
+    Raises Stopped and KeyboardInterrupt. Raises OpdkitError if the process was asked to stop before it had finished
+    anything that is kept: the same command would get no further, and a scheduler would start it again for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,6 +110,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     elif number == signal.SIGUSR1 or _watch.in_steps:
         _watch.requested = True
     else:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         _watch.raised = Stopped
         raise Stopped

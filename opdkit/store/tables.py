@@ -14,21 +14,21 @@ import pyarrow as pa
 
 from opdkit.errors import OpdkitError
 
-# The names of types in tables.toml, beside "list of ..." and the structs that it declares under [types].
+# The names of types in tables.toml, besides "list of ..." and the structs that it declares under [types].
 _TYPES = {
     "bool": pa.bool_(), "text": pa.string(), "int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64(),
     "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(),
 }  # fmt: skip
 _DICTIONARY_BYTES = 64_000_000  # pyarrow's own limit, 1 MB, is less than the text of a part
-EDIT = -1  # `written` of a reply as a person edited it
+EDIT = -1  # value of the column `written` for a reply as a person edited it
 WRITTEN_BY = "written by the teacher", "edited by people"  # counters of written replies
-_FACTS = ("version", "option")  # of a table, beside its columns
+_FACTS = ("version", "option")  # keys of a table in tables.toml that are not columns
 _DECLARED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Table:
-    """Table of a stage, with its version, its columns, and the option without which it is not written."""
+    """Table of a stage, with its version, its columns, and the option with which alone it is written (None: always)."""
 
     stage: str
     name: str
@@ -71,7 +71,7 @@ TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, ESCALATED, TA
                               VALIDATIONS, REPLIES, SCORES)}  # fmt: skip
 # Stage -> its primary table, whose files say which parts are done.
 PRIMARY = {table.stage: table for table in reversed(TABLES.values())}
-# Written by people at any time, a line per decision. They lie in the folder of a stage, which never removes them.
+# Written by people at any time, one line per decision. They are in the folder of a stage, but it never removes them.
 APPENDED = {t.name: t for t in (REVIEWS,)}
 
 Row = dict[str, Any] | tuple[Any, ...]
@@ -80,10 +80,10 @@ Row = dict[str, Any] | tuple[Any, ...]
 def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
     """Return rows as Arrow under the table's schema. A list of lists may be given as a 2-D array.
 
-    The rows are dicts, or all of them tuples of the columns in their order, which takes a fraction of the time.
+    The rows are all dicts, or all tuples in the order of the columns, which take a fraction of the time.
 
-    Raises OpdkitError for an unknown or missing column (pyarrow silently drops the one and nulls the other), for a null
-    in a column that has none, and for a value that does not fit its type.
+    Raises OpdkitError for an unknown or missing column (pyarrow silently drops unknown columns and fills missing ones
+    with nulls), for a null in a column that is not nullable, and for a value that does not fit its type.
     """
     names = table.schema.names
     if any(isinstance(row, tuple) for row in rows):
@@ -115,7 +115,7 @@ def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
 def _make_column(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if not (_is_nested(kind) and any(isinstance(value, np.ndarray) and value.ndim == 2 for value in values)):
         return pa.array(values, kind)
-    # From the arrays: the supports of one part would be hundreds of millions of Python numbers.
+    # Convert the arrays directly: as lists, the supports of one part would be hundreds of millions of Python numbers.
     item = np.dtype(kind.value_type.value_type.to_pandas_dtype())
     blocks = [np.empty((0, 0), item) if value is None else np.asarray(value) for value in values]
     flat = np.concatenate([block.reshape(-1) for block in blocks])
@@ -137,10 +137,10 @@ def _sum_up(lengths: Any) -> pa.Array:
 def choose_parquet_options(schema: pa.Schema) -> dict[str, Any]:
     """Return the options of pyarrow's ParquetWriter for the file of a table: compression, checksums, encodings.
 
-    A column keeps a dictionary of its values, so that messages which several branches of a conversation share are
-    stored once. A table with supports gets no dictionaries: with half a million token ids they only add to the size.
-    The ids are split into their bytes, so that zstd finds the high bytes side by side. Half-precision numbers would
-    gain as well (33 bytes per token at K = 50), but DuckDB cannot read them split.
+    Columns are dictionary-encoded, so that messages that several branches of a conversation share are stored once. A
+    table with supports is not: with half a million token ids, dictionaries only add to the size. Instead, the bytes of
+    the ids are split, so that zstd finds the high bytes side by side. That would make half-precision numbers smaller,
+    too (33 bytes per token at K = 50), but DuckDB cannot read them split.
     """
     options: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
     nested = {f.name: f.type.value_type.value_type for f in schema if _is_nested(f.type)}
@@ -157,7 +157,7 @@ def _check_nulls(field: pa.Field, array: pa.Array, path: str) -> None:
     if pa.types.is_list(field.type):
         _check_nulls(field.type.value_field, array.flatten(), f"{path}[]")
     elif pa.types.is_struct(field.type):
-        # The children of a null struct are null, and that is right.
+        # The children of a null struct may be null.
         valid = array.drop_null() if array.null_count else array
         for i, child in enumerate(field.type):
             _check_nulls(child, valid.field(i), f"{path}.{child.name}")
