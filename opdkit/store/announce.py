@@ -1,4 +1,4 @@
-"""Say which models a command loads. Nothing here imports pyarrow: commands without tables start without it."""
+"""Say which models a command loads. Nothing here imports pyarrow, so that commands without tables start faster."""
 
 from opdkit.config.fields import CommandConfig
 from opdkit.config.teacher_models import parse_teachers
@@ -6,7 +6,7 @@ from opdkit.console import say
 
 
 def list_models(config: CommandConfig) -> list[str]:
-    """Return the models that a command is told to load, by path or name; those behind a server are not among them."""
+    """Return the models, by path or name, that the options make a command load; not those behind a server."""
     options = vars(config)
     judge = options.get("judge_model") if options.get("judge") == "local" else None
     first = options.get("judge_first") if not options.get("judge_first_url") else None
@@ -17,5 +17,5 @@ def list_models(config: CommandConfig) -> list[str]:
 def announce_models(name: str, config: CommandConfig) -> None:
     """Say which models a command loads. Called before its module is imported: torch alone takes seconds."""
     models = list_models(config) or ([f"{vars(config)['run']}/train/model"] if name == "eval" else [])
-    if models and name not in ("init", "run", "slurm", "night"):  # these load none, or their stages do
+    if models and name not in ("init", "run", "slurm", "night"):  # these load none, or their stages announce them
         say(f"{name}: loading torch and {' and '.join(dict.fromkeys(models))} ...")

@@ -1,7 +1,7 @@
-"""Files that are complete or absent: written beside their place, synced, and moved there in one step.
+"""Files that are complete or absent: written beside their final path, synced, and moved there in one step.
 
-The name of a temporary file names its process, ".manifest.json-5f3a9c1e-node7-4711". So whoever works on the run next,
-and `opdkit check --clean`, can tell what a killed process left from what another one is about to move.
+The name of a temporary file holds its host and process id, ".manifest.json-5f3a9c1e-node7-4711". So the next command on
+the run, and `opdkit check --clean`, can tell what a killed process left from what a live process is about to move.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from opdkit.store.disk import disk_errors_explained
 
 _OWNED = re.compile(r".+-[0-9a-f]{8}-(?P<host>.+)-(?P<pid>\d+)(?:\.\w+)?")
 _OWNED_BY_NOBODY = re.compile(r"\..+-[0-9a-f]{32}")  # as version 0.1.0 named them
-_ABANDONED = 3600.0  # seconds without a change after which a file of another host counts as left
+_ABANDONED = 3600.0  # seconds without a change after which a file of another host counts as left behind
 
 
 @cache
 def host_name() -> str:
-    """Return a name for the processes that share process ids: those of a machine, or of a container with its own."""
+    """Return a name for the namespace of this process's id: a machine, or a container with process ids of its own."""
     with contextlib.suppress(OSError):
         return f"{socket.gethostname()}.{Path('/proc/self/ns/pid').stat().st_ino}"
     return socket.gethostname()
@@ -38,7 +38,7 @@ def make_owned_name(name: str, suffix: str = "") -> str:
 
 
 def is_gone(host: str, pid: int) -> bool:
-    """Return True if a process was one of this host and has ended."""
+    """Return True if a process ran on this host and has ended."""
     try:
         os.kill(pid, 0)
     except OSError as error:  # PermissionError: it lives, and belongs to another user
@@ -49,7 +49,7 @@ def is_gone(host: str, pid: int) -> bool:
 def find_left_overs(folder: Path, pattern: str | None = None) -> list[Path]:
     """Return the entries of a folder that killed processes left: half-written, or moved away to be removed.
 
-    Without `pattern` these are hidden, or in a folder `.tmp`: what users put into a run may have any other name.
+    Without `pattern`, only hidden entries and those of a folder `.tmp` count: users may use any other name.
     """
     left = []
     for path in sorted(folder.glob(pattern or ("*" if folder.name == ".tmp" else ".*"))):
@@ -74,7 +74,7 @@ def remove_entries(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def temporary_file(final: Path, temporary: Path | None = None) -> Iterator[Path]:
-    """Yield a path to write to, beside `final` and hidden unless it is given. It is gone when the block ends."""
+    """Yield a path to write to, hidden beside `final` unless it is given. The file is removed when the block ends."""
     temporary = temporary or final.with_name(make_owned_name(f".{final.name}"))
     try:
         yield temporary
@@ -83,9 +83,9 @@ def temporary_file(final: Path, temporary: Path | None = None) -> Iterator[Path]
 
 
 def move_into_place(temporary: Path, final: Path, *, replace: bool = True) -> bool:
-    """Move a complete file to its place, on the disk when this returns. Return False if one is there and stays.
+    """Move a complete file to `final`, synced to disk. Return False if a file is there and stays.
 
-    Without `replace`, of two processes that write the file, the first one's stays.
+    Without `replace`, if two processes write the file, that of the first one stays.
     """
     sync(temporary)
     if replace:
@@ -103,10 +103,10 @@ def move_into_place(temporary: Path, final: Path, *, replace: bool = True) -> bo
 
 @contextlib.contextmanager
 def replaced_file(final: Path, *, replace: bool = True) -> Iterator[Path]:
-    """Yield a path to write to, and move the file to `final` when the block ends well; else what was there stays.
+    """Yield a path to write to, and move the file to `final` if the block succeeds; otherwise the old file stays.
 
-    Where `final` is a link, the file that it leads to is written. Raises ConfigError for a device or a folder, and
-    without `replace` when a file is there by then; OpdkitError when the disk is full or read-only.
+    If `final` is a link, its target is written. Raises ConfigError if `final` is a device or a folder or, without
+    `replace`, exists by then; OpdkitError if the disk is full or read-only.
     """
     place = final.resolve() if final.is_symlink() else final
     if place.exists() and not place.is_file():
@@ -115,21 +115,21 @@ def replaced_file(final: Path, *, replace: bool = True) -> Iterator[Path]:
     try:
         with disk_errors_explained(place), temporary_file(place) as temporary:
             place.parent.mkdir(parents=True, exist_ok=True)
-            remove_entries(find_left_overs(place.parent, f".{glob.escape(place.name)}-*"))  # of killed processes
+            remove_entries(find_left_overs(place.parent, f".{glob.escape(place.name)}-*"))  # left by killed processes
             yield temporary
             if not move_into_place(temporary, place, replace=replace):
                 raise ConfigError(f"{final} already exists; name another file, or pass --overwrite to replace it")
     except BaseException:
-        for folder in missing:  # created in vain, unless another process has put something there
+        for folder in missing:  # created for nothing, unless another process has put something there
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
 
 
 def write_text(path: Path, text: str, *, replace: bool = True) -> bool:
-    """Write a text file that others may read at any time. Return False if one is there and stays.
+    """Write a text file that others may read at any time. Return False if a file is there and stays.
 
-    In JSON, the bytes of a file name that are not UTF-8 are written as JSON escapes them.
+    Bytes of a file name that are not UTF-8 are written as backslash escapes, which JSON can read.
     """
     with temporary_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -137,14 +137,14 @@ def write_text(path: Path, text: str, *, replace: bool = True) -> bool:
 
 
 def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
-    """Remove what a stage wrote. If the process is killed half-way, no part outlives the manifest that describes it.
+    """Remove what a stage wrote. If the process is killed half-way, no part is left without its manifest.
 
-    Without `keep` this is one rename. Otherwise everything but these entries is moved away, the manifest last; people
-    may be adding to the kept entries, which are never moved. A folder that is a link, or a disk of its own, stays and
-    is emptied in the same way.
+    Without `keep`, the folder is moved away in one rename. Otherwise all other entries are moved away, the manifest
+    last. The kept entries are never moved, since people may be adding to them. A folder that is a link or a mount point
+    stays, and is emptied in the same way.
     """
     if keep or folder.is_symlink() or folder.is_mount():
-        trash = folder / make_owned_name(f".{folder.name}")  # within it, so on the same disk
+        trash = folder / make_owned_name(f".{folder.name}")  # in the folder, so on the same disk
         trash.mkdir()
         keep = {*keep, trash.name}
         for path in sorted(folder.iterdir(), key=lambda path: (path.name == "manifest.json", path.name)):
@@ -158,10 +158,10 @@ def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
 
 @contextlib.contextmanager
 def replaced_folder(final: Path) -> Iterator[Path]:
-    """Yield a new folder beside `final`, and move it there when the block ends well: readers find all of it.
+    """Yield a new folder beside `final`, and move it there if the block succeeds: readers find only a complete folder.
 
-    When the block fails, what was there stays, and the new folder is removed: a full disk gets its room back.
-    Its files get the permissions of the umask, whatever the library that wrote them gave them.
+    If the block fails, the old folder stays, and the new folder is removed: a full disk gets its room back.
+    Files get the permissions of the umask, not those that the library that wrote them chose.
     """
     temporary = final.with_name(make_owned_name(f".{final.name}"))
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -177,14 +177,14 @@ def replaced_folder(final: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if final.exists():  # once it is gone, the new folder is the only one
+    if final.exists():  # until the rename below, the new folder is the only copy
         shutil.rmtree(final)
     temporary.replace(final)
     sync(final.parent)
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, reach the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

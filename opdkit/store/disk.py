@@ -1,4 +1,4 @@
-"""Errors of the disk, explained: it is full, its files may not grow, it is read-only, or somebody else's."""
+"""Explanations of disk errors: the disk is full, a file cannot grow, or a path is read-only or somebody else's."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ def disk_errors_explained(where: Path) -> Iterator[None]:
 
 
 def explain_disk_error(error: BaseException, where: Path | None = None) -> str | None:
-    """Return the remedy for an error of the disk, or for one that such an error led to; None for any other error.
+    """Return a message with the remedy for a disk error, or an error that it led to; None for any other error.
 
     `where` is what was being written, in case the error does not name a file itself.
     """
@@ -46,8 +46,8 @@ def explain_disk_error(error: BaseException, where: Path | None = None) -> str |
             code = link.errno
         else:
             code = next((number for text, number in _QUOTED.items() if text in str(link)), None)
-        file = getattr(link, "filename2", None) or getattr(link, "filename", None)  # of a copy, where it goes to
-        if code is not None and isinstance(file, str) and (where is None or os.sep in file):  # rmtree gives no folder
+        file = getattr(link, "filename2", None) or getattr(link, "filename", None)  # of a copy: its target
+        if code is not None and isinstance(file, str) and (where is None or os.sep in file):  # rmtree's have no folder
             named = Path(file)
         link = link.__cause__ or link.__context__
     if code is None:
@@ -61,5 +61,5 @@ def explain_disk_error(error: BaseException, where: Path | None = None) -> str |
                 "-f`, or a file system such as FAT), or the disk fails; raise the limit or take another disk, then "
                 "start the same command again; what is finished is kept")  # fmt: skip
     if where is None or (code != errno.EROFS and named and os.access(named, os.F_OK)):
-        return None  # for all we know, a file that may not be read
+        return None  # perhaps it was being read, not written
     return f"{path} cannot be written (read-only, or another owner's): make it writable, then start the command again"

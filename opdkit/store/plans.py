@@ -18,13 +18,13 @@ from opdkit.store.atomic import remove_folder, write_text
 from opdkit.store.digests import digest_file
 from opdkit.store.disk import disk_errors_explained
 
-_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a large file of weights, which are digested
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a large file of weights: only these blocks are digested
 _ALL_SHARDS = "--overwrite removes the parts of all shards: overwrite once without --shard, then start the shards"
 DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored when plans are compared
 
 
 def stage_dir(run: Path, stage: str) -> Path:
-    """Return the folder of one stage in a run. A named training has its own train and eval stages, and no others."""
+    """Return the folder of a stage of a run. A named training has only train and eval; the others are its run's."""
     is_shared = run.suffix == TRAINING and stage not in ("train", "eval")
     return (run.parent if is_shared else run) / stage
 
@@ -49,13 +49,13 @@ def checkpoints_dir(run: Path) -> Path:
 
 
 def list_trainings(run: Path) -> dict[str, Path]:
-    """Return the named trainings of a run, by name: each is a run for every command."""
+    """Return the named trainings of a run, by name. Every command takes the folder of a training as RUN."""
     folders = sorted(path.parent.parent for path in run.glob(f"*{TRAINING}/train/manifest.json"))
     return {folder.stem: folder for folder in folders}
 
 
 def name_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return runs by the names of their trainings or folders, or by their paths where these are the same."""
+    """Return runs by the names of their trainings or folders, or by their paths if two have the same name."""
     names = [path.resolve().name.removesuffix(TRAINING) for path in paths]
     return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
 
@@ -66,7 +66,7 @@ def fingerprint(plan: JSON) -> str:
 
 
 def manifest(run: Path, stage: str) -> JSON:
-    """Read the manifest of a stage. Raises OpdkitError if the stage has not been started, or it is damaged."""
+    """Read the manifest of a stage. Raises OpdkitError if the stage has not been started or the manifest is damaged."""
     path = stage_dir(run, stage) / "manifest.json"
     try:
         document: JSON = json.loads(path.read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ def manifest(run: Path, stage: str) -> JSON:
     except FileNotFoundError:
         run = path.parents[1]
         raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {quote(run)} ...` first") from None
-    except (ValueError, LookupError, TypeError) as error:  # no UTF-8, no JSON, another document
+    except (ValueError, LookupError, TypeError) as error:  # not UTF-8, not JSON, or another document
         raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
     if kinds != [str, dict, dict, int]:
         raise OpdkitError(f"{path} is damaged (it holds no plan); run `opdkit {stage}` again with --overwrite")
@@ -88,9 +88,9 @@ def find_command(run: Path, stage: str) -> str:
 
 
 def judge_kind(run: Path) -> str | None:
-    """Return the `--judge` that wrote the verdicts of a run or, of a rollout, the hints that it answers."""
+    """Return the `--judge` that wrote the verdicts of a run or, for a rollout, the hints that it answers."""
     document = manifest(run, "judge")
-    options = document.get("configuration", document["plan"]["config"])  # the former names the source run, too
+    options = document.get("configuration", document["plan"]["config"])  # "configuration" names the source run, too
     source = options.get("from_run")
     if source and has_stage(Path(source), "judge"):
         return judge_kind(Path(source))
@@ -98,24 +98,24 @@ def judge_kind(run: Path) -> str | None:
 
 
 def read_hint_text(run: Path, *stages: str) -> str:
-    """Return the words around a hint that a run's teacher recorded, else the rollout that made it, else the defaults.
+    """Return the words around a hint that a run's teacher recorded, else those of its rollout, else the default.
 
-    `stages`: where to look, by default in both. The first that has been started counts.
+    `stages`: stages to look in, by default teacher and extract. The first that has been started counts.
     """
     stage = next((name for name in stages or ("teacher", "extract") if has_stage(run, name)), None)
     inputs = manifest(run, stage)["plan"].get("inputs", {}) if stage else {}
-    # An extract stage has its logs here, by name, and one of them may be called "wording".
+    # The inputs of an extract stage are its logs, by name, and a log may be called "wording".
     return str(inputs.get("wording", {}).get("teacher", DEFAULTS["teacher"])["hint"])
 
 
 def find_changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:
-    """Return the stages that a plan was bound to, and that have another fingerprint now."""
+    """Return the upstream stages in a plan that have another fingerprint now."""
     pins = plan["upstream"].items()
     return [stage for stage, pin in pins if stage in manifests and manifests[stage]["fingerprint"] != pin]
 
 
 def find_outdated_upstream(run: Path, stage: str) -> str | None:
-    """Return the first changed stage of those that `stage` was computed from. Raises OpdkitError if one is gone."""
+    """Return the first stage done again since `stage` was computed from it. Raises OpdkitError if one is gone."""
     plan = manifest(run, stage)["plan"]
     return next(iter(find_changed_upstream(plan, {name: manifest(run, name) for name in plan["upstream"]})), None)
 
@@ -129,7 +129,7 @@ def find_upstream_change(run: Path, stage: str) -> str | None:
 
 
 def check_upstream(run: Path, stages: Sequence[str]) -> None:
-    """Raise OpdkitError if one of these stages was computed from another stage than is there now."""
+    """Raise OpdkitError if a stage that one of these stages was computed from has been done again since."""
     for stage in stages:
         if upstream := find_outdated_upstream(run, stage):
             folder = stage_dir(run, stage)
@@ -140,11 +140,11 @@ def check_upstream(run: Path, stages: Sequence[str]) -> None:
 
 
 def write_or_check_manifest(config: StageConfig, plan: JSON) -> str:
-    """Write the manifest of a stage, or check that the one there pins the same plan. Return its fingerprint.
+    """Write the manifest of a stage, or check that the existing one pins the same plan. Return its fingerprint.
 
-    That is the fingerprint of `plan`, unless the plans differ in paths of the same files alone. Raises ConfigError that
-    names every other difference, or for `--overwrite`, which removes plan and parts first, in one of several shards.
-    With `--dry-run` nothing is written or removed.
+    An existing plan may differ in paths of the same files, in its draw, and in lacking options that are off. Any other
+    difference raises ConfigError, which names them all. `--overwrite` removes plan and parts first; with several shards
+    it raises ConfigError. With `--dry-run` nothing is written or removed.
     """
     folder, digest = stage_dir(config.run, plan["stage"]), fingerprint(plan)
     path = folder / "manifest.json"
@@ -155,11 +155,11 @@ def write_or_check_manifest(config: StageConfig, plan: JSON) -> str:
     if config.overwrite and folder.exists():
         if config.is_dry_run:
             return digest
-        from opdkit.store.tables import APPENDED  # imported here: it brings pyarrow
+        from opdkit.store.tables import APPENDED  # imported here: it imports pyarrow
 
         with disk_errors_explained(folder):
             remove_folder(folder, keep=[table.name for table in APPENDED.values() if table.stage == plan["stage"]])
-    # Parts are looked for first: a process writes its manifest before its parts.
+    # Look for parts first: another process writes its manifest before its parts.
     if any(folder.glob("*/part-*.parquet")) and not path.exists():
         raise ConfigError(f"{folder} holds parts but no manifest, so their plan is unknown; pass --overwrite")
     if config.is_dry_run and not path.exists():
@@ -179,7 +179,7 @@ def write_or_check_manifest(config: StageConfig, plan: JSON) -> str:
 
 
 def record_usage(run: Path, stage: str, usage: JSON) -> None:
-    """Write into the manifest of a stage that is done the tokens that its parts took, as their footers sum them."""
+    """Write the tokens that the parts of a finished stage took, summed over their footers, into its manifest."""
     document = manifest(run, stage)
     if document.get("usage") != usage:
         path = stage_dir(run, stage) / "manifest.json"
@@ -188,15 +188,15 @@ def record_usage(run: Path, stage: str, usage: JSON) -> None:
 
 
 def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | None = None) -> None:
-    """Raise ConfigError if a stage was begun with other options: what is known of its plan before its inputs are read.
+    """Raise ConfigError if a stage was begun with other options. This needs no input of the stage to be read.
 
-    `inputs` are those that are known already, None for one that the plan lacks. `--overwrite` allows it.
+    `inputs`: those of its plan that are known already, None for one that it must lack. `--overwrite` skips the check.
     """
     if config.overwrite or not has_stage(config.run, stage):
         return
     plan, options = manifest(config.run, stage)["plan"], config.plan()
     changes = differences(plan["config"], options, "config")
-    if changes:  # perhaps a model lies elsewhere
+    if changes:  # perhaps only a model was moved
         values = [one for value in options.values() for one in (value if isinstance(value, list) else [value])]
         words = {word for text in values if isinstance(text, str) for word in (text, *text.split("="))}
         models = [identify_model(word) for word in words if (Path(word) / "config.json").is_file()]
@@ -232,7 +232,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 
 def without_moves(old: JSON, new: JSON) -> tuple[JSON, JSON]:
-    """Return two plans in which models with the same files have one name, wherever they lie: the first one in `old`.
+    """Return both plans with one name for models with the same files, wherever they are: the first name in `old`.
 
     A model on the hub has no files in a plan, and keeps its name.
     """
@@ -245,7 +245,7 @@ def without_moves(old: JSON, new: JSON) -> tuple[JSON, JSON]:
 
 
 def _list_models(inputs: Any) -> Iterator[tuple[str, str]]:
-    """Yield name and digest of the files of every model in the inputs of a plan."""
+    """Yield (name, digest of its files) for every model in the inputs of a plan."""
     if isinstance(inputs, dict) and inputs.keys() == {"name", "files"} and isinstance(inputs["name"], str):
         yield inputs["name"], fingerprint(inputs["files"])
     elif isinstance(inputs, (dict, list)):
@@ -254,7 +254,7 @@ def _list_models(inputs: Any) -> Iterator[tuple[str, str]]:
 
 
 def _rename(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a plan, or a value in it, with other names of models: alone, as keys, and in NAME=PATH and PATH=SHARE."""
+    """Return a plan, or a value in it, with models renamed: as values, as keys, and in NAME=PATH and PATH=SHARE."""
     if isinstance(value, dict):
         return {_rename(key, names): _rename(one, names) for key, one in value.items()}
     if isinstance(value, list):
@@ -265,7 +265,7 @@ def _rename(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Return True for equal values, two spellings of one path, and an option that is off where the old plan has none.
+    """Return True for equal values, two spellings of one path, and an option that is off and that `old` lacks.
 
     So a run that began before opdkit had the option can be resumed.
     """
@@ -276,14 +276,14 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def is_same_path(one: str, other: str) -> bool:
-    """Return True if both are paths of one file or folder that exists."""
-    with contextlib.suppress(OSError, ValueError):  # not a path, or not there
+    """Return True if both are paths of the same existing file or folder."""
+    with contextlib.suppress(OSError, ValueError):  # not a path, or it does not exist
         return Path(one).samefile(other)
     return False
 
 
 def check_model_path(model: str) -> None:
-    """Raise ConfigError for no folder and no name on the hub: ORG/NAME is none where ORG is a folder here."""
+    """Raise ConfigError unless `model` is a folder or may be on the hub: not ORG/NAME if ORG is a folder here."""
     path = Path(model)
     is_beside = path.parent.name and path.parent.is_dir()
     if not path.is_dir() and (is_beside or model.startswith((".", "/", "~")) or model.count("/") > 1):
@@ -297,7 +297,7 @@ def identify_model(name: str) -> JSON:
     """Return what pins a model in a plan: its name and, for a folder, sizes and digests of its files.
 
     Weights are sampled (64 blocks of 64 KiB per file), so that pinning a 100 GB model takes a moment; training changes
-    every block. Raises OpdkitError for a path without a folder.
+    every block. Raises ConfigError for a path without a folder.
     """
     check_model_path(name)
     folder = Path(name)
@@ -308,7 +308,7 @@ def identify_model(name: str) -> JSON:
 
 
 def identify_file(path: Path) -> str:
-    """Return size and digest of one of a model's files, as `identify_model` pins it."""
+    """Return "size:digest" of one of a model's files, as `identify_model` pins it."""
     size = path.stat().st_size
     if size <= _BLOCKS * _BLOCK_BYTES:
         return f"{size}:{digest_file(path)[:16]}"

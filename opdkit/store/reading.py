@@ -36,16 +36,16 @@ def read_part(run: Path, table: str, part: int) -> list[JSON]:
 
 
 def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read one part as Arrow, or some columns of it. "votes.score" is one field of a column of lists of structs.
+    """Read one part as Arrow, or some columns of it. "reward_votes.score" is a field of a list of structs.
 
-    Raises OpdkitError when the part is missing, damaged, or of another schema version or plan.
+    Raises OpdkitError if the part is missing, damaged, or of another schema version or plan.
     """
     spec, path = TABLES[table], part_path(run, table, part)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=True) as file:
             paths = None if columns is None else [column.replace(".", ".list.element.") for column in columns]
             arrow = file.read(paths)
-        if columns is not None:  # read in the order of the file
+        if columns is not None:  # they were read in the order of the file
             arrow = arrow.select(list(dict.fromkeys(column.partition(".")[0] for column in columns)))
     except FileNotFoundError:
         if has_stage(run, spec.stage) and table not in manifest(run, spec.stage)["plan"]["schemas"]:
@@ -64,7 +64,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
 
 
 def count_rows(run: Path, table: str, part: int) -> int:
-    """Return the number of rows of a part, from its footer. Raises OpdkitError when the part is missing or damaged."""
+    """Return the number of rows of a part, from its footer. Raises OpdkitError if the part is missing or damaged."""
     return int(_read_footer(run, table, part).num_rows)
 
 
@@ -91,7 +91,7 @@ def _explain_unreadable(run: Path, stage: str, path: Path, error: Exception) -> 
 
 
 def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
-    """Raise OpdkitError if a part of one of these stages has not been done, or is gone."""
+    """Raise OpdkitError if a part of one of these stages is not done yet, or is gone."""
     for table in TABLES.values():
         known = table.stage in stages and table.name in manifest(run, table.stage)["plan"]["schemas"]
         for part in range(count_parts(run, table.stage) if known else 0):
@@ -108,7 +108,7 @@ def _explain_missing(run: Path, stage: str, path: Path) -> OpdkitError:
 
 
 def read_all(run: Path, table: str, columns: Sequence[str] | None = None) -> Iterator[JSON]:
-    """Yield the rows of all parts, in order, whole or with these columns alone."""
+    """Yield the rows of all parts, in order, with all columns or only `columns`."""
     for part in range(count_parts(run, TABLES[table].stage)):
         yield from read_arrow(run, table, part, columns).to_pylist()
 
@@ -116,7 +116,7 @@ def read_all(run: Path, table: str, columns: Sequence[str] | None = None) -> Ite
 def find_parts(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
     """Return turn_id -> the part that holds the turn, for those of `turn_ids` that the run has.
 
-    Reads one column, and only of the parts whose statistics do not rule out all of the turns.
+    Reads only one column, and only of parts whose statistics allow that they hold one of the turns.
     """
     part_of: dict[str, int] = {}
     missing = set(turn_ids)
@@ -129,7 +129,7 @@ def find_parts(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
             statistics = group.column(column).statistics
             known = statistics is not None and statistics.has_min_max
             ranges.append((statistics.min, statistics.max) if known else ("", "\U0010ffff"))
-        # Statistics compare UTF-8 byte by byte, which is the order of Python's text.
+        # Statistics compare UTF-8 byte by byte, which is the order of Python's strings.
         possible = sorted(name for name in missing if any(low <= name <= high for low, high in ranges))
         if possible:
             ids = read_arrow(run, "turns", part, ["turn_id"])["turn_id"]
@@ -157,5 +157,5 @@ def count_sessions_within(run: Path, part: int, limit: int | None) -> int | None
 
 
 def is_complete(run: Path, stage: str) -> bool:
-    """Return True for a stage all of whose parts are done."""
+    """Return True if all parts of a stage are done."""
     return has_stage(run, stage) and (summary := summary_of(run, stage)).parts_done == summary.parts
