@@ -20,7 +20,7 @@ from opdkit.extract.turns import TurnRow
 from opdkit.store.skip_reasons import READ_BEFORE
 
 _REPLY = 16  # length of the first half of a digest, which covers all but the decision
-BY_LINE = "@"  # between the name and the night's number in the name of a log whose lines have no ids
+BY_LINE = "@"  # in chat@12, the name of a log of night 12 whose lines have no ids
 
 
 def find_id_in_log(session_id: str) -> str:
@@ -51,7 +51,7 @@ def skip_known(
 
 
 def record_turns(ledger: Path, run: Path) -> None:
-    """Add the turns of an extracted run to the ledger. They replace equal turns with another decision.
+    """Add the turns of an extracted run to the ledger. A turn replaces the same turn with another decision.
 
     A second call changes nothing. Sessions without a logged id cannot continue, and are left out.
     """

@@ -208,7 +208,7 @@ class _Night:
         self.save(known, source.file, source.member)
 
     def begin_input(self, source: Source, log_format: str) -> KnownInput | None:
-        """Return a new input; None for a copy of a known one. What it shares with its known twin counts as read."""
+        """Return a new input; None for a copy of a known one. What it shares with one (its twin) counts as read."""
         size = source.path.stat().st_size
         seal, twins = digest_ends(source.path, size), list[tuple[KnownInput, bool]]()
         for length in [length for length in self.starts if 0 < length <= size]:
@@ -252,7 +252,7 @@ class _Night:
             return None
 
     def adds_unit(self, known: KnownInput, name: str, piece: Piece, digest: bytes, left: Counter[bytes]) -> bool:
-        """Add a session or a record without an id to log `name`; if it is in `left`, remove it there, return False."""
+        """Add a session, or a record without id, to log `name`; if it is in `left`, take it out and return False."""
         if left[digest] > 0:
             left[digest] -= 1
             return False

@@ -134,6 +134,6 @@ def _sample(sessions: Sequence[JSON], turns: Sequence[JSON]) -> Iterator[str]:
 
 
 def _shorten(text: str, limit: int) -> str:
-    """Return a text as one line of at most `limit` characters, without control characters of a terminal."""
+    """Return a text as one line of at most `limit` characters, with control characters replaced."""
     line = " ".join(text.split())
     return printable(line if len(line) <= limit else line[: limit - 3] + "...")

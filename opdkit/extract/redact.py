@@ -21,10 +21,10 @@ from opdkit.extract.names import load_names
 from opdkit.extract.redact_rules import Rule, load_rules, unescape
 from opdkit.extract.turns import TurnRow
 
-CACHED, CACHED_CHARS = 16_384, 8_192  # texts in the cache, and their longest: logs repeat prompts and field names
+CACHED, CACHED_CHARS = 16_384, 8_192  # texts in the cache, longest of them: logs repeat prompts and field names
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
-_ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, or the name of a tool or field: no model looks at it
+_ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, or the name of a tool or field: not passed to the model
 _WORDS = {"private key", "credentials", "rest of a key", "password", "email"}  # rules of other names need a digit
 _RUN, _DIGIT = re.compile(r"[A-Za-z0-9_+/=-]{12,}"), re.compile("[0-9]")
 _ESCAPE = re.compile("%[2-7][0-9A-Fa-f]")

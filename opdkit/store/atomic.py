@@ -26,7 +26,7 @@ _ABANDONED = 3600.0  # seconds without a change after which a file of another ho
 
 @cache
 def host_name() -> str:
-    """Return a name for the namespace of this process's id: a machine, or a container with process ids of its own."""
+    """Return a name for the processes that share pids with this one: of a machine, or of a container with own pids."""
     with contextlib.suppress(OSError):
         return f"{socket.gethostname()}.{Path('/proc/self/ns/pid').stat().st_ino}"
     return socket.gethostname()

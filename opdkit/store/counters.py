@@ -102,8 +102,8 @@ class Nouns(NamedTuple):
     dropped_plural: str | None = None
 
 
-# By the first word of the closing line. extract may drop lines of a session that it keeps: it counts both.
-# eval and rollout sample several replies per prompt.
+# By the first word of the closing line. extract drops sessions, and also single lines of sessions that it keeps. eval
+# and rollout sample several replies per prompt.
 NOUNS = {
     "extract": Nouns("log session", "session", "line or session", "lines or sessions"),
     "judge": Nouns("turn", "verdict"),

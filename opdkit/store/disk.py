@@ -47,7 +47,7 @@ def explain_disk_error(error: BaseException, where: Path | None = None) -> str |
         else:
             code = next((number for text, number in _QUOTED.items() if text in str(link)), None)
         file = getattr(link, "filename2", None) or getattr(link, "filename", None)  # of a copy: its target
-        if code is not None and isinstance(file, str) and (where is None or os.sep in file):  # rmtree's have no folder
+        if code is not None and isinstance(file, str) and (where is None or os.sep in file):  # rmtree names no folder
             named = Path(file)
         link = link.__cause__ or link.__context__
     if code is None:

@@ -56,7 +56,7 @@ class PartWriter:
 
 @dataclass
 class Stage:
-    """Stage of a run. `tables[0]` is the primary table: a part is done when its file there exists."""
+    """Stage of a run. A part is done if its file of `tables[0]`, the primary table, exists and has current inputs."""
 
     config: StageConfig
     name: str

@@ -98,7 +98,7 @@ def judge_kind(run: Path) -> str | None:
 
 
 def read_hint_text(run: Path, *stages: str) -> str:
-    """Return the words around a hint that a run's teacher recorded, else those of its rollout, else the default.
+    """Return the words around a hint that a run's teacher recorded, else that its rollout did, else the default.
 
     `stages`: stages to look in, by default teacher and extract. The first that has been started counts.
     """
@@ -142,9 +142,9 @@ def check_upstream(run: Path, stages: Sequence[str]) -> None:
 def write_or_check_manifest(config: StageConfig, plan: JSON) -> str:
     """Write the manifest of a stage, or check that the existing one pins the same plan. Return its fingerprint.
 
-    An existing plan may differ in paths of the same files, in its draw, and in lacking options that are off. Any other
-    difference raises ConfigError, which names them all. `--overwrite` removes plan and parts first; with several shards
-    it raises ConfigError. With `--dry-run` nothing is written or removed.
+    An existing plan may differ in paths of the same files, in its draw, and in lacking options that are off. All other
+    differences raise ConfigError, which lists them. `--overwrite` removes plan and parts first; with several shards it
+    raises ConfigError. With `--dry-run` nothing is written or removed.
     """
     folder, digest = stage_dir(config.run, plan["stage"]), fingerprint(plan)
     path = folder / "manifest.json"

@@ -116,7 +116,7 @@ def read_all(run: Path, table: str, columns: Sequence[str] | None = None) -> Ite
 def find_parts(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
     """Return turn_id -> the part that holds the turn, for those of `turn_ids` that the run has.
 
-    Reads only one column, and only of parts whose statistics allow that they hold one of the turns.
+    Reads only one column, and only of parts that may hold one of the turns, according to their statistics.
     """
     part_of: dict[str, int] = {}
     missing = set(turn_ids)

@@ -3,8 +3,8 @@
     judge/reviews/decisions.jsonl      a line per decision, in their order
 
 Lines are only appended, under a lock, and are on disk before the reviewer gets an answer. The last decision on a turn
-counts; one whose action is "strike" withdraws the decision before. The verdicts themselves never change, and `opdkit
-judge --overwrite` keeps the decisions: they are about turns, not about votes.
+counts; if its action is "strike", the turn is undecided again. The verdicts themselves never change, and `opdkit judge
+--overwrite` keeps the decisions: they are about turns, not about votes.
 """
 
 import contextlib
@@ -169,7 +169,7 @@ class ReviewLog:
         return sorted(newer, key=lambda review: -review.ordinal)
 
     def _read(self, file: FileIO) -> bytes:
-        """Read what was appended. Return the end of the file if it is not a whole append: it does not count."""
+        """Read what was appended. Return the bytes at the end that are no complete `append`: they do not count."""
         status = os.fstat(file.fileno())
         if self._end and (status.st_size < self._end or status.st_ino != self._inode):
             raise OpdkitError(f"{self._path} was replaced since it was read: start the command again")
@@ -284,7 +284,7 @@ def plan_inputs(decided: JSON) -> JSON:
 def find_known_inputs(run: Path, stage: str) -> JSON:
     """Return the inputs of a stage's plan that are known before it runs, for `plans.check_options`.
 
-    For train: what pins the decisions in force, from which the targets will have been computed. For other stages: {}.
+    For train: what pins the decisions in force, from which current targets are computed. For other stages: {}.
     """
     if stage != "train":
         return {}

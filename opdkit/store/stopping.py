@@ -22,7 +22,7 @@ TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command 
 
 
 class Stopped(KeyboardInterrupt):
-    """Exception of a stage that stops. As a KeyboardInterrupt, it passes whatever Ctrl-C passes, such as asyncio."""
+    """Exception of a stage that stops. As a KeyboardInterrupt, it passes through code that lets Ctrl-C through."""
 
     exit_code = TRY_AGAIN
 

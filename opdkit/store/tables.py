@@ -28,7 +28,7 @@ _DECLARED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding
 
 @dataclass(frozen=True)
 class Table:
-    """Table of a stage, with its version, its columns, and the option with which alone it is written (None: always)."""
+    """Table of a stage, with its version, its columns, and the option that makes the stage write it (None: always)."""
 
     stage: str
     name: str

@@ -273,8 +273,8 @@ def until_damage() -> Iterator[list[Exception]]:
 def find_documents(path: Path, limit: int) -> str:
     """Return how a file holds its JSON: "" as lines, OBJECTS as an array or as objects of several lines each.
 
-    MESSAGES: it is an array of messages that is one conversation, since no field says which conversation they belong
-    to. `limit` is the longest line, in bytes.
+    MESSAGES: it is one conversation, an array of messages without a field that names their conversation. `limit` is
+    the longest line, in bytes.
     """
     if _is_json_lines(_read_head(path, limit, "")):
         return ""

@@ -1,8 +1,8 @@
 """First pass over the inputs: digests, formats, and where every part begins, so that each part can be read alone.
 
-A part is about `part_bytes` of unpacked log, in whole units. A unit is what `--limit` counts. Its kind depends on the
-format (`Reader.grouping`): a non-blank line, if each holds a conversation; a session with a header (codex, pi); or all
-lines with one logged id. Lines need no parsing to find a part: the line ends at its borders are enough.
+A part is about `part_bytes` of unpacked log, in whole units. A unit is what `--limit` counts. The format decides what
+it is (`Reader.grouping`): a non-blank line with a conversation, a session with a header (codex, pi), or all lines with
+one logged id. If units are lines, parts are found without parsing: only the line ends at their borders are needed.
 """
 
 import contextlib

@@ -35,7 +35,7 @@ class KnownInput:
     format: str
     is_plain: bool  # the file itself holds its plain JSON lines
     read: int = 0  # bytes of these lines that were read
-    start: bytes = b""  # digest of the first bytes that were read
+    start: bytes = b""  # digest of the first `START` bytes that were read
     seal: bytes = b""  # digest of the first and last block that were read
     session: int = 0  # offset of the last session; also 0 if sessions lack ids or share one
     last: str | None = None  # id of the last record; the next record without an id has this id
@@ -67,7 +67,7 @@ class FileSession:
     """Session of a file, from its header up to the next header."""
 
     id: str | None  # escaped
-    name: str  # its id, or its first line
+    name: str  # its id, or "line" and the number of its first line
     start: int  # bytes
     stop: int = 0
     new_lines: int = 0  # after what was read before

@@ -65,8 +65,8 @@ def index_sessions(
 ) -> range:
     """Index the sessions of an input, each from its header up to the next session's. Return their unit numbers.
 
-    Lines before the first header are a session too. `first` is the number of the first unit. Offsets are in the file
-    `path`.
+    Lines before the first header are a session too. `first` is the number of the first unit, `path` the file with the
+    lines.
     """
     unit, begin = first - 1, 0
     name = None
