@@ -261,7 +261,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
 
 
 def check_results(counters: Counters) -> None:
-    """Raise OpdkitError if most of the log is unread, NothingLearnedError if no turn is trainable; NO_NEXT: warn."""
+    """Raise OpdkitError if most of the log is unread, NothingLearnedError if no turn is trainable (warn if NO_NEXT)."""
     unread, reasons = counters.total(UNREAD), list_reasons(counters.dropped)
     if 2 * unread > counters.rows_in:
         raise OpdkitError(f"{unread:,} of {counted(counters.rows_in, 'log session')} could not be read: {reasons}. The "

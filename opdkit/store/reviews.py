@@ -229,7 +229,7 @@ def order_of_draw(turn_ids: Iterable[str]) -> list[str]:
 
 
 def apply_review(verdict: JSON, review: Review | None) -> JSON:
-    """Return a row of `verdicts` with a decision applied and status "reviewed"; the row itself without a decision.
+    """Return a row of `verdicts` with the decision, if any, applied. Decided values get the status "reviewed".
 
     A decided hint becomes the first of `hints`. The agreement becomes the share of valid votes for the decided reward.
     """

@@ -45,7 +45,7 @@ def read_csv_rows(path: Path, text: str, *, strict: bool) -> Iterator[tuple[int,
 
 
 def escape(text: str) -> str:
-    """Return `text`, with `'` before it if it looks like a formula or a time to a spreadsheet. See `unescape`."""
+    """Return `text`, after a `'` if a spreadsheet may take it for a formula or a time; `unescape` reverses it."""
     is_formula = text.startswith(_FORMULA) and text not in ("-1", "+1")
     return f"'{text}" if is_formula or _TIME.fullmatch(text) else text
 
