@@ -87,13 +87,13 @@ class JudgeOptions(TypedDict, total=False):
     bad: Texts | None
     """reward -1, without a vote, where this holds; as --good; both or none: votes decide"""
     conflicts: Literal["rating", "hint", "neither"] | None
-    """what holds where a reply was rated +1, and was edited, given up for another one, or complained about next; rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing"""
+    """what wins if a reply was rated +1, but was also edited, discarded for another one, or complained about; rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing"""
     criterion: Text | None
     """text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md"""
     votes: int | None
     """per question and turn; rules always give one"""
     all_votes: bool | None
-    """endpoint: ask for all votes; else for no more of them once they can change neither the reward nor whether there is a hint"""
+    """endpoint: ask for all votes; by default, opdkit stops asking once more votes can change neither the reward nor whether there is a hint"""
     weigh_votes: bool | None
     """weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the server's log-probs; where a vote has none, all votes of the question count as one"""
     temperature: float | None
@@ -127,11 +127,11 @@ class JudgeOptions(TypedDict, total=False):
     dry_run: bool | None
     """report what would be done, write nothing; turns, questions, and the tokens that a model would read"""
     price: Text | None
-    """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
+    """price per million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
     judge_first_price: Text | None
-    """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40; for --judge-first"""
+    """price per million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40; for --judge-first"""
     measure: int | None
-    """try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher"""
+    """time N turns, to estimate how long all take; with --dry-run; needs the judge, or both models"""
     config: Text | None
     """TOML file with one table per stage; keyword arguments win"""
 
@@ -208,9 +208,9 @@ class TeacherOptions(TypedDict, total=False):
     dry_run: bool | None
     """report what would be done, write nothing; replies, and the tokens that the models would read"""
     price: Text | None
-    """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
+    """price per million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
     measure: int | None
-    """try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher"""
+    """time N turns, to estimate how long all take; with --dry-run; needs the judge, or both models"""
     config: Text | None
     """TOML file with one table per stage; keyword arguments win"""
 
@@ -259,15 +259,15 @@ class TrainOptions(TypedDict, total=False):
     divergence_alpha: float | None
     """0 is forward KL, 1 is reverse KL; 0: KL(teacher, student); 1: KL(student, teacher); between: generalised Jensen-Shannon divergence with the mixture (1 - this) student + this teacher"""
     forward_kl: float | None
-    """weight of the forward KL beside it; teaches a student that is sure of another token; 0 is off"""
+    """weight of an added forward KL; teaches a student that is sure of another token; 0 is off"""
     kl_coef: float | None
     """weight of the KL to the reference; 0 is off"""
     anchor_weight: float | None
     """weight of the divergence from the untrained student; where nobody complained; 0 is off"""
     reference: Text | None
-    """frozen model of that KL; with the student's tokenizer; default: the untrained student"""
+    """frozen model of the KL of --kl-coef; with the student's tokenizer; default: the untrained student"""
     kl_estimator: Literal["k1", "k2", "k3"] | None
-    """estimator of that KL; from the logged token"""
+    """estimator of the KL of --kl-coef; from the logged token"""
     min_advantage: float | None
     """skip tokens with a smaller difference; teacher terms: that of teacher and student"""
     skip_first: int | None
@@ -301,7 +301,7 @@ class TrainOptions(TypedDict, total=False):
     batch_by: Literal["session", "turn"] | None
     """draw whole sessions, or single turns; session: whole ones until --batch-turns; what they share is read once"""
     validate: int | None
-    """prompts to find the best state on; of each kind, with a hint and without complaint, kept out of training; a state that is worse than before training is not written; 0 is off"""
+    """prompts to find the best state with; N with a hint, and N without a complaint, kept out of training; a state that is worse than before training is not written; 0 is off"""
     interpolate: float | None
     """share of the way from the weights before training to the trained ones; of the model that is written; below 1 it forgets less, and learns a little less; default: 1, and 0.8 in a night"""
     schedule: Literal["cosine", "constant"] | None
@@ -482,9 +482,9 @@ class RunOptions(TypedDict, total=False):
     dry_run: bool | None
     """report what would be done, write nothing; what depends on stages that are not done yet is bounded"""
     price: Text | None
-    """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
+    """price per million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
     measure: int | None
-    """try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher"""
+    """time N turns, to estimate how long all take; with --dry-run; needs the judge, or both models"""
 
 
 class SlurmOptions(TypedDict, total=False):
@@ -550,13 +550,13 @@ class SlurmOptions(TypedDict, total=False):
 
 class ExportOptions(TypedDict, total=False):
     to: Literal["trl-sdft", "trl-kto", "trl-dpo", "trl-sft", "verl", "openai", "review-csv", "rules"] | None
-    """who reads the file; TRL's SDFT, KTO, DPO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a model (the hints as rules of its system prompt)"""
+    """what to write; for TRL's SDFT, KTO, DPO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a model (the hints as rules of its system prompt)"""
     import_reviews: Text | None
     """read decisions back from what --to review-csv wrote"""
     include_neutral: bool | None
     """also imitate replies with reward 0; for trl-sft and openai"""
     max_rules: int | None
-    """for rules: no more than these, which each request has to read"""
+    """most rules to write; the model reads them in each request"""
     limit: int | None
     """only the first N sessions, for a cheap trial"""
     overwrite: bool | None
@@ -588,13 +588,13 @@ class ForecastOptions(TypedDict, total=False):
 
 class CalibrateOptions(TypedDict, total=False):
     other_run: Texts | None
-    """another judge on the same turns, beside RUN's; the run directory that it judged; may be given repeatedly"""
+    """run directory of another judge on the same turns, to compare; may be given repeatedly"""
     session_reward: Literal["last", "mean", "min"] | None
     """a session's reward, to compare with its label; mean: its sign"""
     kappa_weights: Literal["none", "linear", "quadratic"] | None
     """Cohen's kappa: how distance counts; none: +1 for -1 is as wrong as +1 for 0"""
     tolerance: float | None
-    """accuracy and coverage to give up for fewer votes; each may fall by this"""
+    """accuracy and coverage that fewer votes may cost; each may fall by this"""
     seed: int | None
     """seed of every random draw"""
 
@@ -658,6 +658,6 @@ class CheckOptions(TypedDict, total=False):
     deep: bool | None
     """also read all weights of the trained model"""
     clean: bool | None
-    """remove what killed processes left behind; without it, it is only named"""
+    """remove what killed processes left behind; without it, they are only listed"""
     recompute: bool | None
     """remove damaged parts; and those computed from them, so that the stages compute them again"""

@@ -142,7 +142,7 @@ def test_wrong_commands_say_what_to_do(
 def test_logs_may_stand_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(f'[extract]\nlogs = ["{tmp_path}/none.jsonl"]\n')
     done = CliRunner().invoke(app, ["extract", str(tmp_path / "run"), "--config", str(tmp_path / "f.toml")])
-    assert (done.exit_code, "none.jsonl is not there" in " ".join(done.stderr.split())) == (2, True)
+    assert (done.exit_code, "none.jsonl does not exist" in " ".join(done.stderr.split())) == (2, True)
 
 
 def _required(known: Command) -> set[str]:

@@ -248,7 +248,7 @@ class Chat:
         own = inspect.signature(self.tokenizer.apply_chat_template).parameters.keys() | {"messages"}
         for name in self.template_args:
             if name in own:
-                raise ConfigError(f"--template-arg {name}: opdkit itself sets this; only the template's own go there")
+                raise ConfigError(f"--template-arg {name}: opdkit sets this itself; pass only the template's own")
             if not re.search(rf"\b{re.escape(name)}\b", text):
                 warn(f"--template-arg {name}: the chat template of {where} does not read it")
         if "strftime_now(" in _fix_date(text):

@@ -231,7 +231,7 @@ def write_sentence(
     if not worst:
         return f"{falls} No {by} stands out as the one that taught this."
     names, turns = ", ".join(row["value"] for row in worst), sum(row["turns"] for row in groups)
-    others = f" Without them goes what has no {by}: {counted(left_out[None], 'session')}." if left_out[None] else ""
+    others = f" This also leaves out {counted(left_out[None], 'session')} without a {by}." if left_out[None] else ""
     if not leaves_out_worst(worst, left_out):
         others = f" No condition on {by} leaves out exactly these: try `--by {SESSION}`, or another field."
     return (f"{falls} {sum(row['share'] for row in worst):.0%} of the blame is on {by} {names}: "

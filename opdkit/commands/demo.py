@@ -33,7 +33,7 @@ def sample_data() -> Path:
     for folder in (package.parent / "sample_data", package / "sample_data"):
         if (folder / "model" / "config.json").exists():
             return folder
-    raise OpdkitError("sample_data is not there: run `python sample_data/build.py` in a checkout of opdkit")
+    raise OpdkitError("sample_data does not exist: run `python sample_data/build.py` in a checkout of opdkit")
 
 
 def configure_stages(directory: Path) -> list[tuple[str, str, StageConfig]]:

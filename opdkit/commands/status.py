@@ -46,7 +46,7 @@ def run(config: StatusConfig) -> None:
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
     for run, stage in started:
         if (upstream := find_upstream_change(run, stage)) not in (None, "earlier"):  # "earlier": use `opdkit check`
-            text = f"{stage_dir(run, stage)}: computed from another {upstream} stage than is there now"
+            text = f"{stage_dir(run, stage)}: computed from an older {upstream} stage than the one there now"
             lines.append(f"{text}; run it again, with --overwrite")
     for _, error in errors:
         job = f", Slurm job {error['job']}" if error["job"] else ""

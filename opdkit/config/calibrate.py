@@ -19,9 +19,7 @@ class CalibrateConfig(CommandConfig):
         "true or false; several rows of a turn are labels of several people, named or not in a column rater; default: "
         "the random sample of `opdkit review`",
     )
-    other_run: tuple[str, ...] = option(
-        (), f"another judge on the same turns, beside RUN's; the run directory that it judged; {REPEAT}"
-    )
+    other_run: tuple[str, ...] = option((), f"run directory of another judge on the same turns, to compare; {REPEAT}")
     session_reward: str = option(
         "last", "a session's reward, to compare with its label; mean: its sign", choices=("last", "mean", "min")
     )
@@ -31,7 +29,7 @@ class CalibrateConfig(CommandConfig):
         choices=("none", "linear", "quadratic"),
     )
     tolerance: float = option(
-        0.01, "accuracy and coverage to give up for fewer votes; each may fall by this", low=0.0, high=1.0
+        0.01, "accuracy and coverage that fewer votes may cost; each may fall by this", low=0.0, high=1.0
     )
     json: bool = shared_option("json")
     seed: int = shared_option("seed")
@@ -39,4 +37,4 @@ class CalibrateConfig(CommandConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len({Path(run).resolve() for run in (str(self.run), *self.other_run)}) <= len(self.other_run):
-            raise ConfigError("--other-run names a run that is there already; name another judge's")
+            raise ConfigError("--other-run names the same run twice, or RUN itself; name the run of another judge")

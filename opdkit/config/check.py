@@ -14,7 +14,7 @@ class CheckConfig(CommandConfig):
     run: Path = argument(..., "the run directory")
     json: bool = shared_option("json")
     deep: bool = option(False, "also read all weights of the trained model")
-    clean: bool = option(False, "remove what killed processes left behind; without it, it is only named")
+    clean: bool = option(False, "remove what killed processes left behind; without it, they are only listed")
     recompute: bool = option(
         False, "remove damaged parts; and those computed from them, so that the stages compute them again"
     )

@@ -18,5 +18,5 @@ class CompareConfig(CommandConfig):
     prompts: str | None = option(
         None, "JSONL file of held-out prompts with checks; to evaluate those that `opdkit eval` has not measured yet"
     )
-    replies: int = option(3, "prompts with other replies to show; those first that not all reply right to", low=0)
+    replies: int = option(3, "prompts to show, whose replies differ; first those whose verdicts differ, too", low=0)
     json: bool = shared_option("json", more="all replies that differ")

@@ -20,4 +20,4 @@ class DemoConfig(CommandConfig):
         """Raise ConfigError when RUN is a file, or --samples names a path that exists."""
         super().check_inputs()
         if self.samples is not None and self.samples.exists():
-            raise ConfigError(f"--samples: {self.samples} is there already; name a new folder")
+            raise ConfigError(f"--samples: {self.samples} already exists; name a new folder")

@@ -44,4 +44,4 @@ class EvalConfig(NamedTraining, SamplingConfig):
             raise ConfigError("pass either --prompts FILE, a JSONL file of held-out prompts and checks, or --from-log, "
                               "which makes them from the log")  # fmt: skip
         if self.prompts is not None and not Path(self.prompts).exists():
-            raise ConfigError(f"--prompts {self.prompts} is not there; name a JSONL file of prompts and checks")
+            raise ConfigError(f"--prompts {self.prompts} does not exist; name a JSONL file of prompts and checks")

@@ -19,17 +19,17 @@ class ExportConfig(CommandConfig):
 
     run: Path = argument(..., "the run directory")
     out: Path | None = argument(
-        None, "the file to write, .parquet or .jsonl, of rules .md; default: RUN/export/TARGET, as Parquet if it can"
+        None, "the file to write: .parquet or .jsonl, for rules .md; default: RUN/export/TARGET, as Parquet if it can"
     )
     to: str | None = option(
         None,
-        "who reads the file; TRL's SDFT, KTO, DPO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a "
+        "what to write; for TRL's SDFT, KTO, DPO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a "
         "model (the hints as rules of its system prompt)",
         choices=(*TARGETS, REVIEW, RULES),
     )
     import_reviews: Path | None = option(None, f"read decisions back from what --to {REVIEW} wrote")
     include_neutral: bool = option(False, f"also imitate replies with reward 0; for {' and '.join(WITH_NEUTRAL)}")
-    max_rules: int = option(MAX_RULES, "for rules: no more than these, which each request has to read", low=1)
+    max_rules: int = option(MAX_RULES, "most rules to write; the model reads them in each request", low=1)
     limit: int | None = shared_option("limit")
     overwrite: bool = option(False, "replace the file if it exists")
 

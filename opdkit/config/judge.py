@@ -67,7 +67,7 @@ class JudgeConfig(WordedOptions):
     )
     conflicts: str = WHAT.expert(
         "rating",
-        "what holds where a reply was rated +1, and was edited, given up for another one, or complained about next; "
+        "what wins if a reply was rated +1, but was also edited, discarded for another one, or complained about; "
         "rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing",
         choices=("rating", "hint", "neither"),
     )
@@ -75,8 +75,8 @@ class JudgeConfig(WordedOptions):
     votes: int = HOW.option(5, "per question and turn; rules always give one", unit="votes", low=1, high=255)
     all_votes: bool = HOW.expert(
         False,
-        "endpoint: ask for all votes; else for no more of them once they can change neither the reward nor whether "
-        "there is a hint",
+        "endpoint: ask for all votes; by default, opdkit stops asking once more votes can change neither the reward "
+        "nor whether there is a hint",
     )
     weigh_votes: bool = HOW.expert(
         False,

@@ -64,7 +64,7 @@ class NightConfig(HomeConfig):
         if not self.logs:
             raise ConfigError("LOGS is missing: name log files or folders, here or as logs under [night] in --config")
         if self.prompts is not None and not Path(self.prompts).exists():
-            raise ConfigError(f"--prompts {self.prompts} is not there; name a JSONL file of prompts and checks")
+            raise ConfigError(f"--prompts {self.prompts} does not exist; name a JSONL file of prompts and checks")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,16 +70,20 @@ class TrainConfig(NamedTraining, ModelOptions):
         high=1.0,
     )
     forward_kl: float = LOSS.expert(
-        0.02, "weight of the forward KL beside it; teaches a student that is sure of another token; 0 is off", low=0.0
+        0.02, "weight of an added forward KL; teaches a student that is sure of another token; 0 is off", low=0.0
     )
     kl_coef: float = LOSS.expert(0.0, "weight of the KL to the reference; 0 is off", low=0.0)
     anchor_weight: float = LOSS.expert(
         0.1, "weight of the divergence from the untrained student; where nobody complained; 0 is off", low=0.0
     )
     reference: str | None = LOSS.expert(
-        None, "frozen model of that KL; with the student's tokenizer; default: the untrained student", needs="kl_coef"
+        None,
+        "frozen model of the KL of --kl-coef; with the student's tokenizer; default: the untrained student",
+        needs="kl_coef",
     )
-    kl_estimator: str = LOSS.expert("k1", "estimator of that KL; from the logged token", choices=("k1", "k2", "k3"))
+    kl_estimator: str = LOSS.expert(
+        "k1", "estimator of the KL of --kl-coef; from the logged token", choices=("k1", "k2", "k3")
+    )
     min_advantage: float = LOSS.expert(
         0.0, "skip tokens with a smaller difference; teacher terms: that of teacher and student", unit="nats", low=0.0
     )
@@ -134,8 +138,8 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     validate: int = HOW.option(
         32,
-        "prompts to find the best state on; of each kind, with a hint and without complaint, kept out of training; a "
-        "state that is worse than before training is not written; 0 is off",
+        "prompts to find the best state with; N with a hint, and N without a complaint, kept out of training; "
+        "a state that is worse than before training is not written; 0 is off",
         unit="prompts",
         low=0,
     )

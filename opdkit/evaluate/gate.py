@@ -147,7 +147,7 @@ def conclude_gate(
     reasons = [f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
                for row in domains if row["worse"]]  # fmt: skip
     if all(row["worse"] is None for row in domains):
-        reasons.append("nothing is known of right replies: too few prompts have a verdict on both models")
+        reasons.append("right replies cannot be compared: too few prompts have a verdict on both models")
     elif max_loss is not None:
         reasons += [f"in {row['domain']}, a loss of {max_loss:g} could go unseen: {counted(row['prompts'], 'prompt')}"
                     for row in own if (row["finds"] or 2) > max_loss and has_room_to_fall(row, max_loss)]  # fmt: skip
@@ -165,7 +165,8 @@ def conclude_gate(
     prompts = counted(least_known["prompts"], "prompt")
     found = (f"{prompts} with a verdict, too few to find any loss" if least_known["finds"] is None else
              f"its {prompts} would show a loss of {least_known['finds']:.3f} or more")  # fmt: skip
-    sentence = f"Ship: no domain was found to be worse; {others}. Least is known of {least_known['domain']}: {found}."
+    weakest = f"The weakest evidence is for {least_known['domain']}: {found}."
+    sentence = f"Ship: no domain was found to be worse; {others}. {weakest}"
     return Decision(True, sentence, reasons, domains, checks, comparisons)
 
 

@@ -58,7 +58,7 @@ def open_ledger(path: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.DatabaseError as error:
         if "full" in str(error):  # store/disk.py explains a full disk
             raise
-        raise OpdkitError(f"{path}: {error}; make it and its folder writable, or put a copy of both back") from error
+        raise OpdkitError(f"{path}: {error}; make it and its folder writable, or restore both from a backup") from error
 
 
 @contextlib.contextmanager

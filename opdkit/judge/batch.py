@@ -213,7 +213,7 @@ class Batch(Endpoint):
             warn(f"{counted(number, 'request')} failed, which {fate}, such as: {examples[kind][0]}"
                  f"{advice if NO_SYSTEM.search(examples[kind][0]) else ''}")  # fmt: skip
         if number := counts["unreadable"]:
-            warn(f"{counted(number, 'line')} cannot be read, and are left out: {', '.join(examples['unreadable'])}")
+            warn(f"{counted(number, 'line')} could not be read and were left out: {', '.join(examples['unreadable'])}")
         if number := counts["unasked"]:
             text = (f"{counted(number, 'line')} of {names} answer requests that this run does not send, such as "
                     f"{examples['unasked'][0]}: they are of another run, or of other options")  # fmt: skip
@@ -243,7 +243,7 @@ def read_record(line: bytes) -> JSON:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        raise ValueError("no JSON, or cut off") from None
+        raise ValueError("not JSON, or cut off") from None
     if not isinstance(record, dict) or not isinstance(record.get("custom_id"), str):
         raise ValueError("no custom_id")
     known = {name: record.get(name) for name in ("custom_id", "response", "error")}

@@ -64,7 +64,7 @@ def describe_work(
     left = max(0, round(work[VOTES] * measured.share) - work[KNOWN]) if measured else most
     scale, completion = (measured.prompt_scale, measured.completion) if measured else (None, None)
     sent = left / most if most else 1.0  # votes to ask for / votes whose tokens `work` counts
-    answered = left - work[UNASKED] * config.votes * sent  # without votes on questions that cannot be asked
+    answered = left - work[UNASKED] * config.votes * sent  # without votes on questions that do not fit
     cold, warm = round(work[COLD] * (scale or 1) * sent), round(work[WARM] * (scale or 1))
     written = work[LONGEST] if completion is None else round(answered * completion)
     about = "" if is_fixed else ", about" if measured else ", at most"
@@ -72,7 +72,7 @@ def describe_work(
         f"{'votes' if is_local else 'requests'}{about}": left,
         "  at least": 0 if is_fixed else max(0, work[LEAST] - work[KNOWN]),
         "  given before, and kept": work[KNOWN],
-        "  questions that cannot be put": work[UNASKED],
+        "  questions that do not fit": work[UNASKED],
     }
     if is_local:
         read = warm

@@ -95,7 +95,7 @@ class Endpoint(Server):
         left = [request for request, answer in zip(requests, known, strict=True) if answer is None]
         self.has_answered |= len(left) < len(requests)
         if 0 < len(left) < len(requests):
-            say(f"{counted(len(requests) - len(left), 'vote')} of {len(requests):,} were given before, and are kept")
+            say(f"{counted(len(requests) - len(left), 'vote')} of {len(requests):,} are kept from an earlier attempt")
 
         async def attempt(client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
             answer = await self._try_request(client, request)
@@ -180,7 +180,7 @@ class Endpoint(Server):
                 else:
                     return await self._read_error(client, error, request.question.name)
         if "seed" in self.optional - asked.keys():
-            say(f"{self.where} takes no seed: asked again, it votes otherwise")
+            say(f"{self.where} takes no seed: its votes are not reproducible")
         self.optional &= asked.keys()
         return self._read(response.http_response, request.question.name)
 

@@ -18,7 +18,7 @@ TOO_LONG = "the prompt does not fit the judge"
 # Advice by the name of the question. Only `opdkit judge`, which asks for hint and reward, has --max-section-chars.
 REMEDY = (dict.fromkeys(("hint", "reward"), "lower --max-section-chars")
           | dict.fromkeys(("criterion", "trial"), "pass another --judge-model"))  # fmt: skip
-NO_ANSWER = "the judge answers others, not this"
+NO_ANSWER = "the judge answers other questions, but not this one"
 _SUM_ROUNDING = 1e-9  # tolerance for sums of confidences
 
 

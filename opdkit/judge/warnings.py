@@ -16,7 +16,7 @@ NO_REWARD, UNBUILT = "the function gave no reward", "the prompt cannot be built"
 _REMEDIES = {
     CUT_OFF: "Raise --max-new-tokens.",
     TOO_LONG: "Lower --max-section-chars.",
-    NO_REWARD: "None is for turns that it cannot judge.",
+    NO_REWARD: "Return None only for turns that the function cannot judge.",
     # Servers that parse thinking return it separately: if it never ends, the text of the answer is empty.
     **dict.fromkeys((EMPTY, OPEN_THINKING), "If the judge thinks first, raise --max-new-tokens, or turn its thinking "
                     "off, as with --template-arg enable_thinking=false."),
@@ -81,14 +81,14 @@ def find_warnings(config: JudgeConfig, counters: Counters) -> list[str]:
         messages.append(f"{lost.total():,} of {counted(given, 'vote')} of the first judge failed, most often: {why}. "
                         f"{_REMEDIES.get(why, '')}".strip())  # fmt: skip
     if not counters.total("hints"):
-        messages.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
+        messages.append("no turn got a hint: only objectives that use rewards can train on this run")
     if unweighed := counters.total("questions not weighed"):
         messages.append(f"--weigh-votes: {counted(unweighed, 'question')} had a vote without a confidence; there each "
                         "vote counted as one")  # fmt: skip
     messages += find_equal_rewards(counters)
     unread, sessions = (counters.total(f"{things} not in English") for things in ("turns", "sessions"))
     if 20 * unread > counters.rows_out:
-        messages.append(f"the rules know English alone: {counted(unread, 'reaction')} in "
+        messages.append(f"the rules read only English: {counted(unread, 'reaction')} in "
                         f"{counted(sessions, 'session')} {verb(unread, 'is', 'are')} in another language, which gave "
                         "reward 0 and no hint. A model reads them: --judge local or endpoint")  # fmt: skip
     for flag, words in _FLAGGED.items():
@@ -98,7 +98,7 @@ def find_warnings(config: JudgeConfig, counters: Counters) -> list[str]:
                             "rewarded +1: look at examples before training on them")  # fmt: skip
     conditions = [*(f"--good {text}" for text in config.good), *(f"--bad {text}" for text in config.bad)]
     if conditions and not counters.total("outcomes"):  # a misspelt field is the usual reason
-        messages.append(f"{' and '.join(conditions)}: true of no turn, so that votes decide everywhere. What logs say "
+        messages.append(f"{' and '.join(conditions)}: true of no turn, so all rewards come from votes. What logs say "
                         "is in the column metadata of the table sessions")  # fmt: skip
     return messages
 

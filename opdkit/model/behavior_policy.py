@@ -59,7 +59,7 @@ def describe_off_policy(sessions: Mapping[str, int], model: str) -> str | None:
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     total = sum(sessions.values())
     return (
-        f"according to the log, {counted(total, 'session')} {verb(total, 'was', 'were')} written by another model than "
+        f"according to the log, {counted(total, 'session')} {verb(total, 'was', 'were')} written by a model other than "
         f"{model}: {listed}{more}. The student learns from replies that it would not have given (off-policy); where "
         "the log has no log-probs of that model, nothing corrects for it. If it is the student, pass --served-as NAME"
     )

@@ -42,7 +42,7 @@ class TooLargeError(OpdkitError, MemoryError):
     """Error for an item that does not fit into memory by itself; a MemoryError, so that callers can set it aside."""
 
     def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what} {TOO_LARGE}, alone: {remedy}, or a machine with more memory")
+        super().__init__(f"{what} {TOO_LARGE}, even alone: {remedy}, or use a machine with more memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -184,7 +184,7 @@ def enable_packing(model: Any) -> str | None:
     own = config._attn_implementation
     packed = PACKED.get(own, own)
     if find_windows(model) is None:
-        return "not all of its layers see all tokens before a token, or those in a window"
+        return "some of its layers have neither full nor sliding-window attention"
     if packed not in PACKED.values():
         return f"its attention ({own}) takes no custom mask"
     if problem := find_prefix_problem(model):
@@ -215,11 +215,11 @@ def _read_made_up(model: Any, *, chains: bool) -> str | None:
         # The model does not pass the blocks to its layers, or its layers have no `layer_idx`.
         if is_out_of_memory(error):
             raise
-        return f"it cannot be read so ({type(error).__name__})"
+        return f"it cannot be read that way ({type(error).__name__})"
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids], device=model.device)
     plain_N = torch.cat(score(model, sequences, batch_tokens=1))
     difference = find_difference(model, token_logprobs(output_layer(hidden_NH), ids_N).cpu(), plain_N)
-    return None if difference is None else f"else its log-probs would differ by {difference:.1g} nats"
+    return None if difference is None else f"otherwise its log-probs would differ by {difference:.1g} nats"
 
 
 def _attend(

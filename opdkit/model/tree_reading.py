@@ -189,12 +189,12 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
                     raise
                 problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
             else:
-                problem = f"else its log-probs would differ by {worst:.1g} nats" if worst else None
+                problem = f"otherwise its log-probs would differ by {worst:.1g} nats" if worst else None
             if problem is None:
                 break
     if problem:
         name = model.name_or_path or type(model).__name__
-        warn(f"{name} reads each turn from its beginning, not the conversation once: {problem}")
+        warn(f"{name} reads each turn from its beginning instead of each conversation once: {problem}")
     state.reads_trees = problem is None
     return state.reads_trees
 

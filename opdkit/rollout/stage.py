@@ -115,7 +115,7 @@ def find_warnings(config: RolloutConfig, counters: Counters) -> list[str]:
     if prompts := counters.dropped[NO_ROOM]:
         messages.append(
             f"{counted(prompts, 'prompt')} {verb(prompts, 'leaves', 'leave')} less than --max-new-tokens "
-            f"{config.max_new_tokens} of what the model was built for: lower it"
+            f"{config.max_new_tokens} of the model's context: lower it"
         )
     cut_off, replies = counters.total(CUT_OFF_COUNT), counters.total("replies")
     if 2 * cut_off > replies:

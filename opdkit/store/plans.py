@@ -289,8 +289,8 @@ def check_model_path(model: str) -> None:
     if not path.is_dir() and (is_beside or model.startswith((".", "/", "~")) or model.count("/") > 1):
         folders = ", ".join(sorted(one.name for one in path.parent.glob("*/"))[:5]) if is_beside else ""
         beside = f" (in {path.parent}: {folders or 'no folder'})" if is_beside else ""
-        raise ConfigError(f"{model} is not there: no folder {path.absolute()}{beside}; a model is a folder in Hugging "
-                          "Face format or a name on the hub")  # fmt: skip
+        raise ConfigError(f"{model} does not exist: no folder {path.absolute()}{beside}; a model is a folder in "
+                          "Hugging Face format or a name on the hub")  # fmt: skip
 
 
 def identify_model(name: str) -> JSON:

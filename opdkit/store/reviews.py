@@ -92,7 +92,7 @@ class ConflictError(OpdkitError):
 
     def __init__(self, newer: Sequence[Review]) -> None:
         self.newer = newer
-        super().__init__(f"{newer[0].reviewer} decided on {counted(len(newer), 'turn')} of it since this page looked")
+        super().__init__(f"{newer[0].reviewer} decided on {counted(len(newer), 'turn')} since this page was loaded")
 
 
 class ReviewLog:

@@ -46,7 +46,7 @@ class RunTable:
 
         paths = self._list_paths()
         if missing := [path for path in paths if not path.exists()]:
-            raise OpdkitError(f"{missing[0]} is not there: the stage has not finished; call its method again")
+            raise OpdkitError(f"{missing[0]} does not exist: the stage has not finished; call its method again")
         return cast("datasets.Dataset", datasets.Dataset.from_parquet([str(path) for path in paths]))
 
     def rows(self) -> Iterator[JSON]:

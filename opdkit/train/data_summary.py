@@ -41,11 +41,11 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
     if config.validate and not data.validation:
-        warn("no validation, so the model is written even if it became worse: a validation needs at least "
-             f"{FEWEST / MOST_SHARE:.0f} turns with a hint (in a log without hints: that nobody complained about), and "
-             f"sessions with {FEWEST} of them that hold no more than a fifth of all turns and hints")  # fmt: skip
+        warn("no validation, so the model is written even if it became worse. Validation needs at least "
+             f"{FEWEST / MOST_SHARE:.0f} turns with a hint (in a log without hints: without a complaint). At least "
+             f"{FEWEST} of them must be in sessions that hold at most a fifth of all turns and hints")  # fmt: skip
     if config.anchor_weight and all(turn.support is None for turn in data.turns):
-        say("replies without a hint have no anchor: their targets lack the support of `opdkit teacher --top-k 4`")
+        say("replies without a hint have no anchor: only `opdkit teacher --top-k 4` stores the support that it needs")
     say("; ".join(f"largest {kind} {text}" for kind, text in find_largest_shares(data).items()))
     if (judge := judge_kind(config.run)) in WARNINGS:
         warn(f"judged by --judge {judge}, which is not a model: the trained model can be worse than the one before")

@@ -72,7 +72,7 @@ def add_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acce
     logprobs = {i: values for share in gather_object([logprobs]) for i, values in share.items()}
     for i, turn in enumerate(turns):
         if not np.isfinite(logprobs[i][turn.sampled]).all():
-            raise OpdkitError(f"--reference {config.reference} gives a token of turn {turn.turn_id} no finite log-prob"
-                              ": try --dtype float32, or pass another one")  # fmt: skip
+            raise OpdkitError(f"--reference {config.reference} gives a token of turn {turn.turn_id} a log-prob that "
+                              "is not finite: try --dtype float32, or pass another one")  # fmt: skip
     say(f"{config.reference}: read {counted(len(turns), 'reply')}, {counted(tokens, 'token')}, for the KL to it")
     return [replace(turn, reference_logprobs=logprobs[i]) for i, turn in enumerate(turns)]

@@ -159,8 +159,8 @@ def start_training(
             track(accelerator, validation.measure(student, 0), "validation_")
             validation.save_if_best(student)
     elif data.validation:
-        warn("no validation: the whole model before training does not fit beside a share of this training, so a model "
-             "that became worse is written, too")  # fmt: skip
+        warn("no validation: the whole model before training does not fit into memory beside this process's share of "
+             "the training. A model that became worse is written, too")  # fmt: skip
     if state:
         checkpoints.restore(state, student, optimizer)
         trust.factor = state["factor"]

@@ -176,7 +176,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
     "a file cut short": (lambda r: os.truncate(part_path(r, "verdicts", 0), 500), "judge", "verdicts", "be read"),
     "an empty file": (lambda r: part_path(r, "turns", 2).write_bytes(b""), "extract", "turns", "be read"),
     "another part in its place": (other_part, "judge", "verdicts", "damaged or replaced"),
-    "another part with its digest": (other_part_recorded, "judge", "verdicts", "it is verdicts/1, under another name"),
+    "another part with its digest": (other_part_recorded, "judge", "verdicts", "its footer says that it is verdicts/1"),
     "written over by pandas": (lambda r: rewrite_file(part_path(r, "metrics", 0)), "train", "metrics", "replaced"),
     "a part deleted": (lambda r: part_path(r, "verdicts", 1).unlink(), "judge", "verdicts", "targets has"),
     "a secondary table's part deleted": (lambda r: part_path(r, "turns", 1).unlink(), "extract", "turns", "although"),
@@ -206,7 +206,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
         "train", None, "another tokenizer"),
     "a stage removed": (lambda r: shutil.rmtree(stage_dir(r, "judge")), "teacher", None, "the judge stage .* is gone"),
     # footers
-    "another plan's part": (lambda r: recommit(r, "verdicts", 0, plan="0" * 16), "judge", "verdicts", "another plan"),
+    "another plan's part": (lambda r: recommit(r, "verdicts", 0, plan="0" * 16), "judge", "verdicts", "the manifest's"),
     "a part of another version": (another_version, "judge", "verdicts", "schema version 99; this opdkit reads 2"),
     "a column too few": (lambda r: recommit(r, "scores", 0, arrow=lambda a: a.drop_columns(["low"])),
                          "eval", "scores", "other columns .*: low"),
@@ -262,7 +262,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
     "a mask too long": (lambda r: recommit(r, "targets", 0, first(
         "response_mask", lambda t: [*t["response_mask"], True])), "teacher", "targets", "response_mask is not as long"),
     "a mask of nothing": (lambda r: recommit(r, "targets", 0, first(
-        "response_mask", lambda t: [False] * len(t["response_mask"]))), "teacher", "targets", "nothing was sampled"),
+        "response_mask", lambda t: [False] * len(t["response_mask"]))), "teacher", "targets", "is false everywhere"),
     "a negative token": (lambda r: recommit(r, "targets", 0, first(
         "response_ids", lambda t: [-1] * len(t["response_ids"]))), "teacher", "targets", "outside the vocabulary"),
     "a token of another model": (lambda r: recommit(r, "targets", 0, first(
@@ -498,7 +498,7 @@ def test_decisions_are_nothing_wrong(run: Path) -> None:
 
 
 def test_a_decision_on_a_turn_that_is_not_there_is_a_finding_and_no_stranger(run: Path) -> None:
-    assert decided(run, Review("nobody:1", True, 0)) == ["a decision on a turn that is not there"]
+    assert decided(run, Review("nobody:1", True, 0)) == ["a decision on a missing turn"]
     part_path(run, "turns", 0).unlink()
     assert not any("decision" in finding.what for finding in examine(run).findings), "who can say?"
 

@@ -380,7 +380,7 @@ def test_a_share_that_cannot_fall_so_far_is_not_missed() -> None:
     """One of 30 is right before, and all after: a loss of 0.1 cannot happen there."""
     rows = answer("new", 0, 29, 1) + answer("old", 0, 0, 200)
     assert decide_on(rows, max_loss=0.1).ship
-    assert "Least is known of old" in decide_on(rows).sentence
+    assert "The weakest evidence is for old" in decide_on(rows).sentence
 
 
 def test_a_failure_that_is_allowed_is_in_the_first_sentence() -> None:

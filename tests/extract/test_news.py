@@ -488,7 +488,7 @@ def test_a_log_that_was_rotated_and_has_no_new_line_yet_stops_no_night(tmp_path)
     assert texts(collect(tmp_path, log, 1)[1]) == [json.dumps(chat("d", "e", "f"))]
     assert collect(tmp_path, log, 2)[0] == News()
     rotated.unlink()
-    with pytest.raises(ConfigError, match=r"app\.jsonl is not there"):
+    with pytest.raises(ConfigError, match=r"app\.jsonl does not exist"):
         collect(tmp_path, log, 3)
 
 

@@ -139,7 +139,7 @@ def test_prompts_that_do_not_fit_are_counted(extracted, plain_model_dir, monkeyp
     monkeypatch.setattr(local, "context_length", lambda _: 20)
     judge.run(config(extracted, plain_model_dir, dry_run=True))
     shown = facts(capsys.readouterr().out)
-    assert (shown["questions that cannot be put"], shown["tokens to read"]) == ("24", "0")
+    assert (shown["questions that do not fit"], shown["tokens to read"]) == ("24", "0")
 
 
 @pytest.mark.parametrize("options", [{"votes": 4}, {"judge_model": "/nowhere/model"}, {"device": "cuda:99"}], ids=str)

@@ -18,7 +18,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.endpoint import Endpoint
 from opdkit.judge.parse import parse_hint
 from opdkit.judge.stage import run
-from opdkit.judge.votes import Answer, Question
+from opdkit.judge.votes import NO_ANSWER, Answer, Question
 from opdkit.model.server import traffic
 from opdkit.model.server.client import parse_retry_after
 from opdkit.store.reading import read_part
@@ -168,7 +168,7 @@ def test_a_filter_may_be_faster_than_the_first_answer(code: str) -> None:
     questions = [Question(f"s:{n}", "hint", [{"role": "user", "content": "BAD" if n == 1 else "?"}]) for n in range(8)]
     with serving(script) as server:
         answers = client(server.url, concurrency=6, votes=3, timeout=300.0).ask(questions)
-    assert [vote.error for vote in answers[1]] == ["the judge answers others, not this: cannot be answered"] * 3
+    assert [vote.error for vote in answers[1]] == [f"{NO_ANSWER}: cannot be answered"] * 3
     assert {vote.error for n, votes in enumerate(answers) if n != 1 for vote in votes} == {None}
     assert len(server.requests) == 24
 
@@ -259,12 +259,12 @@ def test_a_prompt_that_a_filter_refuses_is_a_failed_vote_and_many_in_a_row_end_i
     refusal = Reply(400, {"error": {"code": "content_filter", "message": "filtered"}})
     with serving(lambda body, number: refusal if number in (2, 3) else GOOD) as server:
         answers = ask(server.url, 6, concurrency=1)
-    assert [answer.error for answer in answers].count("the judge answers others, not this: filtered") == 2
+    assert [answer.error for answer in answers].count(f"{NO_ANSWER}: filtered") == 2
     assert [bool(answer.text) for answer in answers].count(True) == 4
     with serving(lambda body, number: refusal if number else GOOD) as server, pytest.raises(OpdkitError, match="400"):
         ask(server.url, 60, concurrency=1)
     with serving(lambda body, number: refusal) as server:  # it says that it is a filter: no answer has to prove it
-        assert {answer.error for answer in ask(server.url, 3)} == {"the judge answers others, not this: filtered"}
+        assert {answer.error for answer in ask(server.url, 3)} == {f"{NO_ANSWER}: filtered"}
 
 
 def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:

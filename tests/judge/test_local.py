@@ -228,7 +228,7 @@ def test_text_that_cannot_be_encoded_is_set_aside(extracted: Path, plain_model_d
 
 
 def test_what_is_no_model_is_said(extracted: Path, tmp_path: Path) -> None:
-    with pytest.raises(OpdkitError, match="is not there"):
+    with pytest.raises(OpdkitError, match="does not exist"):
         judge.run(config(extracted, tmp_path / "nothing"))
 
 

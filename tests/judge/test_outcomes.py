@@ -154,7 +154,7 @@ def test_an_outcome_is_a_reaction_too(tmp_path: Path, monkeypatch) -> None:
 def test_a_field_that_no_log_has_is_said(extracted: Path, capsys) -> None:
     judge.run(JudgeConfig(run=extracted, judge="rules", shard="0/1", good=("metadata.rewrad>0",)))
     said = " ".join(capsys.readouterr().err.split())
-    assert "--good metadata.rewrad>0: true of no turn, so that votes decide everywhere" in said
+    assert "--good metadata.rewrad>0: true of no turn, so all rewards come from votes" in said
 
 
 def test_what_comes_after_takes_it_for_a_reward(extracted: Path, tmp_path: Path) -> None:

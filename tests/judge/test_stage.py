@@ -17,7 +17,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
-from opdkit.judge.votes import HintVote, RewardVote, Votes
+from opdkit.judge.votes import NO_ANSWER, HintVote, RewardVote, Votes
 from opdkit.store.counters import Counters
 from opdkit.store.reading import part_path, read_all, read_part
 
@@ -201,7 +201,7 @@ def counters(**counts: int | dict[str, int]) -> Counters:
     *[({"failed votes": {kind: 200}}, ["all 200 votes", "--max-new-tokens", "--template-arg enable_thinking=false"])
       for kind in ("empty answer", "the thinking never ends")],
     ({"failed votes": {"the prompt does not fit the judge": 200}}, ["all 200 votes", "--max-section-chars"]),
-    ({"failed votes": {"the judge answers others, not this": 101}}, ["101 of 200 votes", "--status failed"]),
+    ({"failed votes": {NO_ANSWER: 101}}, ["101 of 200 votes", "--status failed"]),
     ({"failed votes": {"no decision": 80}, "no reward": 51}, ["51 of 100 turns", "no reward", "no decision"]),
     ({"hints": 0}, ["no turn", "hint"]),
     ({"rewards": {"+1": 10}}, ["10 rewards", "+1"]),
@@ -299,6 +299,6 @@ def test_lost_turns_cost_no_votes(extracted: Path) -> None:
     judge.run(config(extracted))
     before = verdicts(extracted)
     part_path(extracted, "turns", 0).unlink()
-    with pytest.raises(OpdkitError, match=r"where it had, `opdkit check .* --recompute`"):
+    with pytest.raises(OpdkitError, match=r"if it had, `opdkit check .* --recompute`"):
         judge.run(config(extracted, overwrite=True))
     assert verdicts(extracted) == before

@@ -226,7 +226,7 @@ def test_the_way_of_attending_is_not_saved(tmp_path) -> None:
 def test_what_cannot_be_packed_stays_as_it_is(family) -> None:
     model = build(*STATES[family])
     before = model.config._attn_implementation
-    assert "not all of its layers" in str(enable_packing(model))
+    assert "some of its layers" in str(enable_packing(model))
     assert model.config._attn_implementation == before
 
 

@@ -120,7 +120,7 @@ def test_a_student_of_the_same_name_with_other_weights_is_another(config, tmp_pa
     first, second = (save_tiny_model(tmp_path / str(n) / "model", plain_tokenizer, seed=n) for n in (1, 2))
     rollout.run(config(model=str(first)))
     scored(config().run, second)
-    assert "12 sessions were written by another model" in (said := capsys.readouterr().err)
+    assert "12 sessions were written by a model other than" in (said := capsys.readouterr().err)
     assert "model@" in said
     moved = shutil.copytree(first, tmp_path / "elsewhere")
     scored(config().run, moved, overwrite=True)

@@ -101,7 +101,7 @@ def test_a_rollout_leaves_no_plan_of_a_stage_that_wrote_nothing(tmp_path: Path, 
 
 def test_a_mistyped_model_is_no_failure_of_a_stage(tmp_path: Path) -> None:
     config = JudgeConfig(run=tmp_path, judge="local", judge_model=str(tmp_path / "nowhere"), shard="0/1")
-    with pytest.raises(ConfigError, match="nowhere is not there"):
+    with pytest.raises(ConfigError, match="nowhere does not exist"):
         run_stage("judge", config)
     assert read_failures(tmp_path) == []
 

@@ -531,7 +531,7 @@ def test_limit_counts_sessions_over_the_parts(tmp_path):
     with pytest.raises(OpdkitError, match="--recompute"):
         count_sessions_within(tmp_path, 2, 3)
     damaged.unlink()
-    with pytest.raises(OpdkitError, match="is not there"):
+    with pytest.raises(OpdkitError, match="does not exist"):
         count_sessions_within(tmp_path, 2, 3)
 
 
@@ -578,7 +578,7 @@ def test_rows_keep_their_order(tmp_path):
 
 
 def test_a_path_where_no_model_is_binds_no_plan():
-    with pytest.raises(OpdkitError, match="is not there"):
+    with pytest.raises(OpdkitError, match="does not exist"):
         identify_model("/nowhere/model")
     assert identify_model("Qwen/Qwen3-4B") == {"name": "Qwen/Qwen3-4B"}
 

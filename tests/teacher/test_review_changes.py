@@ -185,7 +185,7 @@ def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_chang
     with pytest.raises(OpdkitError, match="1 of 3 parts"):
         train.run(config)
     again(run)
-    assert any("before the decisions" in finding.what for finding in examine(run).findings)
+    assert any("older than the review decisions" in finding.what for finding in examine(run).findings)
     with pytest.raises(ConfigError, match=r"inputs\.reviews"):
         train.run(config)
     reviews.append(run, [Review("toy-1:3", action="strike")])

@@ -346,7 +346,7 @@ def test_logs_of_another_model_are_said_to_be_off_policy(tmp_path, config, tiny_
     for _ in range(2):  # also where all parts are done already
         summary = teacher.run(config(run))
         assert summary.counters.labels("sessions of another model") == {"gpt-x": 2, "gpt-y": 1}
-        assert "3 sessions were written by another model" in (said := capsys.readouterr().err)
+        assert "3 sessions were written by a model other than" in (said := capsys.readouterr().err)
         assert "gpt-x (2), gpt-y (1)" in said
     assert summary.counters.rows_out == 5
     alike = write_run(tmp_path / "alike", one_part([talk("a")], [turn("a:2")], [verdict("a:2", HINT)]))

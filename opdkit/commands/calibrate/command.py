@@ -47,8 +47,7 @@ def measure(config: CalibrateConfig) -> Calibration:
     people, turns = measure_people(cases, config), len(cases)
     cases = [case for case in cases if case.label is not None]
     if not cases:
-        raise OpdkitError(f"{config.labels}: the labels of each judged turn contradict each other, as often one as "
-                          "another")  # fmt: skip
+        raise OpdkitError(f"{config.labels}: the labels of every judged turn are tied")
     # Agreement of labels with the stored rewards, and with the rewards from both ways to count the votes.
     confusions = {way: count_by_session(cases, config.session_reward, way) for way in ("stored", "plain", "weighed")}
     stored, *majorities = (

@@ -35,7 +35,7 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     print_line(f"Cohen's kappa{weights} {_format(measured.kappa, measured.kappa_interval)}{reason}")
     print_line(f"{counted(measured.rows, 'label')}: {used:,} of judged turns or sessions{set_aside}")
     if used != measured.labels:
-        tied = f"; {measured.tied:,} without one left out" if measured.tied else ""
+        tied = f"; {measured.tied:,} with a tie left out" if measured.tied else ""
         print_line(f"of several labels the most frequent one counts: {counted(measured.labels, 'label')}{tied}")
     print_line(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
                f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip

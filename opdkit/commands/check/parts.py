@@ -57,7 +57,7 @@ def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: 
             schema, count = file.schema_arrow, file.metadata.num_rows
             footer = schema.metadata or {}
             if known is None:
-                return "its digest is gone, so nobody can say whether these are the rows that were written"
+                return "its digest is gone, so its rows cannot be verified"
             if digest_file(path) not in known:
                 return "damaged or replaced: not the bytes that were written (xxh3_128)"
     except PermissionError as error:  # it may be intact, so --recompute must not remove it
@@ -68,9 +68,9 @@ def read_part_file(run: Path, table: Table, part: int, document: JSON, digests: 
         version = footer.get(VERSION_KEY, b"none").decode(errors="replace")
         return f"schema version {version}; this opdkit reads {table.version}"
     if footer.get(PLAN_KEY, b"").decode(errors="replace") != document["fingerprint"]:
-        return "written under another plan than its manifest's"
+        return "its plan is not the manifest's"
     if footer.get(PART_KEY, name.encode()) != name.encode():
-        return f"it is {footer[PART_KEY].decode(errors='replace')}, under another name"
+        return f"its footer says that it is {footer[PART_KEY].decode(errors='replace')}"
     if not schema.equals(table.schema):
         names = set(schema.names) ^ set(table.schema.names)
         odd = sorted(names) or [f.name for f in table.schema if not schema.field(f.name).equals(f)]
@@ -128,4 +128,4 @@ def check_decisions(run: Path, turns: set[int] | None) -> Iterator[Finding]:
     for name in sorted({review.turn_id for review in readable}):
         if turns is not None and hash(name) not in turns:
             todo = "it changes nothing: extract the logs that it was made on, or withdraw it"
-            yield finding("a decision on a turn that is not there", key=name, todo=todo)
+            yield finding("a decision on a missing turn", key=name, todo=todo)

@@ -216,7 +216,7 @@ VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("targets", ("reward",), "is not -1, 0 or 1", lambda reward: reward not in _REWARDS),
     ("targets", ("overlap",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),
     ("targets", ("cut_messages",), "is negative", lambda number: number < 0),
-    ("targets", ("written",), "is neither a number from 0 nor -1, an edit", lambda number: number < EDIT),
+    ("targets", ("written",), "is neither a sample number (0 or more) nor -1 (an edit)", lambda number: number < EDIT),
     ("targets", ("prompt_tokens",), "is less than 1", lambda tokens: tokens < 1),
     ("targets", ("response_ids",), "is empty", lambda ids: len(ids) < 1),
     ("targets", (*_LOGPROBS, *_SUPPORTS[1:]), "holds what is not a log-prob: not finite, or over 0", _has_no_logprob),
@@ -270,7 +270,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("targets", "a token id outside the vocabulary", lambda row, known: _has_no_token(row["response_ids"], known)),
     ("targets", "a token id of the support outside the vocabulary", lambda row, known:
         row["support_ids"] is not None and _has_no_token(row["support_ids"][1], known)),
-    ("targets", "nothing was sampled", lambda row, known: not row["response_mask"].any()),
+    ("targets", "response_mask is false everywhere", lambda row, known: not row["response_mask"].any()),
     ("targets", "teacher_logprobs and hint do not go together", lambda row, known:
         (row["teacher_logprobs"] is None) != (row["hint"] is None)),
     ("targets", "support_ids and support_old do not go together", lambda row, known:

@@ -190,7 +190,7 @@ class _Walk:
             document = self.manifests["train"]
             if document["plan"]["inputs"].get("reviews") != plan_inputs(self.decided).get("reviews"):
                 todo = f"run `{plans.rebuild_command(self.run, 'train', document)} --overwrite`"
-                what = "trained on targets of before the decisions that they show now"
+                what = "trained on targets older than the review decisions"
                 self.report.findings.append(Finding(f"train{self.label}", what, key="manifest.json", todo=todo))
         if "train" in self.finished and part_path(self.run, "metrics", 0).exists():
             self.check_models(deep)
@@ -209,7 +209,7 @@ class _Walk:
                 if after:
                     self._add(stage, table.name, part, f"gone, although {after} has the part that goes with it")
                 elif (table.name, part) in digests:
-                    self._add(stage, table.name, part, "gone: it was written once (or killed in the very moment)")
+                    self._add(stage, table.name, part, "gone: it was written once, or its writer was killed just then")
             elif done:  # without the primary table, the others were left by a kill and will be replaced
                 read = read_part_file(self.run, table, part, self.manifests[stage], digests)
                 self.report.files += 1

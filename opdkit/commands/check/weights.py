@@ -48,7 +48,7 @@ def _check_file(path: Path, deep: bool) -> Iterator[str]:
             document = json.loads(path.read_text(encoding="utf-8"))
             if path.name.endswith(".safetensors.index.json"):
                 lost = {f for f in document["weight_map"].values() if not (path.parent / f).is_file()}
-                yield from (f"names {name}, which is not there" for name in sorted(lost))
+                yield from (f"names {name}, which does not exist" for name in sorted(lost))
         elif path.suffix == ".safetensors":
             tensors, start = read_header(path)
             if deep:

@@ -56,7 +56,7 @@ def devices(device: str) -> Iterator[Finding]:
             yield Finding("GPU", NOTE, f"cuda:{i} computes bfloat16 slowly", "--dtype float16 for judge and teacher")
     if not torch.cuda.is_available():
         if torch.backends.mps.is_available():
-            yield Finding("GPU", OK, "mps: that of a Mac, which shares the memory")
+            yield Finding("GPU", OK, "mps: the GPU of a Mac, which shares the main memory")
         elif shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
             yield Finding("GPU", NOTE, "none: small models only", "judge with --judge endpoint, the rest on a GPU node")
         elif torch.version.cuda is None:

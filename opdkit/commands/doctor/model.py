@@ -38,7 +38,7 @@ def examine(name: str, device: str, dtype: str, lora_rank: int, load_in_4bit: bo
     folder = Path(name)
     if not folder.is_dir():
         remedy = "pass the folder of a downloaded model to have it checked; a stage downloads a model of the hub itself"
-        yield Finding("model", NOTE, f"{name} is no folder here, so it is not looked into", remedy)
+        yield Finding("model", NOTE, f"{name} is not a local folder, so it was not checked", remedy)
         return
     yield from _examine_weights(folder, device, dtype, lora_rank, load_in_4bit)
     try:

@@ -99,7 +99,7 @@ def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     if turn.verdict["hint"] is None:
         raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
     if turn.wanted is None:
-        raise NotExportedError("no reply that ends, of a person or the teacher")
+        raise NotExportedError("no complete reply by a person or the teacher")
     chosen, rejected = [openai_message(turn.wanted)], convert_completion(turn)
     if chosen == rejected:
         raise NotExportedError("the same reply")

@@ -68,8 +68,8 @@ def finish_nights(home: Home, config: NightConfig) -> None:
             try:
                 finish_night(home, night, config)
             except OpdkitError:
-                warn(f"night {night.number} cannot be finished; later logs wait until it is. Mend what the error says, "
-                     "and call the same command again")  # fmt: skip
+                warn(f"night {night.number} cannot be finished; later logs wait until it is. Correct what the error "
+                     "says, and run the same command again")  # fmt: skip
                 raise
 
 
@@ -90,7 +90,7 @@ def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     """Run the remaining steps of a night, and print on stdout how it ended. Raises what the stages raise."""
     promoted = home.find_promoted()
     if night.record and promoted not in (night.record["parent"], night.number, home.find_promotion(night)):
-        say("another model was promoted since this night began: it begins again with that one")
+        say("another model was promoted since this night began: the night starts over with that model")
         reset(night)
     if (own := night.folder / "options").exists():
         say(f"night {night.number} is done again with its own options, in {own}")
@@ -119,12 +119,12 @@ def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str,
     stages: dict[str, Any] = {**make_configurations(pipeline, config.model, more=("eval",))}
     for name, stage in stages.items():
         if refused := next((option for option in ("limit", "dry_run", "overwrite") if vars(stage).get(option)), None):
-            raise ConfigError(f"{refused} of {name} is not for nights: what a night leaves out, none would read")
+            raise ConfigError(f"{refused} of {name} is not for nights: no later one reads what this one leaves out")
         if stage.shard != "auto":
             raise ConfigError(f"shard of {name} is not for nights: a night is a single process")
     teacher, train, evaluation = (stages[name] for name in ("teacher", "train", "eval"))
     if train.run != night.folder or train.holdout not in (TrainConfig.holdout, config.holdout):
-        raise ConfigError("name and holdout of train are not for nights: a night has one training, and --holdout")
+        raise ConfigError("name and holdout of train are not for nights: one night is one training, with its --holdout")
     own = ("from_log", "trained", "model", "max_prompts")
     refused = next((option for option in own if getattr(evaluation, option)), None)
     if refused or evaluation.run != night.folder:

@@ -120,7 +120,7 @@ class Home:
         """Return the options that `keep_options` wrote to a folder. Raises OpdkitError if there are none."""
         path = folder / "options.json"
         if not path.exists():
-            raise OpdkitError(f"{folder} has no options: call `opdkit night` once more as every night, then this again")
+            raise OpdkitError(f"{folder} has no options: run `opdkit night` once with yours, then repeat this command")
         options = read_json(path, "correct what you changed in it, or put a copy back")
         options |= {name: str(folder / copy) for name, copy in _COPIES.items() if (folder / copy).exists()}
         return from_saved(NightConfig, options, home=self.path)
@@ -243,7 +243,7 @@ class Home:
         kept = [line for line in promotions if (line.get("during") or line["night"]) < night.number
                 and (line["by"] != "hand" or began is None or line["time"] <= began)]  # fmt: skip
         for line in (line for line in promotions if line["by"] == "hand" and line not in kept):
-            warn(f"night {line['night']} was promoted by hand on {line['time']}; if it is to be so still, do it again")
+            warn(f"night {line['night']} was promoted by hand on {line['time']}; to keep it promoted, promote it again")
         if kept != promotions:
             write_text(self.path / "promotions.jsonl", "".join(f"\n{json.dumps(line)}\n" for line in kept))
         before = kept[-1]["night"] if kept else 0

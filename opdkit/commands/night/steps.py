@@ -64,8 +64,8 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     records = [other.record for other in nights]
     shares = {record["holdout"] for record in records if "holdout" in record}
     if shares - {config.holdout}:
-        raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep it: what "
-                          "has trained would become a test")  # fmt: skip
+        raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep that, or "
+                          "sessions that were trained on would become tests")  # fmt: skip
     trained = (record for record in records if record.get("decision") in (KEPT, PROMOTED))
     if first := next((model for record in trained if (model := record.get("model", config.model)) != config.model), ""):
         raise ConfigError(f"--model is {config.model}, but {first} in the nights before: keep it, with a link if its "
@@ -156,9 +156,9 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
     known = {change.hint for change in current.changes if change not in current.new_changes}
     turned = sorted({change.hint for change in current.new_changes if change.hint and not change.is_back} - known)
     for hint in turned:
-        warn(f"users turned around what they wanted; from now on: {hint}")
+        warn(f"users changed what they want; they now ask for: {hint}")
     for hint in sorted({change.hint for change in current.new_changes if change.hint and change.is_back}):
-        warn(f"users turned around what they wanted; they no longer ask for: {hint}")
+        warn(f"users changed what they want; they no longer ask for: {hint}")
     facts: JSON = {"turned": turned, "changes": [change.to_json() for change in current.changes]}
     if candidate and (outcome := retest(home, night, candidate, current.sessions, config, stages)):
         return facts | outcome

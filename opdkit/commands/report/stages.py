@@ -39,7 +39,7 @@ def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:
     for stage, summary in finished.items():
         if upstream := find_upstream_change(run, stage):
             consequence = "and is left out" if stage == "eval" else "whose figures these are"
-            lines.append(f"{stage} was computed from another {upstream} stage than is there now, {consequence}: "
+            lines.append(f"{stage} was computed from an older {upstream} stage than the one there now, {consequence}: "
                          f"run `opdkit {find_command(run, stage)}` again, with --overwrite")  # fmt: skip
         if summary.parts_done < summary.parts:
             lines.append(f"{stage} has finished {summary.parts_done:,} of {counted(summary.parts, 'part')}; the rest "

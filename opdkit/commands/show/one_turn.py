@@ -25,7 +25,7 @@ def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
         console.print(_show_target_head(target), soft_wrap=True)
         decided = ("hint",) if target["written"] is not None else ("hint", "reward")
         if any(name in review and review[name] != target[name] for name in decided):
-            console.print(Text("  older than the decision: `opdkit teacher`, run again as before, scores it again"),
+            console.print(Text("  scored before the decision: to update it, run `opdkit teacher` again as before"),
                           soft_wrap=True)  # fmt: skip
         console.print(reply_text(target["tokens"], colour=colour), soft_wrap=True)
         if any(token["teacher"] is not None for token in target["tokens"]):

@@ -54,7 +54,7 @@ def run(config: SlurmConfig) -> Launch:
     stages = make_configurations(config)
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
-            raise ConfigError(f"{log} is not there; name log files, folders of them, or hf:NAME")
+            raise ConfigError(f"{log} does not exist; name log files, folders of them, or hf:NAME")
     extract = cast(ExtractConfig, stages["extract"])
     choose_format(extract)  # checks the options
     check_stages(stages.values(), asks_hub=False)  # this machine may have no network
@@ -97,7 +97,7 @@ def check_logs(config: ExtractConfig) -> None:
     if changes := differences({name: log.get("bytes") for name, log in pinned.items()}, now, "bytes of the log"):
         lines = "\n".join(f"  {line}" for line in changes)
         raise ConfigError(f"{stage_dir(config.run, 'extract')} was begun with other logs:\n{lines}\n"
-                          "Choose another run directory, or name the logs as they were")  # fmt: skip
+                          "Choose another run directory, or pass the same logs as before")  # fmt: skip
 
 
 def find_missing_shards(run: Path, stage: str, shards: int) -> list[int]:

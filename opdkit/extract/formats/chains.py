@@ -102,7 +102,7 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
         pieces = openai_messages(output["output"])
         messages, notes = read_pieces([piece for piece in pieces if piece["role"] == "assistant"])
         if not messages:
-            raise Unreadable("no reply", "no item of the output is one")
+            raise Unreadable("no reply", "no item of the output is a message of the assistant")
         reason = value_at(output, ("incomplete_details", "reason"))
         notes[0].finish_reason = first_text(reason, output.get("status"))
         return messages[0], notes[0]

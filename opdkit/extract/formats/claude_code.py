@@ -66,7 +66,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
                 conversation.metadata |= {"summaries": summaries} if summaries and not is_side else {}
                 yield conversation
     if not conversations and first is not None:
-        yield first.reject(Unreadable("no messages", "a session without one message"))
+        yield first.reject(Unreadable("no messages", "a session without messages"))
 
 
 @dataclass(slots=True)

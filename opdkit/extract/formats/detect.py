@@ -55,7 +55,7 @@ def detect(lines: Iterable[Line], unit: str = "line") -> str:
 def explain_problem(source: str, problem: Unreadable) -> str:
     """Return the message about an input that is not read; for an unknown format it says what to do."""
     text = f"{source}: {problem.reason} ({problem.detail})"
-    known = "--format names the format if it is one of them, --map says where the fields of any other are, docs/logs.md"
+    known = "pass --format if the format is one of those, else describe its fields with --map (docs/logs.md)"
     return f"{text}; {known}" if problem.reason == UNKNOWN else text
 
 
@@ -73,5 +73,5 @@ def _diagnose(line: Line) -> Unreadable | None:
         return None
     separator = "" if delimiter == "," else f", sep={delimiter!r}"
     convert = f"import pandas; pandas.read_csv('FILE'{separator}).to_parquet('NEW.parquet')"
-    detail = f'its first line reads like names of columns; make it Parquet: `python -c "{convert}"`; where opdkit does '
-    return Unreadable("CSV, not JSON lines", f"{detail}not know the columns, --map says what is in them (docs/logs.md)")
+    detail = f'its first line reads like names of columns; make it Parquet: `python -c "{convert}"`; if opdkit does '
+    return Unreadable("CSV, not JSON lines", f"{detail}not know the columns, describe them with --map (docs/logs.md)")

@@ -79,7 +79,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     if conversation.messages:
         yield conversation
     elif not gaps:
-        yield unit[0].reject(Unreadable("no messages", "a session without one message"))
+        yield unit[0].reject(Unreadable("no messages", "a session without messages"))
 
 
 def _add(conversation: Conversation, item: Any) -> None:

@@ -58,7 +58,7 @@ def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = 
             raise Unreadable("message without a role", f"message {position}: nothing at {_format_path(fields.role)}")
         known = dict(fields.roles).get(str(logged)) or (_KNOWN_ROLES.get(logged) if isinstance(logged, str) else None)
         if known is None:
-            detail = f"message {position} has role {str(logged)[:100]!r}; [roles] can say what it is"
+            detail = f"message {position} has role {str(logged)[:100]!r}; map it under [roles]"
             raise Unreadable("unknown role", detail)
         if known == "drop":
             continue
@@ -181,7 +181,7 @@ def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note,
     prompt += read_messages(items[:-1])[0]  # what precedes the last message of the reply: calls and their results
     replies, notes = read_messages(items[-1:])
     if not replies or replies[0]["role"] != "assistant":
-        raise Unreadable("no reply", "it is of another role")
+        raise Unreadable("no reply", "the last message is not of the assistant")
     note = notes.get(0) or Note()
     note.finish_reason = note.finish_reason or first_text(value_at(record, fields.finish_reason))
     note.add_decision(**_read_decision(fields, record))

@@ -36,7 +36,7 @@ def read_call(record: JSON) -> Call:
     items = record.get("messages") or record.get("input")
     if isinstance(items, dict):  # a page of messages, as the API returns it
         items = items.get("data")
-    items = require_prompt(items, "the prompt is not in the list; docs/logs.md has the lines that fetch it")
+    items = require_prompt(items, "the list has no prompt; docs/logs.md shows how to fetch it")
     # A message of several parts has them in `content_parts`.
     prompt, _ = read_messages([
         item | {"content": item["content_parts"]} if isinstance(item, dict) and item.get("content_parts") else item

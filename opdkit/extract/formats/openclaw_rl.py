@@ -62,7 +62,7 @@ def read_reply(record: JSON) -> JSON:
     # Every template begins with a control token and a role; no reply begins like that.
     if prompt and text.startswith(prompt[:12]):
         if _REPLY_HEADER not in text:
-            raise Unreadable("reply is the whole conversation", "and no assistant header is in it")
+            raise Unreadable("reply is the whole conversation", "it has no assistant header")
         text = text.rsplit(_REPLY_HEADER, 1)[1]
     reasoning, answer, calls = split_reply(text)
     if record.get("tool_calls"):

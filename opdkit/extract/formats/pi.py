@@ -89,7 +89,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     if messages:
         yield conversation
     elif first is not None:
-        yield first.reject(Unreadable("no messages", "a session without one message"))
+        yield first.reject(Unreadable("no messages", "a session without messages"))
 
 
 def _find_active_branch(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int], set[int]]:

@@ -23,10 +23,10 @@ from opdkit.config.conditions import parse_time
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 
-REPEATED, NO_PARENT, CIRCLE = "repeated message", "parent is not there", "parents in a circle"
+REPEATED, NO_PARENT, CIRCLE = "repeated message", "missing parent", "parents form a cycle"
 TOO_MANY = "too many branches"
 EMPTY_CONVERSATION = f"{LEFT_OUT}empty conversation"
-NOT_THERE = f"{LEFT_OUT}rating of a message that is not there"  # people may delete what they have rated
+NOT_THERE = f"{LEFT_OUT}rating of a missing message"  # people may delete what they have rated
 EDITED = "edited by a person"  # skip reason of an edited text, which no model wrote
 # Limit for all branches of a tree together: characters, with 1,000 added per message. It bounds the memory of a tree.
 MOST_CHARACTERS = 1 << 28
@@ -177,7 +177,7 @@ def read_branches(
     for reason, lost in ((NO_PARENT, orphans), (CIRCLE, [by_id[name] for name in by_id if name in in_circles])):
         yield from (_reject(line, node, reason) for node in lost if node.messages)
     if not any(node.messages for node in by_id.values()):
-        raise Unreadable("no messages", "a conversation without one message")
+        raise Unreadable("no messages", "a conversation without messages")
 
     last = current if current in {node.id for node in reached} else None
     kept_path: list[Node] = []

@@ -145,7 +145,7 @@ def _list_files(log: str, scratch: Path, number: int, rotated: bool) -> Iterator
         files = sorted(beside, key=_rank_by_age) + ([path] if path.exists() else [])
         if not files:  # a log that was rotated may not exist until its next line is written
             others = "or folders of them" if rotated else "folders of them, - or hf:NAME"
-            raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, {others}")
+            raise ConfigError(f"{log} does not exist; name JSON, JSONL, Parquet or zip files, {others}")
         yield from ((log if file is path else str(file), file) for file in files)
 
 

@@ -217,7 +217,7 @@ def leaving_to_next_night(name: str, given: bool) -> Iterator[None]:
     except OSError as why:
         if given:
             raise
-        warn(f"{name} is left to the next night: {why.strerror}")
+        warn(f"{name} is left for the next night: {why.strerror}")
 
 
 @contextlib.contextmanager

@@ -204,8 +204,8 @@ class ServedModel:
         if compared.count(False) > _MAX_OTHERS * len(compared):
             raise OtherWeightsError(
                 f"{self.where} has other weights than {self.model.name_or_path}: {compared.count(False)} of "
-                f"{len(compared)} times, log-probs of two tokens differ by {_MAX_BIAS:g} nats more or less. Serve that "
-                "model, and start the server again after each training, or leave out --sample-url"
+                f"{len(compared)} times, the difference of two tokens' log-probs is off by {_MAX_BIAS:g} nats. Serve "
+                "that model, and start the server again after each training, or leave out --sample-url"
             )
 
     async def _ask(self, client: openai.AsyncOpenAI, query: _Query) -> Sample | None:

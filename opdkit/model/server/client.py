@@ -101,8 +101,8 @@ class Server:
             retry_after = response.headers.get("retry-after", "")
             pause = parse_retry_after(retry_after)
             if not pause <= LONGEST_WAIT:  # also catches NaN
-                asked = f"asks to be left alone (HTTP {status}, Retry-After: {self._clean(retry_after)[:40]})"
-                return OpdkitError(f"{self.where} {asked}: start the same command again then; finished parts are kept")
+                asked = f"asks for a long pause (HTTP {status}, Retry-After: {self._clean(retry_after)[:40]})"
+                return OpdkitError(f"{self.where} {asked}: start the same command after it; finished parts are kept")
             limited = status == 429 or pause > 0
             return FailedAttemptError(f"HTTP {status}: {excerpt}", pause=max(0.0, pause), limited=limited)
         if status == 401:

@@ -226,7 +226,7 @@ def test_only_a_random_sample_of_the_reviews_measures_the_judge(tmp_path: Path) 
 def test_a_run_is_no_judge_beside_itself(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--other-run"):
         CalibrateConfig(run=tmp_path, other_run=(str(tmp_path),))
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="the same run"):
         CalibrateConfig(run=tmp_path, other_run=(str(tmp_path / "." / ".." / tmp_path.name),))
 
 

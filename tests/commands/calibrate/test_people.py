@@ -168,7 +168,7 @@ def test_the_other_figures_are_of_the_most_frequent_label(tmp_path: Path) -> Non
     found = measure(CalibrateConfig(run=judged, labels=label_file(tmp_path / "l", labels)))
     assert (found.rows, found.labels, found.tied) == (10, 3, 1)
     assert found.confusion == [[0, 0, 0], [0, 0, 1], [0, 0, 2]]
-    with pytest.raises(OpdkitError, match="contradict"):
+    with pytest.raises(OpdkitError, match="tied"):
         measure(CalibrateConfig(run=judged, labels=label_file(tmp_path / "l", {"a:1": [1, -1], "b:1": [0, 1]})))
 
 
@@ -276,7 +276,7 @@ def test_labels_without_raters_and_unequal_numbers_are_said(tmp_path: Path, caps
     shown = " ".join(capsys.readouterr().out.split())
     assert "3 turns with 7 labels: 2 to 3 per turn; each turn counts as one" in shown
     assert "labels without a rater count as those of different people" in shown
-    assert "1 without one left out" in shown
+    assert "1 with a tie left out" in shown
     run(CalibrateConfig(run=judged, labels=label_file(tmp_path / "named", {"a:1": [1, 1], "b:1": [1, -1]})))
     shown = " ".join(capsys.readouterr().out.split())
     assert "0 pairs of 2 raters with 10 turns or more in common" in shown

@@ -318,7 +318,7 @@ def test_what_a_person_decided_stands_beside_what_the_votes_said(scored, tmp_pat
         "reward 0 (reviewed",
         "hint (reviewed)",
         "reviewed by Ada",
-        "older than the decision",
+        "scored before the decision",
         "the votes said: reward +1 (ok)",
         "not so",
     ):

@@ -77,8 +77,8 @@ def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"logs": ("nowhere.jsonl",)}, "nowhere.jsonl is not there"),
-    ({"model": "./nowhere"}, "nowhere is not there"),
+    ({"logs": ("nowhere.jsonl",)}, "nowhere.jsonl does not exist"),
+    ({"model": "./nowhere"}, "nowhere does not exist"),
     ({"set": ("train.epoch=2",)}, "did you mean 'epochs'"),
     ({"model": None}, "--model is missing"),
     ({"wording": Path("nowhere.toml")}, "--wording nowhere.toml"),
@@ -160,4 +160,4 @@ def test_logs_that_have_grown_and_stages_that_are_outdated_are_refused(tmp_path:
     with pytest.raises(OpdkitError, match="was computed from another extract stage"):
         slurm.run(config(run, **given))
     shown = CliRunner().invoke(app, ["status", str(run)])
-    assert "judge: computed from another extract stage than is there now" in " ".join(shown.stdout.split())
+    assert "judge: computed from an older extract stage than the one there now" in " ".join(shown.stdout.split())

@@ -455,8 +455,8 @@ def test_what_follows_an_unreadable_message_of_an_old_export_of_claude_ai_is_set
     assert [m["content"] for s in found["sessions"] for m in s["messages"]] == ["Hi", "Hello."]
     assert [(r["reason"], r["detail"].partition(":")[0]) for r in found["rejected"]] == [
         ("content of unknown shape", "message o3"),
-        ("parent is not there", "message o4, parent o3"),
-        ("parent is not there", "message o5, parent o4"),
+        ("missing parent", "message o4, parent o3"),
+        ("missing parent", "message o5, parent o4"),
     ]
     assert json.loads(found["rejected"][0]["raw"]) == question
 
@@ -520,8 +520,8 @@ def test_what_is_nested_in_an_unreadable_message_of_librechat_is_set_aside(tmp_p
         place = ident or "#2"
         assert [(r["reason"], r["detail"].partition(":")[0]) for r in found["rejected"]] == [
             ("message without a role", f"message {place}"),
-            ("parent is not there", f"message u2, parent {place}"),
-            ("parent is not there", "message a3, parent u2"),
+            ("missing parent", f"message u2, parent {place}"),
+            ("missing parent", "message a3, parent u2"),
         ]
         assert "u2" not in found["rejected"][0]["raw"]
 
@@ -554,12 +554,12 @@ def test_circles_and_missing_parents_in_a_tree(tmp_path, build):
     items = record.get("chat_messages") or record["messages"]
     items[0] |= {parent: items[-1][ident]}
     found = read_export(tmp_path, [record])
-    assert {r["reason"] for r in found["rejected"]} >= {"parents in a circle"}
+    assert {r["reason"] for r in found["rejected"]} >= {"parents form a cycle"}
     (record, *_) = build()
     items = record.get("chat_messages") or record["messages"]
     del items[2]
     found = read_export(tmp_path / "missing", [record])
-    assert "parent is not there" in {r["reason"] for r in found["rejected"]}
+    assert "missing parent" in {r["reason"] for r in found["rejected"]}
     assert sum(len(s["messages"]) for s in found["sessions"]) == 2
 
 
