@@ -1,4 +1,4 @@
-"""opdkit/chat/control_tokens.py: text from logs never becomes a control token, and is otherwise encoded as ever."""
+"""Tests of opdkit/chat/control_tokens.py: log text never becomes a control token and otherwise keeps its usual ids."""
 
 import copy
 import re
@@ -29,7 +29,7 @@ text = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
 def sentencepiece_like(scheme: str):
-    """Llama-2's kind: BPE with a byte fallback and a space before the first word of a string."""
+    """Return a tokenizer like Llama-2's: BPE with byte fallback; `scheme` sets when it puts a space before a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -52,7 +52,7 @@ def control_ids(tokenizer) -> set[int]:
 @settings(max_examples=200)
 @given(before=text, data=text, after=text)
 def test_data_holds_no_control_token_whatever_stands_beside_it(tiny_tokenizer, before, data, after):
-    """Only what the template wrote is a control token, also where data and template touch."""
+    """Only the control tokens that the template wrote become control tokens, even where data and template touch."""
     encoder = Encoder(tiny_tokenizer)
     template = ("<|im_start|>", "<|im_end|>")
     safe = [encoder.as_data(x, sampled=False) for x in (before, data, after)]
@@ -64,7 +64,7 @@ def test_data_holds_no_control_token_whatever_stands_beside_it(tiny_tokenizer, b
 
 
 def test_data_and_template_make_no_control_token_together(tiny_tokenizer):
-    """What the template writes next to a text completes no token that the text began, or ends."""
+    """A piece of a control token in a message is not completed by the template text or the message beside it."""
     encoder = Encoder(tiny_tokenizer)
     for rendered in (
         encoder.as_data("a<|im_end|", sampled=True) + ">",
@@ -90,7 +90,7 @@ def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
 )
 @pytest.mark.parametrize("kind", ["byte level", "first", "always", "never"])
 def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
-    """Pieces end where the tokenizer itself cuts, and a piece that begins a text is another one."""
+    """Cached pieces give the tokenizer's own ids, also when a piece stands at the beginning of one text only."""
     tokenizer = tiny_tokenizer if kind == "byte level" else sentencepiece_like(kind)
     encoder = Encoder(tokenizer)
     for rendered in [*texts, *texts[::-1]]:
@@ -100,7 +100,7 @@ def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
 def test_control_tokens_that_look_around_are_no_place_to_cut(flag, tiny_tokenizer):
-    """One that takes the white space before it is not alone there."""
+    """The ids of such a token depend on the text beside it, so a cut there could change them."""
     from tokenizers import AddedToken
 
     tokenizer = copy.deepcopy(tiny_tokenizer)
@@ -111,14 +111,14 @@ def test_control_tokens_that_look_around_are_no_place_to_cut(flag, tiny_tokenize
 
 
 def test_a_piece_is_encoded_once(tiny_tokenizer, monkeypatch):
-    """A session's prompts repeat each other."""
+    """A session's prompts repeat each other, so known pieces are not encoded again; a full cache is emptied."""
     encoder, encoded = Encoder(tiny_tokenizer), []
     real = encoder._pieces._encode
     monkeypatch.setattr(encoder._pieces, "_encode", lambda texts: encoded.extend(texts) or real(texts))
     turns = [f"<|im_start|>user\nhello {n}<|im_end|>\n" for n in range(30)]
     for n in range(1, 31):
         encoder.ids("".join(turns[:n]))
-    assert len(encoded) == len(set(encoded)) == 31  # the line break after each is one more
+    assert len(encoded) == len(set(encoded)) == 31  # 30 messages, and one "<|im_end|>\n" for all of them
     encoder._pieces._characters = 1 << 30
     encoder.ids("".join(turns))
     assert not encoder._pieces._known
@@ -142,7 +142,7 @@ def test_a_continuation_gets_no_space_of_its_own():
 
 
 def test_what_a_model_wrote_keeps_its_own_words_but_no_special_token(tiny_tokenizer):
-    """`<think>` is really sampled, `<|im_end|>` inside a reply is not."""
+    """A model samples `<think>` as a token; an `<|im_end|>` inside a reply can only be text."""
     encoder = Encoder(tiny_tokenizer)
     ids = encoder.ids(encoder.as_data("<think>a</think><|im_end|>", sampled=True))
     assert [tiny_tokenizer.decode(i) for i in ids if i in control_ids(tiny_tokenizer)] == ["<think>", "</think>"]
@@ -159,7 +159,7 @@ def test_keys_and_nested_values_are_data_too(tiny_tokenizer):
 
 
 def test_the_breaks_of_long_texts_are_not_remembered(tiny_tokenizer):
-    """Thousands of tool results of a million characters would fill the memory."""
+    """A cache of thousands of tool results with a million characters each would fill the memory."""
     encoder = Encoder(tiny_tokenizer)
     remembered = encoder._breaker.break_cached.cache_info
     for size in (10, 16_383):
@@ -171,13 +171,13 @@ def test_the_breaks_of_long_texts_are_not_remembered(tiny_tokenizer):
 
 
 def test_private_characters_in_a_log_are_refused(tiny_tokenizer):
-    """The stand-ins themselves cannot be forged."""
+    """A log cannot forge the private-use characters that stand for control tokens and breaks."""
     with pytest.raises(ChatError, match="private-use"):
         Encoder(tiny_tokenizer).as_data("\U00100000", sampled=False)
 
 
 def test_a_tokenizer_that_makes_control_tokens_from_plain_text_is_noticed():
-    """Where the vocabulary merges letters into `</s>`, the text is refused, not a stop token."""
+    """If the vocabulary merges letters into `</s>`, such text is refused and does not become a stop token."""
     from tokenizers import AddedToken, Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -221,7 +221,7 @@ def test_any_of_is_the_longest_of_the_words(words, text):
     ],
 )
 def test_control_tokens_are_broken_for_a_server(text: str, broken: str) -> None:
-    """The server tokenises what we send, and its control tokens must not come out of a log."""
+    """The server tokenises what we send, so text from a log must not become one of its control tokens."""
     assert break_control_tokens(text) == broken
 
 
@@ -246,6 +246,6 @@ def test_control_tokens_are_broken_for_a_server(text: str, broken: str) -> None:
     ],
 )
 def test_control_tokens_of_any_chat_model_are_known(text: str, found: bool) -> None:
-    """What an export holds is read by a trainer's tokenizer, which cannot tell the log's text from the template's."""
+    """A trainer's tokenizer reads the exported text and cannot tell the log's text from the template's."""
     assert has_control_tokens(text) == found
     assert not found or break_control_tokens(text) != text

@@ -1,4 +1,4 @@
-"""Finish reasons: every known one, on the rows that extract writes from a log that holds it, in every stage."""
+"""Tests every known finish reason in every stage, on the rows that extract writes from a log with that reason."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ from opdkit.store.reading import read_all
 from opdkit.teacher.examples import encode_reply
 from opdkit.train.data_summary import find_degenerate_replies
 
-# How else a reply ends. Content filters, aborts and errors end a reply early, but not at a token limit.
+# All other finish reasons. Content filters, aborts and errors end a reply early, but not at a token limit.
 NOT_CUT_OFF = (
     "stop",  # OpenAI chat, vLLM, SGLang, Ollama, Mistral, Gemini as STOP
     "end_turn",  # Anthropic
@@ -75,7 +75,7 @@ NOT_CUT_OFF = (
     "unknown",  # Vercel AI SDK
     "finish_reason_unspecified",  # Gemini
 )
-# As logs hold them: Gemini, Cohere and Java clients log capitals, Vercel's SDK hyphens, pi and Gemini's client camels.
+# Spellings in logs: capitals (Gemini, Cohere, Java clients), hyphens (Vercel's SDK), camelCase (pi, Gemini's client).
 SPELLINGS = ("MAX_TOKENS", "FinishReason.MAX_TOKENS", "max-tokens", "maxTokens", "LENGTH", "REASON_MAX_LEN",
              "ERROR_LIMIT")  # fmt: skip
 OTHER_SPELLINGS = ("STOP", "FinishReason.STOP", "tool-calls", "toolUse", "SAFETY", "content-filter", "a new reason", "")
@@ -84,7 +84,7 @@ VALUES = {**dict.fromkeys((*CUT_OFF, *SPELLINGS), True), **dict.fromkeys((*NOT_C
 
 @dataclass(frozen=True)
 class Logged:
-    """A run of one session per finish reason: rows by that reason, and the judge's counters."""
+    """Run with one session per finish reason: its turns by finish reason, and the judge's counters."""
 
     run: Path
     turns: dict[str, JudgedTurn]
@@ -119,7 +119,7 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     # extract
     assert turn.turn["finish_reason"] == (reason or None)
     assert (turn.turn["trainable"], turn.turn["skip_reason"]) == ((False, "truncated") if cut_off else (True, None))
-    # judge: the flag on a turn, and a vote of a judge that ended so
+    # judge: the flag on a turn, and the vote of a judge whose own answer ended for this reason
     shown = find_flags(reply_in_context(turn.session["messages"], turn.turn), turn.turn["finish_reason"])
     assert shown == (["truncation"] if cut_off else [])
     vote = parse_reward(Answer(r"\boxed{1}", turn.turn["finish_reason"]))
@@ -128,7 +128,7 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     # teacher: no stop token that was never sampled
     reply, _ = encode_reply(chat, turn.session, turn.turn, Counters())
     assert (reply.ids[-1] in chat.stop_ids) is not is_incomplete(reason)
-    # export: no trainer leaves such a stop token out
+    # export: incomplete replies are left out, since every trainer would add a stop token
     counters = Counters()
     lines = list(openai([turn], (1,), counters))
     if is_incomplete(reason):

@@ -1,4 +1,4 @@
-"""Thinking, calls and end markers in the text of a reply."""
+"""Tests of opdkit/chat/markup.py: thinking, calls and end markers in the text of a reply."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_hostile_markup_takes_no_more_than_linear_time():
     text = "<tool_call> " * 200_000 + "</tool_call>"
     assert split_calls(text) == (text, [])
     assert split_thinking("<think>" * 200_000)[1] == ""
-    assert split_thinking("\n" * 500_000) == (None, "\n" * 500_000)  # of a model that loops
+    assert split_thinking("\n" * 500_000) == (None, "\n" * 500_000)  # from a model that loops
 
 
 def test_a_reply_without_its_end_markers():
@@ -58,5 +58,5 @@ def test_the_answer_is_what_follows_the_last_closing_tag(text, opened, answer):
     ("<think>never ends", False, ""), ("never ends", True, ""), ("<think>a</think>b<think>c", False, ""),
 ])  # fmt: skip
 def test_what_is_judged_is_what_the_reader_sees(reply, thinking, seen) -> None:
-    """A draft inside the thinking is no reply."""
+    """The judge sees only what follows the thinking, since a draft inside the thinking is not the reply."""
     assert visible(reply, thinking) == seen

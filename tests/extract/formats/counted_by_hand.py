@@ -1,8 +1,8 @@
-"""Real logs counted without the readers: the raw JSON, read in a way of its own.
+"""Count real logs without the readers, from the raw JSON.
 
-A person has looked at the four files of Claude Code: the lines of `ABANDONED` are on branches that the conversation
-went on without (a question that was withdrawn, and a user message that was written down twice). All else can be
-counted line by line: a reply is a `message.id`, however many lines it has; a result is a `tool_use_id`.
+A person has read the four files of Claude Code: the lines in `ABANDONED` are on branches that the conversation left
+(a question that was withdrawn, and a user message that was recorded twice). Everything else can be counted line by
+line: a reply is a `message.id`, however many lines it has; a result is a `tool_use_id`.
 """
 
 import json

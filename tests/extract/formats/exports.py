@@ -1,6 +1,6 @@
-"""Small exports of every format that stands for one producer, with what somebody counts in them by hand.
+"""Build a small export of every format that has a single producer, with counts made by hand (`COUNTED`).
 
-The shapes are those of the producers' code:
+The shapes follow the producers' code:
 
 - codex: openai/codex, `RolloutLine` and `ResponseItem` of codex-rs/protocol (0.98), the recorder of
   codex-rs/core/src/rollout.rs (0.2, bare items), `saveRollout` of the TypeScript client (0.1, one object).
@@ -30,7 +30,7 @@ def said(role: str, text: str) -> JSON:
 
 
 def codex() -> list[JSON]:
-    """Two branches: 5 replies in that which went on, 1 more that was rolled back. 2 of 5 are tool calls."""
+    """Return two branches: 5 replies (2 of them only a tool call), and 1 more that was rolled back."""
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "look first"}], "content": None,
                "encrypted_content": "gAAA"}  # fmt: skip
     shell = {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}', "call_id": "c1"}
@@ -68,7 +68,7 @@ def codex() -> list[JSON]:
 
 
 def codex_bare() -> list[JSON]:
-    """One branch of 2 replies, the first with a call, as the recorder wrote it in 2025."""
+    """Return one branch of 2 replies, the first with a call, as the recorder wrote it in 2025."""
     return [
         {"id": "5973", "timestamp": "2025-05-07T17:24:21.123Z", "instructions": "Use tabs."},
         said("user", "List the files."),
@@ -80,13 +80,13 @@ def codex_bare() -> list[JSON]:
 
 
 def codex_document() -> list[JSON]:
-    """The same, as the first client wrote it."""
+    """Return the session of `codex_bare` as the first client wrote it."""
     header, *items = codex_bare()
     return [{"session": header, "items": [entry for entry in items if "type" in entry]}]
 
 
 def litellm() -> list[JSON]:
-    """One conversation of 2 calls, a failed call, an embedding, a call whose texts were hidden."""
+    """Return one conversation of 2 calls, a failed call, an embedding, and a call whose text was redacted."""
 
     def payload(number: int, messages: Any, response: Any, **more: Any) -> JSON:
         return {"id": f"chatcmpl-{number}", "trace_id": f"t{number}", "call_type": "acompletion", "response_cost": 0.1,
@@ -109,7 +109,7 @@ def litellm() -> list[JSON]:
 
 
 def openai_stored() -> list[JSON]:
-    """One conversation of 2 completions, the second with parts; one completion without its prompt."""
+    """Return one conversation of 2 completions, the second with parts, and one completion without its prompt."""
 
     def completion(number: int, reply: JSON, **more: Any) -> JSON:
         return {"object": "chat.completion", "id": f"chatcmpl-{number}", "model": "gpt-4o", "created": number,
@@ -142,9 +142,9 @@ def _run(number: int, kind: str, inputs: Any, outputs: Any, **more: Any) -> JSON
 
 
 def langsmith() -> list[JSON]:
-    """One thread of 3 calls (the second with a call of a tool): praised, with an edit and a comment, not rated.
+    """Return one thread of 3 LLM calls: praised; calling a tool, with an edit and a comment; not rated.
 
-    2 chains, one of them around the first call, with the thumb that a person gave the trace.
+    The first is inside a chain run, which has the thumb that a person gave the trace. The tool's run stands alone.
     """
 
     def answer(**fields: Any) -> JSON:
@@ -170,7 +170,7 @@ def langsmith() -> list[JSON]:
 
 
 def phoenix() -> list[JSON]:
-    """A trace of `px trace` with a root and 2 calls, the first with a thumb down by a person and a score by a model."""
+    """Return a trace of `px trace`: a root and 2 calls, the first with a person's thumb down and a model's score."""
 
     def span(name: str, attributes: JSON, **more: Any) -> JSON:
         return {"name": name, "context": {"trace_id": "t", "span_id": name}, "span_kind": "LLM", "parent_id": "root",
@@ -192,7 +192,7 @@ def phoenix() -> list[JSON]:
 
 
 def claude_ai() -> list[JSON]:
-    """A tree of 2 branches (a regenerated reply), 6 messages; a conversation of an older export, 2 messages."""
+    """Return a tree of 2 branches (a regenerated reply) and 6 messages, and 2 messages in the form of older exports."""
     root = "00000000-0000-4000-8000-000000000000"
 
     def message(uuid: str, sender: str, parent: str | None, *blocks: Any, **more: Any) -> JSON:
@@ -222,7 +222,7 @@ def claude_ai() -> list[JSON]:
 
 
 def librechat(nested: bool = True) -> list[JSON]:
-    """A tree of 2 branches: 2 user messages, 3 replies, one of an agent; a thumb up, a thumb down with a tag."""
+    """Return a tree of 2 branches: 2 user messages, 3 replies (1 by an agent), a thumb up, a thumb down with a tag."""
 
     def message(name: str, parent: str, by_user: bool, text: str = "", **more: Any) -> JSON:
         return {"messageId": name, "conversationId": "c", "parentMessageId": parent, "isCreatedByUser": by_user,
@@ -252,7 +252,7 @@ def librechat(nested: bool = True) -> list[JSON]:
 
 
 def anythingllm() -> list[JSON]:
-    """The JSON export: ann's 2 chats in one workspace (rated up, then down), out of order, and 1 of the interface."""
+    """Return the JSON export: ann's 2 chats in one workspace (rated up, then down), out of order, and 1 of the API."""
 
     def chat(number: int, user: str, prompt: str, response: str, rating: str) -> JSON:
         return {"id": number, "prompt": prompt, "response": response, "sent_at": "2026-01-01T00:00:00Z",
@@ -263,7 +263,7 @@ def anythingllm() -> list[JSON]:
 
 
 def anythingllm_table() -> list[JSON]:
-    """Rows of `workspace_chats`: 2 chats of one thread, the second with a thumb up, and 1 of another thread."""
+    """Return rows of `workspace_chats`: 2 chats of one thread, the second with a thumb up, and 1 of another thread."""
 
     def row(number: int, thread: int, prompt: str, text: str, score: bool | None) -> JSON:
         return {"id": number, "workspaceId": 1, "prompt": prompt, "response": json.dumps({"text": text, "sources": []}),
@@ -274,11 +274,11 @@ def anythingllm_table() -> list[JSON]:
 
 
 def librechat_flat() -> list[JSON]:
-    """The same with all messages in a list."""
+    """Return the export of `librechat` with all messages in one list."""
     return librechat(nested=False)
 
 
-# Builder: (format, messages of every session, ratings of the replies of every session, reasons of what is set aside,
+# Builder -> (format, number of messages per session, ratings of the replies per session, reasons of rejected records,
 # number of records left out)
 COUNTED: dict[Any, tuple[str, list[int], list[list[int | None]], list[str], int]] = {
     codex: ("codex", [14, 13], [[None] * 5, [None] * 5], [], 0),

@@ -1,4 +1,4 @@
-"""Calls of Anthropic's Messages API."""
+"""Tests of the reader for calls of Anthropic's Messages API."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_of_several_replies_the_response_counts():
     {"result": {"type": "errored", "error": {}}}, {"output": {"message": "no text"}},
 ])  # fmt: skip
 def test_what_holds_no_content_is_no_reply(beside):
-    """It stays in the metadata, also beside a reply."""
+    """A field that holds no message content stays in the metadata, also beside a reply."""
     thanks = {"role": "user", "content": "thanks"}
     session = read_one({"system": "s", "messages": [ASK, CALL, thanks]} | beside)
     assert [m["role"] for m in session.messages] == ["system", "user", "assistant", "user"]
@@ -116,7 +116,7 @@ def test_recognised_by_what_only_this_interface_has(record, name):
     {"response": {"model": "m", "choices": [{"message": {"role": "assistant", "content": "two"}}]}},
 ])  # fmt: skip
 def test_choices_beside_a_system_prompt_are_the_reply(beside):
-    """Of another interface, and yet a line of a file that is read as this one's loses nothing."""
+    """`choices` is OpenAI's field, but a file that is read as Anthropic's still keeps the reply in such a line."""
     record = {"system": "Be brief.", "messages": [ASK]} | beside
     assert detect([Line("log", 1, json.dumps(record).encode())]) == "openai"
     assert [m["content"] for m in read_one(record).messages] == ["Be brief.", ASK["content"], "two"]
@@ -129,7 +129,7 @@ def test_what_is_no_request_is_set_aside():
 
 
 def test_messages_of_use_chat_beside_a_system_prompt():
-    """What a client of the AI SDK posts looks like a request of this interface."""
+    """What a client of the AI SDK posts is recognised as a request of this API, and its `parts` are read."""
     said = [{"id": str(n), "role": role, "parts": [{"type": "text", "text": role}]}
             for n, role in enumerate(("user", "assistant"))]  # fmt: skip
     record = {"system": "s", "messages": said}

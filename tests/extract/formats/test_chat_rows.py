@@ -1,4 +1,4 @@
-"""Rows of WildChat, LMSYS-Chat-1M and the Chatbot Arena."""
+"""Tests of the readers for rows of WildChat, LMSYS-Chat-1M and the Chatbot Arena."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""ChatGPT's data export, read from a conversation that was counted by hand.
+"""Tests of the reader for ChatGPT's data export, on a conversation that was counted by hand.
 
-OpenAI does not describe the format. Fields and kinds of content are those of the types in pionxzh/chatgpt-exporter
-2.x (src/api.ts), and of published exports of ChatGPT from 2023 to January 2026; no own export was read.
+OpenAI does not document the format. Fields and content types are those in pionxzh/chatgpt-exporter 2.x (src/api.ts)
+and in published exports of ChatGPT from 2023 to January 2026; no export of our own was read.
 """
 
 import json
@@ -16,7 +16,7 @@ from opdkit.extract.formats.trees import CIRCLE, EMPTY_CONVERSATION, NO_PARENT, 
 
 
 def node(ident: str, parent: str | None, role: str, content: dict | str, recipient: str = "all", **more) -> dict:
-    """A node of the mapping; its message has the fields of an export."""
+    """Return a node of the mapping, whose message has the fields of an export."""
     author = {"role": role, "name": more.pop("name", None), "metadata": {}}
     metadata = {"model_slug": "gpt-5-2"} if role == "assistant" else {}
     body = {"content_type": "text", "parts": [content]} if isinstance(content, str) else content
@@ -34,8 +34,8 @@ def conversation(*nodes: dict, current: str, name: str = "c1", **more) -> dict:
 
 
 HIDDEN = {"is_visually_hidden_from_conversation": True}
-# u1 was answered three times: b2 was kept, b1 regenerated, b0 a call whose result b00 was answered by nobody. u2 was
-# edited: u2b is what the user asked instead, and went on from. 5 branches end in b1, b00, b4, b5 and b6.
+# u1 has three replies: b2 was kept, b1 was regenerated, and b0 is a call whose result b00 has no reply. The user edited
+# u2 into u2b and continued from u2b. The 5 branches end in b1, b00, b4, b5 and b8.
 TRIP = conversation(
     node("sys", "root", "system", "", **HIDDEN),
     node("about", "sys", "user", {"content_type": "user_editable_context", "user_profile": "I live in Bern.",
@@ -88,7 +88,7 @@ RATINGS = [
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    """The folder of an export, unpacked."""
+    """Write an unpacked export and return its folder."""
     folder = tmp_path / "export"
     folder.mkdir()
     (folder / "conversations.json").write_text(json.dumps([TRIP, PLAIN], indent=1))
@@ -107,7 +107,7 @@ BRANCHES = {
     "c1#branch-5": [*BROWSER, None, "3 hits"],
     "c2": ["hi", "hello", "in French", "salut"],
 }
-# Turn -> (why it is not trainable, rating, tags, comment, the reply that was kept)
+# Turn -> (skip reason, rating, tags, comment, the reply that was kept instead)
 TURNS = {
     "c1:2": (None, 1, [], None, None),
     "c1:4": (None, None, None, None, None),
@@ -161,7 +161,7 @@ def test_every_branch_rating_and_regenerated_reply(export: Path, tmp_path: Path)
 
 
 def test_attached_files_leave_a_placeholder(tmp_path: Path) -> None:
-    """Images are in the parts of the message already."""
+    """An attached image gets no second placeholder, because the message's parts already have one."""
     attached = [{"name": "a.pdf", "mimeType": "application/pdf"}, {"name": "b.png", "mimeType": "image/png"},
                 {"name": "c"}, "?"]  # fmt: skip
     chat = conversation(node("u", "root", "user", "Sum it up.", attachments=attached), node("a", "u", "assistant", "."),
@@ -206,7 +206,7 @@ def test_ratings_of_conversations_that_were_deleted_do_not_stop_the_rest(export:
 
 
 def test_a_conversation_that_is_cut_off_anywhere_is_read_or_set_aside(tmp_path: Path) -> None:
-    """At every 50th byte. PLAIN comes first, so that the format is known."""
+    """The file is cut at every 50th byte. PLAIN comes first, so that the format is known."""
     data = json.dumps([PLAIN, TRIP]).encode()
     whole = len(json.dumps([PLAIN]))
     for size in range(whole, len(data) - 1, 50):
@@ -218,7 +218,7 @@ def test_a_conversation_that_is_cut_off_anywhere_is_read_or_set_aside(tmp_path: 
 
 
 def hostile(**changes: object) -> dict:
-    """TRIP with another value at a path of its nodes, written `node__key__key`."""
+    """Return TRIP with other values at the given paths of its nodes, written `node__key__key`."""
     record = json.loads(json.dumps(TRIP))
     for path, value in changes.items():
         *parents, last = path.split("__")

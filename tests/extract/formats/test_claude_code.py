@@ -1,4 +1,4 @@
-"""Session files of Claude Code."""
+"""Tests of the reader for session files of Claude Code."""
 
 import json
 import tracemalloc
@@ -61,7 +61,7 @@ def skips(session: Conversation) -> list:
 
 
 def test_the_pieces_of_a_reply_are_one_message_and_parallel_results_one_next_state():
-    """The second result hangs below the second call, and the reply after it below the second result."""
+    """Here the second result's parent is the second call, and the next reply's parent is the second result."""
     session = only(
         user("a", None, "look"),
         piece("b", "a", "m1", {"type": "thinking", "thinking": "hm", "signature": "x"}),
@@ -158,7 +158,7 @@ def test_an_interrupted_tool_is_a_reaction():
 
 
 def test_base64_is_dropped():
-    """A 600 kB image leaves its type, in a user message and in a result, and no memory."""
+    """Of a 600 kB image in a user message or a tool result only the type is kept, so it takes no memory."""
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 600_000}}
     events = [user("a", None, [image, text("what?")]), piece("b", "a", "m", use("t")),
               user("c", "b", result("t", [image]), toolUseResult={"base64": "A" * 600_000})]  # fmt: skip
@@ -191,7 +191,7 @@ def test_a_circle_of_parents_ends():
 
 
 def test_a_reply_that_is_marked_as_the_summary_of_a_compaction_is_a_reply():
-    """The client writes those summaries as the user's; a damaged log may say otherwise."""
+    """The client writes such summaries as user messages; in a damaged log a reply may have the mark."""
     (session,), aside = read_all(user("a", None, "go"), piece("b", "a", "m", text("1"), isCompactSummary=True))
     assert (said(session), aside) == ([("user", "go"), ("assistant", "1")], [])
 
@@ -210,7 +210,7 @@ def test_recognised(record):
 
 
 def test_lines_without_an_id_belong_to_the_session_around_them(tmp_path: Path):
-    """And a sidechain in a file of its own to the session that it names."""
+    """A sidechain in a file of its own belongs to the session that it names."""
     snapshot = {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}}
     main = [snapshot, user("a", None, "go"), snapshot, piece("b", "a", "m", text("1")), user("c", "b", "thanks")]
     side = [snapshot, user("p", None, "x", isSidechain=True), piece("q", "p", "n", text("2"), isSidechain=True)]
@@ -231,7 +231,7 @@ def test_lines_without_an_id_belong_to_the_session_around_them(tmp_path: Path):
 
 
 def test_reading_is_linear():
-    """987 messages and 20,000: calls, results and text, no step over all of them for each."""
+    """A session of 20,001 messages is read whole; a step over all messages for each message would be very slow."""
     events = [user("e0", None, "go")]
     for n in range(0, 20_000, 2):
         events.append(piece(f"e{n + 1}", f"e{n}", f"m{n}", use(f"t{n}")))
@@ -248,7 +248,7 @@ def test_reading_is_linear():
     ("Another session sent a message: rebase", {"origin": {"kind": "peer", "name": "reviewer"}}),
 ])  # fmt: skip
 def test_what_only_the_client_says_is_no_reaction_of_a_person(said, more):
-    """That a command in the background has ended, say: the client writes it as an event of the user."""
+    """The client writes some notices as user events, for example that a command in the background has ended."""
     session = only(user("1", None, "build", origin={"kind": "human"}), piece("2", "1", "r1", text("Started.")),
                    user("3", "2", said, **more), piece("4", "3", "r2", text("Done.")),
                    user("5", "4", "thanks", origin={"kind": "human"}))  # fmt: skip
@@ -261,7 +261,7 @@ def test_what_only_the_client_says_is_no_reaction_of_a_person(said, more):
 
 @pytest.mark.parametrize(("mode", "skip"), [("prompt", None), ("task-notification", None)])
 def test_what_a_person_types_while_the_agent_works(mode, skip):
-    """It is told before the next reply, and belongs to the next state of the one before."""
+    """The queued message is put before the next reply and belongs to the next state of the previous reply."""
     queued = {"type": "queued_command", "prompt": "no, fix b.py instead", "commandMode": mode}
     session = only(
         user("1", None, "fix a.py"), piece("2", "1", "r1", use("c1")), user("3", "2", result("c1")),

@@ -1,8 +1,8 @@
-"""Tasks of Cline and Roo Code.
+"""Tests of the reader for tasks of Cline and Roo Code.
 
-The shapes are those of the producers' code: `formatResponse` (commit 008b035) and `ToolResultUtils` (0cd9cb5) of
-cline/cline, and `ApiMessage` of RooCodeInc/Roo-Code (286c465), with its summaries and its items of reasoning. The
-beginning of one published task of Cline (2026) was read: its calls are blocks, and their results text.
+The shapes follow the producers' code: `formatResponse` (commit 008b035) and `ToolResultUtils` (0cd9cb5) of
+cline/cline, and `ApiMessage` of RooCodeInc/Roo-Code (286c465), with its summaries and reasoning items. The beginning
+of one published task of Cline (2026) was read: its calls are blocks, and the results of the calls are text.
 """
 
 import json
@@ -61,7 +61,7 @@ def test_what_the_client_wrote_is_told_from_what_a_person_wrote(tmp_path):
 
 
 def test_a_notice_that_is_sent_again_is_no_retry():
-    """The same error follows two replies: no person repeats a request."""
+    """The same notice after two replies comes from the client, not from a person who repeats a request."""
     session = read(XML[0], said("assistant", "a"), said("user", WANT_TOOL), said("assistant", "b"),
                    said("user", WANT_TOOL))  # fmt: skip
     assert session.machine == {2, 4}

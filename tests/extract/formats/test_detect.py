@@ -1,4 +1,4 @@
-"""Which format a file has, by its first lines."""
+"""Tests of how a file's format is detected from its first lines."""
 
 import json
 
@@ -96,7 +96,7 @@ def test_only_the_beginning_is_read():
 
 @given(st.one_of(*RECORDS.values()), st.data())
 def test_no_record_breaks_a_reader_that_looks_at_it(record, data):
-    """Whatever a field holds, a format says whether the record is one of its own."""
+    """Every reader answers True or False to whether a record has its format, even if fields hold odd values."""
     if not isinstance(record, dict):
         return
     odd = data.draw(st.dictionaries(st.sampled_from([*record, "type", "span_id", "traceId"]), ANYTHING, max_size=3))

@@ -1,4 +1,4 @@
-"""What front ends, tracing services and proxies export, each format as its producer's code writes it (exports.py)."""
+"""Tests of the readers for exports of front ends, tracing services and proxies, on the exports of exports.py."""
 
 import json
 import random
@@ -24,7 +24,7 @@ builders = pytest.mark.parametrize("build", list(COUNTED), ids=lambda build: bui
 
 
 def extract(folder: Path, *logs: Path, **options) -> dict[str, list[dict]]:
-    """The tables, also where little could be read; the records that were left out are counted under "left out"."""
+    """Return the tables, even if too little could be read; "left out" counts the records that were left out."""
     try:
         run(folder, *logs, **options)
     except OpdkitError as error:
@@ -45,7 +45,7 @@ def ratings(found: dict, session: dict) -> list[int | None]:
 @builders
 @pytest.mark.parametrize("array", [False, True])
 def test_what_was_counted_by_hand(tmp_path, build, array):
-    """No message is lost, in JSON lines and in an array, and the format is found by its content."""
+    """No message is lost, in JSON lines or in an array, and the format is detected from the content."""
     name, messages, rated, aside, left_out = COUNTED[build]
     log = tmp_path / "export.json"
     if array:
@@ -62,7 +62,7 @@ def test_what_was_counted_by_hand(tmp_path, build, array):
 
 @builders
 def test_cut_at_every_fiftieth_byte(tmp_path, build):
-    """What is whole is read, the rest is set aside: never a crash, never a text that the whole export does not hold."""
+    """A cut export never crashes its reader and never gives a text that is not in the whole export."""
     name = COUNTED[build][0]
     data = b"".join(json.dumps(record).encode() + b"\n" for record in build())
     known = {m["content"] for m in _messages(tmp_path / "whole", data, name)}
@@ -82,7 +82,7 @@ def _messages(folder: Path, data: bytes, name: str, allow_nothing: bool = False)
 
 
 def _spoil(value, draw: random.Random):
-    """Replace one value, anywhere, by one of another kind."""
+    """Replace one value anywhere by a value of another type, and return the result."""
     odd = draw.choice([None, True, -1, 1e300, "x", "", [], {}, [[]], [None], {"a": []}, [{"type": []}], "0" * 99])
     place = value
     while isinstance(place, (dict, list)) and place:
@@ -96,7 +96,7 @@ def _spoil(value, draw: random.Random):
 
 @builders
 def test_wrong_types_anywhere_are_set_aside(build):
-    """400 exports with wrong values: the reader returns, and all that it sets aside has a reason."""
+    """No reader crashes on 400 exports with wrong values, and every record that it sets aside has a reason."""
     reader = READERS[COUNTED[build][0]]
     draw = random.Random(0)
     for _ in range(400):
@@ -202,7 +202,7 @@ def test_an_interrupted_turn_and_an_unreadable_line_of_a_rollout(tmp_path):
 
 
 def test_newer_lines_of_codex_that_hold_no_message_leave_no_gap(tmp_path):
-    """As of 2026, codex-rs/history writes state, token counts and messages between agents beside the items."""
+    """As of 2026, codex-rs/history also writes state, token counts and messages between agents beside the items."""
     content = [{"type": "input_text", "text": "Message Type: FINAL_ANSWER"}, {"type": "encrypted_content"}]
     told = exports.item("response_item", type="agent_message", author="/root/a", recipient="/root", content=content)
     between = {"author": "/root/b", "recipient": "/root", "content": "Done.", "trigger_turn": True}
@@ -225,7 +225,7 @@ def test_newer_lines_of_codex_that_hold_no_message_leave_no_gap(tmp_path):
 
 @pytest.mark.parametrize("start", ["<goal_context>", '<codex_internal_context source="goal">', "<user_shell_command>"])
 def test_what_codex_says_in_the_name_of_the_user_is_no_turn_of_the_user(tmp_path, start):
-    """It may say the same again, and a rollback does not count it."""
+    """Codex may repeat such a message, and a rollback does not count it as a turn."""
     first, *rest = ("user", "Make it work."), ("assistant", "One step."), ("user", f"{start}\nGo on.")
     turns = [first, *rest, rest[0], rest[1], ("user", "Undo."), ("assistant", "Undone."), rest[1]]
     items = [exports.item("response_item", **exports.said(*turn)) for turn in turns]
@@ -245,7 +245,7 @@ def test_one_object_whose_items_are_no_list_holds_none(tmp_path, items):
 
 
 def test_litellm_wrote_these(tmp_path):
-    """Payloads and rows of SpendLogs by litellm 1.80.0 itself, with a mock for the provider."""
+    """Payloads and SpendLogs rows that litellm 1.80.0 itself wrote, with a mock provider, are read completely."""
     found = extract(tmp_path / "run", LOGGED / "litellm-1.80.0-payloads.jsonl")
     (session,) = found["sessions"]
     assert (roles(session), session["model"]) == ("s u a u a", "gpt-4o")
@@ -258,11 +258,11 @@ def test_litellm_wrote_these(tmp_path):
     assert [t["skip_reason"] for t in found["turns"]] == [None, "shortened by the proxy"]
     assert {r["session_id"] for r in json.loads(session["metadata"])["records"]} > {None} or len(
         {r["session_id"] for r in json.loads(session["metadata"])["records"]}
-    ) == 2  # LiteLLM made one for each call
+    ) == 2  # LiteLLM made one session id per call
 
 
 def test_calls_of_other_interfaces_through_litellm(tmp_path):
-    """Anthropic's messages have the system prompt beside them; OpenAI's Responses have items."""
+    """Anthropic's calls have the system prompt beside the messages, OpenAI's Responses have items; both are read."""
     (first, *_) = exports.litellm()
     request = {"model": "claude", "system": "Be brief.", "messages": [{"role": "user", "content": "hi"}]}
     row = {"request_id": "r", "spend": 0.1, "proxy_server_request": json.dumps(request), "messages": "{}"}
@@ -315,7 +315,7 @@ def test_a_page_of_stored_completions(tmp_path):
 
 
 def test_langchain_wrote_these(tmp_path):
-    """Runs by langchain-core 1.7.2 and langsmith 0.15.0, with a model that answers from a list."""
+    """Runs that langchain-core 1.7.2 and langsmith 0.15.0 wrote, with a model that answers from a list, are read."""
     found = extract(tmp_path / "run", LOGGED / "langchain-core-1.7.2-runs.jsonl")
     (session,) = found["sessions"]
     assert (roles(session), session["session_id"].endswith(":th-1")) == ("s u a u a", True)
@@ -327,7 +327,7 @@ def test_langchain_wrote_these(tmp_path):
 
 
 def test_feedback_of_people_in_langsmith(tmp_path):
-    """A thumb on a trace is its last call's; scores of models do not count, nor do averages of several scores."""
+    """A thumb on a trace rates its last call; scores by models do not count, nor do averages of several scores."""
     found = read_export(tmp_path, exports.langsmith())
     praised, edited, _ = (t["decision"] for t in found["turns"])
     assert (praised["rating"], praised["comment"]) == (1, None)
@@ -354,7 +354,7 @@ def test_a_thumb_on_a_trace_stays_beside_the_score_of_an_evaluator(tmp_path):
 
 
 def test_runs_of_other_wrappers(tmp_path):
-    """wrap_openai logs requests and responses as they are; older LangChain prompts and messages in other ways."""
+    """wrap_openai logs plain requests and responses; older LangChain logs prompts and messages in other forms."""
     run_of = exports._run
     choice = {"message": {"role": "assistant", "content": "hello"}, "finish_reason": "length"}
     found = read_export(tmp_path, [
@@ -371,7 +371,7 @@ def test_runs_of_other_wrappers(tmp_path):
 
 
 def test_responses_of_openai_in_langsmith(tmp_path):
-    """wrap_openai logs items, with the system prompt beside them; LangChain keeps items as parts of a message."""
+    """wrap_openai logs items with the system prompt beside them; LangChain keeps items as parts of a message."""
     run_of, asked = exports._run, exports._lc("HumanMessage", content="hey", type="human")
     parts = [THOUGHT, CALLED]
     called = exports._lc("AIMessage", content=parts, type="ai", tool_calls=[{"name": "f", "args": {}, "id": "c"}])
@@ -388,7 +388,7 @@ def test_responses_of_openai_in_langsmith(tmp_path):
 
 
 def test_messages_of_langchain_js(tmp_path):
-    """They name their class, and have no type of their own."""
+    """LangChain.js messages name their class and have no `type` field, so the role comes from the class."""
     lc, call = exports._lc, {"name": "f", "args": {}, "id": "c"}
     prompt = [
         lc("SystemMessage", content="Be brief."),
@@ -411,7 +411,7 @@ def test_the_system_prompt_of_anthropic_in_langsmith(tmp_path, system):
 
 
 def test_rows_and_pages_of_phoenix(tmp_path):
-    """A data frame as Parquet, and a page of the REST interface, are read as the trace is."""
+    """A data frame as Parquet and a page of the REST API give the same messages and ratings as the trace."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -444,7 +444,7 @@ def test_branches_of_claude_ai(tmp_path):
 
 
 def test_what_follows_an_unreadable_message_of_an_old_export_of_claude_ai_is_set_aside(tmp_path):
-    """Else a reply would be trained on without its question."""
+    """Otherwise a reply would be trained on without its question."""
     (*_, record) = exports.claude_ai()
     question = {"uuid": "o3", "sender": "human", "content": [{"type": None}]}
     record["chat_messages"] += [
@@ -482,7 +482,7 @@ def test_the_prefix_of_a_librechat_conversation_is_its_system_prompt(tmp_path, n
 
 
 def test_thinking_that_librechat_kept_in_the_text_is_no_part_of_the_reply(tmp_path):
-    """As its older clients for OpenAI and Anthropic did (`getStreamText`)."""
+    """LibreChat's older clients for OpenAI and Anthropic wrote thinking into the text (`getStreamText`)."""
     (record,) = exports.librechat_flat()
     record["messages"][1]["text"] = ":::thinking\nNo clock.\nI say so.\n:::\n\nNo idea."
     record["messages"][4]["text"] = "It reads :::thinking\nno\n:::\n there."
@@ -490,7 +490,7 @@ def test_thinking_that_librechat_kept_in_the_text_is_no_part_of_the_reply(tmp_pa
     (thought,) = [m for s in found["sessions"] for m in s["messages"] if m["content"] == "No idea."]
     assert thought["reasoning"] == "No clock.\nI say so."
     assert [m["content"] for m in found["sessions"][0]["messages"]][-1] == "It reads :::thinking\nno\n:::\n there."
-    record["messages"][1]["text"] = ":::thinking\nNo clock.\n:::"  # cut off behind it
+    record["messages"][1]["text"] = ":::thinking\nNo clock.\n:::"  # cut off after the thinking
     found = extract(tmp_path / "cut", jsonl(tmp_path / "cut.jsonl", record))
     assert [t["skip_reason"] for t in found["turns"]].count("empty") == 1
 
@@ -527,7 +527,7 @@ def test_what_is_nested_in_an_unreadable_message_of_librechat_is_set_aside(tmp_p
 
 
 def test_conversations_without_a_message_are_left_out(tmp_path):
-    """Even if they are most of an export."""
+    """This holds even if most conversations of an export are empty."""
     *_, whole = exports.claude_ai()
     empty = [{"uuid": name, "name": "", "chat_messages": []} for name in ("x", "y")]
     summary = run(tmp_path / "run", jsonl(tmp_path / "log.jsonl", *empty, whole))
@@ -565,7 +565,7 @@ def test_circles_and_missing_parents_in_a_tree(tmp_path, build):
 
 @pytest.mark.parametrize("build", [exports.claude_ai, exports.librechat_flat])
 def test_a_newer_export_continues_a_conversation_under_its_id(tmp_path, build):
-    """Whichever comes first: the copy of the later date decides, and the session keeps its name."""
+    """The copy with the later date decides, in either order, and the session keeps its id."""
     (new, *_) = build()
     key, ident = ("chat_messages", "c1") if "uuid" in new else ("messages", "c")
     times = {"chat_messages": "updated_at", "messages": "exportAt"}[key]
@@ -598,7 +598,7 @@ def test_chats_of_anythingllm_are_in_the_order_of_their_ids(tmp_path):
 
 
 def test_a_chat_of_anythingllm_in_two_exports_is_one(tmp_path):
-    """An export holds all chats up to now. The rating of a chat may stand in one of them only."""
+    """Each export holds all chats so far, and the rating of a chat may be in one of the two exports only."""
     later = [row | {"rating": {3: "--"}.get(row["id"], row["rating"])} for row in exports.anythingllm()]
     for number, both in enumerate(([exports.anythingllm(), later], [later, exports.anythingllm()])):
         logs = [tmp_path / f"{number}-{name}.json" for name in "ab"]

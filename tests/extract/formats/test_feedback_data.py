@@ -1,4 +1,4 @@
-"""Feedback of people in records that no reader knows: Who&When by a function, ILF by a mapping."""
+"""Tests of human feedback in records that no reader knows: Who&When is read by a function, ILF by a mapping."""
 
 import json
 import re
@@ -31,14 +31,14 @@ metadata = ["task_id", "test"]
 
 
 def agent_of(message: dict[str, str]) -> str:
-    """ "Orchestrator (-> WebSurfer)" is the Orchestrator."""
+    """Return the name of the agent that wrote a message; "Orchestrator (-> WebSurfer)" gives "Orchestrator"."""
     return message.get("name") or re.sub(r" \(.*\)$", "", message["role"])
 
 
 def read_who_and_when(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a failed run of several agents as the guilty one saw it: its own messages are the replies."""
+    """Return a failed run of several agents as the guilty agent saw it: this agent's messages are the replies."""
     guilty, step = agent_of(record["history"][int(record["mistake_step"])]), int(record["mistake_step"])
-    is_first = agent_of(record["history"][0]) == guilty  # then the question is not among the messages
+    is_first = agent_of(record["history"][0]) == guilty  # then the history lacks the question
     messages: list[dict[str, Any]] = [{"role": "user", "content": record["question"]}] if is_first else []
     for number, item in enumerate(record["history"]):
         agent = agent_of(item)
@@ -105,7 +105,7 @@ def test_feedback_is_a_reaction_and_the_repair_an_edit(ilf_run: Path) -> None:
 
 
 def passes_tests(reply: str, row: dict[str, Any]) -> bool:
-    """Run the unit tests of a task on the code of a reply, in a process of its own."""
+    """Return whether a reply's code passes the unit tests of its task, which run in a separate process."""
     name = re.findall(r"^def (\w+)\(", row["prompt"], re.MULTILINE)[-1]
     approx = (
         "class approx:\n    def __init__(self, x): self.x = x\n    def __eq__(self, y): return abs(self.x - y) < 1e-6\n"
@@ -116,7 +116,7 @@ def passes_tests(reply: str, row: dict[str, Any]) -> bool:
 
 
 def test_the_unit_tests_are_a_check(ilf_run: Path) -> None:
-    """The wrong code fails them, the repaired code passes."""
+    """At least 7 of 8 repaired programs pass their unit tests, and at most 2 of the 8 wrong programs do."""
     rows = list(map(json.loads, ILF.read_text(encoding="utf-8").splitlines()))[:8]
     repaired = [passes_tests(row["completion"], row) for row in rows]
     wrong = [passes_tests(row["original_model_completion"].removeprefix(row["prompt"]), row) for row in rows]

@@ -1,8 +1,8 @@
-"""Chats and checkpoints of Gemini CLI.
+"""Tests of the reader for chats and checkpoints of Gemini CLI.
 
-The shapes are those of google-gemini/gemini-cli: `ConversationRecord` and `loadConversationRecord` of
-packages/core/src/services/chatRecordingService.ts (commit 016443b of 2026, which reads the older form, one object, as
-well as JSON lines), and the contents of Google's API, which checkpoints hold.
+The shapes follow google-gemini/gemini-cli: `ConversationRecord` and `loadConversationRecord` of
+packages/core/src/services/chatRecordingService.ts (commit 016443b of 2026, which reads JSON lines as well as the older
+form, one object). Checkpoints hold contents of Google's API.
 """
 
 import json
@@ -55,7 +55,7 @@ def test_a_session(records):
 
 
 def test_sessions_and_checkpoints_through_the_stage(tmp_path):
-    """A session has its own id; a checkpoint is called by its file. Several of them in a file stay apart."""
+    """A session has its own id; a checkpoint is named after its file. Several checkpoints in one file stay apart."""
     jsonl(tmp_path / "logs" / "session-a.jsonl", HEADER, *CHAT)
     (tmp_path / "logs" / "session-b.json").write_text(json.dumps(HEADER | {"messages": CHAT}, indent=2))
     contents = [{"role": "user", "parts": [{"text": "hi"}]}, {"role": "model", "parts": [{"text": "hello"}]},
@@ -71,7 +71,7 @@ def test_sessions_and_checkpoints_through_the_stage(tmp_path):
 
 
 def test_lines_that_change_what_was_there():
-    """A message is written again with its calls; others are taken back; the prompt is made shorter."""
+    """Later lines write a message again with its calls, take messages back, and replace the prompt by a summary."""
     (session,) = read(
         HEADER, CHAT[1], said(3, "gemini", "", thoughts=[]), {"$set": {"lastUpdated": "u"}}, CHAT[2],
         said(7, "gemini", "Wrong."), said(8, "user", "Take that back."), {"$rewindTo": "m7"},

@@ -1,4 +1,4 @@
-"""What the readers make of real logs is what somebody counts who reads the files without them."""
+"""Tests that the readers find in real logs what can be counted in the files without them."""
 
 from collections.abc import Iterable
 

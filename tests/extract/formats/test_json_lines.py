@@ -1,4 +1,4 @@
-"""One line of JSON, clean or not (opdkit/extract/formats/json_lines.py)."""
+"""Tests of opdkit/extract/formats/json_lines.py, which reads one line of JSON, clean or damaged."""
 
 import contextlib
 import json
@@ -39,14 +39,14 @@ def reason(data: bytes) -> str:
     (b'{"a": "\\\\ud800\\\\\\ud800"}', {"a": "\\ud800\\\ufffd"}),
 ])  # fmt: skip
 def test_what_logs_contain_all_the_same(data, value):
-    """CRLF, byte-order mark, duplicate keys (the last counts), Infinity, lone surrogates."""
+    """CRLF, a byte-order mark, duplicate keys (the last counts), Infinity and lone surrogates are accepted."""
     read_value = read(data)
     assert read_value == value
     json.dumps(read_value, ensure_ascii=False).encode()  # no surrogate is left for the Parquet writer
 
 
 def test_nan_is_null():
-    """NaN. JSON has no such number, so nothing is known of it."""
+    """JSON has no NaN and no infinity, so both become null when read and when written."""
     assert read(b'{"a": NaN}') == {"a": None}
     assert dump({"a": [math.nan, math.inf, 1.5]}) == '{"a":[null,null,1.5]}'
 
@@ -68,7 +68,7 @@ def test_nan_is_null():
     (b'{"a": ' * 10_000 + b"1" + b"}" * 10_000 + b"\n", "nested too deeply"),
 ])  # fmt: skip
 def test_what_cannot_be_read_has_a_constant_reason(data, why):
-    """Comment lines, invalid UTF-8, a truncated last line, 10,000 levels of nesting."""
+    """Comment lines, invalid UTF-8, a truncated last line and 10,000 levels of nesting are refused with a reason."""
     assert reason(data) == why
 
 
@@ -86,7 +86,7 @@ def test_a_problem_of_the_line_is_its_problem():
 
 
 def test_a_problem_that_many_lines_share_does_not_hold_them_in_memory():
-    """As that of the rows of a damaged page of Parquet: an exception keeps the frames that it went through."""
+    """All rows of a damaged Parquet page share one exception, which keeps every frame that it was raised through."""
     problem = Unreadable("damaged rows")
     for number in range(10):
         with contextlib.suppress(Unreadable):
@@ -114,7 +114,7 @@ def test_whatever_json_a_logger_writes_is_read(value, ascii_only):
     data = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     try:
         data.decode()
-    except UnicodeDecodeError:  # a surrogate, encoded as no UTF-8 may be
+    except UnicodeDecodeError:  # a lone surrogate, which is not valid UTF-8
         assert reason(data) == "not UTF-8"
     else:
         orjson.loads(dump(read(data)))
@@ -131,7 +131,7 @@ def test_any_bytes_are_read_or_refused(data):
 
 
 def test_a_line_with_more_values_than_text_is_refused_and_text_full_of_commas_is_not():
-    """30 MB of "[],[],[]" would be 900 MB of objects; tables in a tool's output are one value each."""
+    """30 MB of "[],[],[]" would become 900 MB of objects; a table in a tool's output is one string value."""
     assert reason(b'{"a": [' + b"[]," * 600_000 + b"1]}") == "too many values"
     assert reason(b'{"a": [' + b'{"b":1},' * 300_000 + b"1]}") == "too many values"
     table = '1,2,[3],{4},\\"5\\",\n' * 200_000

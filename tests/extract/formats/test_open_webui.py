@@ -1,7 +1,7 @@
-"""Open WebUI's exports of chats and feedbacks, read from a chat that was counted by hand.
+"""Tests of the reader for Open WebUI's exports of chats and feedbacks, on a chat that was counted by hand.
 
-Fields are those that the producer writes: src/lib/components/chat/Messages.svelte and Messages/ResponseMessage.svelte,
-backend/open_webui/models/feedbacks.py and utils/middleware.py of Open WebUI 0.6 to 0.8. No own export was read.
+The fields follow the producer's code: src/lib/components/chat/Messages.svelte and Messages/ResponseMessage.svelte,
+backend/open_webui/models/feedbacks.py and utils/middleware.py of Open WebUI 0.6 to 0.8. No export of our own was read.
 """
 
 import html
@@ -17,7 +17,7 @@ from opdkit.extract.formats.trees import CIRCLE, EMPTY_CONVERSATION, NO_PARENT, 
 
 
 def message(ident: str, parent: str | None, content: str, **more) -> dict:
-    """A message; its role is that of the first letter of its id."""
+    """Return a message; the first letter of its id gives the role."""
     role = {"u": "user", "a": "assistant"}[ident[0]]
     own = (
         {"models": ["qwen"]} if role == "user" else {"model": "qwen", "modelName": "Qwen", "modelIdx": 0, "done": True}
@@ -27,7 +27,7 @@ def message(ident: str, parent: str | None, content: str, **more) -> dict:
 
 
 def chat(*messages: dict, current: str, name: str = "c1", **more) -> dict:
-    """A row of an export of chats."""
+    """Return a row of an export of chats."""
     history = {"currentId": current, "messages": {m["id"]: m for m in messages}}
     return {"id": name, "user_id": "u", "title": "Lakes", "updated_at": 1750000100, "created_at": 1750000000,
             "share_id": None, "archived": False, "pinned": False, "meta": {"tags": ["geo"]}, "folder_id": None,
@@ -44,8 +44,8 @@ CALL = details(
     "tool_calls", "", id="t1", name="depth", arguments=json.dumps('{"lake": "Thun"}'), result=json.dumps("217")
 )
 THOUGHTS = details("reasoning", "> I look.\n> Now.", duration="3")
-# u1 was answered by a1, regenerated as a2. a2 was edited and gone on from. u2 is answered by thinking, a call and a
-# text. The last reply was edited, too, and then regenerated; both are rated. u9 is an edited first message.
+# The reply a1 to u1 was regenerated as a2. The user edited a2 and continued from it. The reply to u2 has thinking, a
+# call and text. a4 was edited, too, and then regenerated as a5; both are rated. u9 is an edited first message.
 LAKES = chat(
     message("u1", None, "Which lake?", files=[{"type": "image", "url": "data:x"}]),
     message("a1", "u1", "A lake.", annotation={"rating": -1, "reason": "Being lazy", "comment": "Which?",
@@ -65,7 +65,7 @@ LAKES = chat(
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "The Aare."}]}]),
     current="a5",
 )  # fmt: skip
-# Two models answered at once: nobody chose between them until one was gone on from.
+# Two models answered at once: a reply counts as chosen only when the user continued from it.
 ARENA = chat(
     message("u1", None, "hi", models=["x", "y"]), message("a1", "u1", "hello", model="x"),
     message("a2", "u1", "hey", model="y", modelIdx=1),
@@ -86,7 +86,7 @@ def feedback(message_id: str, data: dict, snapshot: dict | None, updated_at: int
             "snapshot": {"chat": snapshot}, "created_at": 1, "updated_at": updated_at}  # fmt: skip
 
 
-# The rating of a1 again, as it is in the chat; an older rating of a5, and of a9 alone.
+# The same rating of a1 as in the chat, an older and a newer rating of a5, and a rating of a9 that the chat lacks.
 FEEDBACKS = [
     feedback("a1", LAKES["chat"]["history"]["messages"]["a1"]["annotation"], LAKES, 5),
     feedback("a5", {"rating": 1, "comment": "good"}, LAKES, 1),
@@ -107,7 +107,7 @@ BRANCHES = {
 A1 = {"rating": -1, "comment": "Which?", "tags": ["Geography", "Being lazy"], "edited": None,
       "kept": "Lake Thun, in Bern."}  # fmt: skip
 NOTHING = {"rating": None, "comment": None, "tags": [], "edited": None, "kept": None}
-# Turn -> (why it is not trainable, decision), of the chats alone
+# Turn -> (skip reason, decision), from the chats alone
 TURNS = {
     "c1:2": ("edited by a person", None),
     "c1:4": (None, None),
@@ -219,7 +219,7 @@ def test_markup_of_the_client(content: str, tmp_path: Path) -> None:
 
 
 def test_a_chat_that_is_cut_off_anywhere_is_read_or_set_aside(tmp_path: Path) -> None:
-    """At every 50th byte. ARENA comes first, so that the format is known."""
+    """The file is cut at every 50th byte. ARENA comes first, so that the format is known."""
     data, whole = json.dumps([ARENA, LAKES]).encode(), len(json.dumps([ARENA]))
     for size in range(whole, len(data) - 1, 50):
         (tmp_path / f"{size}.json").write_bytes(data[:size])
@@ -230,7 +230,7 @@ def test_a_chat_that_is_cut_off_anywhere_is_read_or_set_aside(tmp_path: Path) ->
 
 
 def hostile(**changes: object) -> dict:
-    """LAKES with other values of fields of its messages, written `message__field`."""
+    """Return LAKES with other values in the given fields of its messages, written `message__field`."""
     record = json.loads(json.dumps(LAKES))
     messages = record["chat"]["history"]["messages"]
     for path, value in changes.items():

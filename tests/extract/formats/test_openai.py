@@ -1,4 +1,4 @@
-"""OpenAI chat messages: what a reader must survive in them."""
+"""Tests of the reader for OpenAI chat messages, in all the shapes that logs have."""
 
 import orjson
 import pytest
@@ -39,7 +39,7 @@ def test_the_messages_lie_under_any_of_these_names(key):
 
 @pytest.mark.parametrize("key", ["messages", "trajectory"])
 def test_the_messages_may_be_json_text(key):
-    """As in SWE-smith's data sets of trajectories."""
+    """SWE-smith's data sets of trajectories store the messages as JSON text."""
     record = {key: orjson.dumps([USER, REPLY]).decode(), "resolved": True, "model": "m"}
     assert recognises(record)
     session = read(record)
@@ -54,7 +54,7 @@ def test_a_text_that_holds_no_messages(text):
 
 
 def test_content_null_stays_null_and_calls_stay_verbatim():
-    """Content null beside tool calls; arguments that are no JSON."""
+    """Content may be null beside tool calls, and arguments need not be JSON; both are kept unchanged."""
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1,  "b'}}
     assert message({"role": "assistant", "content": None, "tool_calls": [call]}) == plain(
         "assistant", None, tool_calls=[{"id": "c1", "name": "look", "arguments": '{"a": 1,  "b'}]
@@ -88,7 +88,7 @@ def test_calls_that_langchain_keeps_beside_the_message():
 
 
 def test_replies_without_a_field_content():
-    """As OpenAI's own library writes them with `exclude_none`."""
+    """OpenAI's own library writes such replies with `exclude_none`."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     thought = message({"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call]})
     assert (thought["reasoning"], len(thought["tool_calls"])) == ("Hm.", 1)
@@ -113,7 +113,7 @@ def test_a_tool_result_that_is_an_object_is_dumped():
 
 
 def test_lists_of_parts_and_what_is_no_text():
-    """Lists of parts, images."""
+    """The texts of a list of parts are joined; an image, audio or video leaves a placeholder."""
     parts = ["a", {"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "data:" + "x" * 9}},
              {"type": "input_audio", "input_audio": {}}, {"type": "refusal", "refusal": "no"}, {"text": "c"},
              {"type": "video"}]  # fmt: skip
@@ -123,7 +123,7 @@ def test_lists_of_parts_and_what_is_no_text():
 
 
 def test_the_text_of_a_part_may_be_an_object_or_null():
-    """Threads of OpenAI's Assistants have objects. Before, the texts were lost, and the replies trained on."""
+    """Threads of OpenAI's Assistants have objects. If their texts were lost, the replies would be trained on empty."""
     thread = {"type": "text", "text": {"value": "b", "annotations": []}}
     assert message({"role": "assistant", "content": [thread]})["content"] == "b"
     assert message({"role": "assistant", "content": [{"type": "text", "text": None}]})["content"] == ""
@@ -131,7 +131,7 @@ def test_the_text_of_a_part_may_be_an_object_or_null():
 
 
 def test_a_part_of_text_without_a_text_is_empty_or_sets_the_line_aside():
-    """Servers in Go leave out empty fields. Before, such a part became "[text]", and the reply was trained on."""
+    """Servers in Go leave out empty fields. Such a part must not become "[text]" in a reply that is trained on."""
     for kind in ("text", "output_text", "refusal"):
         assert message({"role": "assistant", "content": [{"type": kind}]})["content"] == ""
     session = read({"messages": [USER, {"role": "assistant", "content": [{"type": "text", "content": "b"}]}]})
@@ -194,7 +194,7 @@ INVOCATION = {
     {"content": "20 degrees.", "toolInvocations": [INVOCATION]},
 ], ids=["version 5", "version 4", "version 3"])  # fmt: skip
 def test_a_message_of_use_chat_is_read_as_the_messages_of_its_model(reply):
-    """Before, it was a message without text and without calls, in silence."""
+    """Such a message must not silently lose its text and calls."""
     asked = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "hi"},
                                                   {"type": "file", "mediaType": "image/png", "url": "u"}]}  # fmt: skip
     decision = {"rating": 1}
@@ -230,14 +230,14 @@ def test_parts_of_a_reply_that_was_not_finished_or_that_the_server_helped_to_wri
 @pytest.mark.parametrize(("logged", "names"), [('[{"id": "1", "function": {"name": "f", "arguments": "{}"}}]', ["f"]),
                                                ("[]", []), ("null", [])])  # fmt: skip
 def test_calls_may_be_json_text(logged, names):
-    """As in data sets without nested columns, and in what Langfuse makes of the spans of the AI SDK."""
+    """Data sets without nested columns, and Langfuse's form of AI SDK spans, store calls as JSON text."""
     reply = message({"role": "assistant", "content": "b", "tool_calls": logged})
     assert [call["name"] for call in reply["tool_calls"]] == names
     assert isinstance(read({"messages": [USER, REPLY | {"tool_calls": "f(x)"}]}), Rejected)
 
 
 def test_a_system_prompt_beside_the_messages_is_the_first_of_them():
-    """Also of calls of tools. Before, it was metadata there: student and teacher read a prompt that nobody had sent."""
+    """This also holds beside tool results. Kept as metadata only, it would be missing from every prompt."""
     result = {"role": "tool", "tool_call_id": "1", "content": "x"}
     session = read({"system": "Be terse.", "messages": [USER, REPLY | {"finish_reason": "length"}, result]})
     assert session.messages[0] == plain("system", "Be terse.")
@@ -245,12 +245,12 @@ def test_a_system_prompt_beside_the_messages_is_the_first_of_them():
 
 
 def test_developer_is_system():
-    """`developer` for `system`."""
+    """OpenAI's newer role `developer` is read as `system`."""
     assert message({"role": "developer", "content": "be brief"}) == plain("system", "be brief")
 
 
 def test_tool_results_and_calls_inside_content_blocks():
-    """Tool results inside `role: user`."""
+    """Calls and thinking inside a reply's content, and tool results inside a user message, are kept out of the text."""
     blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "let me look"},
               {"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "."}}]  # fmt: skip
     results = [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "a.py"}]},
@@ -300,7 +300,7 @@ def test_reasoning_lies_apart(key):
     ({"role": "assistant", "content": None, "tool_calls": ["f"]}, "tool calls of unknown shape"),
 ])  # fmt: skip
 def test_a_message_that_cannot_be_read_sets_the_line_aside(item, reason):
-    """Unknown roles, and shapes nobody has seen: named, never guessed."""
+    """Unknown roles and shapes are rejected with a reason, never guessed."""
     session = read({"messages": [USER, item]})
     assert isinstance(session, Rejected)
     assert session.reason == reason
@@ -313,7 +313,7 @@ def test_a_record_without_messages(record):
 
 
 def test_a_logged_call_ends_with_its_choice():
-    """Sampled tokens and log-probs of an API call are kept with the reply they belong to."""
+    """Sampled tokens and log-probs of an API call are kept with the reply that they belong to."""
     content = [
         {"token": "hel", "logprob": -0.5, "bytes": [1], "token_id": 11},
         {"token": "lo", "logprob": -1.5, "token_id": 12},
@@ -348,7 +348,7 @@ def test_a_logged_call_ends_with_the_choice_of_its_response(key):
     ({"logprobs": [-1, -2.5], "response_token_ids": [5, 6]}, [5, 6], [-1.0, -2.5]),
     ({"token_ids": [5, 6]}, [5, 6], None),
     ({"logprobs": {"content": [{"token": "a", "logprob": None}]}, "token_ids": [5]}, [5], None),
-    ({"logprobs": [-1.0], "token_ids": [5, 6]}, None, None),  # nobody can say which belong together
+    ({"logprobs": [-1.0], "token_ids": [5, 6]}, None, None),  # it is unknown which belong together
     ({"logprobs": None, "token_ids": []}, None, None),
     ({"token_ids": [5, -1]}, None, None),
     ({"token_ids": [5, True]}, None, None),
@@ -380,7 +380,7 @@ def test_side_turns_are_marked_by_record_or_message():
 
 
 def goose(role, *content, **metadata) -> dict:
-    """A message of a session that Goose exports."""
+    """Return a message of a session as Goose exports it."""
     visible = {"userVisible": True, "agentVisible": True} | metadata
     return {"id": "m", "role": role, "created": 1772355600, "content": list(content), "metadata": visible}
 
@@ -409,7 +409,7 @@ def read_goose(*messages) -> Conversation:
 
 
 def test_a_session_of_goose():
-    """Calls and results, as its model saw them: one for the user alone, an error, and a file."""
+    """Messages are read as Goose's model saw them: without text for the user alone, with an error and a file."""
     session = read_goose(
         goose("user", goose_text("run the tests")),
         goose("assistant", {"type": "thinking", "thinking": "First", "signature": ""}, goose_text("I run them.")),
@@ -442,7 +442,7 @@ def test_a_session_of_goose():
 
 
 def test_calls_that_goose_stores_one_by_one_are_of_one_reply():
-    """Each call is stored with a copy of the thinking, and with its result behind it."""
+    """Goose stores each call with a copy of the thinking, followed by the result of the call."""
     thought = {"type": "thinking", "thinking": "Both", "signature": "s"}
     session = read_goose(
         goose("user", goose_text("look")),
@@ -455,7 +455,7 @@ def test_calls_that_goose_stores_one_by_one_are_of_one_reply():
 
 
 def test_what_the_model_of_goose_no_longer_sees_is_left_out():
-    """After a summary, and of calls that could not be parsed."""
+    """The model no longer sees messages from before a summary; a call that could not be parsed leaves a placeholder."""
     session = read_goose(
         goose("user", goose_text("hi"), agentVisible=False),
         goose("assistant", goose_text("hello"), agentVisible=False),

@@ -1,4 +1,4 @@
-"""OpenClaw-RL records: which of them continue each other, and what is never glued."""
+"""Tests of the reader for OpenClaw-RL records: which records are joined to a session, and which must not be."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def record(messages: list[dict], reply: str, turn: int = 1, next_state=None, ses
 
 
 def dialogue(*texts: str, think: str = "", **more) -> list[dict]:
-    """The records of one session; `texts` are user and assistant in turn."""
+    """Return the records of one session; `texts` alternate between user and assistant."""
     messages, records = [], []
     for turn, (asked, said) in enumerate(zip(texts[::2], texts[1::2], strict=False), 1):
         messages = [*messages, user(asked)]
@@ -82,7 +82,7 @@ def test_the_next_state_is_everything_the_next_prompt_adds():
     assert texts(session) == ["u1", "on it", "r1", "r2", "done", "thanks"]
     assert [(r["next_count"], r["next_role"]) for r in turn_rows("x", session)] == [(2, "tool"), (1, "user")]
     assert [c["id"] for c in session.messages[1]["tool_calls"]] == ["c1", "c2"]
-    # Without the next record there is only the one that was logged.
+    # Without the next record there is only the tool result that this record logged.
     (alone,), _ = read([first])
     assert texts(alone) == ["u1", "on it", "r2"]
 
@@ -99,7 +99,7 @@ def test_a_reply_that_comes_back_a_little_different_is_the_same(changed):
 
 
 def test_the_order_of_the_lines_does_not_matter():
-    """Records out of order."""
+    """Records out of order are joined to one session in the order of the conversation."""
     records = dialogue("u1", "a1", "u2", "a2", "u3", "a3", "u4")
     random.Random(0).shuffle(records)
     (session,), aside = read(records)
@@ -108,14 +108,14 @@ def test_the_order_of_the_lines_does_not_matter():
 
 
 def test_sessions_that_share_an_id_stay_apart():
-    """Turn numbers that restart under "unknown"."""
+    """Records of two conversations under one session id are told apart by their messages."""
     one, two = dialogue("u1", "a1", "u2", "a2"), dialogue("v1", "b1", "v2", "b2", "v3")
     sessions, _ = read([one[0], two[0], one[1], two[1]])
     assert [texts(t) for t in sessions] == [["u1", "a1", "u2", "a2"], ["v1", "b1", "v2", "b2", "v3"]]
 
 
 def test_the_first_message_of_the_next_session_is_no_reaction():
-    """The recorder takes it for one when the id is shared."""
+    """The recorder logs that message as the next state if both sessions have the same id."""
     one, two = dialogue("u1", "a1"), dialogue("v1", "b1")
     one[0]["next_state"] = user("v1")
     sessions, _ = read(one + two)
@@ -124,7 +124,7 @@ def test_the_first_message_of_the_next_session_is_no_reaction():
 
 
 def test_a_compacted_context_begins_a_new_session_and_keeps_the_reaction():
-    """The next prompt does not continue this one, so it is not glued to it."""
+    """The next prompt does not continue this conversation, so the two are not joined."""
     before = record([user("u1")], "a1", 1, user("u2"))
     after = record([user("summary of u1"), answer("a0"), user("u2")], "a2", 2, user("u3"))
     sessions, _ = read([before, after])
@@ -149,7 +149,7 @@ def test_of_a_repeated_record_the_one_with_a_next_state_stays():
 
 
 def test_a_retried_reply_leaves_the_conversation():
-    """Two replies to one prompt; the one that went on counts."""
+    """Of two replies to one prompt, only the one that the conversation continued from is trainable."""
     kept = dialogue("u1", "good", "u2", "a2", "u3")
     sessions, _ = read([record([user("u1")], "bad", 0, user("u1")), *kept])
     assert [texts(t) for t in sessions] == [["u1", "bad", "u1"], ["u1", "good", "u2", "a2", "u3"]]
@@ -167,7 +167,7 @@ def test_of_replies_that_nobody_answered_the_last_one_stays():
 
 
 def test_conversations_keep_their_numbers_in_a_log_that_grows():
-    """Both begin alike; then the first one goes on, and a third one begins. Lines come in any order."""
+    """Two conversations begin alike; later the first one continues and a third one begins. Lines come in any order."""
     ann, bob = (record([user("u1")], reply, 1, user(f"to {reply}")) for reply in ("ann's", "bob's"))
     later = record([user("u1"), answer("ann's"), user("to ann's")], "again", 2, user("ok"))
     third = record([user("u1")], "carl's", 1, user("to carl's"))
@@ -178,7 +178,7 @@ def test_conversations_keep_their_numbers_in_a_log_that_grows():
 
 
 def test_a_turn_that_two_sessions_share_is_trained_once():
-    """The user went back and asked something else: it belongs to the way whose beginning is logged with it."""
+    """If the user went back and asked something else, the shared turn counts in the branch of its logged next state."""
     first = record([user("u1")], "a1", 1, user("u2"))
     ways = [record([user("u1"), answer("a1"), user(u)], f"to {u}", 2, user("ok")) for u in ("u2", "v2")]
     sessions, _ = read([first, *ways])
@@ -205,7 +205,7 @@ def test_judge_votes_and_broken_records_are_set_aside():
 
 
 def test_a_reply_that_is_the_whole_conversation():
-    """Where the prompt was no prefix, the recorder logged everything as the reply."""
+    """If the prompt was not a prefix of the conversation, the recorder logged the whole conversation as the reply."""
     whole = record([user("u1")], "a1")
     whole["response_text"] = whole["prompt_text"].replace("u1", "u1 ") + "a1<|im_end|>\n"
     assert read_reply(whole)["content"] == "a1"
@@ -240,7 +240,7 @@ def test_the_real_record(shared_data):
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), min_size=1, max_size=4), st.randoms())
 def test_every_turn_is_trained_once_and_no_prompt_is_invented(sessions, rng):
-    """Whatever shares a beginning, repeats or comes out of order: a trained turn's prompt and reply were logged."""
+    """Each trained turn is a logged prompt and reply, and counts once, though records share beginnings and are shuffled."""
     records = []
     for words in sessions:
         spoken = [w for i, word in enumerate(words) for w in (f"u{word}{i}", f"a{word}{i}")]
@@ -262,7 +262,7 @@ def test_every_turn_is_trained_once_and_no_prompt_is_invented(sessions, rng):
 
 
 def test_a_record_that_cannot_be_written_is_set_aside_alone():
-    """Tools nested deeper than anything is written; the records beside it stay a session."""
+    """Fields that are nested too deeply to be written cost their own record; the records beside it stay a session."""
     deep: list = []
     for _ in range(600):
         deep = [deep]
@@ -274,7 +274,7 @@ def test_a_record_that_cannot_be_written_is_set_aside_alone():
 
 
 def test_arguments_nested_deeper_than_is_written_are_compared_as_text():
-    """The parser, orjson, reads 1,024 levels and writes 254."""
+    """orjson reads 1,024 levels but writes only 254, so such arguments cannot be normalised."""
     call = {"id": "c", "function": {"name": "f", "arguments": "[" * 300 + "]" * 300}}
     (session,), aside = read([record([user("u")], "a", tool_calls=[call])])
     assert session.messages[1]["tool_calls"][0]["arguments"] == "[" * 300 + "]" * 300

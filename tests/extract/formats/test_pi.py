@@ -1,4 +1,4 @@
-"""Session event files of pi and OpenClaw."""
+"""Tests of the reader for session event files of pi and OpenClaw."""
 
 import json
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_the_active_branch_is_followed():
     )
     assert aside == []
     assert [c for _, c in contents(session)] == ["one", "first try", "other way", "good"]
-    header = {key: HEADER[key] for key in ("id", "timestamp", "cwd", "provider")}  # it is no part of the tree
+    header = {key: HEADER[key] for key in ("id", "timestamp", "cwd", "provider")}  # the header is no node
     assert session.metadata == header | {"version": 3, "other_branches": 1}
 
 
@@ -135,7 +135,7 @@ def test_a_tree_that_runs_in_a_circle_ends():
 
 @pytest.mark.parametrize("tree", [True, False])
 def test_the_turns_beside_an_unreadable_line_are_not_trained(tree):
-    """A damaged line costs the turns that it touches, not the session."""
+    """A damaged line makes the turns beside it untrainable, not the whole session."""
     events = [user(f"u{i}") if i % 2 == 0 else reply(*text(f"a{i}")) for i in range(9)]
     if tree:
         events = [node(e, str(i), str(i - 1) if i else None) for i, e in enumerate(events)]

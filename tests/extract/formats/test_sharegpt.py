@@ -1,4 +1,4 @@
-"""ShareGPT conversations."""
+"""Tests of the reader for ShareGPT conversations."""
 
 import orjson
 import pytest
@@ -43,7 +43,7 @@ def test_function_calls(value, calls):
 
 @pytest.mark.parametrize("value", ["f(1, 2)", '{"name": "f", "arguments"', '{"tool": "f"}', "7", ""])
 def test_a_call_that_is_no_json_stays_text(value):
-    """A call that cannot be read is not invented."""
+    """No call is invented from text that cannot be read as a call."""
     session = read(said(("human", "h"), ("function_call", value))).messages[1]
     assert (session["content"], session["tool_calls"]) == (value, [])
 

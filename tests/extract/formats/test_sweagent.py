@@ -1,4 +1,4 @@
-"""SWE-agent trajectories."""
+"""Tests of the reader for SWE-agent trajectories."""
 
 import json
 
@@ -66,7 +66,7 @@ def test_what_is_no_trajectory_is_set_aside():
 
 
 def test_trajectories_of_mini_swe_agent():
-    """Before, those of version 2 were set aside for their last message, of role exit."""
+    """The last message of version 2, of role `exit`, must not make the trajectory unreadable."""
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
     cut = {"response": {"choices": [{"finish_reason": "length"}]}, "actions": []}
     asked, printed = {"role": "user", "content": "task"}, {"role": "user", "content": "<returncode>0</returncode>"}

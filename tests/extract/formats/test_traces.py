@@ -1,4 +1,4 @@
-"""Langfuse exports and OpenTelemetry traces: sessions put together from calls that repeat the conversation so far."""
+"""Tests of the Langfuse and OpenTelemetry readers, which join calls that repeat the conversation so far."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def extracted(tmp_path: Path, *records) -> dict[str, list[dict]]:
 
 
 def test_generations_of_one_conversation_become_one_session_whatever_their_traces(tmp_path):
-    """No row has a session id: the prompts begin alike, and that is how they find each other."""
+    """Without session ids, calls are joined if their prompts begin alike, even across traces."""
     rows = [observation([U], A), {"type": "SPAN", "traceId": "t", "input": None}, observation({"messages": [U, A, V],
             "tools": [{"name": "find"}]}, {"role": "assistant", "content": None, "tool_calls": [CALL]}, traceId="t2"),
             observation([{"role": "user", "content": "else"}], "x", traceId="t3")]  # fmt: skip
@@ -62,7 +62,7 @@ def test_generations_of_one_conversation_become_one_session_whatever_their_trace
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_reply_counts_in_the_branch_that_goes_on(tmp_path, order: int):
-    """A call for a title repeats the conversation: what it says is no reaction, whether it was logged first or last."""
+    """A call for a title repeats the conversation, but its request is no reaction, in either logging order."""
     title, thanks = ({"role": "user", "content": text} for text in ("Write a title.", "Thanks."))
     branches = [observation([U, A, title], "T", id="o1"), observation([U, A, V], "b", id="o2"),
                 observation([U, A, V, {"role": "assistant", "content": "b"}, thanks], "c", id="o3")]  # fmt: skip
@@ -73,7 +73,7 @@ def test_a_reply_counts_in_the_branch_that_goes_on(tmp_path, order: int):
 
 
 def test_each_call_of_a_log_with_many_branches_is_read_twice(monkeypatch):
-    """Once to link it, once for its conversations: each begins with the replies before it, as they were logged."""
+    """A call is parsed once to link it and once for its conversations, which hold the earlier replies as logged."""
     lines, parse_line = [], chains.parse
     monkeypatch.setattr(chains, "parse", lambda line: lines.append(line.number) or parse_line(line))
     asked, calls = [U], []
@@ -117,7 +117,7 @@ def scored(n: int, feedback: int, *observations: dict, **more) -> dict:
 
 
 def test_what_people_said_of_a_trace_is_kept_with_its_calls(tmp_path):
-    """And can be asked for: a session is kept when one of its calls is like that."""
+    """`--filter` can use such fields: a session is kept if the condition holds for one of its calls."""
     traces = [scored(1, 0, {"type": "SPAN", "traceId": "t"}, observation([U], A), metadata={"shop": 7}),
               scored(2, 1, observation([U, A, V], "b"))]  # fmt: skip
     found = extracted(tmp_path, *traces)
@@ -134,7 +134,7 @@ def test_what_people_said_of_a_trace_is_kept_with_its_calls(tmp_path):
 
 
 def decisions(*records: dict) -> list[dict | None]:
-    """Decisions about the replies of a trace, in the order of the session."""
+    """Return the decisions about the replies of a trace, in the order of the session."""
     (session,) = read("langfuse", *(piece for record in records for piece in READERS["langfuse"].unfold(record)))
     return [session.notes[i].decision if i in session.notes else None
             for i, message in enumerate(session.messages) if message["role"] == "assistant"]  # fmt: skip
@@ -151,7 +151,7 @@ def decisions(*records: dict) -> list[dict | None]:
     ("c2d1", None), ({"name": ["feedback"], "value": {}}, None),
 ])  # fmt: skip
 def test_a_score_named_feedback_decides_about_the_last_reply_of_its_trace(score, decided):
-    """That is the reply which the user saw. Calls may be logged in any order."""
+    """The last reply is the one that the user saw. The calls may be logged in any order."""
     calls = [observation([U, A, V], "b", id="o2", startTime="2026-01-02T03:04:06Z"), observation([U], A, id="o1")]
     first, last = decisions({"id": "t", "sessionId": "s", "scores": [score], "observations": calls})
     assert first is None
@@ -174,7 +174,7 @@ def test_a_score_of_a_call_decides_about_its_reply():
     (("a", "b"), (None, 1), [("b", 1)]),
 ])  # fmt: skip
 def test_rated_replies_of_several_users_to_one_question_are_all_kept(tmp_path, replies, scores, kept):
-    """Without session ids, calls of all users that begin alike are one group: what differs is no retry, no repeat."""
+    """Without session ids, calls of several users form one group; another reply or rating is no retry and no repeat."""
     traces = [
         {"id": f"t{n}", "projectId": "p", "userId": f"u{n}", "observations": [observation([U], text, id=n)],
          "scores": [] if score is None else [{"name": "user-feedback", "value": score}]}
@@ -202,7 +202,7 @@ def test_a_long_trace_does_not_multiply():
 
 
 def test_an_agent_of_langchain_is_one_session():
-    """Its callback logs the definitions of tools as messages, and the calls where the provider's answer is kept."""
+    """LangChain's callback logs tool definitions as messages, and calls in the provider's answer (`additional_kwargs`)."""
     weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     call = {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [CALL]}}
     result, definition = {"role": "tool", "content": "rain", "tool_call_id": "c1"}, {"role": "tool", "content": weather}
@@ -248,7 +248,7 @@ def test_inputs_and_outputs_of_every_shape(prompt, reply, expected):
     {"type": "tool-call", "toolCallId": "c1", "toolName": "find", "input": '{"q": 1}'},
 ])  # fmt: skip
 def test_calls_of_the_ai_sdk_as_langfuse_takes_them_from_its_spans(call):
-    """Versions 4 and 5: alone, or as JSON text beside a text (`OtelIngestionProcessor` of Langfuse)."""
+    """Langfuse's `OtelIngestionProcessor` keeps calls of SDK versions 4 and 5 alone, or as JSON text beside a text."""
     alone, beside = json.dumps([call]), json.dumps(A | {"tool_calls": json.dumps([call])})
     for output, text in ((alone, None), (beside, "a")):
         (session,) = read("langfuse", observation([U], output))
@@ -276,7 +276,7 @@ def test_generations_that_cannot_be_told():
 
 
 def flat(prompt: list[dict], reply: dict) -> dict:
-    """OpenInference's attributes, flattened as they are exported."""
+    """Return OpenInference's attributes of a call, flattened as they are exported."""
     found = {"openinference.span.kind": "LLM", "llm.model_name": "m", "session.id": "s1",
              "llm.tools.0.tool.json_schema": '{"name": "find"}'}  # fmt: skip
     for name, messages in (("llm.input_messages", prompt), ("llm.output_messages", [reply])):
@@ -373,7 +373,7 @@ def test_gen_ai_events_of_before_and_the_flat_prompts_of_openllmetry():
 
 
 def test_events_that_hold_their_message_as_json():
-    """Azure's libraries for AI write it so, and Pydantic AI wrote all events as one attribute."""
+    """Azure's AI libraries log each message as JSON text, and Pydantic AI logged all events as one attribute."""
     choice = {"message": {"content": "a"}, "finish_reason": "length", "index": 0}
     said_first = [("user", U), ("assistant", {"role": "assistant", "tool_calls": [CALL]}),
                   ("tool", {"role": "tool", "tool_call_id": "c1", "content": "x"})]  # fmt: skip
@@ -390,7 +390,7 @@ def test_events_that_hold_their_message_as_json():
 
 @pytest.mark.parametrize("operation", ["acompletion", "aresponses", "chat"])
 def test_a_span_of_litellm(operation):
-    """It calls the operation as its function, and has calls of tools and their ids beside the parts."""
+    """LiteLLM names the operation after its own function, and logs tool calls and their ids beside the parts."""
     prompt = [{"role": "user", "parts": [{"type": "text", "content": "u"}]},
               {"role": "assistant", "parts": [], "tool_calls": [CALL]},
               {"role": "tool", "parts": [{"type": "text", "content": "found"}], "tool_call_id": "c1"}]  # fmt: skip
@@ -403,7 +403,7 @@ def test_a_span_of_litellm(operation):
 
 
 def test_a_call_of_anthropic_as_openinference_has_it():
-    """The system prompt is one of the parameters, and results of tools stand in messages of the user."""
+    """The system prompt is an invocation parameter, and tool results are in user messages."""
     result = {"role": "user", "tool_call_id": "c1", "content": '[{"type": "text", "text": "found"}]'}
     system = {"max_tokens": 9, "system": [{"type": "text", "text": "s"}]}
     attributes = flat([U, CALLING, result], A) | {"llm.invocation_parameters": json.dumps(system)}
@@ -425,7 +425,7 @@ def test_spans_of_chains_agents_and_tools_are_no_calls(attributes):
 
 
 def test_an_annotation_on_a_chain_decides_about_the_last_reply_of_its_trace():
-    """In a record without that reply, it is counted."""
+    """If a record has no such reply, the annotation is counted as left out."""
     thumb = {"annotator_kind": "HUMAN", "result": {"score": 0, "explanation": "wrong"}}
     chain = span({"openinference.span.kind": "CHAIN"}, annotations=[thumb])
     calls = [span(flat([U, A, V], A), start_time="2026-01-02T03:04:09Z"), span(flat([U], A))]
@@ -449,7 +449,7 @@ def test_a_score_of_1_for_a_fault_is_no_thumb_up(name: str, label: str | None, r
 
 
 def test_spans_of_the_ai_sdk():
-    """Before, they were left out as no model calls. The span around the steps of a reply is none."""
+    """The spans of the steps of a reply are model calls; the span around the steps is not."""
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "u"}]}]
     used = {"type": "tool-call", "toolCallId": "c1", "toolName": "find", "input": {"q": 1}}
     result = {"type": "tool-result", "toolCallId": "c1", "toolName": "find", "output": {"type": "text", "value": "x"}}
@@ -478,7 +478,7 @@ def test_spans_of_the_ai_sdk():
 
 
 def calls_of_adk() -> list[tuple[JSON, JSON]]:
-    """Return requests and responses of two calls, as Google's ADK logs them: the model uses a tool, and answers."""
+    """Return requests and responses of two calls as Google's ADK logs them: a tool call, then an answer."""
     use = {"function_call": {"id": "c1", "name": "find", "args": {"q": 1}}}
     result = {"function_response": {"id": "c1", "name": "find", "response": {"n": 1}}}
     config = {"system_instruction": "s", "tools": [{"function_declarations": [{"name": "find"}]}]}
@@ -514,7 +514,7 @@ def test_spans_of_googles_adk():
 
 
 def test_generations_of_googles_adk_in_langfuse():
-    """Langfuse takes ADK's request and response as they are, as JSON text."""
+    """Langfuse keeps ADK's request and response unchanged, as JSON text."""
     (session,) = read("langfuse", *(
         observation(json.dumps(asked), json.dumps(response)) for asked, response in calls_of_adk()
     ))  # fmt: skip
@@ -538,7 +538,7 @@ def test_spans_of_the_ai_sdk_and_of_adk_that_are_damaged(attributes):
 
 
 def test_events_of_strands():
-    """Their content is JSON text with parts as Bedrock has them."""
+    """The content of a Strands event is JSON text with parts in Bedrock's form."""
     thought = {"reasoningContent": {"reasoningText": {"text": "hm", "signature": "x"}}}
     use = {"toolUse": {"toolUseId": "c1", "name": "find", "input": {"q": 1}}}
     result = {"toolResult": {"toolUseId": "c1", "status": "success", "content": [{"text": "one"}, {"json": {"n": 2}}]}}
@@ -570,7 +570,7 @@ def test_a_system_prompt_that_is_logged_twice_is_read_once():
 
 
 def test_batches_of_otlp_with_spans_of_many_sessions(tmp_path):
-    """Each span finds its session, whatever batch it came in; a line of spans is never read once for each of them."""
+    """Each span is put into its session, even if batches mix the spans of several sessions."""
 
     def batch(*spans) -> dict:
         return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": list(spans)}]}]}
@@ -601,7 +601,7 @@ def test_a_batch_that_is_none_is_set_aside(tmp_path):
 
 
 def test_text_and_calls_of_one_reply_that_are_logged_apart():
-    """As OpenInference has the items of OpenAI's Responses; of several choices the first is the reply."""
+    """OpenInference logs the items of an OpenAI response as messages; of several choices the first is the reply."""
     items = {"llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": "u"}
     prefixed = [("llm.output_messages.{}.message.", 0, items), ("llm.input_messages.{}.message.", 1, dict(items))]
     spans = []
@@ -639,7 +639,7 @@ def test_values_of_otlp():
 
 
 def test_hostile_attributes_cost_no_more_than_they_weigh():
-    """Keys of a thousand names, indices without end, a value in the way of an object, nesting."""
+    """Keys of 1,000 names, huge indices, a value in the place of an object, and deep nesting are not expanded."""
     deep: object = "x"
     for _ in range(900):
         deep = {"a": deep}
@@ -652,7 +652,7 @@ def test_hostile_attributes_cost_no_more_than_they_weigh():
 
 
 def test_pages_in_pages_are_no_langfuse():
-    """A page holds observations or traces. However deep it is, a line costs itself and no more."""
+    """A page holds observations or traces, not pages, so a line of 500 nested pages is one record without a format."""
     line = Line("log", 1, b'{"meta": 1, "data": [' * 500 + b'{"id": "t", "observations": []}' + b"]}" * 500)
     with pytest.raises(Unreadable, match="unknown format"):
         detect([line])

@@ -1,4 +1,4 @@
-"""Trees of messages: branches, copies, regenerated replies, and damage that must be counted."""
+"""Tests of trees of messages: branches, copies, regenerated replies, and damage that must be counted."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ LINE = Line("log", 1, b"")
 
 
 def node(name: str, parent: str | None, text: str | None = None, **more) -> Node:
-    """A message whose id begins with its role: U, A, T, S; a name in small letters has no message."""
+    """Return a node whose id begins with its role (U, A, T or S); a name in small letters has no message."""
     role = {"U": "user", "A": "assistant", "T": "tool", "S": "system"}.get(name[0])
     return Node(name, parent, [message(role, name if text is None else text, **more)] if role else [])
 
@@ -35,7 +35,7 @@ def texts(conversation: Conversation) -> list[str | None]:
 
 
 def kept(conversations: list[Conversation]) -> dict[str, str]:
-    """Text of a reply -> the reply that was kept instead."""
+    """Return a map from the text of a reply to the reply that was kept instead."""
     return {c.messages[i]["content"]: note.decision["kept"]
             for c in conversations for i, note in c.notes.items() if note.decision}  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_a_single_path_is_no_branch() -> None:
 
 
 def test_a_client_may_keep_several_roots() -> None:
-    """Open WebUI gives an edited first message no parent, as it gives the message that was edited."""
+    """In Open WebUI neither an edited first message nor the original has a parent."""
     (first, second), _ = read(
         node("U1", None), node("A1", "U1"), node("U2", None), node("A2", "U2"), current="A2"
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_thinking_that_a_client_keeps_apart_belongs_to_the_reply_behind_it() -> 
 
 
 def test_who_asks_the_same_again_below_the_reply_means_it() -> None:
-    """What a client sends again is a sibling."""
+    """A message that a client sends again is a sibling of the first; below the reply, the user really repeats it."""
     (only,), _ = read(node("U1", None, "go on"), node("A1", "U1"), node("U2", "A1", "go on"))
     assert [row["skip_reason"] for row in turn_rows("log:1", only)] == [None]
 
@@ -139,7 +139,7 @@ def test_a_tree_without_a_message_and_one_with_too_many_cannot_be_read(monkeypat
 
 
 def test_the_branches_of_one_tree_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain of 200 messages with a reply beside each would be 20,000 messages."""
+    """The branches of a chain of 200 messages with a reply beside each would hold 20,000 messages."""
     chain = [node("U0", None)]
     for n in range(1, 200):
         chain += [node(f"U{n}", f"U{n - 1}"), node(f"A{n}", f"U{n - 1}")]

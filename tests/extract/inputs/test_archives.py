@@ -1,4 +1,4 @@
-"""Zip archives: read as the files in them, whatever is wrong with one of them."""
+"""Tests of zip archives: members are read like files, even if another member is damaged."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ def pack(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLAT
 
 
 def aside(found: dict[str, list[dict]]) -> dict[str, str]:
-    """What was set aside as a whole: name behind the folder of the test -> reason."""
+    """Return the reasons of members that were set aside as a whole, by name ("" for the archive)."""
     return {r["source"].partition(".zip")[2].lstrip("/"): r["reason"] for r in found["rejected"] if not r["line"]}
 
 
@@ -85,7 +85,7 @@ def test_a_bomb_is_set_aside_before_it_is_unpacked(tmp_path: Path, monkeypatch: 
 
 
 def test_many_members_are_a_bomb_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each alone is small enough; a header that says little does not help."""
+    """Each member alone is small enough, but the members together exceed the limit of an archive."""
     monkeypatch.setattr(archives, "_SMALL", len(LINE) * 50)
     monkeypatch.setattr(archives, "_LARGEST_RATIO", 1)
     archive = pack(tmp_path / "logs.zip", {f"{n:02}.jsonl": LINE * 20 for n in range(20)})
@@ -111,7 +111,7 @@ def test_a_damaged_member_is_set_aside_and_the_others_are_read(method: int, tmp_
 
 
 def test_members_at_places_before_the_archive_are_set_aside(tmp_path: Path) -> None:
-    """zipfile asks the system to go there, which answers with an error of its own."""
+    """zipfile seeks to a negative position, and the system's error for that must not end the run."""
     archive = pack(tmp_path / "in" / "logs.zip", {"a.jsonl": LINE})
     jsonl(tmp_path / "in" / "b.jsonl", chat("u", "a", "v"))
     data = bytearray(archive.read_bytes())

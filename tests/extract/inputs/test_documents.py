@@ -1,4 +1,4 @@
-"""JSON that does not come as lines: arrays, and objects over several lines, are read as their records."""
+"""Tests of JSON that is not in lines: arrays, and objects over several lines, are read record by record."""
 
 import gzip
 import io
@@ -42,14 +42,14 @@ def converted(data: bytes, block: int = 1 << 16, kind: str = OBJECTS) -> list[by
 
 
 def lines_of(data: bytes, block: int = 1 << 16) -> list[bytes]:
-    """The lines of JSON lines end with a line feed alone."""
+    """Return the converted lines, split only at line feeds, as JSON lines are."""
     return [line for line in b"".join(converted(data, block)).split(b"\n") if line]
 
 
 @settings(deadline=None)
 @given(RECORDS, RECORDS, st.sampled_from([None, 0, 2]), st.booleans(), st.integers(1, 40))
 def test_every_record_is_found_wherever_the_blocks_end(one, two, indent, ascii_only, block):
-    """In an array, in two, one document after the other: with quotes, brackets and backslashes in their texts."""
+    """Records are found in one array, in two, and one after the other, with quotes, brackets and backslashes in texts."""
 
     def text(value) -> str:
         return json.dumps(value, indent=indent, ensure_ascii=ascii_only)
@@ -80,7 +80,7 @@ def test_a_record_that_is_cut_short_has_no_line_end():
 
 
 def test_memory_grows_neither_with_the_file_nor_with_a_record():
-    """10 MB of small records, then one of 10 MB: a few blocks are held."""
+    """Less than 4 MB is held while 10 MB of small records and then one record of 10 MB are read."""
     small = json.dumps([{"text": "x" * 500}] * 20_000)[:-1]
     handle = io.BufferedReader(io.BytesIO((small + ', {"text": "' + "\\n" * 5_000_000 + '"}]').encode()))
     reader, size = DocumentReader(handle), 0
@@ -109,7 +109,7 @@ def test_memory_grows_neither_with_the_file_nor_with_a_record():
     (b'{"a": [\n{"b": 1},\n{"b": 2}\n]}\n{"a": [\n{"b": 1}\n]}\n', True),
     (b'{"a": 1}{"a": 2}\n{"a": 3}{"a": 4}\n', True),
     (b'{"a": 1} {"a": 2}', True),
-    # JSON lines whose first line is damaged, or no record
+    # JSON lines whose first line is damaged or not a record
     (b'{\n{"a": 1}\n{"a": 2}\n', False),
     (b'[\n{"a": 1}\n{"a": 2}\n', False),
     (b'[{"a": 1}]\n{"a": 2}\n', False),
@@ -182,7 +182,7 @@ WRITE = [as_array, as_pretty_array, as_record_per_line, as_pretty_documents]
 
 
 def rows_of(folder: Path) -> dict:
-    """The tables, without the name of the input."""
+    """Return the tables, with the same name for every input."""
     found = tables(folder)
     return json.loads(
         json.dumps(found).replace("log.json.gz", "log").replace("log.jsonl", "log").replace("log.json", "log")
@@ -192,7 +192,7 @@ def rows_of(folder: Path) -> dict:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("write", WRITE)
 def test_records_give_the_rows_of_json_lines(tmp_path, write, packed):
-    """In any number of parts, and from any shard."""
+    """This holds for a compressed file, for any number of parts, and if shards compute the parts."""
     run(tmp_path / "expected", jsonl(tmp_path / "log.jsonl", *CHATS))
     data = write(CHATS).encode()
     log = tmp_path / ("log.json.gz" if packed else "log.json")
@@ -261,7 +261,7 @@ def test_an_array_that_is_cut_off_is_read_up_to_there(tmp_path):
 
 
 def test_folders_mix_lines_arrays_and_single_documents(tmp_path, capsys):
-    """A file per conversation is what many exports are; what is no log is set aside and counted."""
+    """Many exports have one file per conversation; a file that is not a log is set aside and counted."""
     logs = tmp_path / "logs"
     jsonl(logs / "a.jsonl", *CHATS[:2])
     (logs / "b.json").write_text(as_array(CHATS[2:4]))
@@ -300,7 +300,7 @@ def test_a_dry_run_shows_records(tmp_path, capsys):
 
 
 def test_parts_of_many_small_documents_are_filled(tmp_path):
-    """A part holds many files: each counts with its size."""
+    """A part holds several small files, until their sizes add up to the size of a part."""
     for n in range(20):
         (tmp_path / "logs").mkdir(exist_ok=True)
         (tmp_path / "logs" / f"{n:02}.json").write_text(json.dumps(CHATS[0], indent=2))

@@ -1,4 +1,4 @@
-"""Where parts begin: every unit in one part, found again wherever the part is read."""
+"""Tests of where parts begin: every unit is in one part, and each part can be read by itself."""
 
 import gzip
 import json
@@ -23,12 +23,12 @@ def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", li
 
 
 def told(unit: Unit) -> tuple:
-    """What a unit is, but for where it was found."""
+    """Return the contents of a unit, without its place in the input."""
     return unit.surveyed.number, unit.name, [(line.number, line.data) for line in unit.lines], unit.problem is None
 
 
 def parts(found: Survey, order=None) -> list[list[tuple]]:
-    """The units of every part, each part read by itself in `order`."""
+    """Return the units of every part; the parts are read one by one in `order`."""
     units = Units(found)
     read = {part: [told(unit) for unit in units.read(part)] for part in order or range(found.parts)}
     units.close()
@@ -46,7 +46,7 @@ LINES = st.lists(st.sampled_from([b"", b" ", b"{}", b'{"a": 1}', b"x" * 30, b"y"
 @settings(max_examples=40)
 @given(LINES, LINES, st.integers(1, 90), st.booleans(), st.integers(1, 30), st.booleans(), st.randoms())
 def test_every_line_is_in_one_part_whatever_its_size(one, two, part_bytes, newline, limit, packed, rng):
-    """No line is lost, doubled or cut at a border, and `--limit` is the first lines, packed or not, in any order."""
+    """No line is lost, doubled or cut at a border, and `--limit` takes the first lines, compressed or not."""
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, name) for name in ("one", "two")]
         for path, rows in zip(logs, (one, two), strict=True):
@@ -79,7 +79,7 @@ def test_small_inputs_share_a_part(tmp_path):
 
 
 def test_a_border_in_a_large_block_needs_no_parsing(tmp_path, monkeypatch):
-    """Lines longer than a block, and borders in the middle of one."""
+    """Lines may be longer than a block, and parts may begin in the middle of a block."""
     monkeypatch.setattr(index, "BLOCK", 7)
     rows = [b'{"n": %d}' % n for n in range(50)]
     log = jsonl(tmp_path / "log.jsonl", b"\n".join(rows))
@@ -91,7 +91,7 @@ def test_a_border_in_a_large_block_needs_no_parsing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("limit", [None, 1, 5])
 def test_sessions_that_lie_all_over_the_log_are_spread_over_the_parts(tmp_path, limit):
-    """A part is measured by all lines of its sessions, not by where they begin: else the first would have them all."""
+    """The size of a part counts all lines of its sessions; otherwise the first part would have all sessions."""
 
     def record(session: int, turn: int) -> dict:
         return {"session_id": f"s{session}", "messages": [], "turn": turn, "response_text": "a" * 100}
@@ -107,7 +107,7 @@ def test_sessions_that_lie_all_over_the_log_are_spread_over_the_parts(tmp_path, 
 
 
 def test_ids_of_an_archive_that_breaks_off_are_read_up_to_there(tmp_path):
-    """Records are copied while they are indexed: neither theirs nor those of the next input may be lost."""
+    """Records are copied while they are indexed; no record before the damage or of the next input may be lost."""
     messages = [{"role": "user", "content": "x"}]
     rows = [
         {"id": f"o{n}", "traceId": f"t{n}", "sessionId": f"s{n}", "type": "GENERATION", "input": messages,
@@ -131,19 +131,19 @@ def test_ids_of_an_archive_that_breaks_off_are_read_up_to_there(tmp_path):
 
 @pytest.fixture
 def read(monkeypatch) -> list[str]:
-    """The inputs that were digested, by name."""
+    """Return a list that collects the names of the inputs that are digested."""
     names, digest = [], first_pass.digest_file
     monkeypatch.setattr(first_pass, "digest_file", lambda path: names.append(path.name) or digest(path))
     return names
 
 
 def test_shards_share_the_inputs_between_them(tmp_path, read):
-    """Each begins at another input, and what one has read the others only look up."""
+    """Each shard begins at a different input, and only looks up the inputs that another shard has read."""
     logs = [jsonl(tmp_path / f"{k}.jsonl", *(chat("u", f"a {k}", "v") for _ in range(5))) for k in range(4)]
     logs.append(jsonl(tmp_path / "unknown.jsonl", {"neither": "nor"}))
     alone = surveyed(tmp_path, *logs[:4], part_bytes=300)
     shards = [SharedSurvey(tmp_path / "shared", k, 3) for k in range(3)]
-    for k in range(3):  # nobody has read anything yet
+    for k in range(3):  # no other shard has read anything yet
         read.clear()
         surveyed(tmp_path, *logs[:4], part_bytes=300, shared=SharedSurvey(tmp_path / f"unread-{k}", k, 3))
         assert read == [f"{n % 4}.jsonl" for n in range(k, k + 4)]

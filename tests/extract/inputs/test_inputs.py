@@ -1,4 +1,4 @@
-"""Inputs: files, folders, standard input, data sets; compressed or not; and their lines."""
+"""Tests of inputs (files, folders, standard input, data sets, compressed or not) and of their lines."""
 
 import gzip
 import io
@@ -41,7 +41,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, capsys):
     for path in (tmp_path / "logs/a.jsonl", tmp_path / "logs/private/b.jsonl"):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(LOG)
-    closed = {"private"}  # to a test that may run as root
+    closed = {"private"}  # simulated, because root may read every folder
 
     def guarded(really, folder):
         if Path(folder).name in closed:
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_what_lies_in_a_run_is_no_log(tmp_path):
-    """Its tables, and what was exported of them."""
+    """The tables of a run, its model and its exports are not read as logs."""
     (tmp_path / "logs.jsonl").touch()
     for part in ("run/extract/sessions/part-00000.parquet", "run/export/openai.jsonl", "run/export/trl-kto.parquet",
                  "run/train/model/config.json", "run/.failed/judge-0-of-1.json"):  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_file_named_twice_is_read_once(tmp_path, capsys):
 
 @pytest.mark.parametrize("log", ["missing.jsonl", "empty"])
 def test_what_is_not_there(tmp_path, log):
-    """A directory without logs."""
+    """A missing file and a directory without logs are refused, and the message names them."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=log):
         expand([str(tmp_path / log)], tmp_path)
@@ -113,7 +113,7 @@ def test_standard_input_is_written_down(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_pipe_is_written_down(tmp_path, packed):
-    """It can be read once, but both passes need it."""
+    """A pipe can be read only once, but extract reads its inputs twice."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     data = json.dumps(chat("u", "a", "v")).encode() + b"\n"
@@ -149,7 +149,7 @@ def pack(kind: str | None, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", [None, "gzip", "zstd"])
 def test_compression_is_known_by_content(tmp_path, kind):
-    path = tmp_path / "a.jsonl"  # whatever the name says
+    path = tmp_path / "a.jsonl"  # the name does not count
     path.write_bytes(pack(kind, LOG) + (pack(kind, LOG) if kind else b""))
     assert packing(path) == kind
     with open_plain(path) as handle:
@@ -158,7 +158,7 @@ def test_compression_is_known_by_content(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
 def test_an_archive_cut_short_is_read_up_to_there(tmp_path, kind):
-    """Gzip cut short."""
+    """A gzip or zstd file that was cut short is read almost up to the cut."""
     data = b"".join(b'{"a": "%d"}\n' % (i * 7919) for i in range(200_000))
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(pack(kind, data)[:-2_000])
@@ -178,7 +178,7 @@ def test_a_failing_disk_is_no_damage():
 
 
 def test_blank_lines_marks_and_line_ends():
-    """A byte-order mark, CRLF, blank lines; numbers and offsets stay those of the file."""
+    """Despite a byte-order mark, CRLF and blank lines, line numbers and offsets are those of the file."""
     data = b'\xef\xbb\xbf{"a": 1}\r\n\r\n \t\n{"b": 2}\n{"c"'
     found = list(lines(io.BytesIO(data), "log", 100))
     assert [(line.number, line.data) for _, line in found] == [(1, b'{"a": 1}\r\n'), (4, b'{"b": 2}\n'), (5, b'{"c"')]
@@ -187,7 +187,7 @@ def test_blank_lines_marks_and_line_ends():
 
 
 def test_a_line_that_is_too_long_is_never_held_whole():
-    """A 100 MB line."""
+    """A line over the limit is read in blocks, and only its beginning and its length are kept."""
 
     class Endless(io.BytesIO):
         largest = 0
