@@ -90,7 +90,7 @@ def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
 )
 @pytest.mark.parametrize("kind", ["byte level", "first", "always", "never"])
 def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
-    """Cached pieces give the tokenizer's own ids, also when a piece stands at the beginning of one text only."""
+    """The ids of cached pieces are the tokenizer's own, also for the piece that begins a text."""
     tokenizer = tiny_tokenizer if kind == "byte level" else sentencepiece_like(kind)
     encoder = Encoder(tokenizer)
     for rendered in [*texts, *texts[::-1]]:

@@ -29,7 +29,7 @@ from opdkit.store.reading import read_all
 from opdkit.teacher.examples import encode_reply
 from opdkit.train.data_summary import find_degenerate_replies
 
-# All other finish reasons. Content filters, aborts and errors end a reply early, but not at a token limit.
+# Other known finish reasons. Content filters, aborts and errors end a reply early, but not at a token limit.
 NOT_CUT_OFF = (
     "stop",  # OpenAI chat, vLLM, SGLang, Ollama, Mistral, Gemini as STOP
     "end_turn",  # Anthropic

@@ -227,7 +227,7 @@ def test_a_generation_prompt_that_opens_the_thinking_is_continued_exactly():
 
 @pytest.mark.parametrize("where", ["in the generation prompt", "explained in the system prompt"])
 def test_inline_thinking_is_no_header_of_the_template(where):
-    """Thinking in the content gives the tokens of thinking in its own field, if the template also writes `<think>`."""
+    """Thinking in the content gives the same tokens as in its own field, even if the template writes `<think>`, too."""
     end, start = "    {%- if enable_thinking", "{%- set ns ="
     said = "{{- '<|im_start|>system\\nFirst <think>, then answer</think>.<|im_end|>\\n' }}\n"
     changes = {"in the generation prompt": (end, "    {{- '<think>\\n' }}\n" + end)}
@@ -241,7 +241,7 @@ def test_inline_thinking_is_no_header_of_the_template(where):
 
 @pytest.mark.parametrize("opened", ["", "<think>\n"])
 def test_a_template_that_leaves_thinking_in_the_content_makes_up_no_second_block(opened):
-    """Qwen3.8's template reads only the field for thinking, and writes an empty block if that field is empty."""
+    """Qwen3.8's template reads thinking only from its own field, and writes an empty block if the field is empty."""
     no_parsing, end = QWEN.replace("'</think>' in content", "false"), "    {%- if enable_thinking"
     template = no_parsing.replace(end, "    {{- '<think>\\n' }}\n" + end)
     chat = Chat(build_tokenizer(template, CHATML_TOKENS, CHATML_WORDS), {})

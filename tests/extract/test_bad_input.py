@@ -1,4 +1,4 @@
-"""Bad input is set aside with a reason and counted; too much of it is an error that says so."""
+"""Tests that bad input is set aside with a reason and counted, and that too much of it is an error."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ from opdkit.store.reading import read_all
 
 
 def test_bad_lines_are_set_aside_and_counted(tmp_path, capsys):
-    """Each bad line costs itself, with a reason, and nothing else."""
+    """Each bad line is rejected with a reason, and all other lines are read."""
     good = [chat(f"u{i}", f"a{i}", f"v{i}") for i in range(9)]
     deep = b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}\n"
     bad = {
@@ -43,7 +43,7 @@ def test_bad_lines_are_set_aside_and_counted(tmp_path, capsys):
 
 
 def test_values_that_parquet_cannot_hold_do_not_stop_it(tmp_path):
-    """NaN, lone surrogates, duplicate keys, deep metadata."""
+    """NaN, lone surrogates, duplicate keys and deep metadata are converted, and their lines are kept."""
     deep = "[" * 200 + "]" * 200
     log = jsonl(
         tmp_path / "log.jsonl",
@@ -68,7 +68,7 @@ def test_a_field_that_first_appears_in_row_two_is_kept(tmp_path):
 
 @pytest.mark.parametrize("log_format", ["openai", "pi", "openclaw_rl"])
 def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
-    """Gzip cut short."""
+    """The sessions before the damage are kept, and the damage itself is one rejected row."""
     user = [{"role": "user", "content": f"u{i * 7919}"} for i in range(4_000)]
     reply = {"role": "assistant", "content": "a"}
     records = {
@@ -103,7 +103,7 @@ def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
     (b'{"level": "info"}\n', r"--format.*--map.*docs/logs\.md"),
 ])  # fmt: skip
 def test_a_named_file_that_is_no_log_is_an_error(tmp_path, data, message):
-    """An empty file, a packed one, an array without records."""
+    """The error names the problem, and no run directory is made."""
     (tmp_path / "log.jsonl").write_bytes(data)
     with pytest.raises(OpdkitError, match=message):
         run(tmp_path / "run", tmp_path / "log.jsonl")
@@ -136,7 +136,7 @@ CRC, LENGTH = bytes([PACKED[-8] ^ 1]), PACKED[-7:]
     (PACKED + b"rubbish", 50), (PACKED + PACKED[:12], 50),
 ])  # fmt: skip
 def test_an_archive_cut_anywhere_is_one_input_that_is_set_aside(tmp_path, data, whole, log_format):
-    """It is counted and named, its lines before the damage are read, and so are the other inputs."""
+    """The archive is counted and named; its lines before the damage and the other inputs are read."""
     packed = tmp_path / "logs" / "cut.jsonl.gz"
     good = jsonl(tmp_path / "good.jsonl", chat("u", "a", "v"), chat("u", "b", "v"))
     packed.parent.mkdir()
@@ -197,7 +197,7 @@ def test_damage_inside_a_session_is_no_lost_session(tmp_path):
     (chat("u"), "no turns at all"),
 ])  # fmt: skip
 def test_nothing_to_train_on_is_said_in_words(tmp_path, record, words):
-    """Everything classified as side and nothing trained, without a word."""
+    """A log of side turns alone or without turns is an error that says why, and the tables are still written."""
     log = jsonl(tmp_path / "log.jsonl", record, record)
     for _ in range(2):  # also when every part is already done
         with pytest.raises(OpdkitError, match=f"nothing can be trained on.*{words}"):
@@ -206,7 +206,7 @@ def test_nothing_to_train_on_is_said_in_words(tmp_path, record, words):
 
 
 def test_replies_that_nobody_reacted_to_can_still_have_outcomes(tmp_path, capsys):
-    """So they are no error here; the judge, who knows of outcomes, says when there are none."""
+    """Extract only warns about such replies; the judge knows the outcomes and reports if there are none."""
     log = jsonl(tmp_path / "log.jsonl", *[chat("u", "a") | {"stars": 5}] * 2)
     assert run(tmp_path / "run", log).counters.total("turns") == 2
     said = " ".join(capsys.readouterr().err.split())
@@ -215,7 +215,7 @@ def test_replies_that_nobody_reacted_to_can_still_have_outcomes(tmp_path, capsys
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, log, monkeypatch):
-    """A file that changes while it is read."""
+    """The parts would not be those of the file in the manifest, so no part is written."""
     write = extract.write_unit
 
     def meddle(*arguments):

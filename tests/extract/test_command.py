@@ -1,4 +1,4 @@
-"""From the command line, and to other tools."""
+"""Tests of `opdkit extract` on the command line, and of its tables in other tools."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`--map`: where the fields are, for logs that no reader knows."""
+"""Tests of `--map`, which says where the fields are in logs that no reader knows."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_the_metadata_can_be_named(tmp_path):
 
 
 def test_an_object_without_a_role_is_the_message_that_its_place_says(tmp_path):
-    """Also where the roles of other messages lie in an object."""
+    """This also holds if the roles of other messages are in an object (`author.role`)."""
     fields = 'prompt = "q"\nreply = "a"\nrole = "author.role"\ncontent = "text"'
     row = {"q": [{"author": {"role": "user"}, "text": "hi"}], "a": {"author": {"name": "bot"}, "text": "hello"}}
     (told,) = read(tmp_path, fields, row)
@@ -107,7 +107,7 @@ def test_ratings(tmp_path, logged, rating):
 @pytest.mark.parametrize(("final", "edited"), [("Goodbye.", None), ("Goodbye.\n", None), (" \n", None),
                                                ("Bye.", "Bye.")])  # fmt: skip
 def test_a_text_that_is_the_reply_itself_or_blank_is_no_edit(tmp_path, final, edited):
-    """A column with the final text is filled in every row. Before, every reply that was kept as it was got -1."""
+    """A column with the final text is filled in every row, so an unchanged reply must not count as corrected (-1)."""
     (tmp_path / "map.toml").write_text('prompt = "q"\nreply = "a"\nedited = "final"\nrating = "thumb"')
     log = jsonl(tmp_path / "log.jsonl", {"q": "hi", "a": "Goodbye.", "final": final, "thumb": 1})
     run(tmp_path / "run", log, map=str(tmp_path / "map.toml"))
@@ -143,12 +143,12 @@ MESSAGES = 'session = "conv"\norder = "n"\nrole = "from"\ncontent = "text"\nmode
 
 
 def test_thousands_of_users_who_get_the_same_reply_to_the_same_words_are_linked_in_linear_time(tmp_path):
-    """Each has another next state: no record may be compared with all others."""
+    """Each record has a different next state, and still no record is compared with all others."""
     reader = make_mapped_reader(load(str(mapping(tmp_path, 'prompt = "p"\nreply = "r"\nnext = "n"\nlink = true'))))
     text = "\n".join(json.dumps({"p": "hi", "r": "Hello!", "n": f"question {n}"}) for n in range(3_000))
     lines = [Line("log", n, data) for n, data in enumerate(text.encode().splitlines(), 1)]
     assert len(list(reader.read(lines))) == 3_000
-    assert passes(lambda _: list(reader.read(lines)), text) < 50  # 11; comparing all of them takes 110
+    assert passes(lambda _: list(reader.read(lines)), text) < 50  # 11; with each compared to all others 110
 
 
 def line(conv, n, who: str, text: str, **more) -> dict:
@@ -267,7 +267,7 @@ def test_the_plan_pins_what_the_mapping_says_and_not_its_file(tmp_path):
 
 
 def test_workers_read_a_session_per_line(tmp_path):
-    """The reader that a mapping makes goes to other processes."""
+    """The reader that is made from a mapping can be sent to other processes."""
     log, fields = jsonl(tmp_path / "log.jsonl", *[ROW] * 40), str(mapping(tmp_path, CHAT))
     run(tmp_path / "one", log, map=fields, part_mb=1e-3)
     run(tmp_path / "two", log, map=fields, part_mb=1e-3, workers=2)

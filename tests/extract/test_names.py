@@ -1,4 +1,4 @@
-"""`extract --redact-names`: people's names, found by a spaCy model through presidio (opdkit/extract/names.py)."""
+"""Tests of `extract --redact-names` (opdkit/extract/names.py): a spaCy model finds people's names through presidio."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ from opdkit.extract.redact import Redactor
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A pipeline that knows two people and a town; a trained one cannot be downloaded here."""
+    """Save a pipeline that knows three people and a town, since no trained one can be downloaded; return its path."""
     spacy = pytest.importorskip("spacy")
     pytest.importorskip("presidio_analyzer")
     pipeline = spacy.blank("en")

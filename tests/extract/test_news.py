@@ -1,4 +1,4 @@
-"""News of logs that grow: what the nights extract together is what one extract of everything would."""
+"""Tests of the news of growing logs: all nights together extract what one extract of everything would."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ Turn = tuple[str, str, str | None]  # (session, content, skip reason)
 
 
 def turns_of(run: Path) -> list[Turn]:
-    """The turns of a run that may be trained on, and those that were read before, by their content."""
+    """Return the trainable turns of a run, and those that an earlier night has read, each with its content."""
     rows = []
     for part in range(count_parts(run, "extract")):
         for joined in joined_turns(run, part, LOGGED, reviews={}):
@@ -45,7 +45,7 @@ def turns_of(run: Path) -> list[Turn]:
 
 
 class Nights:
-    """A HOME: its ledger, a folder of news and a run per night, and steps that a kill may come between."""
+    """HOME of `opdkit night`: its ledger, a folder of news and a run per night. A kill may come between two steps."""
 
     def __init__(self, home: Path, logs: Path, part_mb: float) -> None:
         self.home, self.logs, self.ledger, self.part_mb = home, logs, home / "ledger.sqlite", part_mb
@@ -54,7 +54,7 @@ class Nights:
         self.now: dict[str, Counter[str]] = {}  # session -> its turns as the last night has them
 
     def steps(self) -> Any:
-        """Yield after each step of a night; the first half of it can be done again at any time."""
+        """Yield after each step of a night; a night that was killed begins again with the first step."""
         folder, run = self.home / f"night-{self.number}", self.home / f"run-{self.number}"
         news = collect_news(self.ledger, [str(self.logs)], folder)
         assert (news == News()) == (not folder.exists())
@@ -70,7 +70,7 @@ class Nights:
         yield
 
     def night(self, draw: random.Random) -> None:
-        """Run a night that is killed between any two steps, and begun again."""
+        """Run a night that is killed between random steps and begun again until it is done."""
         done = False
         while not done:
             steps = self.steps()
@@ -98,7 +98,7 @@ class Nights:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", FORMATS)
 def test_all_nights_together_are_one_extract_of_everything(tmp_path, kind, seed):
-    """Files are appended to in the middle of a line, rotated, packed, rewritten; nights are killed at any place."""
+    """Files are appended to in mid-line, rotated, compressed and rewritten, and nights are killed between steps."""
     (tmp_path / "home").mkdir()
     world = World(tmp_path / "logs", kind, seed)
     nights = Nights(tmp_path / "home", world.folder, 0.001)
@@ -119,7 +119,7 @@ def test_all_nights_together_are_one_extract_of_everything(tmp_path, kind, seed)
 
 
 def collect(home: Path, logs: Path | list[str], night: int, **options: Any) -> tuple[News, Path]:
-    """One night up to its commit."""
+    """Collect the news of one night and commit it; return the news and its folder."""
     folder = home / f"night-{night}"
     news = collect_news(home / "ledger.sqlite", [str(logs)] if isinstance(logs, Path) else logs, folder, **options)
     if news.night:
@@ -128,12 +128,12 @@ def collect(home: Path, logs: Path | list[str], night: int, **options: Any) -> t
 
 
 def texts(folder: Path) -> list[str]:
-    """The lines that a night extracts."""
+    """Return the lines that a night extracts."""
     return [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
 
 
 def call(name: str, *texts: str, **more: Any) -> bytes:
-    """A line of openclaw_rl: a prompt of all texts but the last, which is the reply."""
+    """Return a line of openclaw_rl: the last text is the reply, the texts before it are the prompt."""
     *prompt, reply = chat(*texts)["messages"]
     return (
         json.dumps({"session_id": name, "messages": prompt, "response_text": reply["content"]} | more).encode() + b"\n"
@@ -141,7 +141,7 @@ def call(name: str, *texts: str, **more: Any) -> bytes:
 
 
 def bytes_read() -> int:
-    """Bytes that this process has read from files so far."""
+    """Return the number of bytes that this process has read from files so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
@@ -252,7 +252,7 @@ def test_an_edit_in_the_middle_that_changes_no_length_is_seen(tmp_path):
 
 
 def test_a_session_that_goes_on_keeps_its_id_and_only_its_new_turns_are_trainable(tmp_path):
-    """Its earlier lines lie in a file that was rotated and packed; another session is left alone."""
+    """Its earlier lines are in a file that was rotated and compressed; other sessions are not extracted again."""
     logs, ledger = tmp_path / "logs", tmp_path / "ledger.sqlite"
     log = jsonl(logs / "agent.jsonl", call("s", "u1", "a1"), call("t", "v1", "b1"), call("s", "u1", "a1", "u2", "a2"))
     ids: list[set[str]] = []
@@ -290,7 +290,7 @@ def test_the_plan_pins_the_known_turns(tmp_path):
 
 
 def test_sessions_say_which_log_they_came_from(tmp_path, monkeypatch):
-    """Their source is not the copy that a night reads: filters name the log, also after a rotation."""
+    """Filters name the log, so a session's source is the log and not the night's copy, also after a rotation."""
     monkeypatch.chdir(tmp_path)
     for night, log in enumerate(("logs/app.jsonl", "logs/app.jsonl.1")):
         for name in ("app", "web"):
@@ -304,7 +304,7 @@ def test_sessions_say_which_log_they_came_from(tmp_path, monkeypatch):
 
 
 def test_records_on_one_line_belong_to_many_sessions(tmp_path):
-    """A page of stored completions: a session of it that goes on brings its own records and no others."""
+    """If a session on a page of stored completions continues, only its records of the page are extracted again."""
 
     def completion(user: str, *texts: str) -> dict:
         *prompt, reply = chat(*texts)["messages"]
@@ -348,7 +348,7 @@ def test_inputs_that_cannot_be_followed_are_named(tmp_path, log, monkeypatch):
 
 @pytest.mark.parametrize("name", ["claude_code", "openclaw_rl", "pi_openclaw", "sweagent", "glaive", "taubench"])
 def test_real_logs_that_grow_over_five_nights(tmp_path, shared_data, name):
-    """Line by line; a night ends anywhere in a line."""
+    """The nights together give what one extract of everything gives, even if a night ends inside a line."""
     sources = sorted((shared_data / name).rglob("*.jsonl"))[:3]
     (tmp_path / "home").mkdir()
     nights = Nights(tmp_path / "home", tmp_path / "logs", 0.1)
@@ -427,7 +427,7 @@ def test_a_session_in_many_files_needs_few_open_ones(tmp_path):
 
 @pytest.mark.parametrize("odd", [{"health": "ok"}, b"# restarted\n", "of two formats"])
 def test_the_format_of_a_log_is_detected_once(tmp_path, odd, capsys):
-    """What a later night finds alone may look like another format, or like none."""
+    """The new lines of a later night, taken alone, may look like another format or like none."""
     log = jsonl(tmp_path / "logs/app.jsonl", *(chat(f"u{n}", "a", "b") for n in range(25)))
     collect(tmp_path, log.parent, 0)
     if odd == "of two formats":
@@ -541,7 +541,7 @@ def test_an_empty_folder_has_no_news(tmp_path):
 
 
 def pi(name: str | None, *texts: str) -> list[dict]:
-    """Lines of a session of pi: its header, if it has a name or is the first, and its messages."""
+    """Return the lines of a session of pi: its header, with `name` as the id if given, and its messages."""
     head = {"type": "session", "timestamp": "t"} | ({"id": name} if name else {})
     roles = ("user", "assistant") * len(texts)
     return [head] + [{"type": "message", "message": {"role": role, "content": text}}
@@ -550,7 +550,7 @@ def pi(name: str | None, *texts: str) -> list[dict]:
 
 @pytest.mark.parametrize("case", ["without ids", "again"])
 def test_a_session_of_pi_is_trained_on_once(tmp_path, case):
-    """Sessions without ids are called by their lines, blank ones before them included."""
+    """Sessions without ids are named after their line numbers, which count blank lines."""
     first = [b"\n", *pi(None, "u1", "a1", "u2"), b"\n", *pi(None, "v1", "b1", "v2")]
     more = pi(None, "-", "b2", "v3")[2:]
     if case == "again":

@@ -1,4 +1,4 @@
-"""Parquet inputs: rows are lines, and everything that holds of lines holds of them."""
+"""Tests of Parquet inputs, whose rows are treated as lines."""
 
 import datetime
 import decimal
@@ -44,13 +44,13 @@ def log(tmp_path) -> Path:
 
 
 def part_mb(log: Path, rows: float) -> float:
-    """The --part-mb that takes `rows` rows."""
+    """Return the --part-mb that gives parts of `rows` rows."""
     metadata = pq.read_metadata(log)
     return rows * metadata.row_group(0).total_byte_size / metadata.row_group(0).num_rows / 1e6
 
 
 def test_rows_are_the_records_of_the_same_jsonl(tmp_path, log):
-    """Whatever the parts: ids, lines and messages are those of the text."""
+    """For parts of any size, ids, lines and messages are those of the same log as text."""
     text = jsonl(tmp_path / "text" / "train-00000-of-00001.jsonl", *talks(40))
     run(tmp_path / "text-run", text)
     for rows in (3.5, 7.5, 100):
@@ -111,7 +111,7 @@ def test_limit_is_the_first_rows(tmp_path, log):
 
 
 def test_logs_with_sessions_over_many_rows_are_read_too(tmp_path):
-    """Records of OpenClaw-RL are found by their id, wherever they lie; a session of pi by its header."""
+    """OpenClaw-RL records are joined by their session id, wherever they are; a session of pi begins at its header."""
     first = {"messages": [{"role": "user", "content": "u"}], "response_text": "a", "prompt_text": "p"}
     second = {"messages": [*chat("u", "a", "v")["messages"]], "response_text": "b", "prompt_text": "p"}
     records = [{"session_id": s, **r} for r in (first, second) for s in ("x", "y")]
@@ -145,7 +145,7 @@ def test_values_that_json_does_not_have(tmp_path):
 
 
 def test_rows_that_cannot_be_read_are_set_aside_one_by_one(tmp_path):
-    """Too long, and not UTF-8: each is a rejected row with its number, the others are read."""
+    """A row that is too long or not UTF-8 is rejected with its number; the other rows are read."""
     notes = pa.array([b"x", b"\xff", b"y" * 1_100_000, b"z"], pa.binary()).view(pa.string())
     table = pa.table({"messages": pa.array([chat("u", "a", "v")["messages"]] * 4), "note": notes})
     pq.write_table(table, tmp_path / "log.parquet")
@@ -156,7 +156,7 @@ def test_rows_that_cannot_be_read_are_set_aside_one_by_one(tmp_path):
 
 
 def test_rows_with_a_time_that_python_does_not_have_are_set_aside(tmp_path):
-    """As seconds that were stored as milliseconds may be. The other rows are read."""
+    """Microseconds that were stored as milliseconds are such times. The other rows are read."""
     times = pa.array([0, 2**52, 10**12], pa.timestamp("ms"))
     table = pa.table({"messages": pa.array([chat("u", "a", "v")["messages"]] * 3), "at": times})
     pq.write_table(table, tmp_path / "log.parquet")
@@ -174,7 +174,7 @@ def test_a_damaged_name_of_a_column_is_damage(tmp_path, log, options):
 
 
 def test_files_in_the_working_directory_are_found(tmp_path, log, monkeypatch):
-    """Whose paths have no folder in them."""
+    """Paths without a folder are read as logs, unless the working directory belongs to a run."""
     monkeypatch.chdir(tmp_path)
     run(tmp_path / "run", ".")
     assert len(list(read_all(tmp_path / "run", "sessions"))) == 40

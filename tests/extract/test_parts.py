@@ -1,4 +1,4 @@
-"""One plan: the same rows in any number of parts, shards and processes, killed and resumed."""
+"""Tests that one plan gives the same rows in any number of parts, shards and processes, also after a kill."""
 
 import json
 import signal
@@ -61,7 +61,7 @@ extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=fl
 
 
 def test_killed_and_resumed_gives_the_same(tmp_path, log):
-    """Nothing half-written at a final path, and the summary covers both runs."""
+    """No part is half-written after a kill, and the tables and the summary of the resumed run are complete."""
     killed, whole, part_mb = tmp_path / "killed", tmp_path / "whole", lines_mb(log, 2)
     process = subprocess.Popen([sys.executable, "-c", HELD_AT, str(killed), str(log), str(part_mb), "7"], cwd=ROOT)
     while process.poll() is None and len(list(killed.rglob("sessions/part-*.parquet"))) < 3:
@@ -76,7 +76,7 @@ def test_killed_and_resumed_gives_the_same(tmp_path, log):
 
 @pytest.mark.slow
 def test_workers_shards_and_a_resume_give_the_rows_of_one_process(tmp_path, log):
-    """One plan, whoever computes it: what one process began, two of one shard and one of the other finish."""
+    """Two processes of one shard and three of the other finish what one process began, with the same rows."""
     part_mb = lines_mb(log, 2)
     run(tmp_path / "one", log, part_mb=part_mb)
     run(tmp_path / "two", log, part_mb=part_mb)
@@ -91,7 +91,7 @@ def test_workers_shards_and_a_resume_give_the_rows_of_one_process(tmp_path, log)
 
 @pytest.mark.slow
 def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
-    """Finished parts stay; the same command goes on from there."""
+    """The command fails and leaves no temporary files, and it works once the cause of the error is gone."""
     part_mb, run_dir = lines_mb(log, 2), tmp_path / "run"
     (run_dir / "extract").mkdir(parents=True)
     (run_dir / "extract" / "turns").touch()  # where the folder of a table should be
@@ -115,7 +115,7 @@ def test_workers_that_are_asked_to_stop_finish_their_parts(tmp_path):
     process.send_signal(signal.SIGUSR1)
     assert "stopped as asked" in process.communicate(timeout=600)[1]
     assert process.returncode == stopping.TRY_AGAIN
-    assert 0 < len(list(stopped.rglob("rejected/part-*.parquet"))) < 120  # of a part, rejected is written last
+    assert 0 < len(list(stopped.rglob("rejected/part-*.parquet"))) < 120  # the table of a part that is written last
     assert not list(stopped.rglob(".tmp/*"))
     run(stopped, log, part_mb=part_mb)
     run(tmp_path / "whole", log, part_mb=part_mb)
@@ -174,9 +174,9 @@ def test_ids_do_not_depend_on_the_parts(tmp_path, log):
     ("packed.jsonl.gz", 64, 5_000_000), ("rows.parquet", 64, 5_000_000),
 ])  # fmt: skip
 def test_a_log_of_any_size_is_some_parts(tmp_path, name, megabytes, expected):
-    """What a kill loses is a part, and what processes share the work by."""
+    """Parts are what a kill loses and what processes share, so a log of any size has parts of moderate size."""
     with (tmp_path / name).open("wb") as log:
-        log.truncate(megabytes * 1_000_000)  # a hole: takes no room
+        log.truncate(megabytes * 1_000_000)  # a sparse file, which takes no disk space
     config = ExtractConfig(run=tmp_path / "run", logs=(str(tmp_path / name),))
     assert extract.part_bytes(config, expand(config.logs, tmp_path)) == expected
 

@@ -1,4 +1,4 @@
-"""`opdkit extract --dry-run`."""
+"""Tests of `opdkit extract --dry-run`."""
 
 import gzip
 import io
@@ -136,7 +136,7 @@ def ending(folder: Path, *logs: Path, **options) -> tuple[int, str]:
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("name", LOGS)
 def test_a_log_that_cannot_be_read_ends_as_the_extraction_would(tmp_path, name, beside):
-    """Beside another log, and alone: with the same exit code."""
+    """The dry run ends with the exit code of the extraction, for the log alone and beside another log."""
     data, words = LOGS[name]
     (tmp_path / "log.jsonl").write_bytes(data)
     logs = [tmp_path / "log.jsonl", *([jsonl(tmp_path / "good.jsonl", chat("u", "a", "v"))] if beside else [])]

@@ -1,4 +1,4 @@
-"""What extract makes of real logs, whole, packed, and in shards."""
+"""Tests of what extract makes of real logs: whole, compressed, and in shards."""
 
 import gzip
 import json

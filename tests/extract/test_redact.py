@@ -1,4 +1,4 @@
-"""What is redacted, and what must survive (opdkit/extract/redact.py)."""
+"""Tests of opdkit/extract/redact.py: what is redacted, and what must survive."""
 
 import json
 from collections import Counter
@@ -62,9 +62,9 @@ def clean(text: str) -> str:
     (f"glpat-{'aB3' * 3}\n{'aB3' * 4}\nok", "[key]\nok"),
 ])  # fmt: skip
 def test_what_is_replaced(text, expected):
-    """Credentials must not reach a table."""
+    """Personal data and credentials are replaced by placeholders, so that none reaches a table."""
     assert clean(text) == expected
-    assert clean(expected) == expected  # a placeholder is none itself
+    assert clean(expected) == expected  # a placeholder is not redacted again
 
 
 SURVIVES = [
@@ -106,9 +106,9 @@ SURVIVES = [
     "555-2671",
     "AKIA is a prefix",
     "hf_hub_download",
-    "GB82 WEST 1234 5698 7654 33, DE89370400440532013001",  # check digits that do not hold
+    "GB82 WEST 1234 5698 7654 33, DE89370400440532013001",  # wrong check digits
     "4111111111111112, 4000-0000-0000-0000, id 1234567890123456",
-    "000-12-3456 666-12-3456 900-12-3456 123-00-4567 123-45-0000",  # areas and groups that nobody has
+    "000-12-3456 666-12-3456 900-12-3456 123-00-4567 123-45-0000",  # areas and groups that are never assigned
     "127.0.0.1 172.16.4.5 169.254.1.1 255.255.255.0 0.0.0.0 1.2.3.4 v10.20.30.40 pkg==21.22.23.24 foo-21.22.23.24",
     "C++14 20.8.2.3, sections 21.1.3.1 and 8.2.4.45, V8 9.6.18.14",
     "12:30:45 std::vector<int> ::1 fe80::1 a::b 10:20:30:40",
@@ -129,12 +129,12 @@ SURVIVES = [
 
 @pytest.mark.parametrize("text", SURVIVES)
 def test_what_survives(text):
-    """Prices, dates, order ids, versions, hashes and code are no personal data."""
+    """Prices, dates, order ids, versions, hashes and code are not personal data and must not be replaced."""
     assert clean(text) == text
 
 
 def escape(text: str, levels: int, written_by: str = "") -> str:
-    """Return JSON text in JSON text: of a tool's result, of arguments, of a line that was rejected."""
+    """Return the text inside `levels` of JSON text, as in tool results, arguments and rejected lines."""
     for _ in range(levels):
         text = json.dumps({"output": text}, ensure_ascii=written_by == "Python")
         if written_by == "Go":
@@ -151,7 +151,7 @@ def unescape(text: str, levels: int) -> str:
 @pytest.mark.parametrize("written_by", ["", "Go", "Python"])
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_escaped_text_is_redacted_like_the_text_itself(levels, written_by):
-    """The "n" of an escaped line break is no letter beside a secret, and JSON text stays JSON text.
+    """The "n" of an escaped line break is not a letter beside a secret, and JSON text stays JSON text.
 
     Go writes "<" as \\u003c, and Python "«" as \\u00ab.
     """
@@ -173,7 +173,7 @@ def test_escaped_text_without_secrets_survives(text):
 
 @pytest.mark.parametrize(("text", "expected"), [
     ('{"out": "{\\"card\\": 4111111111111111}"}', '{"out": "{\\"card\\": \\"[card]\\"}"}'),
-    (r'"password": "Secr\three9!"', '"password": "[password]"'),  # a backslash of the password, no escape
+    (r'"password": "Secr\three9!"', '"password": "[password]"'),  # the backslash belongs to the password
     (r"\\host\npm_" + "a1B2" * 9, r"\\host\[key]"),
     (rf"glpat-{'aB3' * 3}\n{'aB3' * 4}\nok", r"[key]\nok"),
     (rf"sk-ant-api03-{'aB3' * 10}\n{'cD4' * 20}\nok", r"[key]\n[rest of a key]\nok"),
@@ -188,7 +188,7 @@ def test_own_patterns_take_whole_escapes():
 
 
 def test_what_the_real_logs_have_of_it(shared_data):
-    """9 MB of real logs: e-mail addresses, birth dates, streets, invented passwords, places, one phone number."""
+    """9 MB of real logs: e-mail addresses, birth dates, streets, made-up passwords, places and one phone number."""
     counts = {}
     for path in (shared_data / "taubench", shared_data / "glaive"):
         redactor = Redactor(True, {})
@@ -266,12 +266,12 @@ def test_a_pattern_that_would_never_end_is_stopped(monkeypatch):
                                    "phone: ", "password=", "\\n", "\\", '\\"', "\\n1 ", "aaaabbbb\\n", "(415) ",
                                    "bearer ", "-", "_"])  # fmt: skip
 def test_our_own_patterns_come_to_an_end(piece):
-    """Text of whatever a pattern could begin with: where it tried every way to match, this test would not end."""
+    """The text repeats what a pattern can begin with; a pattern that tried all ways to match would not end."""
     assert clean(piece * (300_000 // len(piece)) + " bob@example.com").endswith("]")
 
 
 def test_no_text_takes_long():
-    """Each rule on its own keywords, over and over, with what a pattern may repeat between them."""
+    """Each rule finishes on 4,000 characters of its own keyword with fillers that its pattern may repeat."""
     for rule in load_rules():
         for filler in ("", "1", "aB3", "- ", "@a.", "1 ", "='", "://a:"):
             text = (rule.keywords[0] + filler or "a") * (4_000 // (len(rule.keywords[0] + filler) or 1))
@@ -282,9 +282,9 @@ def test_no_text_takes_long():
 
 
 def test_what_matches_holds_a_keyword():
-    """Rules are applied only where a keyword was seen, for keys near a long run of letters and digits.
+    """Rules are applied only if a keyword is in the text (for keys: in its long runs of letters and digits).
 
-    For gitleaks' rules a keyword is a condition of its own, such as the name of the service.
+    Rules of gitleaks are not tested: their keyword is a further condition, such as the name of the service.
     """
     own = [rule for rule in load_rules() if not rule.limited]
     for text, _ in (case for kind in KINDS[::3] for case in cases(kind)):
@@ -295,7 +295,7 @@ def test_what_matches_holds_a_keyword():
 
 
 def test_rules_of_gitleaks_are_read_as_go_reads_them():
-    """Flags in the middle of a pattern hold from there on, and every pattern is one in Python, too."""
+    """Flags in the middle of a pattern apply from there on, and every pattern compiles in Python."""
     rules = {rule.limited.removeprefix("gitleaks' rule "): rule for rule in load_rules() if rule.limited}
     assert len(rules) >= 210
     for rule in rules.values():

@@ -1,4 +1,4 @@
-"""`opdkit extract --redact`: nothing that is written holds what was redacted."""
+"""Tests that nothing that `opdkit extract --redact` writes holds what was redacted."""
 
 import json
 
@@ -14,7 +14,7 @@ SECRETS = f"{MAIL} {KEY} {PHONE}"
 
 
 def hostile_chat(n: int) -> dict:
-    """Secrets in every field that a log has."""
+    """Return a conversation with secrets in every field that a log has."""
     call = {
         "id": f"call {MAIL}",
         "function": {"name": "mail", "arguments": json.dumps({"to": [f"x\n{MAIL}"], MAIL: KEY})},
@@ -50,7 +50,7 @@ def logs(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_that_is_written_holds_a_secret(tmp_path, logs, workers, capfd):
-    """Sessions, metadata, arguments, ids, rejected text and manifest."""
+    """This holds for sessions, metadata, arguments, ids, rejected text, the manifest and the terminal."""
     summary = run(tmp_path / "run", logs, redact=True, workers=workers, part_mb=0.004)
     written = json.dumps(tables(tmp_path / "run")) + (tmp_path / "run/extract/manifest.json").read_text()
     shown = capfd.readouterr()
@@ -72,7 +72,7 @@ def test_placeholders_are_stable_and_ids_stay_apart(tmp_path, logs):
     assert (user["content"], user["name"]) == ("[email] [key] [phone]", "[email]")
     assert json.loads(reply["tool_calls"][0]["arguments"]) == {"to": ["x\n[email]"], "[email]": "[key]"}
     assert (reply["tool_calls"][0]["id"], tool["tool_call_id"]) == ("call [email]", "call [email]")
-    # Sampled tokens spell out the text: they go where it was redacted, and only there.
+    # Sampled tokens spell out the text, so they are dropped for replies that were redacted, and only for these.
     first, second = found["turns"][:2]
     assert (first["response_token_ids"], first["behavior_logprobs"], first["finish_reason"]) == (None, None, "[email]")
     assert second["response_token_ids"] == [3]
@@ -95,7 +95,7 @@ def test_what_is_nested_too_deeply_costs_its_session(tmp_path, field, opening, c
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_names_of_logs_are_redacted_and_stay_apart(tmp_path, dry_run, capsys):
     logs = tmp_path / "logs"
-    for name in (MAIL, "eve@example.com", "chat@12"):  # the last is how a night calls a log
+    for name in (MAIL, "eve@example.com", "chat@12"):  # a night names logs like the last one
         jsonl(logs / f"{name}.jsonl", chat("u", "a", "v"), b"{\n")
     run(tmp_path / "run", logs, redact=True, dry_run=dry_run)
     shown = capsys.readouterr()
@@ -126,7 +126,7 @@ def test_sessions_of_one_line_stay_apart(tmp_path):
 
 
 def test_turns_are_those_of_the_log_as_it_was(tmp_path):
-    """Two users with two addresses do not repeat each other: a retry is told from the logged text."""
+    """Retries are found in the text before redaction, since two addresses become the same placeholder."""
     log = jsonl(tmp_path / "log.jsonl", {"messages": [
         {"role": "user", "content": "I am a@example.com"}, {"role": "assistant", "content": "Hello."},
         {"role": "user", "content": "I am b@example.com"}]})  # fmt: skip

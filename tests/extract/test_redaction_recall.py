@@ -1,4 +1,4 @@
-"""Recall of `--redact` by kind, on labelled strings in the documented formats (redaction_kinds.py)."""
+"""Tests the recall of `--redact` by kind, on labelled strings in the documented formats (redaction_kinds.py)."""
 
 import pytest
 from redaction_kinds import KINDS, cases, is_left
@@ -13,8 +13,8 @@ def redactor():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_replaced(redactor, kind):
-    """In prose, settings, JSON, code, headers and brackets."""
+    """Secrets are replaced in prose, settings, JSON, code, headers and brackets."""
     for text, secrets in cases(kind):
         redacted = redactor.text(text)
         assert not any(is_left(secret, redacted) for secret in secrets), f"{text!r} -> {redacted!r}"
-        assert redactor.text(redacted) == redacted  # a placeholder is no secret
+        assert redactor.text(redacted) == redacted  # a placeholder is not redacted again

@@ -1,4 +1,4 @@
-"""Session ids of a log that are no ids, and sessions that lie in several files."""
+"""Tests of logged session ids that are not unique or look like paths, and of sessions in several files."""
 
 from small_logs import jsonl, run
 
@@ -6,7 +6,7 @@ from opdkit.store.reading import read_all
 
 
 def test_logged_ids_become_unique_ones(tmp_path):
-    """One id for several sessions, also where the id itself looks like our numbering."""
+    """Sessions with the same logged id get different ids, even if a logged id looks like our numbering."""
 
     def record(session, text):
         return {"session_id": session, "turn": 1, "messages": [{"role": "user", "content": text}], "response_text": "a",
@@ -39,7 +39,7 @@ def test_records_of_one_session_may_lie_in_several_files(tmp_path):
 
 
 def test_a_logged_id_names_no_file(tmp_path):
-    """An id that is a path, or holds control characters, is text in a table: nothing is written outside the run."""
+    """An id that is a path or has control characters is only text in a table; nothing is written outside the run."""
     ids = ["../../../escape", "/tmp/absolute", "..", "a\x00b", "C:\\\\x", "con", "x/../y", "\x1b[31m", "a:b#1"]
     log = jsonl(tmp_path / "in" / "log.jsonl", *(
         {"session_id": name, "turn": 1, "messages": [{"role": "user", "content": "u"}], "response_text": f"r{n}",

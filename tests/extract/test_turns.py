@@ -1,4 +1,4 @@
-"""One row a reply: next state, and why a reply is not trainable."""
+"""Tests of the rows of the turns table: one per reply, with its next state and why it is not trainable."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ ROLE = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
 def told(pattern: str, notes=None, **contents) -> list[dict]:
-    """`pattern` names the roles; content is the position unless given as `at2="text"`."""
+    """Return the rows of a conversation with the roles of `pattern`; `at2="text"` sets the content of message 2."""
     messages = [message(ROLE[c], contents.get(f"at{i}", f"text {i}")) for i, c in enumerate(pattern)]
     return turn_rows("log:1", Conversation("log", 1, messages, notes=notes or {}))
 
@@ -50,7 +50,7 @@ def test_the_next_state_is_everything_up_to_the_next_reply():
     ("uat", {"at0": "7", "at2": "7"}, [None]),
 ])  # fmt: skip
 def test_skip_reasons(pattern, options, reasons):
-    """A retry's next state is the same request again and reads as "the user repeats"."""
+    """A retry is skipped because its next state is the same request and would read as a user who repeats it."""
     found = told(pattern, **options)
     assert [r["skip_reason"] for r in found] == reasons
     assert all(r["trainable"] == (r["skip_reason"] is None) for r in found)
@@ -69,7 +69,7 @@ def test_what_the_log_says_about_a_reply(note, reason):
 
 
 def test_side_calls_can_be_asked_for():
-    """What else is wrong with a side call still skips it."""
+    """Another skip reason of a side call still holds."""
     messages = [message(ROLE[role], str(n)) for n, role in enumerate("uaua")]
     talk = Conversation("log", 1, messages, notes={1: Note(kind="side"), 3: Note(kind="side")})
     rows = [dict(zip(TURNS.schema.names, row, strict=True)) for row in turns("log:1", talk, side=True)]

@@ -1,4 +1,4 @@
-"""Several processes for the parts of a stage: real processes, real failures."""
+"""Tests of the worker processes that compute the parts of a stage, with real processes and real failures."""
 
 import os
 import signal
@@ -35,16 +35,16 @@ def test_more_processes_than_parts_and_no_part_at_all(tmp_path):
     ("not to be pickled", RuntimeError, "Odd: part 2 is odd"),
 ])  # fmt: skip
 def test_a_failure_is_never_swallowed(tmp_path, how, kind, message):
-    """A worker must not swallow an error and report success."""
+    """A worker's error reaches the caller, and no part after the failed part is computed."""
     with Workers(1, prepare) as workers, pytest.raises(kind, match=message) as caught:
         list(workers.compute(partial(fail, tmp_path, how), range(5)))
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["0", "1"]
     if how == "said":
-        assert "in fail" in str(caught.value.__cause__)  # the traceback in the process
+        assert "in fail" in str(caught.value.__cause__)  # the traceback in the worker
 
 
 def test_who_is_stopped_cleans_up(tmp_path, request):
-    """Ctrl-C, or the failure of another process: no half-written file, and no process left."""
+    """Ctrl-C leaves no half-written file and no process."""
 
     def interrupt() -> None:
         while len(list(tmp_path.iterdir())) < 2:
@@ -53,7 +53,7 @@ def test_who_is_stopped_cleans_up(tmp_path, request):
         os.kill(os.getpid(), signal.SIGINT)
 
     begun: list[int] = []
-    # A shell that runs the tests in the background has them ignore Ctrl-C.
+    # A shell that runs the tests in the background makes them ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     watch = threading.Thread(target=interrupt)
@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 
 def test_no_process_outlives_the_first_one(tmp_path):
-    """Neither one that computes nor one that waits, when the first process is killed."""
+    """If the first process is killed, both the worker that computes and the worker that waits end."""
     (tmp_path / "script.py").write_text(ORPHANING)
     work = tmp_path / "work"
     work.mkdir()

@@ -15,7 +15,7 @@ from opdkit.chat.template import Chat
 
 @dataclass(frozen=True)
 class Family:
-    """One model family. `special[0]` ends a reply; `words` are added, but not called special."""
+    """Model family. `special[0]` ends a reply; `words` are added tokens that are not special."""
 
     template: str  # the file's name in trl
     special: tuple[str, ...]
@@ -45,14 +45,14 @@ CONTROL_TOKENS = sorted({token for family in FAMILIES.values() for token in (*fa
 
 
 def templates() -> Path | None:
-    """Where trl keeps its templates; found without importing it."""
+    """Return the folder of trl's templates without importing trl; None if it is not installed."""
     found = importlib.util.find_spec("trl")
     folder = Path(found.origin).parent / "chat_templates" if found and found.origin else None
     return folder if folder and folder.is_dir() else None
 
 
 def tokenizer_of(family: Family, template: str) -> PreTrainedTokenizerBase:
-    """A byte-level tokenizer without one merge: what matters here are the added tokens."""
+    """Return a byte-level tokenizer without merges, since only the added tokens matter here."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -65,7 +65,7 @@ def tokenizer_of(family: Family, template: str) -> PreTrainedTokenizerBase:
 
 
 def chats() -> dict[str, Chat]:
-    """A Chat of every family. Raises FileNotFoundError without trl."""
+    """Return a Chat of every family. Raises FileNotFoundError without trl."""
     folder = templates()
     if folder is None:
         raise FileNotFoundError("the chat templates come with trl: pip install trl")

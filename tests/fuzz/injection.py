@@ -1,16 +1,15 @@
-"""Control tokens, vote markers and hint markers in every text that a log holds: none of them may act as one.
+"""Check that no control token, vote marker or hint marker in a text of a log acts as one.
 
     python -m tests.fuzz.injection [--attempts 10000] [--seed 0]
 
-Policy: a conversation with an attack in one of its fields gives the same control tokens, in the same order, as the
-conversation with a harmless word in its place, under the templates of six model families, with and without a hint; and
-the attack stands in the prompt to the letter. What a model wrote may hold the words of its vocabulary that the template
-does not itself use to mark who speaks (`<think>`), since a model does sample those; everything else may not.
+Policy: a conversation with an attack in one of its fields, or in its hint, gives the same control tokens, in the same
+order, as with a harmless word in that place, under the templates of six model families. A reply may hold added tokens
+that the template does not use to mark who speaks (`<think>`), since models do sample them. Other fields may not.
 
-Judge: a judge's prompt with an attack in it has the sections and quoted lines of the one without, and an answer that
-repeats the whole prompt and then votes is that vote, while one that only repeats it is none.
+Judge: a judge's prompt with an attack has the same unquoted lines as without the attack, and no control token. An
+answer that repeats the whole prompt and then votes counts as that vote; an answer that only repeats it has no vote.
 
-Exit code 1 when an attempt gets through.
+Exit code 1 if an attempt gets through.
 """
 
 import argparse
@@ -47,12 +46,12 @@ GLUE = ("", " ", "\n", "\t", "\r\n", "\x00", "\u200b", "\ufeff", "a", "{", '"', 
 
 
 def attack(draw: random.Random, aimed: Sequence[str]) -> str:
-    """One to four tokens or markers, whole, cut, inside each other, escaped; half of them those `aimed` at a target."""
+    """Return one to four tokens or markers, whole, cut, repeated or nested; half of them are `aimed` at a target."""
     made = ""
     for _ in range(draw.randint(1, 4)):
         token = draw.choice(draw.choice((aimed, aimed, CONTROL_TOKENS, VOTES)))
         made += draw.choice(GLUE) + _twisted(token, draw)
-    return made if made.strip() else aimed[0]  # an empty message is none
+    return made if made.strip() else aimed[0]  # an empty message is no attack
 
 
 def _twisted(token: str, draw: random.Random) -> str:
@@ -75,7 +74,7 @@ def _twisted(token: str, draw: random.Random) -> str:
 
 
 def conversation(family: Family, number: int) -> tuple[list[Message], str | None]:
-    """What the family's template can show: with tools every other time."""
+    """Return messages and tools for the family's template; odd numbers have tools, if the template takes any."""
     talk = [message("user", "Which file?"), message("assistant", "That one.", reasoning="I guess."),
             message("user", "No, the other one.")]  # fmt: skip
     if family.system:
@@ -93,7 +92,7 @@ def conversation(family: Family, number: int) -> tuple[list[Message], str | None
 
 
 def places(talk: Sequence[Message], tools: str | None) -> list[tuple[Any, ...]]:
-    """Where a text can stand: (message, field), (message, field of its call), a tool's field, the hint."""
+    """Return the places of a text: (message, field), (message, "call", field), ("tools", field) and ("hint",)."""
     found: list[tuple[Any, ...]] = [("hint",)]
     for n, said in enumerate(talk):
         found += [(n, key) for key in ("content", "reasoning", "name", "tool_call_id") if said[key]]
@@ -104,7 +103,7 @@ def places(talk: Sequence[Message], tools: str | None) -> list[tuple[Any, ...]]:
 def placed(
     talk: Sequence[Message], tools: str | None, place: tuple[Any, ...], text: str
 ) -> tuple[list[Message], str | None]:
-    """A copy of the conversation with `text` there."""
+    """Return a copy of the conversation with `text` at `place`."""
     talk = copy.deepcopy(list(talk))
     match place:
         case ("tools", key):
@@ -129,16 +128,16 @@ def placed(
 
 
 def skeleton(chat: Chat, talk: list[Message], tools: str | None, ignored: frozenset[int]) -> list[int]:
-    """The control tokens of the prompt, in order."""
+    """Return the control tokens of the prompt, in order, without the `ignored` ones."""
     control = chat.tokenizer.added_tokens_decoder.keys() - ignored
     return [i for i in chat.prompt_ids(talk, tools) if i in control]
 
 
 def attempt(chat: Chat, name: str, number: int, draw: random.Random) -> str:
-    """One attempt on a policy's prompt: how it ended."""
+    """Make one attempt on a policy's prompt and return how it ended."""
     talk, tools = conversation(FAMILIES[name], number)
     place, text = draw.choice(places(talk, tools)), attack(draw, FAMILIES[name].special + FAMILIES[name].words)
-    # What a model says itself: words such as <think>.
+    # A model itself writes words such as <think>.
     sampled = place[0] != "hint" and place[0] != "tools" and talk[place[0]]["role"] == "assistant"
     ignored = frozenset(chat.tokenizer.convert_tokens_to_ids(list(OWN_WORDS)) if sampled else ()) - {None}
     told: list[list[int]] = []
@@ -152,7 +151,7 @@ def attempt(chat: Chat, name: str, number: int, draw: random.Random) -> str:
     return "held" if told[0] == told[1] else f"GOT THROUGH: {name} {place} {text!r}"
 
 
-# Words of a vocabulary, not special in it, that a model writes in its own replies.
+# Added tokens that are not special, and that a model writes in its own replies.
 OWN_WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
              "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")  # fmt: skip
 
@@ -161,7 +160,7 @@ OWN_WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<｜tool▁c
 
 
 def attempt_on_judge(number: int, draw: random.Random) -> str:
-    """One attempt on a judge's prompt and on its vote."""
+    """Make one attempt on a judge's prompt and on its vote, and return how it ended."""
     talk, _ = conversation(FAMILIES["qwen"], 1)
     talk += [message("assistant", "Here."), message("user", "Thanks."), message("tool", "x", name="find")]
     index = draw.choice([i for i, said in enumerate(talk[:-1]) if said["role"] == "assistant"])
@@ -188,7 +187,7 @@ def attempt_on_judge(number: int, draw: random.Random) -> str:
 
 @dataclass
 class Outcome:
-    """How the attempts ended, by target."""
+    """Counts of how the attempts ended, by target."""
 
     ends: dict[str, Counter[str]] = field(default_factory=dict)
 
@@ -201,7 +200,7 @@ class Outcome:
 
 
 def run(attempts: int, seed: int) -> Outcome:
-    """`attempts` in turn on each family's prompt and on the judge."""
+    """Make `attempts` attempts, in turn on each family's prompt and on the judge."""
     draw, outcome = random.Random(seed), Outcome()
     policies = chats()
     targets = [*policies, "judge"]

@@ -1,17 +1,16 @@
-"""Lines of every log format, real and made up, damaged in every way known: read, or rejected with a reason.
+"""Check that lines of every log format, real or generated and then damaged, are read or rejected with a reason.
 
     python -m tests.fuzz.logs [--lines 100000] [--seed 0] [--keep FOLDER]
 
-Every line is read twice. Alone, as `opdkit extract` reads it up to the rows of its tables, timed and under
-tracemalloc. And among 1,000 others in a file, by `opdkit extract` itself: then each line that is not blank must be in
-one table or the other. Exit code 1 when a line crashes a reader, is lost, or costs more than the bounds; --keep writes
-those lines to a folder.
+Every line is read twice: alone, up to the rows of its tables, timed and under tracemalloc; and by `opdkit extract` in a
+file of up to 1,000 lines, after which each line must be in one table or the other. Exit code 1 if a line crashes a
+reader, is lost, or exceeds a bound; --keep writes those lines to a folder.
 
-Bounds: 50 ms of CPU time a line of up to 100 KB, and 10 times its size in memory above a floor of 64 KiB and 250 bytes
-a value. A value of JSON is a Python object, of about that size at most with the row it becomes, however few letters the
-log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/extract/formats/json_lines.py). What the
-text itself costs is what the 10 times are for. The scratch of orjson, which asks for 12 times a line and 8 times a text
-and touches 16 bytes a value and the text, is counted by what it touches.
+Bounds: 50 ms of CPU time per line of up to 100 KB, and 10 times the line's size in memory above a floor of 64 KiB plus
+250 bytes per value. A JSON value becomes a Python object and a part of a row, together at most about 250 bytes, however
+short it is in the log; `opdkit extract` limits the number of values per line (opdkit/extract/formats/json_lines.py).
+The factor of 10 is for the text itself. The scratch memory of orjson, which requests 12 times a line and 8 times a
+text, is counted by what it touches: 16 bytes per value, and the text.
 """
 
 import argparse
@@ -56,8 +55,8 @@ from .mutations import mutated
 from .pool import made_lines, real_lines
 from .strategies import JUNK_LINES
 
-SLOWEST = 50.0  # ms of CPU time a line
-MOST_MEMORY, FLOOR, VALUE = 10.0, 64 << 10, 250  # times its size; bytes; bytes a value
+SLOWEST = 50.0  # ms of CPU time per line
+MOST_MEMORY, FLOOR, VALUE = 10.0, 64 << 10, 250  # times the line's size; bytes; bytes per value
 BATCH = 1_000  # lines of a file
 LINKED = (
     "openclaw_rl",
@@ -67,7 +66,7 @@ LINKED = (
     "openai_stored",
     "langsmith",
     "mapped links",
-)  # sessions are put together of records, which the metadata name
+)  # sessions are joined from records, whose lines are in the metadata
 SEVERAL = (
     "lmsys",
     "chatgpt",
@@ -75,8 +74,8 @@ SEVERAL = (
     "librechat",
     "open_webui",
     "gemini_cli",
-)  # a line holds several sessions, or pieces that are set aside by themselves
-LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
+)  # a line holds several sessions, or pieces that are rejected one by one
+LONGEST = 100_000  # bytes of a line: mutations may add up, and the bound on time is for lines up to this size
 _LINE_LIMIT = 64_000_000
 
 
@@ -107,7 +106,7 @@ def fuzz(name: str, count: int, seed: int) -> Found:
     draw = random.Random(f"{seed} {name}")
     pool = real_lines().get(name, []) + made_lines(name, max(20, min(400, count // 10)), seed) + list(JUNK_LINES)
     found = Found()
-    read_alone(name, pool[0], Found())  # what is imported on first use is no line's fault
+    read_alone(name, pool[0], Found())  # imports on first use must not count for a line
     while found.lines < count:
         batch = [_line(pool, draw) for _ in range(min(BATCH, count - found.lines))]
         found.lines += len(batch)
@@ -132,7 +131,7 @@ def read_alone(name: str, line: bytes, found: Found) -> None:
     try:
         _recognised(line)
         took = _timed(name, line)
-        if took > SLOWEST / 2:  # was it the line, or a collection of the garbage of others?
+        if took > SLOWEST / 2:  # a garbage collection may have been the reason
             took = min(took, *(_timed(name, line) for _ in range(4)))
         memory = _memory(name, line)
     except Exception as error:
@@ -159,7 +158,7 @@ def _timed(name: str, line: bytes) -> float:
 
 
 def values(line: bytes) -> int:
-    """Return the most values that a line can have: one of these characters stands between any two."""
+    """Return the most values that a line can have: between any two values is one of these characters."""
     return 1 + sum(map(line.count, (b",", b"[", b"{", b":")))
 
 
@@ -197,7 +196,7 @@ def _memory(name: str, line: bytes) -> int:
 
 
 def _exactly(dumps: Callable[..., bytes]) -> Callable[..., bytes]:
-    """Return `dumps` without the spare bytes behind its result, which orjson allocates, from 3.13 on in vain."""
+    """Return `dumps` with results of exact size: orjson 3.13 and later keep spare bytes behind them allocated."""
     return lambda *arguments, **options: bytes(memoryview(dumps(*arguments, **options)))
 
 
@@ -212,7 +211,7 @@ def _rows(name: str, line: bytes) -> int:
 
 @functools.cache
 def _reader(name: str) -> Reader | None:
-    """Return the reader of a mapping; None where READERS has it."""
+    """Return the reader of a mapping; None for a format of READERS."""
     with tempfile.TemporaryDirectory() as folder:
         return reader(name, folder) if name in MAPPINGS else None
 
@@ -221,7 +220,7 @@ def _reader(name: str) -> Reader | None:
 
 
 def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
-    """Extract one file, and look for each of its lines in one table or the other."""
+    """Extract a file of these lines, and check that each line is in one table or the other."""
     data = b"\n".join(batch) + b"\n"
     with tempfile.TemporaryDirectory() as folder:
         log, run = Path(folder, "log.jsonl"), Path(folder, "run")
@@ -230,13 +229,13 @@ def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
             with contextlib.redirect_stderr(io.StringIO()):
                 extract.run(ExtractConfig(run=run, logs=(str(log),), part_mb=0.5, **options(name, folder)))
         except OpdkitError:
-            pass  # most of it was bad: said after the parts are written
+            pass  # most lines were bad: raised after the parts are written
         except Exception as error:
             found.crashes.append((f"{type(error).__name__}: {error}"[:200], data))
             return
         aside = Counter(row["line"] for row in read_all(run, "rejected"))
         kept = _kept_lines(name, run, log, aside)
-        # A line may hold many records or messages: some of them are kept, and several are set aside.
+        # A line may hold many records or messages: some of them may be kept, and several rejected.
         is_many = (_reader(name) or READERS[name]).unfold is not None or name in SEVERAL
         rows = [(row["line"], row["reason"] or "NO REASON") for row in read_all(run, "rejected")]
         found.rejected.update(dict(rows).values() if is_many else [reason for _, reason in rows])
@@ -258,7 +257,7 @@ def _kept_lines(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int
     first = {session["line"] for session in sessions}
     if (_reader(name) or READERS[name]).grouping == "line":
         return first
-    # A line of an agent's session is an event: it goes into that session, or is set aside with the whole of it.
+    # A line of an agent's log is an event: it is in its session, or is rejected, alone or with the whole session.
     known = first | set(aside)
     return {line.number for unit in _units(name, log) if any(line.number in known for line in unit)
             for line in unit if line.number not in aside}  # fmt: skip

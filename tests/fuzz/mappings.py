@@ -1,4 +1,4 @@
-"""Mappings of every shape (`--map`), fuzzed as the formats are; and the options that read a format or a mapping."""
+"""Mappings of every shape (`--map`) to fuzz like the formats, and the options that read a format or a mapping."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ MAPPINGS = {
 
 
 def options(name: str, folder: str | Path) -> dict[str, Any]:
-    """Return the options of `opdkit extract`; write a mapping to `folder`."""
+    """Return the options of `opdkit extract` for a format, or for a mapping, which is written to `folder`."""
     return {"map": str(_written(name, folder))} if name in MAPPINGS else {"format": name}
 
 

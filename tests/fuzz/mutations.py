@@ -1,6 +1,6 @@
-"""Damage to a line of a log: what disks, encoders, other people's programs and attackers do to one.
+"""Damage a line of a log as disks, encoders, other programs and attackers do.
 
-Everything is drawn from the generator that is passed, so that a line can be made again, and shrunk by hypothesis.
+Everything is drawn from the generator that is passed, so that a line can be made again and hypothesis can shrink it.
 """
 
 import copy
@@ -24,7 +24,7 @@ _HOLE = "\ue000hole\ue000"  # stands for a literal until the record is JSON
 
 
 def mutated(line: bytes, draw: random.Random, most: int = 3) -> bytes:
-    """`line` after none to `most` mutations, on one line."""
+    """Return `line` after 0 to `most` mutations, without line breaks."""
     for _ in range(draw.randint(0, most)):
         line = draw.choice(BYTE_MUTATIONS if draw.random() < 0.4 else VALUE_MUTATIONS)(line, draw)
     return line.replace(b"\n", b" ")
@@ -38,7 +38,7 @@ def _place(line: bytes, draw: random.Random) -> int:
 
 
 def flip(line: bytes, draw: random.Random) -> bytes:
-    """Some bits flipped."""
+    """Flip some bits."""
     data = bytearray(line)
     for _ in range(draw.randint(1, 4) if data else 0):
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
@@ -54,7 +54,7 @@ def behead(line: bytes, draw: random.Random) -> bytes:
 
 
 def double(line: bytes, draw: random.Random) -> bytes:
-    """The line, or a piece of it, twice."""
+    """Repeat the line or a piece of it."""
     a, b = sorted((_place(line, draw), _place(line, draw)))
     return line + line if draw.random() < 0.3 else line[:b] + line[a:]
 
@@ -78,7 +78,7 @@ def carriage_return(line: bytes, draw: random.Random) -> bytes:
 
 
 def nest(line: bytes, draw: random.Random) -> bytes:
-    """The whole line inside many lists, closed or not."""
+    """Put the whole line inside many lists, closed or not."""
     depth, close = draw.choice(DEPTHS), draw.random() < 0.5
     return b'{"messages":' + b"[" * depth + line + b"]" * (depth * close) + b"}"
 
@@ -87,7 +87,7 @@ def nest(line: bytes, draw: random.Random) -> bytes:
 
 
 def _on_value(change: Callable[[Any, str | int, random.Random], None]) -> Callable[[bytes, random.Random], bytes]:
-    """A mutation of a line that changes one value, wherever it is, of its record."""
+    """Return a mutation of a line that changes one value anywhere in its record."""
 
     def mutation(line: bytes, draw: random.Random) -> bytes:
         try:
@@ -107,7 +107,7 @@ def _on_value(change: Callable[[Any, str | int, random.Random], None]) -> Callab
 
 
 def _somewhere(record: Any, draw: random.Random) -> tuple[Any, Any]:
-    """(holder, key) of a value: a walk from the root that may stop at every step."""
+    """Return (holder, key) of a value, by a walk from the root that may stop at every step. Raises LookupError."""
     holder, key = None, None
     value = record
     while isinstance(value, (dict, list)) and value and (holder is None or draw.random() < 0.7):
@@ -133,18 +133,18 @@ def remove(holder: Any, key: Any, draw: random.Random) -> None:
 
 
 def literal(holder: Any, key: Any, draw: random.Random) -> None:
-    """A number or a word that JSON does not have, or that nothing can hold."""
+    """Replace the value by a number or a word that JSON does not have, or that no type can hold."""
     holder[key] = _HOLE
 
 
 def move(holder: Any, key: Any, draw: random.Random) -> None:
-    """The value under another name."""
+    """Move the value to another key."""
     if isinstance(holder, dict):
         holder[draw.choice([*holder, "role", "content", "messages", "from", "type", "K" * 10_000])] = holder.pop(key)
 
 
 def repeat(holder: Any, key: Any, draw: random.Random) -> None:
-    """A value of a list many times, or a text made long."""
+    """Repeat a value of a list many times, or make a text long."""
     if isinstance(holder, list):
         holder[key:key] = [holder[key]] * draw.choice((1, 5, 200))
     elif isinstance(holder[key], str):
@@ -159,7 +159,7 @@ def deepen(holder: Any, key: Any, draw: random.Random) -> None:
 
 
 def duplicate_key(line: bytes, draw: random.Random) -> bytes:
-    """A key a second time, with another value: before or behind the first."""
+    """Add a key a second time, with another value, before or after the first."""
     try:
         keys = list(json.loads(line))
         key = draw.choice(keys)

@@ -1,4 +1,4 @@
-"""The lines that fuzzing starts from: real ones of every format, and ones that hypothesis makes up."""
+"""The lines that fuzzing starts from: real lines of every format, and lines that hypothesis generates."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from . import strategies
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "sample_data" / "logs", ROOT.parent / "shared" / "data")
-LONGEST = 40_000  # bytes of a real line that is taken: a line is read thousands of times
-MOST = 150  # real lines of a format and file
+LONGEST = 40_000  # bytes; longer real lines are not taken, since a line is read thousands of times
+MOST = 150  # real lines per file
 
 
 def real_lines(folders: Sequence[Path] = FOLDERS) -> dict[str, list[bytes]]:

@@ -1,10 +1,10 @@
-"""Attacks on the report: scripts, markup, control tokens, vote and hint markers in every text that a run can hold.
+"""Attack the report with scripts, markup, control tokens, vote and hint markers in every text that a run can hold.
 
     python -m tests.fuzz.report [--attempts 10000] [--seed 0]
 
-Runs are written with an attack in every text field of every table, manifest, counter and note; their reports are opened
-in headless Chromium, every fold, turn and token of them. Exit code 1 when a script of a log runs, a dialog opens, the
-page asks for anything, or an element appears that is not of our making.
+Runs are written with an attack in every text field of every table, manifest, counter and note. Their reports are opened
+in headless Chromium, with every fold and turn, and up to 12 tokens per turn. Exit code 1 if a script from a log runs, a
+dialog opens, the page requests anything, or an element appears that opdkit did not make.
 """
 
 import argparse
@@ -39,7 +39,7 @@ NAMES = ("__proto__", "constructor", "toString", "hasOwnProperty", "null", "unde
 
 
 def attacks(draw: random.Random) -> Callable[[], str]:
-    """Another attack at each call: markup that runs something, markers of the judge's, or names of JavaScript's own."""
+    """Return a function that gives a new attack per call: markup that runs code, judge markers, or JavaScript names."""
     number = 0
 
     def another() -> str:
@@ -56,7 +56,7 @@ def attacks(draw: random.Random) -> Callable[[], str]:
 
 
 def look_at_everything(watched: "Watched") -> None:
-    """Open every fold and every turn, and touch their tokens."""
+    """Open every fold and every turn, click up to 12 tokens of each turn, and search for markup."""
     watched.page.evaluate(_LOOK)
     watched.page.fill("#search", "<script>")
     watched.page.evaluate("refilter()")
@@ -76,7 +76,7 @@ _LOOK = """async () => {
 
 
 def run(attempts: int, seed: int, folder: Path, turns: int = 100) -> tuple[int, list[str]]:
-    """At least `attempts` attacks, `turns` turns to a page; how many there were, and what got through."""
+    """Make at least `attempts` attacks, on `turns` turns per page; return how many there were and what got through."""
     from browser import Watched, chromium
     from report_runs import hostile_run
 

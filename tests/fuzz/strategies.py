@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the records of every log format: mostly of the right shape, else anything at all."""
+"""Hypothesis strategies for the records of every log format: mostly of the right shape, otherwise anything."""
 
 import json
 
@@ -15,12 +15,12 @@ ANYTHING = st.recursive(
 
 
 def mostly(good):
-    """A value of the right shape nineteen times out of twenty, anything at all otherwise."""
+    """Return a strategy that gives a value of the right shape 19 times out of 20, and anything otherwise."""
     return st.integers(0, 19).flatmap(lambda n: ANYTHING if n == 19 else good)
 
 
 def some(**fields):
-    """An object with any of these fields."""
+    """Return a strategy for an object with any of these fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 

@@ -1,4 +1,4 @@
-"""No control token, vote marker or hint marker in a log acts as one (tests/fuzz/injection.py)."""
+"""Tests that no control token, vote marker or hint marker in a log acts as one (tests/fuzz/injection.py)."""
 
 import random
 
@@ -14,10 +14,10 @@ needs_templates = pytest.mark.skipif(templates() is None, reason="the chat templ
 
 @needs_templates
 def test_no_attempt_gets_through():
-    """Six model families and the judge, attacks in every field."""
+    """Attacks in random fields change no prompt of six model families, and no prompt or vote of the judge."""
     outcome = injection.run(700, 0)
     assert outcome.through == []
-    # An attempt is nothing if the conversation is refused: nearly all must have been rendered, and held.
+    # A refused conversation tests nothing, so nearly all attempts must have been rendered and have held.
     assert {target: ends["held"] > 90 for target, ends in outcome.ends.items()} == dict.fromkeys(
         [*FAMILIES, "judge"], True
     )
@@ -26,7 +26,7 @@ def test_no_attempt_gets_through():
 @needs_templates
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_every_control_token_in_every_field(name):
-    """One by one, none left to chance."""
+    """Each field but the hint gets all control tokens of the family, so that nothing is left to chance."""
     chat, family = chats()[name], FAMILIES[name]
     for number in (0, 1):
         talk, tools = injection.conversation(family, number)
@@ -46,7 +46,7 @@ def test_every_control_token_in_every_field(name):
 
 @needs_templates
 def test_the_attempts_would_see_a_template_that_is_not_guarded(monkeypatch):
-    """An attack that is left as it is does get through, in every family and on the judge."""
+    """Without the protection, attacks get through in every family and on the judge, so the attempts can fail."""
     from opdkit.chat.control_tokens import Encoder
     from opdkit.judge import prompts
 
@@ -57,7 +57,7 @@ def test_the_attempts_would_see_a_template_that_is_not_guarded(monkeypatch):
 
 
 def test_a_reply_opens_no_turn_with_a_token_that_is_not_special():
-    """DeepSeek's `<｜User｜>` is no special token of its vocabulary, and yet it says who speaks."""
+    """DeepSeek's `<｜User｜>` says who speaks, although it is not a special token of its vocabulary."""
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}{% else %}"
         "{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"

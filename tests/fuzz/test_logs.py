@@ -1,4 +1,4 @@
-"""The fuzzing itself: its bounds hold on some hundred lines, and a reader that breaks one is found."""
+"""Tests of the fuzzing itself: its bounds hold on a few hundred lines, and a reader that breaks a bound is found."""
 
 import json
 import os
@@ -28,7 +28,7 @@ REAL = {name: lines for name, lines in real_lines((ROOT / "sample_data" / "logs"
 
 @pytest.mark.slow
 def test_the_command_holds_its_bounds_and_says_so(capsys):
-    """A line is read or rejected with a reason, by every format, and costs what its size allows."""
+    """In every format, a line is read or rejected with a reason, within the bounds for its size."""
     assert logs.main(["--lines", str(30 * len(NAMES)), "--seed", "1"]) == 0
     said = capsys.readouterr().out
     assert said.endswith("all bounds hold\n")
@@ -123,18 +123,18 @@ atexit.register(lambda: print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self
 main()
 """
 HOSTILE = {
-    # Over the limit of 64 MB. Of a line, never more than the limit is held.
+    # Over the limit of 64 MB. Never more of a line than the limit is held.
     "line too long": b'{"messages": "' + b"x" * 100_000_000 + b'"}',
-    # The parser would go down 10,000 levels, and its stack with it.
+    # The parser would recurse to 10,000 levels on its stack.
     "nested too deeply": b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
-    # 30 MB that would be 700 MB of Python objects.
+    # 30 MB that would become 700 MB of Python objects.
     "too many values": b'{"messages": [' + b"[]," * 10_000_000 + b"1]}",
     "too many messages": b'{"messages": [' + b'{"role": "user", "content": "hello"},' * 200_000 + b'{"role": "user"}]}',
 }
 
 
 def peak_of_extract(run: Path, log: Path) -> float:
-    """Run `opdkit extract` on a log; its peak of resident memory in MB."""
+    """Run `opdkit extract` on a log and return its peak of resident memory in MB."""
     command = [sys.executable, "-c", MEASURED, "extract", str(run), str(log), "--format", "openai"]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
@@ -145,7 +145,7 @@ def peak_of_extract(run: Path, log: Path) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of the memory from /proc")
 def test_lines_that_would_fill_the_memory_are_set_aside(tmp_path):
-    """A 100 MB line, deep nesting, and text that is small until it is parsed."""
+    """A 100 MB line, deep nesting, and text that grows when it is parsed are rejected within a bound on memory."""
     usual, hostile = tmp_path / "usual.jsonl", tmp_path / "hostile.jsonl"
     usual.write_text(f"{CHAT}\n" * 3)
     hostile.write_bytes(b"\n".join([CHAT.encode(), *HOSTILE.values(), *[CHAT.encode()] * 4]) + b"\n")
@@ -153,5 +153,5 @@ def test_lines_that_would_fill_the_memory_are_set_aside(tmp_path):
     rows = list(read_all(tmp_path / "1", "rejected"))
     assert [(row["line"], row["reason"]) for row in rows] == list(enumerate(HOSTILE, 2))
     assert [s["line"] for s in read_all(tmp_path / "1", "sessions")] == [1, 6, 7, 8, 9]
-    # The line itself, once more while it is read, and the 200,000 messages as objects.
+    # Room for a line, its copy while it is read, and the 200,000 messages as objects.
     assert peak - before < 2.5 * 64

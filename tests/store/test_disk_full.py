@@ -1,6 +1,6 @@
-"""A disk that fills up or turns read-only under each stage: a clear error, nothing half done, and then the same rows.
+"""Tests of each stage on a disk that fills up or turns read-only: a clear error, nothing half done, then the same rows.
 
-The disk is a small tmpfs, so the tests need the right to mount one, and are skipped where they do not have it.
+The disk is a small tmpfs. The tests are skipped if they may not mount a tmpfs.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from opdkit.store.tables import TABLES
 pytestmark = pytest.mark.slow
 
 LOG = str(DATA / "logs" / "openai.jsonl")
-# Of the real stages, small: --limit decides how much of the sample is read.
+# Options of the real stages; --limit keeps them small.
 STAGES = {
     "extract": [LOG, "--limit", "24", "--part-mb", str(PART_MB)],
     "judge": ["--judge", "rules"],
@@ -54,7 +54,7 @@ def done(stage: str, run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a large disk, as far as a test has asked for it."""
+    """Return the path of a run on a large disk, to which tests add the stages that they need."""
     return tmp_path_factory.mktemp("undisturbed") / "run"
 
 
@@ -67,7 +67,7 @@ def up_to(stage: str, run: Path) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """Mount a small disk for one test and return its folder."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = mount("-t", "tmpfs", "-o", f"size={DISK}", "opdkit-test", str(folder))
@@ -86,7 +86,7 @@ def mount(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def size(folder: Path) -> int:
-    """What a folder takes on a disk of pages."""
+    """Return the bytes that a folder takes on a disk, in whole pages."""
     return sum(-(-p.stat().st_size // PAGE) * PAGE for p in folder.rglob("*") if p.is_file())
 
 
@@ -104,7 +104,7 @@ def room(disk: Path, left: int) -> Iterator[None]:
 
 
 def start(stage: str, undisturbed: Path, disk: Path) -> Path:
-    """A run on the small disk that has all stages before `stage`."""
+    """Return a run on the small disk that has all stages before `stage`."""
     up_to(stage, undisturbed)
     run = disk / "run"
     run.mkdir()
@@ -119,7 +119,7 @@ def tables(stage: str) -> list[str]:
 
 
 def assert_nothing_half_done(stage: str, run: Path, undisturbed: Path) -> None:
-    """Each part is there and whole, or not there; and no temporary file of a table is left to take up room."""
+    """Assert that each part is complete or absent, and that no temporary file is left to take up room."""
     for name in tables(stage):
         for path in (stage_dir(run, stage) / name).glob("*"):
             assert (
@@ -129,7 +129,7 @@ def assert_nothing_half_done(stage: str, run: Path, undisturbed: Path) -> None:
     assert not list(stage_dir(run, stage).glob(".manifest*"))
 
 
-# What two runs of training cannot have in common.
+# Columns that differ between any two runs of training.
 TIMES = ("seconds", "tokens_per_second")
 
 
@@ -142,7 +142,7 @@ def assert_same_rows(stage: str, run: Path, undisturbed: Path) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_disk_that_fills_up(stage: str, undisturbed: Path, disk: Path) -> None:
-    """No half part at its final place, the error is not swallowed, the rest is done later."""
+    """The command fails with a clear error and leaves no half-written part; the same command later does the rest."""
     run = start(stage, undisturbed, disk)
     for left in (0, size(stage_dir(undisturbed, stage)) // 2 // PAGE * PAGE):
         with room(disk, left):
@@ -183,11 +183,11 @@ def test_a_finished_run_on_a_read_only_disk_is_read(undisturbed: Path, disk: Pat
     assert part_path(run, "verdicts", 0).exists()
 
 
-# -- the words ------------------------------------------------------------------------------------------------------
+# -- error messages -------------------------------------------------------------------------------------------------
 
 
 def test_what_libraries_make_of_a_full_disk_is_recognised() -> None:
-    """safetensors and torch raise errors of their own, which quote the system's or have it as their context."""
+    """safetensors and torch raise errors of their own, which quote the system's error or have it as their context."""
     folder = Path("runs/x")
     quoted = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
     assert "no space left on the disk of runs/x" in str(explain_disk_error(quoted, folder))

@@ -1,4 +1,4 @@
-"""What a stage that fails leaves behind: nothing that stands in the way of the corrected command."""
+"""Tests that a stage that fails leaves nothing that prevents the corrected command."""
 
 import errno
 import shutil
@@ -71,7 +71,7 @@ def test_a_model_is_completed_and_scored(tmp_path: Path, tiny_model_dir: Path) -
 
 
 def test_what_was_computed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the first part, where the second one fails."""
+    """If the second part fails, the first part stays."""
     log, write_part = extract(tmp_path, *[chat("u", "a", "v")] * 2, part_mb=0.0001), stage.write_part
     writes = iter([write_part])
     monkeypatch.setattr(stage, "write_part", lambda *arguments: next(writes)(*arguments))
@@ -107,7 +107,7 @@ def test_a_mistyped_model_is_no_failure_of_a_stage(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_gets_no_record(tmp_path: Path) -> None:
-    """Whoever names the folder of the logs must not find another file in it: `extract` would read that, too."""
+    """If RUN is the folder of the logs by mistake, no record is added to it: `extract` would read it as a log."""
     jsonl(tmp_path / "log.jsonl", SIDE)
     with pytest.raises(OpdkitError, match="no extract stage"):
         run_stage("judge", JudgeConfig(run=tmp_path, judge="rules", shard="0/1"))

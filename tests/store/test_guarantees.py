@@ -1,4 +1,4 @@
-"""What a finished part promises: its bytes reached the disk before its name, it is whole, and its rows are in order."""
+"""Tests of finished parts: bytes reach the disk before names, all tables are there, and rows are in order."""
 
 import os
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Disk:
         patch.setattr(Path, "touch", touched)
 
     def check_durable(self, path: Path) -> int:
-        """Assert that a file was synced before it got its name, and its folder afterwards. Return when it got it."""
+        """Assert that a file was synced before it was named, and its folder afterwards. Return the naming's index."""
         (at,) = [n for n, (what, _) in enumerate(self.events) if what == str(path)]
         assert ("synced", self.events[at][1]) in self.events[:at], f"{path} may be empty after a crash"
         assert ("synced", path.parent.stat().st_ino) in self.events[at:], f"{path} may be gone after a crash"
@@ -63,7 +63,7 @@ class Disk:
 
 @pytest.mark.parametrize("links", [True, False])
 def test_files_reach_the_disk_before_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    """With hard links and on a file system without them: parts of every table, the manifest, decisions."""
+    """This holds for parts of every table, the manifest and reviews, on a file system with or without hard links."""
     log = jsonl(tmp_path / "log.jsonl", *CHATS)
     disk = Disk(monkeypatch)
     if not links:
@@ -94,7 +94,7 @@ def no_links(*_paths: Any) -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("table", ["sessions", "turns", "rejected"])
 def test_a_part_is_done_when_all_its_tables_are_there_and_not_before(tmp_path: Path, table: str, after: bool) -> None:
-    """Killed as each of its files gets its name, or right after."""
+    """The process is killed just before or after one of the part's files gets its name."""
     log, killed_run = jsonl(tmp_path / "log.jsonl", *CHATS, b"{broken\n"), tmp_path / "run"
     run(tmp_path / "whole", log)
     name = "link" if table == "sessions" else "replace"
@@ -123,7 +123,7 @@ def ids(rows: Any) -> list[str]:
 
 @pytest.fixture
 def extracted(tmp_path: Path) -> Path:
-    """Three sessions of 13 turns in one part."""
+    """Return a run with three sessions of 13 turns in one part."""
     run(tmp_path / "run", jsonl(tmp_path / "log.jsonl", *CHATS))
     return tmp_path / "run"
 
@@ -133,7 +133,7 @@ def test_turns_are_in_the_order_of_the_log(extracted: Path) -> None:
 
 
 def test_joined_turns_keep_it(extracted: Path) -> None:
-    """All of them, those of the first sessions, and those that were asked for in whatever order."""
+    """All turns, those of the first sessions, and turns asked for in any order come in the order of the log."""
     columns = {"sessions": None, "turns": None}
     assert [turn.turn_id for turn in joined_turns(extracted, 0, columns)] == TURN_IDS
     assert [turn.turn_id for turn in joined_turns(extracted, 0, columns, limit=2)] == TURN_IDS[:26]
@@ -144,13 +144,13 @@ def test_joined_turns_keep_it(extracted: Path) -> None:
 
 
 def answer(questions: Sequence[Question]) -> list[list[Answer]]:
-    """Name the turn in each answer."""
+    """Return one answer per question; each names the turn of its question."""
     return [[Answer(f"\\boxed{{1}}\n[HINT_START]Say {q.turn_id}.[HINT_END]")] for q in questions]
 
 
 @pytest.mark.parametrize("backend", ["rules", "endpoint"])
 def test_verdicts_are_in_the_order_of_the_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """With the votes on their own turn; also where several sessions are judged at once, and some turns are not."""
+    """Votes stay with their own turns, even if several sessions are judged at once and some turns are skipped."""
     sessions = {f"log:{n}": talk(*(f"{n} {k} " * (k % 5 + 1) for k in range(27))) for n in (1, 2, 3)}
     skipped = {"log:2:3": {"trainable": False, "skip_reason": "side"}}
     write_extract(tmp_path / "run", sessions, per_part=2, turns=skipped)

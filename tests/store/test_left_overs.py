@@ -1,4 +1,4 @@
-"""What a killed process leaves is removed by the next one, or by `opdkit check --clean`; what the living use stays."""
+"""Tests that files of killed processes are removed (by the next process or `check --clean`) and files in use stay."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def write(stage: Stage) -> None:
 
 
 def entries(run: Path) -> set[str]:
-    """Everything in a run but the empty folder of temporary files."""
+    """Return all paths in a run but the folder of temporary files."""
     return {str(path.relative_to(run)) for path in run.rglob("*")} - {"extract/.tmp"}
 
 
@@ -113,7 +113,7 @@ def test_the_record_of_a_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("next_shards", [("0/1",), ("0/3", "1/3", "2/3")])
 def test_what_shards_had_surveyed(tmp_path: Path, next_shards: tuple[str, ...], capsys) -> None:
-    """It is kept for the shards that go on, and removed when the stage is done, by however many."""
+    """The survey is kept for the shards that resume, and removed when any number of shards has finished the stage."""
     run = tmp_path / "run"
     for shard in ("0/2", "1/2"):
         killed(lambda shard=shard: extracted(run, shard), extract, "write_part")
@@ -127,7 +127,7 @@ def test_what_shards_had_surveyed(tmp_path: Path, next_shards: tuple[str, ...], 
 
 
 def test_a_shard_that_came_late_and_was_killed(tmp_path: Path, capsys) -> None:
-    """The stage is done, so nobody needs what it surveyed: `check` names it; `--clean` or the next run removes it."""
+    """The stage is done, so its survey is not needed: `check` names it, and `--clean` or the next run removes it."""
     run = tmp_path / "run"
     extracted(run)
     for remove in (lambda: checked(run, capsys, clean=True), lambda: extracted(run, "1/2")):
@@ -141,7 +141,7 @@ def test_a_shard_that_came_late_and_was_killed(tmp_path: Path, capsys) -> None:
 
 
 def test_a_replaced_folder_leaves_what_belongs_to_others(tmp_path: Path) -> None:
-    """A user's own hidden folders, and those of live processes."""
+    """Hidden folders of the user and of live processes stay; the folder of a dead process is removed."""
     kept = [tmp_path / ".model-3.11", tmp_path / make_owned_name(".model")]
     left = tmp_path / f".model-5f3a9c1e-{host_name()}-{dead_process()}"
     for folder in (*kept, left):
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_and_what_was_there_stays
 
 
 def test_another_container_of_one_machine_is_another_host(monkeypatch) -> None:
-    """Its numbers of processes are its own."""
+    """A container has process ids of its own, so no process of another container is taken for dead."""
     host, dead = host_name(), dead_process()
     assert f"-{host}-" in make_owned_name("x")
     assert is_gone(host, dead)
@@ -207,7 +207,7 @@ def test_check_names_and_removes_all_of_it(tmp_path: Path, capsys) -> None:
 
 
 def test_files_of_users_whose_names_hold_a_date(tmp_path: Path, capsys) -> None:
-    """A named training, an export and a model that look as if another machine had left them are nobody's left-overs."""
+    """A named training, an export and a model stay, although their names look like left-overs of another machine."""
     run = tmp_path / "run"
     write(opened(run))
     kept = [run / "sweep-20251127-lr-3.training", run / "kto-20251127-run-2.jsonl", run / "extract/model-20251127-a-1"]
@@ -221,7 +221,7 @@ def test_files_of_users_whose_names_hold_a_date(tmp_path: Path, capsys) -> None:
 
 
 def test_the_file_of_a_killed_process_is_removed_by_the_next_that_writes_it(tmp_path: Path) -> None:
-    """An export may lie in a folder that is no run, where `opdkit check --clean` does not look."""
+    """An export may be in a folder outside of any run, where `opdkit check --clean` does not look."""
     out, other = tmp_path / "kto.jsonl", tmp_path / make_owned_name(".kto.jsonl")
 
     def write_out() -> None:
@@ -242,7 +242,7 @@ def dead_process() -> int:
 
 
 def test_copies_of_logs_outside_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed process leaves its temporary folder, which may hold all of an unpacked log."""
+    """A killed process leaves its temporary folder, perhaps with an unpacked log, and the next run removes it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp" / make_owned_name("opdkit-extract-of-the-living")).mkdir(parents=True)
     killed(lambda: extracted(tmp_path / "run"), extract, "write_part")

@@ -1,4 +1,4 @@
-"""Several trainings on the targets of one run: each in a place of its own, the stages before it shared."""
+"""Tests of several trainings on the targets of one run: each has its own folder, and they share the earlier stages."""
 
 import dataclasses
 import shutil
@@ -81,7 +81,7 @@ def test_the_second_training_leaves_the_stages_before_it_alone(run, plain_model_
     ]  # fmt: skip
     assert sorted(path.name for path in (run / "c.training").iterdir()) == ["train"]
     assert list_trainings(run) == {name: run / f"{name}.training" for name in "abc"}
-    # Without a name it is the training that it was before there were names.
+    # Without a name, the training gives the metrics of the named training with the same options.
     assert list(read_all(run, "metrics")) == [
         row | {name: own[name] for name in ("seconds", "tokens_per_second")}
         for row, own in zip(read_all(run / "a.training", "metrics"), read_all(run, "metrics"), strict=True)

@@ -1,4 +1,4 @@
-"""Parts that are done again because of what they were computed from beside the plan; where a turn is."""
+"""Tests of parts that are computed again because inputs outside the plan changed, and of finding the part of a turn."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Decisions of people: durable, ordered, safe with several reviewers, and the last word in every later stage."""
+"""Tests of review decisions: durable, ordered, safe with several reviewers, and final for every later stage."""
 
 import fcntl
 import multiprocessing
@@ -23,7 +23,7 @@ from opdkit.store.tables import REVIEWS, VERDICTS
 
 @pytest.fixture
 def run(tmp_path):
-    """Two parts of two sessions, judged by the rules."""
+    """Return a run with two parts of two sessions each, judged by the rules."""
     said = {f"s{n}": talk("How warm is it?", "75 F.", "No, in Celsius please.", "24 C.", "Thanks!") for n in range(4)}
     run = write_extract(tmp_path / "run", said)
     judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
@@ -31,7 +31,7 @@ def run(tmp_path):
 
 
 def decided(run, part: int) -> list[dict]:
-    """The verdicts of a part with the decisions in force applied, as every stage after the judge reads them."""
+    """Return the verdicts of a part with the decisions in force applied, as every stage after the judge reads them."""
     return [turn.decided for turn in joined_turns(run, part) if turn.decided is not None]
 
 
@@ -158,7 +158,7 @@ def _decide(run, name: str, count: int) -> None:
 
 
 def test_reviewers_at_the_same_time_lose_nothing(run):
-    """Two processes and a thread, each with an eye on one turn; each one's own decisions keep their order."""
+    """Two processes and a thread decide on the same turns; the decisions of each reviewer keep their order."""
     fork = multiprocessing.get_context("fork")
     others = [fork.Process(target=_decide, args=(run, name, 12)) for name in "ab"]
     others.append(threading.Thread(target=_decide, args=(run, "c", 12)))
@@ -202,7 +202,7 @@ def test_who_comes_while_another_writes_waits_and_is_numbered_after_it(run, monk
 
 
 def test_a_decision_for_a_file_that_was_replaced_is_refused(run, monkeypatch):
-    """`opdkit forget` writes the file anew while a reviewer waits for its lock: the old one is on no path any more."""
+    """`opdkit forget` may replace the file while a reviewer waits for its lock; the locked file then has no path."""
     path = reviews.reviews_dir(run) / reviews.FILE
     reviews.append(run, [set_reward("s0:1", 1)])
     log, lock = ReviewLog(run), reviews._lock
@@ -221,7 +221,7 @@ def test_a_decision_for_a_file_that_was_replaced_is_refused(run, monkeypatch):
 
 
 def test_a_file_that_was_replaced_since_it_was_read_is_refused(run):
-    """As `opdkit forget` does. A line of the new file may begin where the old one ended."""
+    """`opdkit forget` replaces the file, and a line of the new file may begin where the old file ended."""
     names = ["s0:1", "s1:1", "s2:1"]
     reviews.append(run, [set_reward(name, 1) for name in names[:2]])
     log = ReviewLog(run)
@@ -235,7 +235,7 @@ def test_a_file_that_was_replaced_since_it_was_read_is_refused(run):
 
 @pytest.mark.parametrize("lost", [1, 150, 290])
 def test_killed_while_writing_a_decision_is_there_whole_or_not_at_all(run, capsys, lost):
-    """The reviewer is told "done" only afterwards. Two turns decided in one count together or not at all."""
+    """The reviewer was not yet told "done". Of two turns that are decided together, both decisions count or neither."""
     reviews.append(run, [set_reward("s0:1", 1)])
     path = reviews.reviews_dir(run) / reviews.FILE
     whole = path.read_bytes()
@@ -251,7 +251,7 @@ def test_killed_while_writing_a_decision_is_there_whole_or_not_at_all(run, capsy
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(run, monkeypatch):
-    """A reviewer gets an error, and half of a decision is nowhere."""
+    """The reviewer gets an error, and no part of the decision is stored."""
     reviews.append(run, [set_reward("s0:1", 1)])
     path = reviews.reviews_dir(run) / reviews.FILE
     before = path.read_bytes()
@@ -300,14 +300,14 @@ def test_a_decision_of_somebody_else_is_not_overwritten_unseen(run):
     with pytest.raises(ConflictError):
         mine.append([strike("s1:1")], seen=1)
     mine.append([strike("s1:1")], seen=2)
-    with pytest.raises(ConflictError):  # it was withdrawn meanwhile
+    with pytest.raises(ConflictError):  # the decision was withdrawn in the meantime
         other.append([set_reward("s1:1", 0)], seen=2)
     other.append([set_reward("s1:1", 0)], seen=3)
     assert mine.in_force()["s1:1"].reward == 0
 
 
 def test_decisions_of_version_0_1_0_count(run):
-    """It wrote a Parquet file for each."""
+    """Version 0.1.0 wrote one Parquet file per decision; these are read before the lines of the newer file."""
     reviews.append(run, [set_reward("s0:1", 1)])
     path = reviews.reviews_dir(run) / reviews.FILE
     (row,) = (

@@ -1,4 +1,4 @@
-"""Seeds and draws must not change: they decide rows and weights."""
+"""Tests that seeds and draws never change, since they decide rows and weights."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a scheduler's signals do to a command: a real process, real signals."""
+"""Tests of what a scheduler's signals do to a command, with a real process and real signals."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ except typer.Exit as end:
 
 
 class Worker:
-    """Three parts, each of which ends when the test says so."""
+    """Process that computes three parts; each part ends when the test calls `go_on`."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -96,7 +96,7 @@ def test_term_drops_the_part_under_way() -> None:
 
 
 def test_out_of_time_before_the_first_part_is_an_error() -> None:
-    """Else a scheduler would start it again for ever."""
+    """Otherwise a scheduler would start the command again forever."""
     worker = Worker()
     worker.reads("begin 0")
     worker.process.send_signal(signal.SIGUSR1)
@@ -107,7 +107,7 @@ def test_out_of_time_before_the_first_part_is_an_error() -> None:
 
 
 def stop_after(parts: int) -> None:
-    """What a stage does that is asked to stop when it has finished so many parts."""
+    """Act as a stage that is asked to stop after it has finished `parts` parts."""
     with stopping.listen_for_signals():
         for _ in range(parts):
             stopping.count_finished()
@@ -118,7 +118,7 @@ def stop_after(parts: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_in_steps_both_signals_only_ask(number: signal.Signals) -> None:
-    """Of a step that other processes take part in none may drop out, however often it is told."""
+    """A process must not leave a step in which other processes take part, however many signals it gets."""
     with stopping.listen_for_signals(), stopping.stop_after_step():
         for _ in range(2):
             os.kill(os.getpid(), number)
@@ -136,7 +136,7 @@ def test_no_step_done_is_an_error_too() -> None:
 
 
 def test_a_part_that_others_write_too_is_begun_all_the_same(tmp_path) -> None:
-    """The processes of a group stop together: one alone would leave the others waiting."""
+    """The processes of a group stop together; a process that stopped alone would leave the others waiting."""
     write_extract(tmp_path / "run", {"s": talk("do it", "done", "thanks")})
     config = JudgeConfig(run=tmp_path / "run", judge="rules", shard="0/1")
     stage = Stage.open(config, "judge", [VERDICTS], parts=1, upstream=["extract"])
@@ -151,7 +151,7 @@ def test_a_part_that_others_write_too_is_begun_all_the_same(tmp_path) -> None:
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Handle Ctrl-C as Python does; whoever runs the tests may ignore it."""
+    """Handle Ctrl-C as Python does, since the shell that runs the tests may have it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -161,7 +161,7 @@ def ctrl_c() -> Iterator[None]:
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, stopping.Stopped)])
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_swallowed_signal_is_raised_again(number: int, kind: type[BaseException], is_last: bool) -> None:
-    """As pyarrow swallows it while it imports pandas."""
+    """pyarrow swallows such a signal while it imports pandas."""
 
     def work() -> None:
         with stopping.listen_for_signals():
@@ -180,7 +180,7 @@ def test_a_swallowed_signal_is_raised_again(number: int, kind: type[BaseExceptio
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
-    """As nohup wants it."""
+    """nohup relies on this."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with stopping.listen_for_signals():
         os.kill(os.getpid(), signal.SIGINT)
@@ -191,7 +191,7 @@ def test_the_handlers_are_put_back() -> None:
     with pytest.raises(stopping.Stopped):
         stop_after(parts=1)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
-    stopping.raise_if_requested()  # asked once, stopped once
+    stopping.raise_if_requested()  # one request stops once
 
 
 def test_another_thread_listens_to_nothing() -> None:
@@ -211,7 +211,7 @@ def test_a_forked_worker_leaves_it_to_its_parent() -> None:
     with stopping.listen_for_signals():
         child = os.fork()
         if not child:
-            os.kill(os.getpid(), signal.SIGUSR1)  # not for it
+            os.kill(os.getpid(), signal.SIGUSR1)  # a child does not listen to this signal
             if not stopping.is_requested():
                 os.kill(os.getpid(), signal.SIGTERM)
             os._exit(3)

@@ -1,4 +1,4 @@
-"""The run directory: one plan, whole parts, resume, shards, counters."""
+"""Tests of the run directory: one plan, whole parts, resume, shards, counters."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_every_stage_says_what_it_counts(tmp_path):
     assert line("train", Counters(2, 2)) == "train: 2 targets in, 2 trained replies out, 0 dropped"
     assert line("eval", Counters(2, 20)) == "eval: 2 prompts in, 20 replies out, 0 dropped"
     assert line("export trl-kto", Counters(1, 1)) == "export trl-kto: 1 turn in, 1 turn out, 0 dropped"
-    dropped = "1 line or session dropped (not JSON 1)"  # of a session that was read: in and out do not show it
+    dropped = "1 line or session dropped (not JSON 1)"  # inside a session that was read, so in and out do not show it
     assert line("extract", Counters(2, 2, Counter({"not JSON": 1}))).endswith(f"2 sessions out, {dropped}")
 
 
@@ -190,7 +190,7 @@ def test_a_stage_is_bound_to_the_plan_of_the_stage_before(tmp_path):
 
 
 def test_a_stage_that_is_older_than_its_source_is_no_source(tmp_path):
-    """Judged, scored, judged anew: what was scored is of verdicts that are gone, and nothing is trained on it."""
+    """If extract was overwritten after judge, the verdicts are on turns that are gone, and no later stage uses them."""
     opened(tmp_path)
     Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
     opened(tmp_path, knob=2, overwrite=True)
@@ -201,7 +201,7 @@ def test_a_stage_that_is_older_than_its_source_is_no_source(tmp_path):
 
 
 def test_what_is_drawn_anew_is_another_source(tmp_path):
-    """A server's votes: the same command comes to others after --overwrite, and to no others when it goes on."""
+    """A server's votes differ after --overwrite, so the plan does too; a resume keeps the votes and the plan."""
 
     def judged(**options) -> Stage:
         return Stage.open(Config(run=tmp_path, **options), "judge", [REJECTED], parts=2, drawn=True)
@@ -245,7 +245,7 @@ def test_another_spelling_of_a_path_is_no_other_plan(tmp_path, monkeypatch):
 
 
 def test_a_model_that_lies_elsewhere_is_no_other_plan(tmp_path):
-    """By the digests of its files, also as one of several teachers; with other files it is another model."""
+    """Models are compared by the digests of their files, also several teachers; other files are another model."""
     for folder, content in (("old/a", "1"), ("old/b", "2"), ("new/a", "1"), ("new/b", "2"), ("new/other", "3")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "config.json").write_text(content)
@@ -271,7 +271,7 @@ def test_a_model_that_lies_elsewhere_is_no_other_plan(tmp_path):
 
 
 def test_of_two_plans_that_start_at_once_one_wins(tmp_path):
-    """The manifest race: both find no manifest, and both write one."""
+    """Eight threads with two plans may all find no manifest and write one; only one of the plans is kept."""
     barrier, outcomes = threading.Barrier(8), []
 
     def start(knob: int) -> None:
@@ -305,7 +305,7 @@ def test_without_hard_links_the_manifest_is_still_whole(tmp_path, monkeypatch):
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
-    """No readable, truncated Parquet at the final path, and the error is not swallowed."""
+    """The error reaches the caller, and no Parquet file is left at the final path."""
     stage = opened(tmp_path)
     with pytest.raises(ZeroDivisionError), stage.writing(0) as out:
         out.rows("rejected", [row(1), row(1 // 0)])
@@ -334,7 +334,7 @@ with stage.writing(1) as out:
 
 
 def test_a_process_killed_while_it_writes_leaves_the_final_path_free(tmp_path):
-    """What is at the final path is whole, and the rest of a dead process is swept away."""
+    """A part at the final path is whole, and the next process removes the temporary files of the dead process."""
     (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     run = tmp_path / "run"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *Path(__file__).parents[1:3])))}
@@ -367,7 +367,7 @@ with stage.writing(0) as out:
 
 
 def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
-    """Both compute it, neither fails, and what stays is whole, one of the two, and has its digest."""
+    """Both compute the part and neither fails; one of the two results stays, whole and with its digest."""
     (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     run = tmp_path / "run"
     opened(run, parts=1)
@@ -380,7 +380,7 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
         assert [process.wait(timeout=600) for process in processes] == [0, 0]
     finally:
         for process in processes:
-            process.kill()  # one waits for the other
+            process.kill()  # each waits for the other
     path = run / "extract" / "rejected" / "part-00000.parquet"
     assert read_part(run, "rejected", 0)[0]["detail"] in ("first", "second")
     assert read_counters(path).rows_out == 1
@@ -389,7 +389,7 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
 
 
 def test_the_first_of_two_results_stays(tmp_path):
-    """What somebody has read already is not replaced under them."""
+    """A part that may have been read already is not replaced."""
     one, other = opened(tmp_path), opened(tmp_path)
     with other.writing(0) as slow:
         slow.rows("rejected", [row(0) | {"detail": "slow"}])
@@ -403,7 +403,7 @@ def test_the_first_of_two_results_stays(tmp_path):
 
 
 def test_a_damaged_page_is_not_read_as_numbers(tmp_path):
-    """Each page has a CRC: one bit is enough for an error, in whatever column."""
+    """Each page has a CRC, so a single changed bit is an error and not another value."""
     stage = opened(tmp_path, parts=1)
     with stage.writing(0) as out:
         out.rows("rejected", [row(n) for n in range(2000)])
@@ -448,7 +448,7 @@ def test_files_of_others_among_the_temporary_ones_are_left(tmp_path):
 
 
 def test_the_summary_covers_what_earlier_runs_did(tmp_path):
-    """Counters fold over the footers of all parts, whoever wrote them."""
+    """Counters are summed over the footers of all parts, whichever process wrote the parts."""
     fill(opened(tmp_path), [0, 3])
     resumed = opened(tmp_path)
     assert resumed.todo() == [1, 2]

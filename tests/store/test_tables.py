@@ -1,4 +1,4 @@
-"""The schemas: what the writer refuses, and that other tools open what it writes."""
+"""Tests of the schemas: what the writer refuses, and that values are stored unchanged."""
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +58,7 @@ def test_an_optional_table_names_an_option_of_its_stage():
     ({"line": ...}, "missing columns \\['line'\\]"),
 ])  # fmt: skip
 def test_unknown_and_missing_columns_are_refused(change, named):
-    """Schema inference loses columns: pyarrow drops a column that is not in the schema and nulls a missing one."""
+    """pyarrow alone would silently drop a column that is not in the schema and fill a missing column with nulls."""
     changed = {k: v for k, v in (SESSION | change).items() if v is not ...}
     with pytest.raises(OpdkitError, match=named):
         to_arrow(SESSIONS, [SESSION, changed])
@@ -72,7 +72,7 @@ def test_unknown_and_missing_columns_are_refused(change, named):
     ({"messages": [MESSAGE | {"tool_calls": [{"id": "", "name": "f", "arguments": None}]}]}, "tool_calls.*arguments"),
 ])  # fmt: skip
 def test_a_null_where_none_may_be_is_refused(change, where):
-    """Nulls in a non-nullable column: pyarrow writes them, and readers then disagree about what they see."""
+    """pyarrow alone would write nulls in a non-nullable column, and readers then disagree about the values."""
     with pytest.raises(OpdkitError, match=f"table {where}|{where}"):
         to_arrow(SESSIONS, [SESSION, SESSION | change])
 
@@ -128,7 +128,7 @@ TARGET = {"turn_id": "t", "prompt_tokens": 1, "cut_messages": 0, "response_ids":
 
 @given(st.lists(st.none() | st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=6))
 def test_a_matrix_is_stored_as_its_rows(shapes):
-    """As lists of lists and as 2-D arrays, among nulls, of whatever sizes: the same table."""
+    """Lists of lists and 2-D arrays of any size, mixed with nulls, give the same table."""
     numbers = iter(range(1000))
     lists = [shape and [[next(numbers) for _ in range(shape[1])] for _ in range(shape[0])] for shape in shapes]
     arrays = [shape and np.array(rows, np.int32).reshape(shape) for shape, rows in zip(shapes, lists, strict=True)]
@@ -150,7 +150,7 @@ def test_a_matrix_that_does_not_fit_is_refused(change):
 
 
 def test_half_precision_moves_no_probability_by_more_than_2e_4():
-    """What storing supports in float16 costs: |exp(stored) - exp(exact)|, largest between -2 and -1 (values near 0)."""
+    """Supports in float16 change probabilities by |exp(stored) - exp(exact)|, most at log-probs from -2 to -0.9."""
     exact = -np.concatenate([np.linspace(1e-7, 20, 400_001), np.geomspace(1e-9, 60_000, 10_001)])
     rows = to_arrow(TARGETS, [TARGET | {"support_old": exact.astype(np.float16).reshape(1, -1)}])
     stored = rows.column("support_old").combine_chunks().flatten().flatten().to_numpy().astype(np.float64)

@@ -1,4 +1,4 @@
-"""Which arguments of the chat template hold, where a stage before recorded some."""
+"""Tests of which chat-template arguments hold if an earlier stage recorded some."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ ON, OFF = ("enable_thinking=true",), ("enable_thinking=false",)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Its teacher stage was given an argument."""
+    """Return a run whose teacher stage recorded an argument."""
     run = write_extract(tmp_path / "run", {"s": talk("hi", "hello")})
     Stage.open(TeacherConfig(run=run, model="m", template_arg=OFF), "teacher", [TARGETS], parts=1)
     return run
@@ -35,7 +35,7 @@ def test_another_argument_is_refused_where_it_binds(run: Path) -> None:
 
 
 def test_a_stage_that_recorded_none_or_that_is_not_there(run: Path) -> None:
-    assert choose_template_args(run, "extract", ON) == ON  # a run of a log, not of fresh replies
+    assert choose_template_args(run, "extract", ON) == ON  # extract of a log records none
     assert choose_template_args(run, "train", ON, binding=False) == ON
     with pytest.raises(OpdkitError, match="train"):
         choose_template_args(run, "train", ON)

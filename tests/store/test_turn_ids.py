@@ -1,4 +1,4 @@
-"""Names of turns and sessions, and what they lead back to."""
+"""Tests of the ids of turns and sessions, and of the logged sessions that they lead back to."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from opdkit.store.turn_ids import (
 
 @pytest.mark.parametrize("logged", ["chat.jsonl:17", "a:b/c:3/4", "x:2024/12", "x:1/rollout-a", "/rollout-0", ""])
 def test_a_rollout_leads_back_to_the_session_of_the_log(logged: str) -> None:
-    """Whatever the log calls it: names of sessions are the log's own."""
+    """This holds for any logged id, even if it looks like the id of a rollout."""
     assert logged_session_id(logged) == logged
     once = rollout_session_id(turn_id(logged, 3), 12)
     assert answered_turn_id(once) == f"{logged}:3"
@@ -25,7 +25,7 @@ def test_a_rollout_leads_back_to_the_session_of_the_log(logged: str) -> None:
 
 
 def test_fresh_replies_are_held_out_with_the_session_whose_prompts_they_answer() -> None:
-    """Trained on the one and evaluated on the other, a model would be shown its examination."""
+    """Otherwise a model could be trained on replies to the prompts that it is evaluated on."""
     names = [f"log:{n}" for n in range(40)]
     fresh = {name: [rollout_session_id(turn_id(name, 1), g) for g in range(4)] for name in names}
     assert {is_held_out(name, 0.3) for name in names} == {True, False}

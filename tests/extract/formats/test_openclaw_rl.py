@@ -240,7 +240,7 @@ def test_the_real_record(shared_data):
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), min_size=1, max_size=4), st.randoms())
 def test_every_turn_is_trained_once_and_no_prompt_is_invented(sessions, rng):
-    """Each trained turn is a logged prompt and reply, and counts once, though records share beginnings and are shuffled."""
+    """A trained turn is a logged prompt and reply and counts once, though records share beginnings and are shuffled."""
     records = []
     for words in sessions:
         spoken = [w for i, word in enumerate(words) for w in (f"u{word}{i}", f"a{word}{i}")]

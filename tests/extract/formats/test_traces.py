@@ -44,7 +44,7 @@ def extracted(tmp_path: Path, *records) -> dict[str, list[dict]]:
 
 
 def test_generations_of_one_conversation_become_one_session_whatever_their_traces(tmp_path):
-    """Without session ids, calls are joined if their prompts begin alike, even across traces."""
+    """Without session ids, calls are found to continue each other by their prompts, even across traces."""
     rows = [observation([U], A), {"type": "SPAN", "traceId": "t", "input": None}, observation({"messages": [U, A, V],
             "tools": [{"name": "find"}]}, {"role": "assistant", "content": None, "tool_calls": [CALL]}, traceId="t2"),
             observation([{"role": "user", "content": "else"}], "x", traceId="t3")]  # fmt: skip
@@ -202,7 +202,7 @@ def test_a_long_trace_does_not_multiply():
 
 
 def test_an_agent_of_langchain_is_one_session():
-    """LangChain's callback logs tool definitions as messages, and calls in the provider's answer (`additional_kwargs`)."""
+    """LangChain's callback logs tool definitions as messages, and calls in the message's `additional_kwargs`."""
     weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     call = {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [CALL]}}
     result, definition = {"role": "tool", "content": "rain", "tool_call_id": "c1"}, {"role": "tool", "content": weather}

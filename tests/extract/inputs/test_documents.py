@@ -49,7 +49,7 @@ def lines_of(data: bytes, block: int = 1 << 16) -> list[bytes]:
 @settings(deadline=None)
 @given(RECORDS, RECORDS, st.sampled_from([None, 0, 2]), st.booleans(), st.integers(1, 40))
 def test_every_record_is_found_wherever_the_blocks_end(one, two, indent, ascii_only, block):
-    """Records are found in one array, in two, and one after the other, with quotes, brackets and backslashes in texts."""
+    """Records may be in one array, in two, or one after the other, with quotes, brackets and backslashes in texts."""
 
     def text(value) -> str:
         return json.dumps(value, indent=indent, ensure_ascii=ascii_only)

@@ -113,7 +113,7 @@ def test_standard_input_is_written_down(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_pipe_is_written_down(tmp_path, packed):
-    """A pipe can be read only once, but extract reads its inputs twice."""
+    """A pipe can be read only once and extract reads its inputs twice, so the pipe is copied to a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     data = json.dumps(chat("u", "a", "v")).encode() + b"\n"
