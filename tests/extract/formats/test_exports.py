@@ -245,7 +245,7 @@ def test_one_object_whose_items_are_no_list_holds_none(tmp_path, items):
 
 
 def test_litellm_wrote_these(tmp_path):
-    """Payloads and SpendLogs rows that litellm 1.80.0 itself wrote, with a mock provider, are read completely."""
+    """Payloads and SpendLogs rows that litellm 1.80.0 itself wrote, with a mock provider, are read."""
     found = extract(tmp_path / "run", LOGGED / "litellm-1.80.0-payloads.jsonl")
     (session,) = found["sessions"]
     assert (roles(session), session["model"]) == ("s u a u a", "gpt-4o")
