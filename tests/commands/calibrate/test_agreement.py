@@ -1,4 +1,4 @@
-"""Confusion, kappa and calibration: worked by hand, against scikit-learn, and what must hold of any labels."""
+"""Tests of confusion matrices, kappa and calibration: by hand, against scikit-learn, and properties of any labels."""
 
 from collections.abc import Sequence
 
@@ -26,13 +26,13 @@ WEIGHTS = ("none", "linear", "quadratic")
 
 
 def count_confusions(labels: Sequence[int], rewards: Sequence[int]) -> Matrix:
-    """Rows are labels, columns rewards."""
+    """Return the confusion matrix: rows are labels, columns rewards."""
     matrix: Matrix = metrics.confusion_matrix(labels, rewards, labels=CLASSES).astype(float)
     return matrix
 
 
 def test_kappa_worked_by_hand() -> None:
-    """Cohen's own kind of table: 45 + 25 of 100 agree; by chance .6 * .7 + .4 * .3 = .54; (.7 - .54) / .46."""
+    """Of 100 pairs 45 + 15 agree; by chance .6 * .7 + .4 * .3 = .54 would; kappa is (.6 - .54) / (1 - .54)."""
     matrix = np.array([[45.0, 0, 15], [0, 0, 0], [25, 0, 15]])
     assert accuracy(matrix) == pytest.approx(0.6)
     assert kappa(matrix) == pytest.approx((0.60 - 0.54) / (1 - 0.54))
@@ -97,7 +97,7 @@ def test_hints_where_something_was_wanted() -> None:
 
 @pytest.mark.parametrize(("sessions", "has_interval"), [(1, False), (5, False), (6, True)])
 def test_few_sessions_give_the_gain_no_interval(sessions: int, has_interval: bool) -> None:
-    """The same gain in each session has the same sign by chance: one time in 16 for five of them."""
+    """In five sessions, all gains have the same sign by chance one time in 16: too often for an interval."""
     plain_S, weighed_S = (np.tile(count_confusions([1, 1], [-1, reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
     weighed_S[0] = count_confusions([1, 1], [1, 1]).ravel()
     gain = score_majority("weighed", weighed_S, "none", 0, plain_S).gain
@@ -106,7 +106,7 @@ def test_few_sessions_give_the_gain_no_interval(sessions: int, has_interval: boo
 
 @pytest.mark.parametrize(("right", "has_interval"), [([1, 3], False), ([1, 2, 3, 3, 2], False), ([1, 3] * 3, True)])
 def test_few_sessions_that_differ_give_no_figure_an_interval(right: list[int], has_interval: bool) -> None:
-    """Of four labels, some are right: a resample of two sessions has one of three values."""
+    """`right`: right rewards per session, of four. A resample of two sessions takes only three values: no interval."""
     labels = [1, -1, 1, -1]
     each_S = np.stack([count_confusions(labels, [label if k < n else -label for k, label in enumerate(labels)]).ravel()
                        for n in right])  # fmt: skip
@@ -117,7 +117,7 @@ def test_few_sessions_that_differ_give_no_figure_an_interval(right: list[int], h
 
 
 def test_a_judge_without_an_error_has_a_kappa_without_an_interval() -> None:
-    """All resamples have the kappa 1, and yet ten sessions do not make it certain."""
+    """All resamples have kappa 1, but ten sessions do not make it certain, so there is no interval."""
     each_S = np.tile(count_confusions([1, -1], [1, -1]).ravel(), (10, 1))
     found = score_majority("stored", each_S, "none", 0, each_S)
     assert (found.kappa, found.kappa_interval, found.gain) == (1.0, None, None)

@@ -1,4 +1,4 @@
-"""`opdkit calibrate` as a whole: a simulated judge whose curve is known, real files, wrong ones."""
+"""Tests of `opdkit calibrate` as a whole: a simulated judge with a known accuracy curve, real and faulty files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,9 +40,9 @@ def calibrated(folder: Path, votes: Mapping[str, Votes], labels: Mapping[str, ob
 
 
 def simulated(rng: np.random.Generator, turns: int, votes: int, right: Sequence[float]) -> tuple[dict, dict, float]:
-    """Simulate evenly drawn labels; votes are right with a probability per turn, errors are even; some votes fail.
+    """Simulate uniform labels and votes; a vote is right with its turn's probability, errors are uniform, 5% fail.
 
-    Returns votes, labels, and the exact curve: for each number of votes the expected accuracy.
+    Return the votes, the labels, and the exact curve: the expected accuracy for each number of votes.
     """
     given, labels, exact = {}, {}, np.zeros((votes, 2))
     for n in range(turns):
@@ -70,7 +70,7 @@ def test_the_measured_curve_covers_the_exact_one(right: Sequence[float], tmp_pat
     independent = [p.independent for p in measured]
     if len(right) == 1:
         assert independent == pytest.approx(list(exact), abs=0.02)
-    else:  # votes on hard turns err together: more of them help less than independence promises
+    else:  # votes on a hard turn err together, so more votes help less than independent ones would
         assert independent[-1] is not None
         assert independent[-1] > exact[-1] + 0.05
     assert [p.votes for p in found.curve[9:]] == [11, 13, 15, 17, 21]
@@ -101,7 +101,7 @@ def test_kappa_equals_scikit_learn(weights: str, tmp_path: Path) -> None:
 
 
 def test_worked_by_hand(tmp_path: Path) -> None:
-    """Failed votes are not neutral ones, and without a quorum there is no answer, right or wrong."""
+    """A failed vote does not count as neutral, and a turn without a quorum is unanswered, neither right nor wrong."""
     votes = {"a:1": [1, 1, -1], "a:3": [1, None, None], "b:1": [-1, -1, -1], "c:1": [1, 0, -1], "d:1": [1, 1, 1]}
     found = calibrated(tmp_path, votes, {"a:1": 1, "a:3": 1, "b:1": "bad", "c:1": "good", "x:9": 1})
     assert (found.rows, found.labels, found.answered) == (5, 4, 3)
@@ -113,7 +113,7 @@ def test_worked_by_hand(tmp_path: Path) -> None:
         (pytest.approx(1 / 3), 1, 0.0), (pytest.approx(2 / 3), 1, 1.0), (1.0, 1, 1.0)
     ]  # fmt: skip
     assert found.calibration_error == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
-    one = found.curve[0]  # a:1 2/3, a:3 1/3 right and answered, b:1 1, c:1 1/3
+    one = found.curve[0]  # share of right single votes: a:1 2/3, a:3 1/3 (the others failed), b:1 1, c:1 1/3
     assert one.accuracy == pytest.approx((2 / 3 + 1 / 3 + 1 + 1 / 3) / (3 + 1 / 3))
     assert one.coverage == pytest.approx((3 + 1 / 3) / 4)
 
@@ -158,7 +158,7 @@ def test_every_warning_counts_lines_as_an_editor_does(
 
 
 def test_no_number_of_votes_has_the_best_accuracy_and_the_best_coverage(tmp_path: Path, capsys) -> None:
-    votes = {f"s{n}:1": [1, -1, None] for n in range(8)}  # two votes answer more often than one, and worse
+    votes = {f"s{n}:1": [1, -1, None] for n in range(8)}  # two votes answer more often than one, but err more
     file = labelled(tmp_path, dict.fromkeys(votes, 1))
     run(CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=file))
     shown = capsys.readouterr().out
@@ -189,7 +189,7 @@ def test_a_kappa_without_interval_says_why(
 
 
 def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:
-    """Against the votes: the verdicts that the decisions have overruled, not those that follow them."""
+    """Decisions are compared with the rewards of the votes, which they overrule, not with the verdicts after them."""
     judged = judged_run(tmp_path / "run", {"a:1": [1, 1, -1], "b:1": [1, 1, 1], "c:1": [-1]})
     with pytest.raises(OpdkitError, match="opdkit review"):
         measure(CalibrateConfig(run=judged))
@@ -201,13 +201,13 @@ def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:
 
 
 def test_only_a_random_sample_of_the_reviews_measures_the_judge(tmp_path: Path) -> None:
-    """The judge is wrong on every fifth turn, of which it is least certain: a reviewer sees those first."""
+    """The judge is wrong on a fifth of the turns, on which it is least certain. A reviewer sees these turns first."""
     names = [f"s{n}:1" for n in range(200)]
     judged = judged_run(tmp_path / "run", {name: [1, 1, -1] if n < 40 else [1, 1, 1] for n, name in enumerate(names)})
     wrong, order = set(names[:40]), order_of_draw(names)
 
     def review(name: str, chosen: str | None) -> Review:
-        """Leave what is right, and correct what is not."""
+        """Return a review that leaves a right reward and corrects a wrong one to -1."""
         return Review(name, name in wrong, -1 if name in wrong else None, chosen=chosen, voted_reward=1)
 
     append(judged, [review(name, "uncertain") for name in wrong])
@@ -236,7 +236,7 @@ def test_labels_of_another_run(tmp_path: Path) -> None:
 
 
 def test_what_a_limit_or_a_filter_left_out_is_not_unknown(tmp_path: Path) -> None:
-    """A label of a session beyond a --limit, of extract or of the judge, is counted as that and guessed at nowhere."""
+    """A label beyond a --limit of extract or judge is counted as such, and no similar id is suggested for it."""
 
     def set_aside(name: str, first: int | None = None, judged: int | None = None, keep: tuple[str, ...] = ()) -> dict:
         here = tmp_path / name
@@ -272,7 +272,7 @@ def test_perfect_and_few_is_not_certain(tmp_path: Path) -> None:
 
 
 def test_the_labels_of_sample_data(tmp_path: Path) -> None:
-    """A perfect judge, whose hints are where something was wanted."""
+    """Scored against these labels, the judge that follows them is perfect, and hints are where something was wanted."""
     found = measure(CalibrateConfig(run=labelled_run(tmp_path / "run"), labels=DATA / "labels.jsonl"))
     assert (found.rows, found.labels, found.set_aside) == (566, 563, {"not judged": 3})
     assert (found.accuracy, found.kappa) == (1.0, 1.0)
@@ -290,7 +290,7 @@ def test_the_same_labels_give_the_same_intervals(tmp_path: Path) -> None:
 
 
 def test_the_weighed_majority_stands_beside_the_plain_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A judge that is surer when it is right gains by weighing. Accuracy and kappa are counted again here."""
+    """Weighing votes by confidence helps a judge that is surer when right. Accuracy and kappa are recomputed here."""
     rng = np.random.default_rng(11)
     votes, labels, _ = simulated(rng, 200, 3, (0.6,))
     confidences = {
@@ -298,7 +298,7 @@ def test_the_weighed_majority_stands_beside_the_plain_one(tmp_path: Path, capsys
                for s in scores]
         for name, scores in votes.items()
     }  # fmt: skip
-    confidences[next(iter(votes))] = [None] * 3  # one turn without: counted plainly
+    confidences[next(iter(votes))] = [None] * 3  # a turn without confidences: its votes count as one each
     judged, file = judged_run(tmp_path / "run", votes, confidences), labelled(tmp_path, labels)
     found = measure(CalibrateConfig(run=judged, labels=file))
 

@@ -1,4 +1,4 @@
-"""Files of labels as people keep them, and what is wrong with some."""
+"""Tests of reading label files, in the forms that people write, and of faulty files."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_the_ways_to_write_a_label(written: object, value: int, tmp_path: Path) 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_csv_as_spreadsheets_write_it(separator: str, tmp_path: Path) -> None:
-    """With a byte-order mark, CRLF, other columns, a line break in a cell, and rows nobody has labelled yet."""
+    """A CSV file may have a byte-order mark, CRLF, other columns, line breaks in cells, and rows without a label."""
     rows = [
         ["note", "turn_id", "reward"],
         ['"two\r\nlines, one cell"', "a:1", "good"],
@@ -41,13 +41,13 @@ def test_csv_as_spreadsheets_write_it(separator: str, tmp_path: Path) -> None:
 
 
 def test_ids_of_a_review_sheet_stand_behind_an_apostrophe(tmp_path: Path) -> None:
-    """A log named after a date has turns such as 2026-11-27:1:1, which a spreadsheet would take for a time."""
+    """A log named after a date has turns such as 2026-11-27:1:1, which a spreadsheet would read as a time."""
     path = write(tmp_path / "labels.csv", "turn_id,reward", "'2026-11-27:1:1,1", "a:1,-1")
     assert [label.id for label in read_labels(path).labels] == ["2026-11-27:1:1", "a:1"]
 
 
 def test_who_accepts_a_row_of_a_review_sheet_gives_it_the_reward_of_the_votes(tmp_path: Path) -> None:
-    """Without these rows only the judge's errors would be labels."""
+    """An accepted row has the reward of the votes as its label. Otherwise only the judge's errors would be labels."""
     head = "turn_id,voted_reward,reward,action"
     path = write(tmp_path / "sheet.csv", head, "a:1,-1,,accept", "a:3,1,,Accept", "a:5,1,0,", "a:7,1,,", "a:9,,,accept")
     found = read_labels(path)
@@ -86,7 +86,7 @@ def test_sessions_and_turns_in_one_file(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_turn_are_labels_of_several_people(tmp_path: Path) -> None:
-    """Without a rater each row is somebody else's; a rater of a turn and of its session labels both."""
+    """Each row without a rater counts as a different person. A rater may label both a turn and its session."""
     rows = ["a:1,,1,ann", "a:1,,-1,bob", "a:1,,-1,", "a:1,,-1,", ",a,1,ann"]
     path = write(tmp_path / "labels.csv", "turn_id,session_id,reward,rater", *rows)
     found = read_labels(path)

@@ -1,4 +1,4 @@
-"""Several labels per turn, several judges: against scikit-learn and statsmodels, by hand, and as it is printed."""
+"""Tests of several labels per turn and several judges: against scikit-learn and statsmodels, by hand, and in print."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ EXACT = 1e-9
 
 
 def label_file(path: Path, labels: Mapping[str, Sequence[int]], named: bool = True) -> Path:
-    """Write a row per label; the n-th of a turn is of the rater rn."""
+    """Write a row per label; with `named`, the n-th label of a turn is by the rater `r{n}`."""
     rows = ({"turn_id": turn, "reward": value} | ({"rater": f"r{n}"} if named else {})
             for turn, values in labels.items() for n, value in enumerate(values))  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -44,7 +44,7 @@ def row_of(people: PeopleScore, against: str, who: str) -> PeopleRow:
 
 
 def drawn(seed: int, turns: int, people: int, right: float = 0.5) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """Draw labels, and the rewards of a judge who is as good as a person, of turns in sessions of two."""
+    """Draw the labels of `people` raters, and the rewards of a judge as good as a rater; sessions have two turns."""
     rng = np.random.default_rng(seed)
     labels, rewards = {}, {}
     for n in range(turns):
@@ -70,7 +70,7 @@ def test_fleiss_kappa_equals_statsmodels(labels: list[list[int]]) -> None:
 @pytest.mark.parametrize("weights", ["none", "linear", "quadratic"])
 @pytest.mark.parametrize(("seed", "people"), [(0, 2), (1, 3), (2, 7)])
 def test_everything_equals_scikit_learn_and_statsmodels(seed: int, people: int, weights: str, tmp_path: Path) -> None:
-    """A turn's most frequent other label, where two are as frequent, is given to scikit-learn as two half rows."""
+    """If two of a turn's other labels are most frequent, scikit-learn gets a row for each, with half the weight."""
     labels, rewards = drawn(seed, 60, people)
     found = people_of(tmp_path, rewards, labels, kappa_weights=weights)
 
@@ -97,7 +97,7 @@ def test_everything_equals_scikit_learn_and_statsmodels(seed: int, people: int, 
         assert found.raters[0].kappa_people == pytest.approx(pairs[0], abs=EXACT)
         assert not [row for row in found.rows if row.against == "majority"], "the others are one person"
         return
-    rows = []  # the most frequent other label, the label, the reward, its share
+    rows = []  # (most frequent label of the others, label, reward, weight of the row)
     for values, reward in zip(labels.values(), judge, strict=True):
         for n, value in enumerate(values):
             others = Counter(values[:n] + values[n + 1 :])
@@ -112,7 +112,7 @@ def test_everything_equals_scikit_learn_and_statsmodels(seed: int, people: int, 
 
 
 def test_the_human_ceiling_by_hand(tmp_path: Path) -> None:
-    """Of the pairs of people 1, 1/3, 1 and 1/3 agree: 2/3; by chance 1/2. The judge agrees with 3, 2, 3 and 1 of 3."""
+    """Of the pairs of people 1, 1/3, 1 and 1/3 agree: 2/3, by chance 1/2. The judge agrees with 3, 2, 3 and 1 of 3."""
     labels = {"a:1": [1, 1, 1], "b:1": [1, 1, -1], "c:1": [-1, -1, -1], "d:1": [1, -1, -1]}
     found = people_of(tmp_path, {"a:1": 1, "b:1": 1, "c:1": -1, "d:1": 1}, labels)
     assert (found.turns, found.labels, found.fewest, found.most) == (4, 12, 3, 3)
@@ -120,7 +120,7 @@ def test_the_human_ceiling_by_hand(tmp_path: Path) -> None:
     assert (people.same, people.kappa, people.share) == (pytest.approx(2 / 3), pytest.approx(1 / 3), 1.0)
     assert (judge.same, judge.kappa, judge.share) == tuple(map(pytest.approx, (3 / 4, 1 / 2, 3 / 2)))
     assert judge.kappa_interval is None, "of four sessions"
-    most = row_of(found, "majority", "another person")  # on b and d: 2/3 of the labels meet a tie, 1/3 the opposite
+    most = row_of(found, "majority", "another person")  # b, d: the others of 2/3 of the labels tie, of 1/3 disagree
     assert (most.same, most.kappa) == (pytest.approx((1 + 1 / 3 + 1 + 1 / 3) / 4), pytest.approx(1 / 3))
     raters = {score.rater: (score.labels, score.kappa_people, score.kappa_judges) for score in found.raters}
     assert (raters, found.pairs) == ({f"r{n}": (4, None, [None]) for n in range(3)}, 0), "four turns are too few"
@@ -128,7 +128,7 @@ def test_the_human_ceiling_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_turn_counts_once_however_many_labels_it_has(tmp_path: Path) -> None:
-    """Of a's one pair all agree, of b's six three: (1 + 1/2) / 2. Of the labels a says 1, b 3/4: chance 7/8, 1/8."""
+    """a's only pair agrees, and 3 of b's 6: (1 + 1/2) / 2. a's labels are all +1, b's 3/4: by chance 7/8 and 1/8."""
     found = people_of(tmp_path, {"a:1": 1, "b:1": 1, "c:1": 1}, {"a:1": [1, 1], "b:1": [1, 1, 1, -1], "c:1": [1]})
     assert (found.turns, found.labels, found.fewest, found.most) == (2, 6, 2, 4)
     by_chance = (7 / 8) ** 2 + (1 / 8) ** 2
@@ -199,7 +199,7 @@ def test_labels_of_sessions_have_raters_too(tmp_path: Path) -> None:
 
 
 def test_two_judges_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On turns with a reward of both; who is better is said by the interval of the paired difference."""
+    """Only turns that every judge rewarded count. The interval of the paired difference says who is better."""
     labels, good = drawn(5, 120, 5, right=0.7)
     rng = np.random.default_rng(6)
     bad = {name: int(rng.choice(CLASSES)) for name in good}

@@ -1,4 +1,4 @@
-"""Voting curves: against all subsets written out, the exact figures, and the function that decides rewards."""
+"""Tests of voting curves: against enumerated subsets, exact figures, and the function that decides rewards."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ HOW = ("last", "mean", "min")
 
 @given(VOTES, st.data())
 def test_subsets_are_all_subsets(scores, data) -> None:
-    """Written out one by one, and decided by the stage's own function."""
+    """The distribution equals that of all subsets, enumerated and decided by the judge stage's own function."""
     k = data.draw(st.integers(1, len(scores)))
     written = Counter(choose_reward(some).reward for some in itertools.combinations(scores, k))
     found = find_subset_rewards(count_votes(scores), k)
@@ -50,7 +50,7 @@ def test_more_votes_than_there_are(k: int) -> None:
     [(1, 0.700), (3, 0.816), (5, 0.874), (7, 0.927), (9, 0.957), (11, 0.973), (15, 0.990), (21, 0.998)],
 )
 def test_the_exact_curve(k: int, expected: float) -> None:
-    """Right with 0.7, errors even over the other two, true labels uniform; the figures of docs and design."""
+    """Votes are right with 0.7, errors are even over the other two, labels uniform, as in docs/calibrate.md."""
     shares = []
     for label in (-1, 0, 1):
         probabilities = {score: 0.7 if score == label else 0.15 for score in (-1, 0, 1)}
@@ -59,7 +59,7 @@ def test_the_exact_curve(k: int, expected: float) -> None:
 
 
 def test_subsets_of_independent_votes_are_independent_votes() -> None:
-    """E over m votes of the subset distribution is the distribution of k votes: the measured curve has no bias."""
+    """Averaged over m votes, the subset distribution equals that of k votes, so the measured curve has no bias."""
     probabilities, m, k = {1: 0.5, 0: 0.2, -1: 0.2, None: 0.1}, 4, 3
     expected = Counter[int | None]()
     for votes in itertools.product(SCORES, repeat=m):
@@ -100,7 +100,7 @@ def test_sizes() -> None:
     [
         ([(1, 0.7, 1.0), (3, 0.81, 1.0), (5, 0.82, 1.0)], 0.01, 3),
         ([(1, 0.7, 1.0), (3, 0.81, 1.0), (5, 0.82, 1.0)], 0.0, 5),
-        ([(1, 0.9, 0.5), (3, 0.9, 0.8), (5, 0.9, 0.81)], 0.01, 3),  # as often right, and more turns answered
+        ([(1, 0.9, 0.5), (3, 0.9, 0.8), (5, 0.9, 0.81)], 0.01, 3),  # equal accuracy, but more turns have a reward
         ([(1, math.nan, 0.0)], 0.5, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""`opdkit doctor` finds what will not work, says what to do about it, and changes nothing."""
+"""Tests that `opdkit doctor` finds what will not work, says what to do about it, and changes nothing."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_what_training_takes_is_told_before_it_fails(monkeypatch):
 
 
 def test_4_bits_are_counted_as_they_are_held(monkeypatch):
-    """Bytes of the loaded model: packed weights, their scales in 8 bits and the scales of these, and all the rest."""
+    """The bytes of the loaded model are packed weights, their 8-bit scales, the scales of these, and all the rest."""
     pytest.importorskip("bitsandbytes")
     loaded = load_model(str(MODEL), device="cpu", dtype="bfloat16", load_in_4bit=True)
     states = [p.quant_state for p in loaded.parameters() if hasattr(p, "quant_state")]
@@ -214,7 +214,7 @@ def test_a_model_that_the_server_does_not_list_is_named_with_what_it_has():
 
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_judge_that_the_judge_stage_can_ask_is_no_problem(status):
-    """OpenAI's reasoning models call the limit otherwise; an address may be that of the requests."""
+    """OpenAI's reasoning models name the token limit differently. The URL may be that of the requests themselves."""
     said = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
     with serving(
         lambda body, _: completion("yes") if "max_tokens" not in body else Reply(status, {"error": {"message": said}}),
@@ -237,7 +237,7 @@ def test_a_key_of_two_lines_is_a_problem_and_not_shown(monkeypatch):
 
 @pytest.mark.parametrize("status", [403, 500])
 def test_the_key_is_never_shown(monkeypatch, status):
-    """No credentials in messages: some servers repeat the key in their answer."""
+    """Some servers repeat the key in their answer. No finding may show it."""
     monkeypatch.setenv("KEY_OF_TEST", "sk-secret")
     with serving(lambda *_: Reply(status, {"error": "sk-secret is wrong"})) as there:
         found = list(server.examine(there.url, "judge", "KEY_OF_TEST", 5.0))
@@ -260,7 +260,7 @@ def test_logs_that_are_not_there_or_not_known_are_problems(tmp_path):
 
 
 def test_every_packing_that_extract_reads_is_looked_into(tmp_path):
-    """Arrays, JSON over several lines, Parquet and members of zip files; a member that is not unpacked says why."""
+    """Arrays, JSON over several lines, Parquet and members of zip files are read; a refused member gives the reason."""
     chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     (tmp_path / "one_line.json").write_text(json.dumps([chat]), encoding="utf-8")
     (tmp_path / "lines.json").write_text(json.dumps([chat, chat], indent=1), encoding="utf-8")
@@ -276,7 +276,7 @@ def test_every_packing_that_extract_reads_is_looked_into(tmp_path):
 
 
 def test_files_that_an_export_holds_beside_the_chats_are_no_problem(tmp_path):
-    """As users.json and projects.json in one of Claude.ai; a folder of nothing else is one."""
+    """Claude.ai exports hold users.json and projects.json. A folder with only such files is a problem."""
     (tmp_path / "users.json").write_text('[{"uuid": "u"}]')
     (tmp_path / "projects.json").write_text("[]")
     assert problem(list(examine_logs([str(tmp_path)]))).what == "none of these files holds a log"
@@ -287,7 +287,7 @@ def test_files_that_an_export_holds_beside_the_chats_are_no_problem(tmp_path):
 
 
 def test_copies_of_logs_that_a_killed_doctor_leaves_are_removed(tmp_path, monkeypatch):
-    """A zip file is unpacked into a temporary folder, which holds what users wrote."""
+    """A zip file is unpacked into a temporary folder, so a killed doctor leaves texts of users there."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()

@@ -1,4 +1,4 @@
-"""Labelled run of sample_data, and its rows joined."""
+"""Fixtures: a labelled run of sample_data, and its joined turns."""
 
 from pathlib import Path
 

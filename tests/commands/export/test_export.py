@@ -1,4 +1,4 @@
-"""Every target: its turns and counts; files complete or absent; pandas and `datasets` read them."""
+"""Tests of every export target: its turns and counts, whole files or none, and reading with pandas and `datasets`."""
 
 import csv
 import json
@@ -45,7 +45,7 @@ def load(path: Path, **options: Any) -> datasets.Dataset:
 
 
 def expected(judged: Judged, target: str) -> dict[str, JudgedTurn]:
-    """Return the turns that a target should have, without its code. The labels drop nothing for any other reason."""
+    """Return the turns that a target should have, without its code. With these labels, nothing else drops a turn."""
     wanted = {
         "trl-kto": lambda t: t.verdict["reward"] in (1, -1),
         "trl-sft": lambda t: t.verdict["reward"] == 1,
@@ -92,7 +92,7 @@ def test_calls_and_results_are_among_what_was_compared(judged: Judged) -> None:
     assert all(isinstance(c["function"]["arguments"], dict) for m in calls for c in m["tool_calls"])
 
 
-@pytest.mark.parametrize("target", sorted({*TARGETS} - {"trl-dpo"}))  # which needs targets: test_trl.py
+@pytest.mark.parametrize("target", sorted({*TARGETS} - {"trl-dpo"}))  # it needs targets: see test_trl.py
 def test_every_turn_is_counted_once(target: str, run: Path, tmp_path: Path) -> None:
     counters = export(ExportConfig(run=run, to=target, out=None, overwrite=True)).counters
     assert counters.rows_in == counters.rows_out + counters.dropped.total() == 603
@@ -100,7 +100,7 @@ def test_every_turn_is_counted_once(target: str, run: Path, tmp_path: Path) -> N
 
 
 def test_edits_and_kept_replies_are_preferred_without_a_teacher(tmp_path: Path) -> None:
-    """They need no model; a turn with a hint alone waits for the teacher's reply."""
+    """Edited and kept replies need no model. A turn with only a hint waits for a reply of the teacher."""
     decided = {"a:1": {"edited": "It is 20 C."}, "b:1": {"kept": "It is 21 C."}, "c:1": None}
     talks = [session(name[0], message("user", "hi"), message("assistant", "68 F")) for name in decided]
     turns = [turn(name, decision=fields and NO_DECISION | fields) for name, fields in decided.items()]
@@ -114,7 +114,7 @@ def test_edits_and_kept_replies_are_preferred_without_a_teacher(tmp_path: Path) 
 
 
 def test_an_edit_keeps_the_calls_and_the_thinking_of_the_reply(tmp_path: Path) -> None:
-    """Who edits sees the text. A trainer must not learn from it to call nothing and to think nothing."""
+    """An editor changes only the text of a reply. A trainer must not learn from it to omit tool calls and thinking."""
     call = {"id": "c", "name": "f", "arguments": "{}"}
     logged = message("assistant", "68 F", reasoning="Hm.", tool_calls=[call])
     turns = [turn("a:1", decision=NO_DECISION | {"edited": "20 C"})]
@@ -126,7 +126,7 @@ def test_an_edit_keeps_the_calls_and_the_thinking_of_the_reply(tmp_path: Path) -
 
 
 def test_pandas_reads_plain_conversations_as_they_are(tmp_path: Path) -> None:
-    """Where all messages are role and text, the Parquet column is a list of such structs for every reader."""
+    """If all messages are role and text, the Parquet column is a list of such structs for every reader."""
     talk = session("a", *(message(r, f"{r} {n}") for n, r in enumerate(("system", "user", "assistant", "user"))))
     written = write_run(tmp_path / "run", [([talk], [turn("a:2")], [verdict("a:2", "Say it in French.", -1)])])
     summary = export(ExportConfig(run=written, to="verl"))
@@ -143,9 +143,9 @@ def test_pandas_reads_conversations_with_calls_as_json(run: Path, judged: Judged
 
 
 def test_a_call_that_comes_late_is_not_lost(tmp_path: Path) -> None:
-    """Readers that infer a schema from the first rows drop what comes after, or fail at it.
+    """Readers that infer a schema from the first rows drop fields that come later, or fail at them.
 
-    The first 300 conversations are role and text. Then a call comes, with arguments that no other has.
+    Here 300 conversations have only role and text. The next one has a call, with arguments that no other has.
     """
     talks = [
         session(f"s{n}", message("user", "hi"), message("assistant", "ho"), message("user", "!")) for n in range(300)
@@ -162,7 +162,7 @@ def test_a_call_that_comes_late_is_not_lost(tmp_path: Path) -> None:
     assert row["prompt"][1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"only": {"here": [1, None]}}}
     assert json.loads(row["tools"]) == [{"type": "function", "function": {"name": "f"}}]
     assert set(row["prompt"][0]) == {"role", "content"}, "no key that this message does not have"
-    # JSONL has no schema: with small chunks in place of large files, its columns must be given, as docs/export.md says.
+    # JSONL has no schema: for large files (here, small chunks) the columns must be given, as docs/export.md says.
     lines = export(ExportConfig(run=written, to="trl-sft", out=tmp_path / "sft.jsonl")).where
     with pytest.raises(datasets.exceptions.DatasetGenerationError):
         load(lines, chunksize=1024)
@@ -185,7 +185,7 @@ def test_a_call_that_comes_late_is_not_lost(tmp_path: Path) -> None:
 def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
     reply: dict[str, Any], turn_fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    """A trainer would end a cut-off reply with a stop token, and take text for control tokens."""
+    """A trainer would end a cut-off reply with a stop token, and would read text as control tokens."""
     talks = [session("bad", message("user", "Go on."), reply, message("user", "!")),
              session("good", message("user", "a < b | c > d"), message("assistant", "<s>not so</s>"))]  # fmt: skip
     turns, verdicts = (
@@ -210,7 +210,7 @@ def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
 def test_control_tokens_in_tools_and_in_escaped_arguments(
     tools: str, arguments: str, target: str, tmp_path: Path
 ) -> None:
-    """Go escapes "<" in JSON. A trainer renders what is parsed. Text that spans lines is no token: F# is written so."""
+    """Go escapes "<" in JSON, but a trainer renders parsed JSON. Text over several lines, as in F#, is no token."""
     call = message("assistant", None, tool_calls=[{"id": "c", "name": "f", "arguments": arguments}])
     result = message("tool", "<|", tool_call_id="c")
     talks = [session("bad", message("user", "hi"), call, result, message("user", "?"), message("assistant", "ho"),
@@ -218,7 +218,7 @@ def test_control_tokens_in_tools_and_in_escaped_arguments(
              session("good", message("user", "xs <| f\n|> g"), message("assistant", "ho"))]  # fmt: skip
     turns, verdicts = [turn("bad:4"), turn("good:1")], [verdict("bad:4", "In C.", 1), verdict("good:1", "In C.", 1)]
     summary = export(ExportConfig(run=write_run(tmp_path / "run", [(talks, turns, verdicts)]), to=target))
-    # SDFT's trainer shows no tool definitions; those that users pass to it are theirs to check.
+    # SDFT's trainer does not show the tool definitions. Users who pass some to it must check these themselves.
     is_shown = target != "trl-sdft" or "im_end" in arguments
     assert summary.counters.dropped == ({"control tokens in the text": 1} if is_shown else {})
 
@@ -265,7 +265,7 @@ def test_what_people_decided_wins_over_the_votes(tmp_path: Path) -> None:
 
 
 def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) -> None:
-    """One decision is filled in; the export after it follows it. The same sheet is a file of labels."""
+    """The next export follows a decision that is filled in on the sheet. The sheet is also a file of labels."""
     written = tmp_path / "run"
     shutil.copytree(run, written)
     sheet = tmp_path / "sheet.csv"
@@ -303,7 +303,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], words: str, tm
 
 
 def test_the_thinking_of_one_reply_is_kept_where_all_others_are_plain(tmp_path: Path) -> None:
-    """A reply that a thinking teacher wrote, preferred to one of a plain log."""
+    """The schema has a column for thinking even if only the last of 300 replies, by a thinking teacher, needs it."""
     plain = {"role": "user", "content": "And tomorrow?"}
     thoughtful = {"role": "assistant", "content": "It is 20 C.", "reasoning_content": "They want Celsius."}
     for rows in ([[plain]] * 300, [[plain]] * 299 + [[thoughtful]]):
@@ -315,7 +315,7 @@ def test_the_thinking_of_one_reply_is_kept_where_all_others_are_plain(tmp_path: 
 @pytest.mark.parametrize(("target", "suffix"), [("trl-kto", ".jsonl"), ("openai", ".jsonl"), ("verl", ".parquet")])
 def test_the_number_of_parts_changes_nothing(target: str, suffix: str, run: Path, tmp_path: Path) -> None:
     parted = labelled_run(tmp_path / "run", part_mb=0.05)
-    for limit in (None, 130):  # sessions: beyond the first parts
+    for limit in (None, 130):  # sessions; 130 are more than the first parts hold
         one, many = (
             export(ExportConfig(run=r, to=target, out=tmp_path / f"{name}{suffix}", limit=limit, overwrite=True))
             for r, name in ((run, "one"), (parted, "many"))

@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning file: what the client library's own types accept, weighted on the turns to learn."""
+"""Tests of OpenAI's fine-tuning file: the client library's types accept it, and only turns to learn have weight 1."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_the_weighted_replies_are_the_good_ones_and_no_others(
 
 
 def test_the_client_library_knows_every_message_and_tool(run: Path, tmp_path: Path) -> None:
-    """Its types of requests, but for `weight`, which only files have."""
+    """The library's request types accept all of them, except for `weight`, which only fine-tuning files have."""
     rows = lines(export(ExportConfig(run=run, to="openai", out=tmp_path / "ft.jsonl")).where)
     calls = 0
     for row in rows:
@@ -77,7 +77,7 @@ def test_calls_that_openai_would_refuse(messages: list[dict[str, Any]], reason: 
 
 
 def test_calls_without_ids_are_linked_in_their_order() -> None:
-    """ShareGPT logs have no ids; OpenAI wants one on every call and result."""
+    """ShareGPT logs have no ids, but OpenAI requires an id on every call and result."""
     nameless = [CALL | {"id": "", "name": name} for name in "fg"]
     talk = [message("user", "go"), message("assistant", None, tool_calls=nameless), message("tool", "of f"),
             message("tool", "of g"), message("assistant", None, tool_calls=[nameless[0]])]  # fmt: skip

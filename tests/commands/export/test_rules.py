@@ -1,4 +1,4 @@
-"""Export "rules": hints merged by what they say, contradictions named, a prompt and who asks for each of its rules."""
+"""Tests of the export "rules": hints merged by meaning, contradictions named, a prompt and evidence for its rules."""
 
 import itertools
 import json
@@ -55,7 +55,7 @@ def test_hints_without_a_word_of_their_own_are_not_merged_with_others() -> None:
 
 
 def test_near_hints_are_found_among_all_rules() -> None:
-    """The index over the rarest claims finds what comparing every pair finds."""
+    """The index over the rarest claims misses no near pair: no two of the merged rules are near each other."""
     draw = random.Random(0)
     vocabulary = [f"w{n}" for n in range(12)]
     hints = [(" ".join(draw.sample(vocabulary, draw.randint(1, 9))), f"s:{n}", f"s{n}") for n in range(400)]
@@ -63,7 +63,7 @@ def test_near_hints_are_found_among_all_rules() -> None:
     assert sum(len(of_rule) for _, of_rule in merged) == 400
     assert 1 < len(merged) < 350
     assert not any(is_near(a, b) for (a, _), (b, _) in itertools.combinations(merged, 2))
-    assert merge_hints(hints[::-1])[0][0] == merged[0][0]  # whatever the order of the hints
+    assert merge_hints(hints[::-1])[0][0] == merged[0][0]  # the order of the hints does not matter
 
 
 def write(run: Path, hints: dict[str, list[str | None]]) -> Path:

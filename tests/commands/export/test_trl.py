@@ -1,4 +1,4 @@
-"""TRL's own trainers prepare the exports: the token ids are those that opdkit itself trains on."""
+"""Tests that TRL's own trainers turn the exports into the token ids that opdkit itself trains on."""
 
 import shutil
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_kto_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn],
         turn = judged[source["turn_id"]]
         ids = reply_ids(chat, turn)
         assert row["prompt_ids"] == prompt_ids(chat, turn)
-        # TRL trains the line break after the stop token, too, which was never sampled.
+        # TRL also trains on the line break after the stop token, which was never sampled.
         assert row["completion_ids"][: len(ids)] == ids
         assert chat.text(row["completion_ids"][len(ids) :]).strip() == ""
         assert row["label"] is (turn.verdict["reward"] == 1)
@@ -95,7 +95,7 @@ def test_sft_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn],
 
 
 def test_template_arguments_are_a_column(run: Path, judged: dict[str, JudgedTurn], tmp_path: Path) -> None:
-    """With them TRL renders what opdkit does, as docs/export.md says; without, it trains what QWEN makes up."""
+    """With it TRL renders what opdkit does, as docs/export.md says; without, TRL trains on thinking that QWEN adds."""
     fields = student()
     fields["processing_class"].chat_template = QWEN
     chat = Chat(fields["processing_class"], {"enable_thinking": False})
@@ -113,7 +113,7 @@ def test_template_arguments_are_a_column(run: Path, judged: dict[str, JudgedTurn
 
 
 def test_dpo_prefers_what_was_wanted_to_what_was_logged(run: Path, chat: Chat, tmp_path: Path) -> None:
-    """An edit before a kept reply before one of the teacher; each with the ids that opdkit renders."""
+    """An edit is preferred to a kept reply, and a kept reply to one by the teacher. The ids are those of opdkit."""
     scored = Path(shutil.copytree(run, tmp_path / "run"))
     teach(TeacherConfig(run=scored, model=str(MODEL), device="cpu", limit=LIMIT, max_new_tokens=32))
     written = {row["turn_id"]: row["response_ids"] for row in read_all(scored, "targets") if row["written"] is not None}

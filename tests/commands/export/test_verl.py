@@ -1,4 +1,4 @@
-"""verl's own dataset class reads the export."""
+"""Tests that verl's own dataset class reads the export."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_rlhf_dataset_gives_back_every_prompt(run: Path, judged: dict[str, Judge
 
 
 def test_a_fresh_reply_is_compared_with_what_the_user_saw_of_the_logged_one(tmp_path: Path) -> None:
-    """However its thinking is written in the log."""
+    """The ground truth leaves out the thinking, in whichever form the log has it."""
     replies = [message("assistant", "ho", reasoning="Greet."), message("assistant", "<think>Greet.</think>ho"),
                message("assistant", "<think>Greet.")]  # fmt: skip
     said = [one for reply in replies for one in (message("user", "hi"), reply)]

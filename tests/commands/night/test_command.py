@@ -1,4 +1,4 @@
-"""`opdkit night` on the sample log as it grows: nights one after the other, killed anywhere, and without news."""
+"""Tests of `opdkit night` on a growing sample log: successive nights, nights killed at any point and without news."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ from opdkit.store.turn_ids import is_held_out
 
 
 def turns_of(home: Home) -> list[tuple[int, int]]:
-    """(night, trainable turns read) of every night."""
+    """Return (night, trainable turns read) of every night."""
     return [
         (night.number, sum(row["trainable"] for row in read_all(night.log, "turns"))) for night in home.list_nights()
     ]
@@ -82,12 +82,12 @@ def test_nights_follow_a_log_and_a_night_without_news_loads_nothing(
 
 
 class Killed(BaseException):
-    """As a kill: nothing catches it."""
+    """Stand-in for a kill: no handler catches this exception."""
 
 
 @pytest.fixture
 def killed_often(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Kill a night before and after each of its stages, once each; the list says where."""
+    """Kill a night once before and once after each of its stages. Return the list of these places."""
     really, killed = steps.run_stage, list[str]()
 
     def run_stage(name: str, *args: object) -> object:
@@ -236,7 +236,7 @@ def test_options_can_be_mended_after_a_night_failed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def teachers(monkeypatch: pytest.MonkeyPatch) -> list[TeacherConfig]:
-    """The configurations of the teacher, at which every night stops."""
+    """Stop every night at its teacher stage. Return the list of configurations that this stage got."""
     run_stage, seen = steps.run_stage, list[TeacherConfig]()
 
     def stop(name: str, config: TeacherConfig, *more: object) -> object:
@@ -272,7 +272,7 @@ def test_a_night_begins_again_with_the_model_that_was_promoted_since(
 
 
 def call(number: int, who: str, reply: str, *texts: str) -> JSON:
-    """A call that LiteLLM logged."""
+    """Return a call as LiteLLM logs it."""
     messages = chat(*texts)["messages"]
     return {"id": f"c{number}", "call_type": "acompletion", "startTime": float(number), "endTime": number + 0.5,
             "response_cost": 0, "model": "m", "end_user": who, "messages": messages,
@@ -281,7 +281,7 @@ def call(number: int, who: str, reply: str, *texts: str) -> JSON:
 
 
 def test_who_asked_the_same_first_keeps_his_own_verdict(tmp_path: Path, teachers: list[TeacherConfig]) -> None:
-    """Ann and Bob begin with the same words, so both conversations have one logged id. Then Ann goes on."""
+    """Ann and Bob begin with the same words, so their conversations share one logged id. Then Ann's continues."""
     asks, ann, bob = "What time is the next train to Lund?", "It leaves at 6:10 pm.", "It leaves at 18:10."
     anns, bobs = (asks, ann, "No, that is wrong. Use the 24-hour clock."), (asks, bob, "Great, thanks! And to Kiruna?")
     calls = [call(1, "ann", ann, asks), call(2, "bob", bob, asks), call(3, "ann", bob, *anns),
@@ -303,7 +303,7 @@ def test_who_asked_the_same_first_keeps_his_own_verdict(tmp_path: Path, teachers
 def test_a_night_trains_only_if_its_tests_could_show_that_the_model_is_better(
     tmp_path: Path, teachers: list[TeacherConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six on corrected topics, at least: of the log, or the user's own."""
+    """At least six tests on corrected topics are needed, from the log or from the user's own prompts."""
     turns = list[str]()
 
     def read(turn: JoinedTurn) -> Opinion | None:
@@ -362,7 +362,7 @@ def test_a_promotion_that_was_taken_back_before_the_night_was_over_stays_so(
 def test_a_model_that_trained_in_vain_is_tested_again_on_what_was_logged_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is promoted without a training; also where the night is killed as soon as it is."""
+    """The model is promoted without training, even if the night is killed right after the promotion."""
     home, answers, really, promote = Home(tmp_path / "home"), [False, True, True], steps.decide, Home.promote
     compared, killed = list[tuple[str | None, str | None]](), list[int]()
 
@@ -436,7 +436,7 @@ def test_a_night_says_how_many_replies_have_no_verdict(tmp_path: Path) -> None:
 
 
 def test_users_who_change_their_rating_are_heard(tmp_path: Path, teachers: list[TeacherConfig]) -> None:
-    """Each rates the reply +1 in night 1, and -1 with a comment in night 2: the turn counts once, as it is now."""
+    """Each rates the reply +1 in night 1, then -1 with a comment in night 2. The turn counts once, as rated last."""
     for rating, comment, least in ((1, None, 1000), (-1, "Use a table instead, please.", 1)):
         decision = {"decision": {"rating": rating, "comment": comment}}
         chats = [chat(f"Please list the files of folder {n}", "Here are alpha, beta, gamma.") for n in range(12)]
@@ -455,7 +455,7 @@ def test_users_who_change_their_rating_are_heard(tmp_path: Path, teachers: list[
 
 @pytest.mark.parametrize("reaction", [None, "Thanks, that is perfect!"])
 def test_a_thumb_that_is_taken_back_no_longer_counts(tmp_path: Path, reaction: str | None) -> None:
-    """The thumb goes down by mistake, is taken back, and later goes down again: each time, what it says now counts."""
+    """The thumb goes down by mistake, is taken back, and goes down again later. Each night counts its current state."""
     (tmp_path / "logs").mkdir()
     rewards = []
     for thumb in (None, -1, None, -1):
@@ -538,7 +538,7 @@ def test_an_unfinished_night_says_that_later_logs_wait(
 
 
 def test_a_night_that_gives_no_target_does_not_block_later_ones(tmp_path: Path) -> None:
-    """Nor does it train again at once: not before there are as many new hints as a first training needs."""
+    """The next training waits until there are as many new hints as a first training needs."""
     home = Home(tmp_path / "home")
     for upto in (60, 62, 110):
         grow(tmp_path, upto)

@@ -1,4 +1,4 @@
-"""`opdkit forget`: nights are as if somebody's sessions had never been read."""
+"""Tests of `opdkit forget`: afterwards the nights are as if a user's sessions had never been read."""
 
 import json
 import os
@@ -33,7 +33,7 @@ SECRET = "my locker code is 7719"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Logs of four users, in turn; u3 says a secret in each session, from the 40th on."""
+    """Write rows: the first 40 are of u0, later ones of u0 to u3 in turn; u3 tells a secret in each session."""
     lines = (DATA / "logs" / "openai.jsonl").read_bytes().splitlines()
     rows = [json.loads(line) for line in lines if line.endswith(b"}")]
     for n, row in enumerate(rows):
@@ -53,7 +53,7 @@ def do_nights(folder: Path, config: NightConfig, *ends: int) -> None:
 
 
 def do_nights_and_fail(folder: Path, config: NightConfig, end: int, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do a night, and another that fails before it has read its news."""
+    """Run a night, and another night that fails before it has read its news."""
     do_nights(folder, config, end)
     with monkeypatch.context() as patched:
         patched.setattr("opdkit.commands.night.steps.run_stage", lambda *_: pytest.fail("killed"))
@@ -62,7 +62,7 @@ def do_nights_and_fail(folder: Path, config: NightConfig, end: int, more: int, m
 
 
 def files_with(text: str, folder: Path) -> list[Path]:
-    """Files that hold a text, in tables too."""
+    """Return the files, and the tables, that contain a text."""
     found = [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
     for night in Home(folder).list_nights():
         for place in (night.log, night.folder):
@@ -139,7 +139,7 @@ def test_a_forget_that_was_killed_goes_on(folder: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         run_forget(where)
     if by_night:
-        run(config)  # cron comes first
+        run(config)  # cron starts a night before forget is called again
     else:
         run_forget(where)
     assert files_with(SECRET, config.home) == []
@@ -168,7 +168,7 @@ def test_nights_are_done_again_with_their_own_options(folder: Path, capsys: pyte
 
 
 def test_decisions_about_others_stay(folder: Path) -> None:
-    """Also those that were made together with decisions about the user, and those of the night's own run."""
+    """This includes decisions made together with those about the user, and decisions in the night's own run."""
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 60, 90)
     first, second = Home(config.home).list_nights()
@@ -237,7 +237,7 @@ def test_the_user_is_not_named_and_a_night_of_nobody_else_is_gone(folder: Path) 
     do_nights(folder, config, 110)
     assert [len(list(read_all(night.log, "sessions"))) for night in home.list_nights()] == [60, 20]
     assert files_with("ann@example", home.path) == []
-    run_forget(ForgetConfig(home=home.path, where=("metadata.user=3",)))  # the log has a number
+    run_forget(ForgetConfig(home=home.path, where=("metadata.user=3",)))  # a number in the log
     sessions = [row for night in home.list_nights() for row in read_all(night.log, "sessions")]
     assert {json.loads(row["metadata"])["user"] for row in sessions} == {0, 1, 2, 4, 5, 6}
     with closing(sqlite3.connect(home.ledger)) as ledger:
@@ -260,7 +260,7 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
 
 
 def branched_chat(user: str, requests: list[str]) -> JSON:
-    """A chat of Open WebUI whose first request was edited, once per request."""
+    """Return a chat of Open WebUI whose first request was edited; each version of it begins a branch."""
     messages: list[JSON] = []
     for n, request in enumerate(requests):
         messages += [{"id": f"u{n}", "parentId": None, "role": "user", "content": request},
@@ -277,7 +277,7 @@ def branched_chat(user: str, requests: list[str]) -> JSON:
 
 
 def test_a_chat_with_branches_is_forgotten_and_the_night_of_others_stays(folder: Path) -> None:
-    """It is one record of the log, and several sessions."""
+    """The chat is one record of the log, but several sessions."""
     chats = [branched_chat("ann", ["What is 6 x 7?", "What is 6 times 7?"]), branched_chat("bob", ["And 21 x 2?"])]
     (folder / "logs" / "chats.json").write_text(json.dumps(chats))
     config = options(folder, least_hints=1000)
@@ -292,7 +292,7 @@ def test_a_chat_with_branches_is_forgotten_and_the_night_of_others_stays(folder:
 
 
 def test_nights_without_options_of_their_own_are_done_again_with_the_last_ones(folder: Path) -> None:
-    """Without any, nothing is taken out."""
+    """If there are no options at all, nothing is removed."""
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 60, 90)
     home = Home(config.home)

@@ -1,4 +1,4 @@
-"""Home of a series of nights: which model is promoted, what it has learned from, and the lock."""
+"""Tests of the home of a series of nights: the promoted model, the nights it learned from, and the lock."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ def make_night(home: Home, number: int, decision: str, parent: int, learns: list
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Night 1 promoted; night 2 waited; night 3 learned from both and was kept; night 4 from 2 to 4, promoted."""
+    """Return a home: 1 was promoted, 2 waited, 3 learned from 2 and 3 and was kept, 4 from 2 to 4 and was promoted."""
     home = Home(tmp_path / "home")
     make_night(home, 1, PROMOTED, 0, [1])
     home.promote(1, by="night")

@@ -1,4 +1,4 @@
-"""Sessions that a night trains on: new ones, some of earlier nights, those kept out of training."""
+"""Tests of the sessions of a night: new ones, replayed ones of earlier nights, and those held out of training."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def corrected(*things: str) -> list[dict]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Night 1: 32 praised chats, learned. Night 2: 16 corrected chats about something else."""
+    """Return a home: night 1 has learned 32 praised chats; night 2 has 16 corrected chats about something else."""
     home = Home(tmp_path)
     judged_night(home, 1, *praised(*THINGS), decision="promoted")
     judged_night(home, 2, *corrected(*(f"{name} of Rome" for name in THINGS[:16])))
@@ -120,7 +120,7 @@ def test_nights_that_were_not_learned_from_are_new(home: Home) -> None:
 
 
 def test_a_turn_that_two_nights_judged_counts_once_and_one_that_is_gone_does_not(home: Home) -> None:
-    """Chats of nights 3 and 5 are read again in nights 4 and 6: one turn of each is judged again, the other is gone."""
+    """Nights 4 and 6 read the chats of nights 3 and 5 again: one turn of each is judged again, the other is gone."""
     asked = "Tell me about the {}.", "The {} is fine.", "Thanks, perfect! Where is it?", "Here, the {}."
     for first, decision, word in ((3, "promoted", "shop"), (5, None, "farm")):
         things = [f"{thing} {word}" for thing in THINGS]
@@ -151,7 +151,7 @@ def test_of_a_session_only_what_turned_no_longer_counts(home: Home) -> None:
 
 
 def test_a_change_is_found_once_and_stays(home: Home) -> None:
-    """Night 5 has read praise since, which alone ends no change, and does not announce it again."""
+    """Night 5 reads only praise, which does not end the change, and the change is not reported as new again."""
     first = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Thanks, perfect!") for thing in THINGS[:9]]
     again = [chat(f"Please describe {thing} in short", "Oui. C'est bien.", "Please use English instead.", "It is.")
              for thing in THINGS[9:20]]  # fmt: skip
@@ -180,7 +180,7 @@ def test_old_complaints_are_tests_before_newer_sessions_without_one() -> None:
 
 
 def test_what_tests_a_model_again_is_what_it_has_not_learned_from(home: Home) -> None:
-    """All that was logged since, but no session that goes on; of the nights before, the sessions kept out."""
+    """These are all sessions logged since, except continued ones, and the held-out sessions of the nights before."""
     things = [f"{name} of Rome" for name in THINGS[:16]]
     gone_on = [chat(*[m["content"] for m in talk["messages"]], "Bien.", "Thanks, perfect!")
                for talk in corrected(*things[:4])]  # fmt: skip
@@ -196,7 +196,7 @@ def test_what_tests_a_model_again_is_what_it_has_not_learned_from(home: Home) ->
 
 
 def test_a_run_of_other_options_is_written_again(home: Home) -> None:
-    """A night was killed behind this step, and is called again with another --replay."""
+    """A night that was killed after this step may be run again with another --replay."""
     trained = [{name.partition(":")[0] for name in trainable(write(home, 2, replay=share))
                 if not is_held_out(name.rpartition(":")[0], 0.2)} for share in (0.5, 0.0)]  # fmt: skip
     assert trained == [{"log@1", "log@2"}, {"log@2"}]

@@ -1,4 +1,4 @@
-"""opdkit/commands/night/steps.py: what a night's tests are, when it trains, and what its evaluation decides."""
+"""Tests of opdkit/commands/night/steps.py: a night's tests, when it trains, and what its evaluation decides."""
 
 import json
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
 def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U+2028, U+2029 and U+0085 end a line for Python, but not in a file of JSON lines."""
+    """Python's splitlines() breaks at U+2028, U+2029 and U+0085, but a file of JSON lines may contain them."""
     rows = [{"id": f"{k}", "prompt": f"When?{separator}Now", "check": {"match": ["now"]}}
             for k, separator in enumerate("\u2028\u2029\u0085")]  # fmt: skip
     by_model, written = {"id": "m", "prompt": "When?", "check": {"judge": "It is now."}}, tmp_path / "from-log.jsonl"
@@ -72,7 +72,7 @@ def test_separators_in_messages_and_a_bom_do_not_break_the_tests(
     night.folder.mkdir(parents=True)
     tests = steps.write_tests(options(tmp_path, prompts=str(prompts)), EvalConfig(run=night.folder), "m", 0.2)
     assert tests is not None
-    expected = [rows[0], rows[2], *own]  # what the user edited is there once
+    expected = [rows[0], rows[2], *own]  # a prompt that the user edited is there once
     assert [json.loads(line) for line in tests.read_text().rstrip("\n").split("\n")] == expected
     assert [prompt.id for prompt in read_prompts(tests)] == [row["id"] for row in expected]
 
@@ -153,7 +153,7 @@ def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nig
 
 
 def replies_of(sides: dict[str, tuple[bool | None, bool | None]]) -> pa.Table:
-    """The table of replies: prompt -> whether the reply before and the one after are right."""
+    """Return the table of replies; `sides`: prompt -> whether the replies before and after training are right."""
     fields = {"domain": "d", "sample": 0, "kl": None, "probe": None, "hollow": None, "called": None, "reply": "r",
               "finish_reason": "stop", "hint_echo": None, "session": None}  # fmt: skip
     rows = [fields | {"prompt_id": name, "model": model, "passed": passed} for name, pair in sides.items()
@@ -168,7 +168,7 @@ def decided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple],
     praised: Sequence[tuple] = ((True, True),),
 ) -> tuple[bool, JSON]:  # fmt: skip
-    """What a night decides by replies to new complaints, old ones, own prompts, and new praise."""
+    """Return what a night decides from replies to new complaints, old complaints, own prompts and new praise."""
     row = {"messages": [{"role": "user", "content": "hi"}], "check": {"match": ["x"]}, "corrected": True}
     rows = [row | {"id": f"{kind}-{n}", "session": f"{kind}:{n}"} for kind, sides in
             (("new", new), ("old", old), ("own", own)) for n in range(len(sides))]  # fmt: skip
@@ -199,14 +199,14 @@ def test_new_prompts_and_own_ones_with_a_verdict_show_whether_a_model_is_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple],
     is_better: bool, words: str,
 ) -> None:  # fmt: skip
-    """Where there are enough; else all prompts do. Whatever is gained must not cost as much of what users corrected."""
+    """If these are fewer than six, all prompts decide. In any case, more replies to corrected prompts must be right."""
     found, record = decided(tmp_path, monkeypatch, new, old, own)
     assert found is is_better
     assert words in record["sentence"]
 
 
 def test_complaints_alone_do_not_show_that_a_model_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are what the present model got wrong: one that fails as often elsewhere is no better."""
+    """Complaints are about what the present model got wrong. A model that fails as often elsewhere is no better."""
     found, record = decided(tmp_path / "other", monkeypatch, [GAIN] * 6, [RIGHT], [], [LOSS] * 6)
     assert not found
     assert "No gain beyond chance: on new prompts, 50% (50% before)" in record["sentence"]

@@ -1,4 +1,4 @@
-"""Changes of what users want: found beyond chance, once, and ended by the same test the other way round."""
+"""Tests of changes in what users want: found beyond chance, once, and ended only by the same test in reverse."""
 
 from collections.abc import Sequence
 from random import Random
@@ -20,13 +20,13 @@ from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
 
 
 def turned_by(sessions: Sequence[NightSession]) -> tuple[list[str | None], set[tuple[int, str]]]:
-    """The new wishes, and the (night, turn) that no longer count."""
+    """Return the new wishes, and the (night, turn id) pairs that no longer count."""
     changes, superseded = find_turned(sessions)
     return [one.hint for one in changes], superseded
 
 
 def said(night: int, *opinions: tuple[str, str, str, str | None]) -> list[NightSession]:
-    """A session of a night for each (request, reply, kind, hint)."""
+    """Return a session of this night for each (request, reply, kind, hint)."""
     return [
         NightSession(night, 0, f"{night}-{n}", False, (Opinion(f"{night}-{n}:1", kind, hint, frozenset(request.split()),
                                                                frozenset(reply.split()) - frozenset(request.split())),))
@@ -50,7 +50,7 @@ def test_praise_that_users_take_back_no_longer_counts() -> None:
 
 
 def test_a_wish_that_turns_takes_no_other_praise_with_it() -> None:
-    """Under one hint there may be replies that were rejected for other reasons: praise of their kinds stays."""
+    """Replies with the same hint may be rejected for other reasons. Praise of such replies still counts."""
     asking = ("a flight to Rome", "On which day shall I book it?", PRAISE, None)
     wrong = ("a flight to Oslo", "On which day shall I book Rome?", COMPLAINT, "Use a table.")
     turned, superseded = turned_by([*said(1, *[PRAISED_BEFORE] * 8, *[asking] * 4), *said(2, *[REJECTED] * 6, wrong)])
@@ -77,7 +77,7 @@ def test_complaints_that_asked_for_what_is_rejected_now_no_longer_count() -> Non
 
 
 def test_a_complaint_without_a_hint_asked_for_nothing_that_is_rejected_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the hint that led to the rejected reply is not among those that are compared."""
+    """This holds even if the hint that led to the rejected reply is not among the hints that are compared."""
     first = ("list the files", "files? no", COMPLAINT, "Write plain words.")
     both = NightSession(1, 0, "s", False, (*said(1, first)[0].opinions, *said(1, PRAISED_BEFORE)[0].opinions))
     unhinted = ("list the files", "nothing is there", COMPLAINT, None)
@@ -110,7 +110,7 @@ def test_hints_that_most_users_now_contradict_no_longer_count() -> None:
 
 
 def test_a_change_is_more_than_chance() -> None:
-    """Of homes whose users like such replies or not, each night with the same chance, almost none has a change."""
+    """If users like or reject replies with the same probability each night, at most 1 of 100 homes has a change."""
     homes = set[int]()
     for seed in range(100):
         rng, opinions = Random(seed), list[tuple[int, str]]()

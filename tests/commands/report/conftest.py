@@ -1,4 +1,4 @@
-"""Browser per file, and a finished run with its report."""
+"""Fixtures: a browser per test file, and a finished run with its report."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three parts, all stages finished; the numbers from the teacher on are invented."""
+    """Return a finished run of three parts; its numbers from the teacher stage on are invented."""
     made = whole_run(tmp_path_factory.mktemp("report") / "run")
     numbers = np.random.default_rng(1)
 
@@ -47,7 +47,7 @@ Options = tuple[tuple[str, Any], ...]
 
 @pytest.fixture(scope="module")
 def tabs() -> Iterator[dict[Options, Watched]]:
-    """Tabs that no test has open, by their options: to navigate one takes half the time of a new one."""
+    """Yield the idle tabs by their options: reusing a tab takes half the time of opening a new one."""
     idle: dict[Options, Watched] = {}
     yield idle
     for tab in idle.values():
@@ -56,7 +56,7 @@ def tabs() -> Iterator[dict[Options, Watched]]:
 
 @pytest.fixture
 def opened(browser: Any, tabs: dict[Options, Watched]) -> Iterator[Callable[..., Watched]]:
-    """Opens pages; when the test is over, none of them may have done what it must not."""
+    """Yield a function that opens pages. After the test, fail if a page logged an error or made a forbidden request."""
     used: list[tuple[Options, Watched]] = []
 
     def opening(target: Path | str, **options: Any) -> Watched:
@@ -78,7 +78,7 @@ def opened(browser: Any, tabs: dict[Options, Watched]) -> Iterator[Callable[...,
 
 @pytest.fixture(scope="module")
 def calculating(report: Path, browser: Any) -> Iterator[Watched]:
-    """The report, open for tests that only call its functions, each with arguments of its own."""
+    """Yield one open report, shared by tests that only call its functions, each with its own arguments."""
     watched = Watched(browser)
     yield watched.open(report)
     watched.close()

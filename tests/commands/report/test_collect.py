@@ -1,4 +1,4 @@
-"""Figures of the report are those of the tables, at any stage, and few of them are in memory at once."""
+"""Tests that the figures of the report equal those of the tables, at any stage, and that its lists are bounded."""
 
 import re
 import shutil
@@ -54,14 +54,14 @@ def test_the_funnel_counts_what_the_tables_hold(run: Path) -> None:
     silent = len(verdicts) - len(targets)
     assert level(summary, "targets")["dropped"] == ([("no signal", silent)] if silent else [])
     assert level(summary, "tokens of the targets")["count"] == sum(sum(t["response_mask"]) for t in targets)
-    # Every level with its drops is the level before it, where the unit is the same.
+    # If the unit is the same, a level plus its drops equals the level before it.
     for before, after in zip(summary["funnel"], summary["funnel"][1:], strict=False):
         if before["unit"] == after["unit"] == "turns" and not after["part_of"] and after["dropped"]:
             assert after["count"] + sum(n for _, n in after["dropped"]) == before["count"]
 
 
 def test_votes_hints_and_shares_are_those_of_the_tables(run: Path) -> None:
-    """Also by source and session: what a poisoned one has is seen."""
+    """Shares are also given by source and session, so that the share of a poisoned one can be seen."""
     summary = collect(run, 1_000).summary
     verdicts, targets = list(read_all(run, "verdicts")), list(read_all(run, "targets"))
     rewards = Counter({1: "+1", 0: "0", -1: "-1", None: "none"}[v["reward"]] for v in verdicts)
@@ -85,7 +85,7 @@ def test_votes_hints_and_shares_are_those_of_the_tables(run: Path) -> None:
 
 
 def test_replies_that_the_teacher_wrote_are_counted_beside_the_logged_ones(run: Path, tmp_path: Path) -> None:
-    """In the funnel and for each source and session, as `opdkit train` prints them."""
+    """They are counted in the funnel, for each session and in total, as `opdkit train` prints them."""
     other, logged = shutil.copytree(run, tmp_path / "run"), list(read_all(run, "targets"))
     recommit(other, "targets", 0, lambda rows: rows.extend(rows[0] | {"written": n} for n in range(2)))
     recommit(other, "metrics", 0, counters=lambda counters: counters.count("written by the teacher", 2))
@@ -119,7 +119,7 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("tables", [["scores", "replies"], ["replies"]])
 def test_an_evaluation_that_has_begun_says_nothing_yet(run: Path, tmp_path: Path, tables: list[str]) -> None:
-    """The scores are committed before the replies, and a kill between the two leaves them alone."""
+    """Scores are committed before replies, so a kill between the two leaves scores without replies."""
     other = Path(shutil.copytree(run, tmp_path / "run"))
     for table in tables:
         shutil.rmtree(other / "eval" / table)
@@ -214,7 +214,7 @@ def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) 
 
 
 def test_the_last_bar_holds_all_longer_hints(run: Path, tmp_path: Path) -> None:
-    """A reply that a person edited is a hint of any length."""
+    """A reply that a person edited becomes a hint, which may have any length."""
     shutil.copytree(run, tmp_path / "run")
     names = [v["turn_id"] for v in read_all(run, "verdicts") if v["hint"]][:3]
     reviews.append(tmp_path / "run", [Review(name, hint_decided=True, hint="x" * n)
@@ -225,7 +225,7 @@ def test_the_last_bar_holds_all_longer_hints(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_source_or_session_that_decides_alone_is_named() -> None:
-    """One user's feedback, or that of a stranger, must not go unnoticed."""
+    """The feedback of one user or of a stranger must not decide the training unnoticed."""
     shares = {
         "total": {"tokens": 100, "turns": 20},
         "sources": [{"source": "stranger.jsonl", "tokens": 60}, {"source": "ours.jsonl", "tokens": 40}],
@@ -240,7 +240,7 @@ def test_a_source_or_session_that_decides_alone_is_named() -> None:
 
 
 def test_the_configuration_holds_no_key(run: Path) -> None:
-    """No credentials in a report: the variable of a key is named, its value is nowhere."""
+    """The options show the name of the key's environment variable, and only `judge` differs from its default."""
     (judge,) = (c for c in collect(run, 1).summary["configuration"] if c["stage"] == "judge")
     assert ["api_key_env", "OPENAI_API_KEY", False] in judge["options"]
     assert {key for key, _, changed in judge["options"] if changed} <= {"judge"}
@@ -282,7 +282,7 @@ def test_shown_whole_are_typical_ones_the_strongest_and_one_of_every_kind(run: P
 
 
 def test_a_typical_reply_of_each_hint_comes_first() -> None:
-    """By the median of the summed |advantages| of the group's replies with reward -1: here 2, of 1, 2 and 9."""
+    """Typical: near the median of the summed |advantages| of the group's replies with reward -1, here 2 of 1, 2, 9."""
     hinted = [("a", -1, 9.0), ("a", 1, 2.0), ("b", -1, 4.0), ("a", -1, 1.0), (None, -1, 3.0), ("a", -1, 2.0)]
     rows = [SimpleNamespace(number=n, hint=hint, reward=reward, tokens=2, strength=total / 2)
             for n, (hint, reward, total) in enumerate(hinted)]  # fmt: skip
@@ -321,7 +321,7 @@ def test_the_largest_are_those_of_a_sort(values: list[int], most: int) -> None:
 
 
 def test_the_tokens_that_moved_most_are_those_of_the_targets(run: Path, tmp_path: Path) -> None:
-    """With the teacher's likeliest stored token; a position where that is the reply's own does not count."""
+    """Each is paired with the teacher's likeliest stored token, unless that is the token of the reply itself."""
     moved = shutil.copytree(run, tmp_path / "run")
 
     def shift(rows: list[dict[str, Any]]) -> None:
@@ -350,14 +350,14 @@ def test_the_tokens_that_moved_most_are_those_of_the_targets(run: Path, tmp_path
 
 
 class Scored:
-    """As much of a turn as the tally of advantages looks at."""
+    """Turn with only the fields that the tally of advantages reads."""
 
     def __init__(self, advantages: np.ndarray) -> None:
         self.targets = [ScoredReply(None, len(advantages), advantages, 0.5, 1)]
 
 
 def test_the_distribution_is_that_of_numpy() -> None:
-    """The outermost bars hold all that lies beyond."""
+    """The outermost bars also hold all values beyond them."""
     values = np.random.default_rng(0).normal(-0.3, 2.5, 5_000).astype(np.float32)
     tally = Advantages()
     for chunk in np.split(values, 10):
@@ -372,7 +372,7 @@ def test_the_distribution_is_that_of_numpy() -> None:
 
 
 def rewarded(tokens: int, reward: int | None, written: int | None = None) -> Any:
-    """A turn with one target."""
+    """Return a turn with one target."""
     return SimpleNamespace(targets=[ScoredReply(written, tokens, None, None, reward)])
 
 

@@ -1,4 +1,4 @@
-"""Colours of more and less stay apart for every kind of colour vision, in both themes."""
+"""Tests that the colours of more and less differ for every kind of colour vision, in both themes."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import opdkit.commands.report
 
 STYLE = (Path(opdkit.commands.report.__file__).parent / "page" / "style.css").read_text(encoding="utf-8")
-# How linear RGB looks to who lacks one kind of cone altogether (Machado, Oliveira and Fernandes, 2009, severity 1).
+# How people who lack one kind of cone see linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1).
 VISION = {
     "usual": np.eye(3),
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -19,7 +19,7 @@ VISION = {
 
 
 def colours(name: str) -> list[np.ndarray]:
-    """Linear RGB in the light and in the dark theme."""
+    """Return the linear RGB of a colour in the light and in the dark theme."""
     found = re.search(rf"--{name}: light-dark\((#\w{{6}}), (#\w{{6}})\)", STYLE)
     assert found
     channels = [np.array([int(h[i : i + 2], 16) for i in (1, 3, 5)]) / 255 for h in found.groups()]
@@ -27,7 +27,7 @@ def colours(name: str) -> list[np.ndarray]:
 
 
 def lab(linear: np.ndarray) -> np.ndarray:
-    """CIE L*a*b*, white point D65, of linear sRGB."""
+    """Return CIE L*a*b*, white point D65, of linear sRGB."""
     to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
     xyz = np.clip(to_xyz @ np.clip(linear, 0, 1), 0, None) / [0.9505, 1.0, 1.089]
     f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
@@ -37,7 +37,7 @@ def lab(linear: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("vision", list(VISION))
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_more_and_less_are_told_apart(vision: str, theme: int) -> None:
-    """A distance of 2.3 is just seen (CIE 1976); strong ones are far apart, weak ones, which are pale, still seen."""
+    """A distance of 2.3 is just noticeable (CIE 1976). Strong colours must be far apart, pale ones still visible."""
     for level, least in (("", 40), ("-1", 8), ("-2", 20), ("-3", 40)):
         more, less = (lab(VISION[vision] @ colours(f"{side}{level}")[theme]) for side in ("more", "less"))
         assert np.linalg.norm(more - less) > least, level

@@ -1,4 +1,4 @@
-"""Nothing that a log, a judge or a reviewer says becomes markup or a script."""
+"""Tests that no text of a log, a judge or a reviewer becomes markup or a script."""
 
 import base64
 import random
@@ -16,7 +16,7 @@ from opdkit.commands.report.page import make_page
 
 @pytest.mark.slow
 def test_an_attack_in_every_text(tmp_path: Path, opened: Callable[..., Watched]) -> None:
-    """No text of a user runs as a script: no dialog, no request; the attack can be read letter by letter."""
+    """No text of a user runs as a script, makes an element, or causes a dialog or a request."""
     run = tmp_path / "run"
     assert hostile_run(run, 30, attacks(random.Random(0))) > 1_000
     html = make_page(run)
@@ -29,7 +29,7 @@ def test_an_attack_in_every_text(tmp_path: Path, opened: Callable[..., Watched])
 
 
 def test_the_file_holds_no_text_of_a_log_as_it_is(tmp_path: Path) -> None:
-    """The markup is the same for every run; the data is base64."""
+    """The markup is the same for every run, and the data is encoded in base64."""
     shells = []
     for seed in (1, 2):
         run = tmp_path / str(seed)
@@ -43,7 +43,7 @@ def test_the_file_holds_no_text_of_a_log_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_policy_lets_nothing_else_run(report: Path, opened: Callable[..., Watched], browser: object) -> None:
-    """A script that got into the page all the same would be refused, and so would any connection."""
+    """The content security policy would refuse a script that got into the page, its styles, and any connection."""
     watched = Watched(browser)
     html = report.read_text(encoding="utf-8")
     bad = report.with_name("bad.html")

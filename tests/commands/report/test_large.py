@@ -1,4 +1,4 @@
-"""10,000 turns: the file stays small, and search and filters find what is there."""
+"""Tests with 10,000 turns or more: the file stays small, and search and filters find every turn."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from opdkit.store.reviews import read_reviews_in_force
 
 @pytest.mark.slow
 def test_every_turn_of_a_long_run_can_be_reviewed(tmp_path: Path, opened: Callable[..., Watched]) -> None:
-    """12,000 turns are listed a page at a time; one that the report would leave out is found, opened and decided on."""
+    """12,000 turns are listed page by page. A turn that the report would leave out can be found, opened and decided."""
     run = large_run(tmp_path / "run", 12_000, tokens=4)
     server = ReviewServer(Api(run, "Ada"))
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -45,7 +45,7 @@ def test_every_turn_of_a_long_run_can_be_reviewed(tmp_path: Path, opened: Callab
 
 @pytest.mark.slow
 def test_ten_thousand_turns(tmp_path: Path, opened: Callable[..., Watched]) -> None:
-    """At most 3 MB; every turn is listed, found by its id and by its verdict; 200 are shown whole."""
+    """The report has at most 3 MB, lists every turn, finds turns by id and by verdict, and shows 200 turns whole."""
     run = large_run(tmp_path / "run", 10_000)
     written = report(ReportConfig(run=run))
     assert written.path == run / "report.html"

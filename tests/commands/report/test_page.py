@@ -1,4 +1,4 @@
-"""Page in a browser: it opens offline, searches, filters, shows tokens, obeys the keyboard, in both themes."""
+"""Tests of the page in a browser: offline use, search, filters, tokens and the keyboard, in both themes."""
 
 import io
 import random
@@ -37,7 +37,7 @@ def shown(watched: Watched) -> list[str]:
 
 
 def test_it_opens_from_the_disk_with_every_section(report: Path, opened: Opening) -> None:
-    """No error on the console, no request, no dialog: the fixture says so of every page."""
+    """The fixture checks for every page that there is no console error, no request and no dialog."""
     watched = opened(report)
     for section, words in {
         "overview": "conversations in the logs", "feedback": "turns judged", "hints": "Length of the hints",
@@ -52,7 +52,7 @@ def test_it_opens_from_the_disk_with_every_section(report: Path, opened: Opening
 
 
 def test_it_opens_with_the_answer(report: Path, run: Path, opened: Opening) -> None:
-    """Each number leads to as many turns as it says, or to the section that counts it."""
+    """The answer comes first. Each of its numbers links to that many turns, or to the section that counts them."""
     watched = opened(report)
     page, found = watched.page, read_conclusion(run)
     assert found is not None
@@ -80,13 +80,13 @@ def test_it_opens_with_the_answer(report: Path, run: Path, opened: Opening) -> N
 
 
 _UNFOLD = "document.querySelectorAll('main details').forEach((one) => { one.open = true; })"
-# Clicks every link that is a count, and returns [its text, what it counts, what the list says then].
+# Clicks every link that is a count. Returns [its text, what it counts, the count that the list then shows, its hash].
 _FOLLOW_COUNTS = """() => [...document.querySelectorAll('a[data-counts]')].map((link) => {
   link.click();
   const [, turns, sessions] = /^([\\d,]+) of .*; ([\\d,]+) sessions?(; only|$)/.exec(byId('found').textContent);
   return [link.textContent, link.dataset.counts, link.dataset.counts === 'turns' ? turns : sessions, link.hash];
 })"""
-# Numbers that count turns or sessions and are no link, by table: all that are not 0.
+# Numbers in tables that count turns or sessions, but are neither 0 nor a link: [section, column, number].
 _UNLINKED = """() => [...document.querySelectorAll('table')].flatMap((table) => {
   const heads = [...table.querySelectorAll('thead tr > *')].map((th) => th.textContent);
   const counts = (head) => ['turns', 'sessions', 'judged', 'hints', '+1', '0', '−1', 'logged replies', 'trained turns',
@@ -100,7 +100,7 @@ _UNLINKED = """() => [...document.querySelectorAll('table')].flatMap((table) => 
 
 
 def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: Opening) -> None:
-    """In every section, also after decisions of people: as many turns, or sessions, are listed as the link says."""
+    """In every section, even after review decisions, a link leads to as many turns or sessions as it says."""
     reviewed = shutil.copytree(run, tmp_path / "run")
     hinted = [row["turn_id"] for row in read_all(run, "verdicts") if row["hint"]]
     reviews.append(
@@ -130,7 +130,7 @@ def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: 
 
 
 def test_a_link_to_one_of_many_sources_leads_to_it(report: Path, opened: Opening) -> None:
-    """The field has options for the commonest alone."""
+    """The filter field has options only for the most frequent sources."""
     watched = opened(report)
     watched.page.evaluate("""() => {
         list.turns = Array.from({length: 400}, (_, n) => ({...list.turns[0], n, id: `t:${n}`, source: `log-${n}`}));
@@ -209,7 +209,7 @@ def test_the_teachers_token_stands_above_a_strongly_marked_one(report: Path, run
 
 
 def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, opened: Opening) -> None:
-    """Reward against length, drift with its largest reply; on a small screen too."""
+    """Tables give reward by length, and drift with its largest reply; a small screen shows them too."""
     watched = opened(report, width=390)
     rewarded = sum(row["reward"] is not None for row in read_all(run, "targets"))
     tables = watched.page.locator("#advantages table", has_text="mean reward")
@@ -231,7 +231,7 @@ def test_validations_are_drawn_with_the_step_that_was_handed_out(report: Path, o
     chart = watched.page.locator("#training .chart").first
     chart.scroll_into_view_if_needed()
     assert chart.locator(".u-legend .u-label").all_inner_texts() == ["step", "hint_kl", "kept_kl"]
-    # Share of the rows of the canvas with the text's colour near each step: the dashed line is at step 2 alone.
+    # Share of canvas rows with the text's colour near each step: only step 2 has the dashed line.
     dark = watched.page.evaluate("""() => {
         const {plot} = drawn.find((one) => one.place.closest("#training")), {left, top, width, height} = plot.bbox;
         const {data} = plot.ctx.getImageData(left, top, width, height);
@@ -307,7 +307,7 @@ def strongest(run: Path) -> str:
 
 
 def typical(run: Path) -> str:
-    """Of the replies with reward -1 in the largest group of hints, the one at the median of the summed |advantages|."""
+    """Return the turn at the median of the summed |advantages| among the -1 replies of the largest hint group."""
     hints = {text for text, _ in collect(run, 1).summary["hints"]["groups"][0]["wordings"]}
     sizes = {row["turn_id"]: sum(abs(np.subtract(row["teacher_logprobs"], row["old_logprobs"])))
              for row in read_all(run, "targets") if row["hint"] in hints and row["reward"] == -1}  # fmt: skip
@@ -316,7 +316,7 @@ def typical(run: Path) -> str:
 
 
 def test_it_opens_with_a_typical_turn(report: Path, run: Path, opened: Opening) -> None:
-    """Beside the list, without scrolling there; what a filter hides is left, and the next key begins at its list."""
+    """It opens beside the list, without scrolling. If a filter hides the turn, the next key opens the first listed."""
     watched = opened(report)
     assert watched.text("#whole h3") == typical(run) == shown(watched)[0]
     assert watched.page.locator("#whole .tokens .token").count() > 0
@@ -347,7 +347,7 @@ def test_a_run_without_a_teacher_promises_no_tokens(run: Path, tmp_path: Path, o
 
 
 def test_the_effect_of_a_hint_has_a_unit_and_a_scale(calculating: Watched) -> None:
-    """Above the table. What counts as nothing is what `train` warns of."""
+    """They stand above the table. The limit for nearly nothing is that below which `train` warns."""
     heads = calculating.page.locator("#groups thead th").all_inner_texts()
     assert "effect (nats per token)" in heads
     said = calculating.text("#groups > p")
@@ -356,7 +356,7 @@ def test_the_effect_of_a_hint_has_a_unit_and_a_scale(calculating: Watched) -> No
 
 
 def test_numbers_are_those_of_the_terminal(calculating: Watched) -> None:
-    """What is exactly in the middle is rounded to the even digit, as Python does."""
+    """A value exactly in the middle is rounded to the even digit, as Python does."""
     draw = random.Random(3)
     numbers = [n / 2**k for n in range(-40, 41) for k in range(5)] + [draw.uniform(-3, 3) for _ in range(300)]
     numbers += [1.0005, 2.675, 1e6 + 0.5, 0.1, 1e-9]
@@ -452,14 +452,14 @@ def test_a_vote_that_failed_shows_what_the_judge_wrote(run: Path, tmp_path: Path
 def test_the_keyboard_alone(report: Path, opened: Opening) -> None:
     watched = opened(report)
     press = watched.page.keyboard.press
-    press("j")  # the first is open already
+    press("j")  # the first turn is already open
     second = shown(watched)[1]
     assert watched.text("#whole h3") == second
     press("k")
     assert watched.text("#whole h3") == shown(watched)[0]
     press("/")
     assert watched.page.evaluate("document.activeElement.id") == "search"
-    watched.page.keyboard.type("j?")  # a letter in a field is a letter
+    watched.page.keyboard.type("j?")  # in a field, a key types its letter
     assert watched.page.input_value("#search") == "j?"
     press("Escape")
     press("?")
@@ -489,7 +489,7 @@ def test_an_address_names_a_turn(report: Path, opened: Opening, browser: object)
 def test_screens_of_both_themes_and_of_a_phone(
     report: Path, opened: Opening, tmp_path: Path, scheme: str, width: int
 ) -> None:
-    """Nothing sticks out sideways, every text has the contrast of WCAG AA, and the screens can be looked at."""
+    """Nothing overflows sideways, every text has the contrast of WCAG AA, and a screenshot is written to look at."""
     watched = opened(report, scheme=scheme, width=width)
     watched.page.select_option("#sort", "strength")
     watched.page.keyboard.press("Escape")
@@ -506,7 +506,7 @@ def test_screens_of_both_themes_and_of_a_phone(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_axe_finds_nothing(report: Path, opened: Opening, scheme: str, width: int, height: int) -> None:
-    """With everything unfolded, and again with the help open."""
+    """axe is run with everything unfolded, and again with the help open."""
     watched = opened(report, scheme=scheme, width=width, height=height)
     watched.page.evaluate(_UNFOLD)
     watched.says("#overview", "trainable")
@@ -523,7 +523,7 @@ def test_the_conclusion_is_on_the_first_screen(report: Path, opened: Opening, wi
     assert max(bottoms) <= height
 
 
-# What is wider or higher than its place, and how a reader sees it: [element, its cue, whether the keyboard scrolls it].
+# Elements whose content overflows: [element, visual cue, whether the keyboard can scroll it (or it has an ellipsis)].
 _OVERFLOWS = """() => [...document.querySelectorAll('body *')].filter((one) => one.checkVisibility()).flatMap((one) => {
   const style = getComputedStyle(one), name = `${one.tagName} ${one.className} #${one.id}`;
   const over = (kind) => (kind === 'X' ? one.scrollWidth - one.clientWidth : one.scrollHeight - one.clientHeight) > 1;
@@ -536,14 +536,14 @@ _OVERFLOWS = """() => [...document.querySelectorAll('body *')].filter((one) => o
       return [name, cue, cue === 'ellipsis' || one.tabIndex >= 0 || one.querySelector('a, button') !== null];
     });
 })"""
-# Elements that reach beyond the screen, and are in nothing that scrolls.
+# Elements that extend beyond the screen and are in no scrolling container.
 _BEYOND = """() => [...document.querySelectorAll('main *, header *')].filter((one) => one.checkVisibility() &&
   one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('.scroll, nav, .skip, .u-over, .u-wrap'))
   .map((one) => `${one.tagName} ${one.className}`)"""
 
 
 def test_what_overflows_on_a_phone_shows_it(report: Path, opened: Opening) -> None:
-    """By a shade at the side where there is more, which is gone at the end; or by an ellipsis."""
+    """The cue is an ellipsis, or a shade on each side with more content, which is gone at that end."""
     watched = opened(report, width=390, height=844)
     watched.page.evaluate(_UNFOLD)
     watched.says("#overview", "trainable")
@@ -563,7 +563,7 @@ def test_what_overflows_on_a_phone_shows_it(report: Path, opened: Opening) -> No
     assert left_at_last < 220 < right_at_last
 
 
-# Every element with text of its own whose colour is too near to what is behind it (WCAG 2.2, 1.4.3).
+# Elements with text of their own whose contrast with their background is under 4.5 (WCAG 2.2, 1.4.3).
 _LOW_CONTRAST = """() => {
   const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
   const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
@@ -586,7 +586,7 @@ _LOW_CONTRAST = """() => {
 
 
 def test_long_runs_fit_and_say_what_was_left_out(run: Path, tmp_path: Path, opened: Opening) -> None:
-    """Fewer turns whole, cut texts, fewer lines: whatever it takes."""
+    """To stay below `max_mb`, the page shows fewer whole turns, shorter texts and fewer lines."""
     sizes = {}
     for most in (0.24, 3.0):
         html = make_page(run, turns=5, rows=20, max_mb=most)

@@ -1,4 +1,4 @@
-"""`opdkit report --redacted`: numbers and opdkit's own words, and nothing that a user, a model or a file name says."""
+"""Tests that `opdkit report --redacted` has numbers and opdkit's own words, but no text of users, models or files."""
 
 import ast
 import base64
@@ -28,7 +28,7 @@ MARKER = "zebra"
 
 
 def content(html: str) -> str:
-    """The page's packed data as text."""
+    """Return the page's packed data as text."""
     data = re.search(r'<script id="data" type="application/json">([^<]*)</script>', html)
     assert data
     return zlib.decompress(base64.b64decode(data[1]), 31).decode()
@@ -36,7 +36,7 @@ def content(html: str) -> str:
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the marker in every text of every table, manifest, decision and failure, and in its own name."""
+    """Return a run with MARKER in every text of every table, manifest, decision and failure, and in its own name."""
     run = tmp_path_factory.mktemp("redacted") / f"{MARKER}-run"
     numbers = iter(range(1_000_000))
     assert hostile_run(run, 20, lambda: f"{MARKER} {next(numbers)}") > 500
@@ -54,7 +54,7 @@ def test_no_text_of_a_run_is_in_the_page(marked: Path) -> None:
 
 
 def test_no_text_where_the_conclusion_and_the_names_are_real(tmp_path: Path) -> None:
-    """A run of the sample logs: of all words of its sessions, sources and prompts, none is there but opdkit's own."""
+    """A report on the sample logs keeps its figures and opdkit's own words, but no session id, source or message."""
     run = whole_run(tmp_path / "run")
     found: JSON = orjson.loads(content(make_page(run, redacted=True)))
     whole: JSON = orjson.loads(content(make_page(run)))
@@ -78,7 +78,7 @@ def test_no_text_where_the_conclusion_and_the_names_are_real(tmp_path: Path) -> 
 
 
 def strings(value: object) -> Iterator[str]:
-    """All strings in a JSON value, and all keys."""
+    """Yield all strings in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     for one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
@@ -104,7 +104,7 @@ def test_words_of_a_log_are_not_shown() -> None:
 
 
 def test_every_reason_that_the_code_names_is_known() -> None:
-    """A new one would not be shown, and that is safe; but it is a word of opdkit's."""
+    """A reason that is not known would be redacted. That is safe, but reasons are opdkit's own words."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(opdkit.__file__).parent.rglob("*.py")
              if "commands" not in path.parts]  # fmt: skip
     constants = {target.id: node.value.value for tree in trees for node in tree.body

@@ -1,4 +1,4 @@
-"""Report as the page of `opdkit review`: decisions by keyboard, over the real server, none of them lost."""
+"""Tests of the report as the page of `opdkit review`: decisions by keyboard over the real server, and none is lost."""
 
 import random
 import socket
@@ -22,7 +22,7 @@ from opdkit.store.reading import read_all
 pytestmark = pytest.mark.slow
 
 Opening = Callable[..., Watched]
-# The page tries again after seconds; here after tenths of one.
+# The page retries after seconds; here after at most 0.1 s.
 IMPATIENT = "(() => { const wait = setTimeout; window.setTimeout = (f, ms) => wait(f, Math.min(ms, 100)); })()"
 
 
@@ -52,7 +52,7 @@ def server(run: Path) -> Iterator[ReviewServer]:
 
 
 def settled(watched: Watched) -> None:
-    """Wait until the server has everything."""
+    """Wait until the server has every decision."""
     watched.page.evaluate("async () => { while (unsent.size || sending) await new Promise((r) => setTimeout(r, 10)); }")
 
 
@@ -61,7 +61,7 @@ def decided(run: Path) -> dict[str, dict]:
 
 
 def press(watched: Watched, *keys: str) -> list[str]:
-    """Press keys, each when the turn that it is for is there. Return the turns that they were for."""
+    """Press each key once its turn is shown. Return the ids of these turns."""
     turns = []
     for key in keys:
         turns.append(begin(watched))
@@ -70,7 +70,7 @@ def press(watched: Watched, *keys: str) -> list[str]:
 
 
 def begin(watched: Watched) -> str:
-    """Wait until the chosen turn is there. Return its id."""
+    """Wait until the chosen turn is shown. Return its id."""
     found: str = watched.page.evaluate("""async () => {
         while (!whole.view || !document.getElementById("panel")) await new Promise((r) => setTimeout(r, 10));
         return whole.turn.id;
@@ -79,7 +79,7 @@ def begin(watched: Watched) -> str:
 
 
 def test_a_person_decides_with_the_keyboard(run: Path, server: ReviewServer, opened: Opening) -> None:
-    """Least certain first; after a decision the next turn comes; reward and hint of one turn are one decision."""
+    """Least certain turns come first. A decision opens the next turn; reward and hint of a turn are one decision."""
     watched = opened(server.address)
     order = watched.page.evaluate("list.shown.map((turn) => turn.id)")
     hinted = set(watched.page.evaluate("list.turns.filter((turn) => turn.hint).map((turn) => turn.id)"))
@@ -101,14 +101,14 @@ def test_a_person_decides_with_the_keyboard(run: Path, server: ReviewServer, ope
     assert written.endswith("Say where the figure is from, n or no n.")
     assert decided(run) == expected | {order[6]: {"reward": 0, "hint": written}}
     assert watched.page.evaluate("whole.turn.id") == order[7]
-    # Undone one after the other, and withdrawn.
+    # `w` withdraws a decision. The first `u` undoes that, the second one the reward decided before it.
     watched.page.evaluate(f"choose({5})")
     press(watched, "w")
     press(watched, "u", "u")
     settled(watched)
     assert "reward" not in decided(run)[order[6]]
     assert decided(run)[order[5]] == {"hint": None, "reward": None}
-    # The list shows them, and can be filtered by them.
+    # The list can be filtered by decision.
     watched.page.select_option("#filter-decision", label="struck")
     assert watched.page.evaluate("list.shown.map((turn) => turn.id)") == [order[5]]
 
@@ -125,7 +125,7 @@ def test_uncertain_turns_come_first_then_a_random_sample_and_a_decision_says_whi
     watched.page.locator("#list button").nth(40).click()
     (picked,) = press(watched, "X")
     settled(watched)
-    watched.page.select_option("#filter-decision", label="undecided")  # a filter chooses, too
+    watched.page.select_option("#filter-decision", label="undecided")  # a filtered turn is not random
     press(watched, "n")
     (filtered,) = press(watched, "X")
     settled(watched)
@@ -142,13 +142,13 @@ def test_uncertain_turns_come_first_then_a_random_sample_and_a_decision_says_whi
 
 
 def votes_agree(run: Path, turn_ids: Iterable[str]) -> list[float]:
-    """Share of the votes for the reward of these turns: all of a turn vote alike on its hint."""
+    """Return the share of the reward votes that agree, for each turn. In this run, the votes on a hint always agree."""
     scores = {v["turn_id"]: [vote["score"] for vote in v["reward_votes"]] for v in read_all(run, "verdicts")}
     return [max((scores[name].count(one) for one in (-1, 0, 1)), default=0) / len(scores[name]) for name in turn_ids]
 
 
 def test_undo_leaves_what_was_decided_since(run: Path, server: ReviewServer, opened: Opening) -> None:
-    """By a colleague on the same turn, or here on all turns of its hint."""
+    """Later decisions stay, by a colleague on the same turn or on this page on all turns of its hint."""
     watched = opened(server.address)
     (turn_id,) = press(watched, "X")
     settled(watched)
@@ -245,7 +245,7 @@ def test_all_turns_of_a_hint_are_decided_on_at_once(tmp_path: Path, opened: Open
         rows.nth(1).get_by_role("button", name="Withdraw").click()
         settled(watched)
         assert decided(run) == {k: v for k, v in expected.items() if v != {"hint": None}}
-        # A number leads to its turns.
+        # A number links to its turns.
         rows.nth(2).get_by_role("link").first.click()
         assert watched.page.evaluate("list.shown.map((turn) => turn.asks)") == [2] * sum(
             v == {"hint": "Always a numbered list."} for v in expected.values()
@@ -280,7 +280,7 @@ def test_a_second_window_that_is_out_of_date_shows_both_decisions_and_overwrites
     assert not second.page.locator("#conflicts").is_visible()
     assert decided(run)[ids[0]] == ({"reward": -1} if mine else {"hint": None, "reward": None})
     assert second.page.evaluate(f"list.decisions['{ids[0]}'].reward") == (-1 if mine else None)
-    # A decision on all turns of a hint is not taken either.
+    # A decision on all turns of a hint does not overwrite newer ones either.
     theirs = [reviews.Review(turn_id, hint_decided=True, hint="Theirs.") for turn_id in turns_of(second, 0)]
     reviews.append(run, theirs)
     second.page.locator("#groups tbody tr").first.get_by_role("button", name="Strike").click()
@@ -311,7 +311,7 @@ def test_any_turn_is_fetched_whole_and_decisions_are_there_again(
 
 
 def test_nothing_is_lost_while_the_server_is_gone(run: Path, opened: Opening, browser: object) -> None:
-    """It says so, keeps what was decided, and sends it when the server is there again."""
+    """The page says that the server is gone, keeps the decisions, and sends them when the server is back."""
     with serving(run) as server:
         port, token = server.server_port, server.token
         watched = Watched(browser)
@@ -368,7 +368,7 @@ def test_what_another_reviewer_decides_is_seen_on_coming_back(run: Path, server:
 
 
 class Tunnel(socketserver.StreamRequestHandler):
-    """Pass what comes in on to a port of this machine, as `ssh -L` does."""
+    """Handler that forwards a connection to a local port, as `ssh -L` does."""
 
     to = 0
 
@@ -401,7 +401,7 @@ def test_it_works_through_a_tunnel_from_another_port(run: Path, server: ReviewSe
 
 
 def test_a_hostile_run_runs_nothing_here_either(tmp_path: Path, opened: Opening) -> None:
-    """No text of a user runs as a script: turn ids in addresses, views, notes and names of reviewers."""
+    """No text of a user runs as a script, in turn ids in addresses, views, notes or names of reviewers."""
     run = tmp_path / "hostile"
     bad = attacks(random.Random(3))
     hostile_run(run, 8, bad)

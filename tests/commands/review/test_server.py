@@ -1,4 +1,4 @@
-"""Reviewers' server: it answers one person's page, and nobody else's."""
+"""Tests of the review server: it answers the page that it served to one person, and nobody else."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def running(judged):
 
 @pytest.fixture
 def server(running, judged):
-    """The server, without a decision; the decisions of a test are removed after it."""
+    """Yield the server without decisions. The decisions of a test are removed after it."""
     running.api = Api(judged, "Ada")
     yield running
     shutil.rmtree(reviews.reviews_dir(judged), ignore_errors=True)
@@ -55,7 +55,7 @@ def server(running, judged):
 
 @pytest.fixture(scope="module")
 def transport():
-    """Connections; to set them up takes longer than a request."""
+    """Yield a shared transport: to set up connections takes longer than a request."""
     with httpx.HTTPTransport() as transport:
         yield transport
 
@@ -72,7 +72,7 @@ GROUP = {"group": "Answer like this: in Celsius.", "action": "keep"}
 SET = {"turn_id": TURN, "action": "set", "reward": 1, "hint": "Use Celsius.", "note": "clear"}
 
 
-# -- what it is for --------------------------------------------------------------------------------------------------
+# -- decisions and the page -------------------------------------------------------------------------------------------
 
 
 def test_a_decision_is_taken_shown_and_withdrawn(client, judged):
@@ -119,7 +119,7 @@ def test_the_page_is_made_again_when_a_stage_has_written_or_somebody_decided(cli
 
 
 def test_files_that_vanish_while_the_page_looks_at_them_do_not_end_it(client, server, judged, monkeypatch):
-    """A stage at work removes temporary files between the list of a folder and a look at its files."""
+    """A running stage may remove temporary files after the server has listed a folder and before it calls stat()."""
     from opdkit.commands.report import page as module
 
     monkeypatch.setattr(module, "make_page", lambda *_: "page")
@@ -131,7 +131,7 @@ def test_files_that_vanish_while_the_page_looks_at_them_do_not_end_it(client, se
     server._page = ([], b"")
 
 
-# -- requests of others --------------------------------------------------------------------------------------------
+# -- foreign requests ---------------------------------------------------------------------------------------------
 
 PATHS = ["/", "/api/reviews", "/api/turns/x", "/nothing"]
 
@@ -154,7 +154,7 @@ def test_nothing_is_said_to_who_does_not_know_the_token(server, path, token):
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_foreign_origin_or_host_is_refused_whatever_it_knows(client, server, judged, name, value, method):
-    """A page elsewhere that makes the browser ask, or a name that is pointed here."""
+    """The request may come from a page elsewhere in the browser, or for a name that was pointed at this host."""
     answer = client.request(method, "/api/reviews", headers={name: value.format(port=server.server_port)}, json=SET)
     assert (answer.status_code, f"foreign {name}" in answer.text) == (403, True)
     assert not reviews.reviews_dir(judged).exists()
@@ -218,7 +218,7 @@ def test_it_listens_on_loopback_alone_and_tokens_differ(server, judged):
     assert len(server.token) >= 32
 
 
-# -- what is no decision ---------------------------------------------------------------------------------------------
+# -- invalid decisions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("document", "words"), [
@@ -273,11 +273,11 @@ def test_what_is_not_there_is_not_found(client, path):
     assert client.get(path).status_code == 404
 
 
-# -- several at once, and the end ------------------------------------------------------------------------------------
+# -- concurrent use, groups, and the command --------------------------------------------------------------------------
 
 
 def test_two_reviewers_at_once_lose_nothing(judged, server, client):
-    """Whoever was late is told what the other decided, and decides again."""
+    """The later of two decisions is refused with the other reviewer's decision, and is then made again."""
     other = ReviewServer(Api(judged, "Bob"))
     threads = [threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})]
     notes = [f"{who} {n}" for n in range(10) for who in ("Ada", "Bob")]
@@ -355,7 +355,7 @@ def test_a_group_of_hints_is_kept_reworded_struck_and_withdrawn_at_once(judged, 
 
 
 def test_a_voted_hint_may_be_longer_than_what_people_may_type(tmp_path):
-    """It holds the reply that a person edited or kept, of any length, in a page and in a sheet."""
+    """It may hold a reply of any length that a person edited or kept. Page and sheet must both accept it."""
     text, name = "A better answer. " * 300, "a:1"
     run = write_run(tmp_path / "run", [([session("a", message("user", "hi"), message("assistant", "ho"))],
                                         [turn(name)], [verdict(name, text, -1)])])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decisions in a spreadsheet, there and back."""
+"""Tests of decisions that are written to a spreadsheet and read back."""
 
 import csv
 import io
@@ -52,7 +52,7 @@ def decided(run) -> dict:
 
 
 def fill(run, **cells) -> list[dict[str, str]]:
-    """The sheet with some cells of turn a:1 filled in."""
+    """Return the sheet's rows with these cells of turn a:1 filled in."""
     rows = written(run)
     next(row for row in rows if row["turn_id"] == "a:1").update(cells)
     return rows
@@ -116,9 +116,9 @@ def test_what_is_filled_in_is_decided(run, tmp_path, cells, expected):
 def test_a_decision_keeps_the_vote_that_the_reviewer_saw_and_how_its_turn_was_chosen(
     run, tmp_path, voted, before, after
 ):
-    """The sheet is of a run that another judge has read: there the reply was praised.
+    """The vote is taken from the sheet: it is of a run with another judge, which rewarded the reply.
 
-    A decision on a row is one on its turn, whatever was decided before on all turns with its hint.
+    A decision on a row is about its turn alone, even after a decision on all turns with its hint ("group").
     """
     reviews.append(run, [Review("a:1", note="fine", voted_reward=1, chosen=before)])
     read(run, fill(run, voted_reward=voted, note="looked again"), tmp_path)
@@ -146,7 +146,7 @@ def test_a_row_that_nobody_touched_does_not_undo_what_others_decided_since(run, 
 
 
 def test_a_decision_of_somebody_else_is_not_overwritten(run, tmp_path):
-    """The sheet was written before it; the browser refuses such a decision, too."""
+    """The decision is newer than the sheet. The review page refuses to overwrite it, too."""
     rows = fill(run, reward="-1")
     reviews.append(run, [Review("a:1", reward_decided=True, reward=1)], reviewer="Bea")
     with pytest.raises(OpdkitError, match="Bea has decided on a:1 since"):
@@ -173,7 +173,7 @@ def test_wrong_rows_are_named_by_their_line_and_nothing_is_taken(run, tmp_path, 
 
 
 def test_decisions_move_to_a_run_without_the_sessions_of_one_user(run, tmp_path, capsys):
-    """As docs/privacy.md says. The rows of the turns that are gone decide nothing there, and are not lost silently."""
+    """As docs/privacy.md says, they carry over. Rows of turns that are gone decide nothing, with a warning."""
     reviews.append(run, [Review("a:1", True, 1), Review("a:3", note="seen"), Review("b:1", True, 0)])
     rows = written(run)
     without = write_extract(tmp_path / "without", {"b": talk(EVIL, "Hi", "No", "Yes", "Thanks")})
@@ -194,7 +194,7 @@ def test_decisions_move_to_a_run_without_the_sessions_of_one_user(run, tmp_path,
 
 
 def test_the_line_of_a_row_is_that_of_the_file(run, tmp_path):
-    """Cells hold line breaks: the number is what an editor shows, not that of the row."""
+    """Cells may hold line breaks, so errors give the line that an editor shows, not the number of the row."""
     rows = [row | {"request": "two\nlines"} for row in written(run)]
     rows[1]["reward"] = "7"
     with pytest.raises(OpdkitError, match="line 4: "):
@@ -230,10 +230,10 @@ def test_what_is_no_sheet_is_named(run, tmp_path, data, words):
 
 
 def test_numbers_of_decisions_may_come_back_as_decimals(run, tmp_path):
-    """As a data frame writes them, because other cells of the column are empty."""
+    """A data frame writes decimals if other cells of the column are empty."""
     reviews.append(run, [Review(name, reward_decided=True, reward=0) for name in TURNS[:3]])
     rows = written(run)
-    cells = [("0.0", "0.0"), ("1.0", "1,0"), ("", "2.0"), ("", "")]  # as it was, another reward, no decision any more
+    cells = [("0.0", "0.0"), ("1.0", "1,0"), ("", "2.0"), ("", "")]  # unchanged, another reward, withdrawn, undecided
     for row, (reward, decision) in zip(rows, cells, strict=True):
         row |= {"reward": reward, "decision": decision}
     assert (read(run, rows, tmp_path).changed, decided(run)) == (2, {"a:1": {"reward": 0}, "a:3": {"reward": 1}})

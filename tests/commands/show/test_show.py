@@ -1,4 +1,4 @@
-"""`opdkit show`: what a person sees in a terminal, what a pipe gets, and that a log drives neither."""
+"""Tests of `opdkit show`: its output in a terminal and in a pipe, and that text of a log controls neither."""
 
 import io
 import json
@@ -48,7 +48,7 @@ def ids(scored, **options) -> list[str]:
 
 
 def sums(scored) -> dict[str, float]:
-    """turn -> the sum of the advantages, added up by hand."""
+    """Return turn -> sum of the advantages, added up by hand."""
     return {
         row["turn_id"]: sum(t - o for t, o, m in zip(row["teacher_logprobs"], row["old_logprobs"], row["response_mask"],
                                                      strict=True) if m)
@@ -151,7 +151,7 @@ def test_without_colours_marks_say_it():
 
 
 def test_never_by_colour_alone():
-    """Who sees no colours, or has turned them off, tells negative from positive by the underline and the weight."""
+    """Underline and bold tell negative from positive advantages for readers who see no colours or turned them off."""
     text = reply_text(TOKENS, colour=True)
     console = terminal(color_system="truecolor")
     said = {text.plain[span.start : span.end]: console.get_style(span.style) for span in text.spans if span.style}
@@ -166,7 +166,7 @@ def test_never_by_colour_alone():
 
 
 def test_the_colours_are_blue_and_orange_and_can_be_read():
-    """Orange and blue are apart for every kind of colour blindness; letters against them have a contrast of 4.5."""
+    """Orange and blue differ for every kind of colour blindness; text on them has a contrast of at least 4.5."""
     console = terminal(color_system="truecolor")
     for advantage in (-2.0, -0.6, -0.2, 0.2, 0.6, 2.0):
         (span,) = [span for span in reply_text([token("x", advantage)], colour=True).spans if span.style]
@@ -178,7 +178,7 @@ def test_the_colours_are_blue_and_orange_and_can_be_read():
 
 
 def _luminance(colour) -> float:
-    """Relative luminance (WCAG 2.2)."""
+    """Return the relative luminance (WCAG 2.2) of an RGB colour."""
     linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -194,7 +194,7 @@ def test_no_color_is_honoured(scored, options):
 
 
 def test_the_likeliest_tokens_stand_where_the_advantages_are_largest():
-    """A line per clearly marked token, the strongest eight in the order of the reply; nothing for a weak one."""
+    """Each clearly marked token gets a line: the strongest eight, in the order of the reply. A weak token gets none."""
     likely = {"student": [(" id", math.log(0.8)), ("\n", math.log(0.2))], "teacher": [(" order", math.log(0.95))]}
     tokens = [token(f"t{n}", -0.6 - n) | {"likely": likely} for n in range(10)]
     tokens += [token("weak", -0.2) | {"likely": likely}, token("none", -9.0)]
@@ -240,7 +240,7 @@ def test_json_is_one_document(scored, capsys):
 
 @pytest.mark.parametrize("options", [{"worst": 3}, {"best": 2}, {"random": 2}, {"grep": "Größe", "whole": True}])
 def test_who_asks_for_a_few_turns_sees_them_whole(scored, capsys, options):
-    """In the order they were chosen, with their tokens; no word of a limit that chose none of them."""
+    """The turns come in the order of the choice, with their tokens, and without a note about a limit."""
     show.run(ShowConfig(run=scored, **options))
     out, err = capsys.readouterr()
     shown = [line.split()[1] for line in out.splitlines() if line.startswith("turn ")]
@@ -285,7 +285,7 @@ def test_the_worst_of_a_run_without_advantages(tmp_path, capsys):
 
 
 def test_a_vote_that_failed_shows_what_the_judge_wrote(scored, capsys):
-    """Shortened, in one line, and nothing of it drives the terminal."""
+    """The text is shortened, without line breaks, and its control characters are replaced."""
     view = read_turn_view(scored, "other:1")
     long = "I think\n\x1b[31m it is " + "very " * 200 + "good, \\boxed{7}"
     view["verdict"]["reward_votes"] = [{"score": None, "raw": long, "error": "decision not on offer: '7'"}]
@@ -368,7 +368,7 @@ HOSTILE = ("over\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\rover\x00\x08[
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """Text that drives terminals wherever a log, or a judge, can put text."""
+    """Return a run with text that controls terminals wherever a log, a judge or a reviewer can put text."""
     said = [message("user", HOSTILE, name=HOSTILE), message("assistant", HOSTILE, calls=[(HOSTILE, HOSTILE)]),
             message("user", f"No, I said use {HOSTILE}")]  # fmt: skip
     said[1]["reasoning"] = HOSTILE

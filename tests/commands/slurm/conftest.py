@@ -1,4 +1,4 @@
-"""A real Slurm for the tests of this folder. Skipped, with the reason, where it is not installed or cannot start."""
+"""A real Slurm for the tests of this folder. They are skipped, with the reason, if it is missing or cannot start."""
 
 from collections.abc import Iterator
 

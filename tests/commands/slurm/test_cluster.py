@@ -1,6 +1,6 @@
-"""The whole pipeline through a real Slurm on this host, one task killed and one out of time: the rows of a plain run.
+"""Tests that a real Slurm on this host, with a task killed and a task out of time, gives the rows of a plain run.
 
-Skipped, with the reason, where Slurm is not installed (Debian: slurm-wlm, munge) or cannot start.
+Skipped, with the reason, if Slurm is not installed (Debian: slurm-wlm, munge) or cannot start.
 """
 
 import os
@@ -30,12 +30,12 @@ OPTIONS = [str(DATA / "logs"), "--model", str(MODEL), "--judge", "local", "--lim
            "--set", "extract.part_mb=0.000001", "--set", "judge.votes=1", "--set", "judge.max_new_tokens=32",
            "--set", "train.device=cpu", "--set", "train.batch_turns=8"]  # fmt: skip
 SHARDS = 2
-# The nodes' names are known to Slurm alone: all of them are this host.
+# Only Slurm knows the names of the nodes: all of them are this host.
 HOSTNAMES = 'scontrol() { if [ "$1" = show ]; then echo 127.0.0.1; else command scontrol "$@"; fi; }'
 
 
 def opdkit(*args: str, environment: dict[str, str] | None = None) -> str:
-    """One thread: two of them would race for the order of sums."""
+    """Run opdkit and return its output. It has one thread, because two would sum in a varying order."""
     env = (environment or os.environ) | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", "opdkit", *args], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
@@ -49,13 +49,13 @@ def parts_of(run: Path, stage: str, shard: int) -> int:
 
 
 def process_of(run: Path, shard: int) -> int | None:
-    """The opdkit process of a judge task, found by its command line."""
+    """Return the opdkit process of a judge task, found by its command line, or None."""
     wanted = {str(run), f"{shard}/{SHARDS}", "judge", "--shard"}
     return next((pid for pid, words in command_lines() if wanted <= set(words)), None)
 
 
 def held_after_a_part(slurm: Cluster, run: Path, shards: Sequence[int]) -> list[int]:
-    """The processes of judge tasks, each stopped with a part done: they run for moments, with a look in between."""
+    """Return the processes of judge tasks, each stopped with a part done: they run in bursts, with checks between."""
     held: dict[int, int] = {}
 
     def all_held() -> bool:
@@ -78,7 +78,7 @@ def held_after_a_part(slurm: Cluster, run: Path, shards: Sequence[int]) -> list[
 
 
 def submitted(said: str) -> dict[str, tuple[str, str]]:
-    """Stage -> (job, what it waits for)."""
+    """Return stage -> (job, what it waits for)."""
     return {m[1]: (m[2], m[3] or "") for m in re.finditer(r"^(\w+) (\d+)(?: (afterok:\S+))?$", said, re.MULTILINE)}
 
 
@@ -88,7 +88,7 @@ def log_of(run: Path, stage: str, task: str) -> str:
 
 
 def finish(slurm: Cluster, run: Path, job: str) -> None:
-    """Wait for the last job; show the logs where it does not come to its end."""
+    """Wait for the last job; show the logs if it fails."""
 
     def over() -> bool:
         state = slurm.states()[job]
@@ -114,10 +114,10 @@ def assert_same(run: Path, plain: Path) -> None:
 
 
 def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None:
-    """The same tables and the same model as the plain run, whatever happened on the way.
+    """The run ends with the same tables and the same model as a plain run.
 
-    Task 0 of the judge is killed with `scancel --signal=KILL` and queued again; task 1 runs into its time limit: its
-    process is held up until Slurm has sent the signal, which Slurm does when it comes to it.
+    Task 0 of the judge is killed with `scancel --signal=KILL` and requeued. Task 1 runs into its time limit: its
+    process is held (SIGSTOP) until Slurm has sent its signal, because the moment of that signal varies.
     """
     plain, run = tmp_path / "plain", tmp_path / "run"
     opdkit("run", str(plain), *OPTIONS)
@@ -150,7 +150,7 @@ def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None
 
 
 def asked_to_stop(pid: int) -> bool:
-    """True when SIGUSR1 waits for a process that is held up."""
+    """Return whether SIGUSR1 is pending for a held process."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     pending = int(text.split("ShdPnd:")[1].split()[0], 16)
     return bool(pending >> (signal.SIGUSR1 - 1) & 1)
@@ -158,7 +158,7 @@ def asked_to_stop(pid: int) -> bool:
 
 @pytest.mark.parametrize(("nodes", "processes"), [(2, 1), (1, 1)])
 def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: int, processes: int) -> None:
-    """Asked to stop, all processes on all nodes keep a checkpoint, and the job queues itself again."""
+    """When it is asked to stop, all processes on all nodes keep a checkpoint, and the job requeues itself."""
     run = write_run(tmp_path / "run", MODEL, toy_sessions(8))
     options = {"device": "cpu", "epochs": 20, "checkpoint_every": 0, "batch_turns": 4, "learning_rate": 1e-4}
     wanted = SlurmConfig(run=run, logs=("logs",), nodes=nodes, processes=processes, time=("30",), setup=(HOSTNAMES,))

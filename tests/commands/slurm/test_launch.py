@@ -1,4 +1,4 @@
-"""What is missing is what is launched; what a task could only find out in the queue is found out before."""
+"""Tests that only missing tasks are launched, and that errors are found before the queue instead of in a task."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def config(run: Path, **options) -> SlurmConfig:
 
 
 def begun(run: Path, *done: int) -> Path:
-    """Extract done in 3 parts; of the judge, the parts named."""
+    """Write a run with extract done in 3 parts, and of the judge stage the parts `done`."""
     write_extract(run, {f"s{n}": talk("do it", "done", "thanks") for n in range(6)})
     stage = Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=3, upstream=["extract"])
     for part in done:
@@ -48,16 +48,16 @@ def test_a_new_run(tmp_path: Path) -> None:
 
 
 def test_only_what_is_missing(tmp_path: Path) -> None:
-    """Parts 0, 1, 2 in two shards: part 1 is all of shard 1; a third shard of five has none."""
+    """Of parts 0, 1, 2 in two shards, shard 1 has part 1 alone. In five shards, shards 3 and 4 have no part."""
     run = begun(tmp_path / "r", 0, 2)
     assert [find_missing_shards(run, stage, 2) for stage in ORDER] == [[], [1], [0, 1], [0]]
     assert find_missing_shards(run, "teacher", 5) == [0, 1, 2]
-    with pytest.raises(ConfigError, match="another plan"):  # written by hand, with other options than the logs give
+    with pytest.raises(ConfigError, match="another plan"):  # made by hand with other options than config()
         slurm.run(config(run))
 
 
 def test_another_training_of_a_run_that_has_one(tmp_path: Path) -> None:
-    """Neither its plan nor its parts are those of the training without a name."""
+    """A named training has its own plan and parts, not those of the training without a name."""
     run = tmp_path / "r"
     train = Stage.open(TrainConfig(run=run, model=str(MODEL)), "train", [METRICS, VALIDATIONS], parts=1)
     with train.writing(0):
@@ -96,7 +96,7 @@ def test_no_sbatch_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def judged_run(folder: Path) -> tuple[Path, dict[str, tuple[str]]]:
-    """A run whose only reply is judged, and the logs that `slurm` gets for it."""
+    """Return a run whose only reply is judged, and the `logs` option for `slurm`."""
     log, run = folder / "log.jsonl", folder / "r"
     messages = [{"role": role, "content": f"{n}"} for n, role in enumerate(("user", "assistant", "user"))]
     log.write_text(json.dumps({"messages": messages}) + "\n")
@@ -106,7 +106,7 @@ def judged_run(folder: Path) -> tuple[Path, dict[str, tuple[str]]]:
 
 
 def test_the_teacher_that_tests_hints_resumes(tmp_path: Path) -> None:
-    """Its manifest names the judge of the test, which nobody has named here."""
+    """Its manifest names the judge of the hint test, although no option of this launch does."""
     run, given = judged_run(tmp_path)
     options = TeacherConfig(run=run, model=str(MODEL), check_hints=2, judge_model=str(MODEL))
     Stage.open(options, "teacher", [TARGETS], parts=1, upstream=["extract", "judge"])
@@ -116,7 +116,7 @@ def test_the_teacher_that_tests_hints_resumes(tmp_path: Path) -> None:
 
 
 def test_a_training_of_before_the_decisions_in_force_is_refused(tmp_path: Path) -> None:
-    """The tasks would score the reply again, and leave the training as it is."""
+    """Otherwise the tasks would score the reply again, but leave the training as it is."""
     run, given = judged_run(tmp_path)
     teacher = TeacherConfig(run=run, model=str(MODEL))
     stages = {"teacher": Stage.open(teacher, "teacher", [TARGETS], parts=1, upstream=["extract", "judge"])}
@@ -133,7 +133,7 @@ def test_a_training_of_before_the_decisions_in_force_is_refused(tmp_path: Path) 
 
 
 def test_logs_whose_names_are_redacted_are_the_same_logs(tmp_path: Path) -> None:
-    """The plan of extract has their names as the ids of its sessions have them: redacted."""
+    """The plan of extract holds their names as its session ids do: redacted."""
     log, run = tmp_path / "anna@example.com.jsonl", tmp_path / "r"
     messages = [{"role": role, "content": f"{n}"} for n, role in enumerate(("user", "assistant", "user"))]
     log.write_text(json.dumps({"messages": messages}) + "\n")
@@ -143,7 +143,7 @@ def test_logs_whose_names_are_redacted_are_the_same_logs(tmp_path: Path) -> None
 
 
 def test_logs_that_have_grown_and_stages_that_are_outdated_are_refused(tmp_path: Path) -> None:
-    """As `opdkit run` would refuse them, only in the queue."""
+    """`opdkit run` would refuse them as well, but only after the wait in the queue."""
     log = tmp_path / "log.jsonl"
     messages = [{"role": role, "content": f"{n}"} for n, role in enumerate(("user", "assistant", "user"))]
     talked = json.dumps({"messages": messages}) + "\n"

@@ -1,6 +1,6 @@
-"""The job of docs/nights.md on a real Slurm: requeued and killed, it trains the models of plain nights.
+"""Test of the job in docs/nights.md on a real Slurm: requeued and killed, it trains the models of plain nights.
 
-Skipped, with the reason, where Slurm is not installed (Debian: slurm-wlm, munge) or cannot start.
+Skipped, with the reason, if Slurm is not installed (Debian: slurm-wlm, munge) or cannot start.
 """
 
 import os
@@ -43,7 +43,7 @@ def make_world(folder: Path) -> Path:
 
 
 def run_plainly(folder: Path, path: str) -> Home:
-    """Do the nights without Slurm, none of them killed. One thread: two would race for the order of sums."""
+    """Run the nights without Slurm, none of them killed. They have one thread: two would sum in a varying order."""
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     for upto in UPTO:
         grow(folder, upto)

@@ -1,4 +1,4 @@
-"""The batch scripts as text: what they say, what they never hold, and that a shell reads them as they were meant."""
+"""Tests of the batch scripts as text: what they say, that they hold no key, and that a shell reads them as intended."""
 
 import shlex
 import subprocess
@@ -38,7 +38,7 @@ def judge_script(config: JudgeConfig | None = None, **options) -> str:
 
 
 def directives(script: str) -> list[str]:
-    """What sbatch reads: the `#SBATCH` lines before the first command."""
+    """Return what sbatch reads: the `#SBATCH` lines before the first command."""
     lines = script.splitlines()
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     return [line.removeprefix("#SBATCH ") for line in lines[:first] if line.startswith("#SBATCH")]
@@ -82,7 +82,7 @@ def test_the_training_script(nodes: int) -> None:
 
 
 def test_a_training_of_one_process_needs_no_launcher() -> None:
-    """Its exit code and its signals are then its own; and it is queued again only where it got any further."""
+    """Exit code and signals are then those of opdkit itself. It is requeued only if it wrote a checkpoint."""
     script = write_train_script(slurm(), TrainConfig(run=Path("runs/a b"), model="m"), PLACE)
     check_syntax(script)
     assert "\n(trap '' USR1; exec opdkit train 'runs/a b' --model m) &\n" in script
@@ -103,7 +103,7 @@ def test_submit_chains_the_tasks_one_by_one() -> None:
 
 @pytest.mark.parametrize("log", ["logs", HOSTILE, "-rf", "--", "a b"])
 def test_the_shell_gives_back_the_words(log: str, tmp_path: Path) -> None:
-    """What a user named reaches opdkit as it was, and nothing of it is run or becomes a directive."""
+    """Names that a user gives reach opdkit unchanged; no part of them is run or becomes a directive."""
     config = ExtractConfig(run=Path(HOSTILE), logs=(log, "second"), part_mb=0.5)
     script = write_array_script(slurm(), "extract", config, [0], (tmp_path, Path("/bin")))
     assert not any("uid" in line for line in directives(script))
@@ -128,7 +128,7 @@ def test_a_command_line_makes_the_same_configuration() -> None:
 
 
 def test_no_key_reaches_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No credentials in scripts: a script names the variable that holds the key."""
+    """A script names the environment variable that holds the key, never the key."""
     monkeypatch.setenv("MY_KEY", "secret-key-of-a-test")
     config = JudgeConfig(
         run=Path("r"), judge="endpoint", judge_model="m", judge_url="http://h/v1", api_key_env="MY_KEY"

@@ -1,4 +1,4 @@
-"""Groups of hints: what their turns moved, where they are from, what speaks against them, the result on their topic."""
+"""Tests of groups of hints: their effect, their sources, hints that contradict them, and the result on their topic."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def turn(source: str, advantages: list[float] | None, reply: str = "", review: R
 def test_the_facts_of_a_group_are_those_of_its_turns() -> None:
     groups = HintGroups(None)
     groups.add(turn("a.jsonl", [0.5, -1.5, 0.0]), verdict(CELSIUS))
-    groups.add(turn("b.jsonl", [0.09, -0.05]), verdict("Use degrees Celsius, please."))  # moved none
+    groups.add(turn("b.jsonl", [0.09, -0.05]), verdict("Use degrees Celsius, please."))  # moved no token
     groups.add(turn("a.jsonl", None), verdict(CELSIUS, reward=1, decisions=(1, -1, 1)))  # not scored
     groups.add(turn("a.jsonl", [-1.0], review=Review("s:1")), verdict(CELSIUS, status="reviewed"))
     groups.add(turn("a.jsonl", [-1.0]), verdict(FAHRENHEIT))
@@ -55,7 +55,7 @@ def test_the_facts_of_a_group_are_those_of_its_turns() -> None:
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose evaluation has replies of two domains."""
+    """Return a run whose evaluation has replies of two domains."""
     run = whole_run(tmp_path_factory.mktemp("topics") / "run")
     said = {"weather": "It is {} C and sunny in Rome.", "trains": "The train to Rome leaves at {}:05 from platform 3."}
 
@@ -101,7 +101,7 @@ def test_a_topic_is_known_by_the_words_of_its_replies(evaluated: Path) -> None:
 def test_a_group_has_the_turns_that_the_report_counts(
     texts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where there are more different hints than are grouped, some of which are equally common."""
+    """This holds even if there are more different hints than are grouped, some of them equally frequent."""
     monkeypatch.setattr(hint_groups, "TEXTS", texts)
     run = large_run(tmp_path / "run", 40, tokens=4)
     collected = collect(run, 100, reviewing=True)
@@ -115,7 +115,7 @@ def test_a_group_has_the_turns_that_the_report_counts(
 
 
 def test_a_group_is_without_the_hints_that_a_test_dropped(tmp_path: Path) -> None:
-    """As on the page of `opdkit review`, where the commonest wording of a group may be another one then."""
+    """This is as on the page of `opdkit review`. The most frequent wording of a group may be another one afterwards."""
     wordings = dict(zip(("a:1", "b:1", "c:1"), ("Use Celsius.", "Use Celsius.", "Use only Celsius."), strict=True))
     sessions = [judged_runs.session(name[0], message("user", "?"), message("assistant", "5")) for name in wordings]
     verdicts = [judged_runs.verdict(name, hint, -1) for name, hint in wordings.items()]

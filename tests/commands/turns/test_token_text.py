@@ -1,4 +1,4 @@
-"""Tokens as people read them: no replacement characters, and nothing lost."""
+"""Tests of tokens as text for people: no replacement characters, and nothing lost."""
 
 import json
 from itertools import pairwise
@@ -53,7 +53,7 @@ def test_the_texts_of_a_tokenizer_join_to_what_it_encoded(texts, said):
 
 
 def test_control_tokens_are_shown_as_they_are_written(texts):
-    """Control characters and markup from logs are shown as text, whatever a terminal or a page would make of them."""
+    """A control token of the chat template is shown as its text, not left out."""
     end = texts.tokenizer.token_to_id("<|im_end|>")
     assert texts([end]) == ["<|im_end|>"]
 

@@ -1,4 +1,4 @@
-"""Turns with everything: the interface that the report, the reviewers' page and `opdkit show` rely on."""
+"""Tests of whole turns: the interface that the report, the review page and `opdkit show` rely on."""
 
 import json
 import shutil
