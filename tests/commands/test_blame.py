@@ -1,4 +1,4 @@
-"""`opdkit blame`: of a real training that made replies worse, and the training without those that it names."""
+"""Tests of `opdkit blame` on a real training that made replies worse, and of a training without the turns it names."""
 
 import copy
 import json
@@ -47,7 +47,7 @@ SESSIONS, USERS = 6, ("ann|b", "cy*")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, plain_model_dir) -> Path:
-    """A run with a training `a` of six sessions of two users, evaluated; its replies to most prompts got worse."""
+    """Return training `a` on six sessions of two users, evaluated: its replies to most prompts got worse."""
     folder = tmp_path_factory.mktemp("blamed")
     metadata = {f"toy-{n}": {"user_id": USERS[n % 2], "tier": (5, 5.0)[n % 2]} for n in range(SESSIONS)}
     run = write_run(folder / "run", plain_model_dir, toy_sessions(SESSIONS), metadata=metadata)
@@ -141,7 +141,7 @@ def test_what_cannot_be_blamed(made, tmp_path, plain_model_dir) -> None:
 
 
 def test_a_domain_without_a_verdict_is_a_domain_and_nothing_is_known_of_it(made, monkeypatch) -> None:
-    """The judge's votes on its replies failed, say."""
+    """This happens, for example, if the judge's votes on its replies failed."""
     replies = read_arrow(made, "replies", 0)
     (number,) = [n for n, name in enumerate(replies.column_names) if name == "passed"]
     unknown = replies.set_column(number, "passed", pa.nulls(len(replies), pa.bool_()))

@@ -1,4 +1,4 @@
-"""`opdkit check`: quiet on a healthy run, and every kind of damage is found, named and can be recomputed."""
+"""Tests of `opdkit check`: no finding on a healthy run; every kind of damage is found and named; recomputing."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(healthy: Path, tmp_path: Path) -> Path:
-    """A copy to damage; its manifests pin another path of the run nowhere."""
+    """Return a copy to damage. No manifest pins the path of the original run."""
     return Path(shutil.copytree(healthy, tmp_path / "run"))
 
 
@@ -63,7 +63,7 @@ def test_a_healthy_run_has_nothing_wrong(healthy: Path) -> None:
 
 
 def test_a_part_that_may_not_be_read_is_not_taken_for_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--recompute removed it, with the votes in it."""
+    """--recompute used to remove such a part, with the votes in it."""
     run, opened = tmp_path / "run", pq.ParquetFile
     write_extract(run, {"s": talk("do it", "done", "thanks")})
     part = part_path(run, "turns", 0)
@@ -104,7 +104,7 @@ def forget_digests(run: Path, stage: str) -> None:
 
 
 def rewrite_file(path: Path) -> None:
-    """What `df.to_parquet` over a part does."""
+    """Rewrite a part without its metadata, as `df.to_parquet` does."""
     pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
 
 
@@ -135,7 +135,7 @@ def other_part_recorded(run: Path) -> None:
 
 
 def nan_in_weights(run: Path) -> None:
-    """As an older opdkit would have left it: nothing is pinned."""
+    """Write NaN into the weights, with no file pinned, as an older opdkit would have left it."""
     path = stage_dir(run, "train") / "model" / "model.safetensors"
     with path.open("r+b") as handle:
         start = 8 + struct.unpack("<Q", handle.read(8))[0]
@@ -309,7 +309,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_found_and_named(kind: str, run: Path) -> None:
-    """No truncated or replaced part goes by as a whole one."""
+    """Each damage gives a finding in the right place that says what to do, and checking changes no file."""
     damage, stage, table, words = DAMAGE[kind]
     damage(run)
     before = contents(run)
@@ -325,7 +325,7 @@ def fits(finding: Finding, stage: str, table: str | None, words: str) -> bool:
 
 
 def test_what_is_of_another_plan_has_one_remedy_and_no_training(run: Path) -> None:
-    """Judged anew: the targets are all to do again, so that to remove some of them would not help."""
+    """After judging again, all targets must be recomputed, so removing some of them would not help."""
     judge.run(JudgeConfig(run=run, judge="rules", max_hint_chars=50, overwrite=True, shard="0/1"))
     outdated = {f.stage: f for f in examine(run).findings}
     assert list(outdated) == ["teacher", "train", "eval"]
@@ -348,7 +348,7 @@ def test_there_are_more_than_thirty_kinds_of_damage() -> None:
 
 
 def test_an_unfinished_run_is_no_damaged_one(tmp_path: Path) -> None:
-    """A kill leaves parts out, a half-written temporary file, and a secondary table whose primary is not there."""
+    """A kill leaves missing parts, a half-written temporary file, and a secondary table without its primary table."""
     run = tmp_path / "run"
     config = ExtractConfig(run=run, logs=(LOGS,), limit=24, part_mb=PART_MB, shard="1/3")
     extract.run(config)
@@ -365,7 +365,7 @@ def test_rows_of_other_stages_than_a_finished_run(tmp_path: Path) -> None:
 
 
 def test_adapters_beside_the_model_are_looked_at_too(run: Path) -> None:
-    """LoRA leaves two folders; the adapters' own has no tokenizer, and needs none."""
+    """LoRA writes two folders. The one of the adapters has no tokenizer and needs none."""
     adapter = stage_dir(run, "train") / "adapter"
     adapter.mkdir()
     shutil.copy(WEIGHTS(run), adapter / "adapter_model.safetensors")
@@ -438,7 +438,7 @@ def test_what_is_damaged_is_computed_again_and_nothing_else(run: Path, capsys: p
 
 
 def test_the_first_stage_to_run_again_is_that_of_the_lost_part(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Although nothing of it is left to remove."""
+    """This holds although the lost file is not there to be removed."""
     part_path(run, "sessions", 1).unlink()
     assert not check.run(CheckConfig(run=run, recompute=True))
     lines = [line.split()[:2] for line in capsys.readouterr().err.partition("run again")[2].splitlines()]
@@ -448,7 +448,7 @@ def test_the_first_stage_to_run_again_is_that_of_the_lost_part(run: Path, capsys
 
 
 def test_a_lost_table_of_a_part_is_computed_again(run: Path) -> None:
-    """`rejected` is read by nobody, so nothing else is lost with it."""
+    """No stage reads `rejected`, so later stages keep their parts."""
     before = rows_of(run)
     part_path(run, "rejected", 0).unlink()
     assert not check.run(CheckConfig(run=run, recompute=True))

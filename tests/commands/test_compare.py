@@ -1,4 +1,4 @@
-"""`opdkit compare`: which training is better, from what eval stored; and the same on sample_data, in three commands."""
+"""Tests of `opdkit compare`: which training is better, from what eval stored; and on sample_data in three commands."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def made(tmp_path_factory, plain_model_dir) -> Path:
 
 @pytest.fixture
 def run(made, tmp_path) -> Path:
-    """A copy, beside a copy of its prompts."""
+    """Return a copy of the run, beside a copy of its prompts."""
     shutil.copy(made.parent / "prompts.jsonl", tmp_path)
     return Path(shutil.copytree(made, tmp_path / "run"))
 
@@ -201,10 +201,10 @@ def test_the_report_of_several_has_the_comparison_without_texts(made, run) -> No
 
 @pytest.mark.slow
 def test_two_objectives_on_sample_data_in_three_commands(tmp_path) -> None:
-    """The second training costs no judging and no scoring: judge and teacher are the files that they were."""
+    """The second training needs no judging and no scoring: no file of extract, judge and teacher changes."""
     run, prompts = tmp_path / "run", tmp_path / "prompts.jsonl"
     rows = (DATA / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts.write_text("\n".join(rows[::6]), encoding="utf-8")  # twelve, of every domain
+    prompts.write_text("\n".join(rows[::6]), encoding="utf-8")  # twelve prompts, from every domain
     opdkit_command("extract", run, DATA / "logs", "--limit", 24)
     opdkit_command("judge", run, "--judge", "rules")
     opdkit_command("teacher", run, "--model", MODEL)

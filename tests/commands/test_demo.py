@@ -1,6 +1,6 @@
-"""What `opdkit demo` promises, checked on its tables.
+"""Tests of what `opdkit demo` promises, on its tables.
 
-The demo runs here unless OPDKIT_DEMO_RUN names the directory of one that has just been run.
+The demo is run here unless OPDKIT_DEMO_RUN names the directory of a demo that has just been run.
 """
 
 import io
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_closes_with_the_figures_and_what_to_type_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a command that is there, and with the run's own name."""
+    """The suggested commands exist, and `opdkit show` is suggested with the name of this run."""
     screen = io.StringIO()
     monkeypatch.setattr(demo, "stdout", Console(file=screen, width=100))
     demo.show(run, DATA / "prompts.jsonl")
@@ -73,7 +73,7 @@ def test_the_model_learns_what_its_users_wanted_and_keeps_the_rest(run: Path) ->
 
 
 def judged(run: Path) -> list[tuple[dict, dict]]:
-    """(label, verdict) of every judged turn."""
+    """Return (label, verdict) of every judged turn."""
     verdicts = {v["turn_id"]: v for v in read_all(run, "verdicts")}
     found = [(label, verdicts[label["turn_id"]]) for label in labels() if label["turn_id"] in verdicts]
     assert len(found) >= 0.95 * len(labels()), "nearly every turn that has a next state is judged"
@@ -81,7 +81,7 @@ def judged(run: Path) -> list[tuple[dict, dict]]:
 
 
 def test_every_hint_is_reviewed_in_a_few_decisions(run: Path, tmp_path: Path) -> None:
-    """Kept, reworded or struck by what it asks for, over HTTP: some 250 turns in at most 15 decisions."""
+    """Over HTTP, groups of hints are kept, reworded or struck: some 250 turns in at most 15 decisions."""
     for stage in ("extract", "judge"):
         shutil.copytree(run / stage, tmp_path / stage)
     hints = {v["turn_id"]: v["hint"] for v in read_all(run, "verdicts") if v["hint"]}
@@ -122,7 +122,7 @@ def test_the_tiny_judge_is_right(run: Path) -> None:
 
 
 def test_hints_about_orders_are_true_of_the_call(run: Path) -> None:
-    """Nearly all: a vote of the tiny judge errs now and then, and seldom do most of five.
+    """At most 3% may be untrue: single votes of the tiny judge err now and then, but rarely most of five.
 
     In 0.1.0 the tool blamed a missing argument for every error, and half of these hints were untrue.
     """
@@ -152,7 +152,7 @@ def test_every_table_opens_with_the_usual_readers(run: Path, name: str) -> None:
 
 
 def test_without_a_hint_there_is_no_teacher(run: Path) -> None:
-    """Turns that nobody corrected train on nothing but their reward: no teacher term pulls them back."""
+    """Turns that nobody corrected have no teacher log-probs, so they train on their reward alone."""
     verdicts = {v["turn_id"]: v for v in read_all(run, "verdicts")}
     for target in read_all(run, "targets"):
         hint = verdicts[target["turn_id"]]["hint"]

@@ -1,4 +1,4 @@
-"""opdkit/commands/forecast.py: what a training would bring, from replies with hints and without, and what it costs."""
+"""Tests of opdkit/commands/forecast.py: the expected gain, from replies with and without hints, and the costs."""
 
 import json
 import math
@@ -35,7 +35,7 @@ HINT = "Answer in one short sentence."
 
 
 def talk(name: str) -> dict:
-    """A reply that is complained about, and the next one, which is praised."""
+    """Return a session in which the user complains about the first reply and praises the second reply."""
     said = [("user", f"{name}?"), ("assistant", "A long and winding answer."), ("user", "Shorter."),
             ("assistant", "Short."), ("user", "Thanks!")]  # fmt: skip
     return session(name, *(message(role, text) for role, text in said))
@@ -58,7 +58,7 @@ def config(run, tiny_model_dir):
 
 @pytest.fixture
 def judge(monkeypatch):
-    """Answer by the reply that is asked about and whether it was sampled with the hint."""
+    """Return a function that installs a judge: `answer` gets a reply, and whether it was sampled with the hint."""
 
     def install(answer) -> None:
         hinted = set()
@@ -102,7 +102,7 @@ def test_the_expected_gain_by_hand():
 
 
 def test_hints_that_are_followed_anyway_count_and_dropped_ones_do_not(config, monkeypatch):
-    """A student that has learned most of what the hints ask for has little to gain, but not nothing."""
+    """A student that already does most of what the hints ask for can gain little, but more than nothing."""
     tested = rows((1.0, 0.0)) + rows((1.0, 0.75), (1.0, 1.0), status=NOT_NEEDED) + rows((0.0, 0.0), status=NO_BETTER)
     monkeypatch.setattr(hint_checks, "check_hints", lambda *_: tested)
     monkeypatch.setattr(forecast, "measure_judge", lambda *_: known((1000, 1000), (1000, 1000)))
@@ -113,7 +113,7 @@ def test_hints_that_are_followed_anyway_count_and_dropped_ones_do_not(config, mo
 
 
 def test_turns_without_a_reaction_that_are_judged_do_not_make_the_log_smaller(tmp_path, tiny_model_dir, monkeypatch):
-    """With `--good` and `--bad`, the last reply of a session is judged, though it is not trainable."""
+    """With `--good` and `--bad`, the last reply of a session is judged, although it is not trainable."""
     names = [f"s{k}" for k in range(4)]
     said = [("user", "Hi?"), ("assistant", "A long answer."), ("user", "Shorter."), ("assistant", "Short.")]
     sessions = [session(name, *(message(role, text) for role, text in said)) for name in names]
@@ -142,7 +142,7 @@ def test_few_and_different_turns_widen_the_interval_and_a_bad_judge_the_gain():
     assert more_high - more_low < high - low
     assert expect(rows(*shares), known((80, 100), (80, 100)), 1e9)[0] > gain
     assert expect(rows(*shares), SURE, HALF_LEARNED)[0] == pytest.approx(gain / 2)
-    # Every reply does what its hint asks, none without it, and a judge errs in a tenth: its errors differ by chance.
+    # Every reply follows its hint, none does without it, and the judge errs on a tenth; the errors vary by chance.
     erring = known((900_000, 1_000_000), (900_000, 1_000_000))
     assert expect(rows((1.0, 0.1), (0.8, 0.1)), erring, 1e9)[0] == pytest.approx(1.0, abs=1e-3)
     assert expect(rows((1.0, 0.0)), known((50, 100), (50, 100)), 1e9)[0] == pytest.approx(1.0)
@@ -166,9 +166,9 @@ def test_hints_that_help_are_a_go(config, judge):
 
 @pytest.mark.parametrize("sessions", [1, 5, 6])
 def test_hints_of_few_sessions_are_a_no_go(config, monkeypatch, sessions: int):
-    """All hints of a session may be of one kind, so that they show no spread."""
+    """All hints of one session may be of one kind and show no spread, so an interval needs six sessions."""
     tested = [row | {"turn_id": f"s{n % sessions}:{n}"} for n, row in enumerate(rows(*[(1.0, 0.0)] * 12))]
-    tested += rows(*[(0.0, 0.0)] * 9, status=NO_BETTER)  # from which nothing is learned
+    tested += rows(*[(0.0, 0.0)] * 9, status=NO_BETTER)  # dropped: nothing is learned from these
     monkeypatch.setattr(hint_checks, "check_hints", lambda *_: tested)
     monkeypatch.setattr(forecast, "measure_judge", lambda *_: SURE)
     found = predict(config())
@@ -183,7 +183,7 @@ def test_hints_of_few_sessions_are_a_no_go(config, monkeypatch, sessions: int):
     [
         (lambda text, hinted: yes_if(text.startswith("Short.")), "gain"),  # no hint helps
         (lambda text, hinted: "Who knows.", "judge"),
-        (lambda text, hinted: yes_if(hinted or "long" in text), "judge"),  # it is wrong about the log
+        (lambda text, hinted: yes_if(hinted or "long" in text), "judge"),  # the judge is wrong about the log
     ],
 )
 def test_hints_that_do_not_help_and_judges_that_do_not_know_are_a_no_go(config, judge, answer, reason):
@@ -194,7 +194,7 @@ def test_hints_that_do_not_help_and_judges_that_do_not_know_are_a_no_go(config, 
 
 
 def test_hints_that_mostly_cannot_be_judged_are_a_no_go(config, judge, monkeypatch):
-    """The judge has read a few of the replies to each, so there are shares, but of less than half."""
+    """The judge read only some replies to each: there are shares, but of less than half of the pairs."""
     judge(lambda text, hinted: yes_if(hinted or text.startswith("Short.")))
     really = hint_checks.check_hints
     monkeypatch.setattr(hint_checks, "check_hints", lambda *given: [
@@ -207,7 +207,7 @@ def test_hints_that_mostly_cannot_be_judged_are_a_no_go(config, judge, monkeypat
 
 
 def test_a_judge_on_a_server_needs_no_teacher_stage_and_leaves_nothing_there(run, config, monkeypatch):
-    """The order of the guide: judge on a server, then forecast."""
+    """The guide uses this order: a judge on a server, then forecast, and only then the teacher stage."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving(lambda body, number: completion(yes_if("Short." in body["messages"][-1]["content"]))) as server:
         found = predict(config(judge_model="any", judge_url=server.url))
@@ -230,7 +230,7 @@ def test_the_decision_comes_first_and_both_end_with_exit_code_0(run, tiny_model_
 
 
 def test_costs_are_those_of_the_stages(run, config, judge, tiny_model_dir):
-    """Close to what the teacher stage reads, with the replies that it samples; the drawn turns stand for the others."""
+    """They are near what the teacher stage reads, with the replies that it samples. The drawn turns stand for all."""
     judge(lambda text, hinted: yes_if(hinted))
     found = predict(config())
     Run(run).teacher(model=str(tiny_model_dir), device="cpu", max_new_tokens=6)
@@ -244,7 +244,7 @@ def test_costs_are_those_of_the_stages(run, config, judge, tiny_model_dir):
 
 
 def test_the_tokens_of_a_server_are_those_of_its_requests(run, config, judge, tiny_tokenizer, monkeypatch):
-    """The turns that are drawn stand for the others."""
+    """The drawn turns stand for all turns."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     answer = rf"[HINT_START]{HINT}[HINT_END] \boxed{{1}}"
     with serving(lambda body, number: completion(answer)) as server:
@@ -255,12 +255,12 @@ def test_the_tokens_of_a_server_are_those_of_its_requests(run, config, judge, ti
     judge(lambda text, hinted: yes_if(hinted))
     said = [m["content"] for body in requests for m in body["messages"]] + [answer] * len(requests)
     written = sum(len(tiny_tokenizer.encode(text, add_special_tokens=False)) for text in said)
-    assert predict(config(hints=16))["tokens"]["judging"] == pytest.approx(written, rel=0.03)  # but for headings
+    assert predict(config(hints=16))["tokens"]["judging"] == pytest.approx(written, rel=0.03)  # without the headings
     assert predict(config(hints=8))["tokens"]["judging"] == pytest.approx(written, rel=0.1)
 
 
 def test_the_tokens_of_a_local_judge_are_those_of_its_dry_run(run, config, judge, tiny_model_dir, capsys):
-    """Turns and questions are read once, whatever the number of votes; the votes are those of the table."""
+    """Turns and questions are read once, for any number of votes; the number of votes comes from the table."""
     options = {"judge": "local", "judge_model": str(tiny_model_dir), "device": "cpu", "votes": 3, "max_new_tokens": 5}
     judging.run(JudgeConfig(run=run, **options, overwrite=True, dry_run=True))
     facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -295,7 +295,7 @@ def test_the_python_method_returns_it(run, judge, tiny_model_dir):
 
 
 def test_a_reply_that_cannot_be_rendered_is_left_out(tmp_path, tiny_model_dir, judge):
-    """A hint about the greeting, which no prompt comes before; the other turns are forecast."""
+    """The hint is about a greeting, which has no prompt before it. The other turns are forecast."""
     judge(lambda text, hinted: yes_if(hinted))
     greeting = session("greet", message("assistant", "Welcome!"), message("user", "Greet me formally."))
     part = one_part([greeting, talk("a")], [turn("greet:0"), turn("a:1"), turn("a:3")],

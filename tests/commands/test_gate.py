@@ -1,4 +1,4 @@
-"""`opdkit gate`: on what `opdkit eval` stored, with its exit code; and on what is missing or outdated."""
+"""Tests of `opdkit gate` on what `opdkit eval` stored, with its exit code, and on a missing or outdated evaluation."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from opdkit.store.tables import TABLES
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, plain_model_dir) -> Path:
-    """A run with an evaluated training `a`; a few steps of a tiny model drift far."""
+    """Return an evaluated training `a`; the tiny model drifts far in a few steps."""
     return two_trainings(tmp_path_factory.mktemp("gated"), plain_model_dir) / "a.training"
 
 

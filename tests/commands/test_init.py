@@ -1,4 +1,4 @@
-"""`opdkit init`: the file says every option once, with its default, and configures what its flags say."""
+"""Tests of `opdkit init`: the file has every option once, with its default, and configures what the flags say."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def required(stage: str) -> dict[str, object]:
 
 
 def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():
-    """One declaration per option: the three lists derive from it and hold the same options."""
+    """Each option is declared once. The three lists derive from that and hold the same options."""
     written = sections(write_document(InitConfig()))
     assert list(written) == list(TOML_TABLES)
     pages = re.split(r"^## opdkit (\w+)$", (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"), flags=re.M)
@@ -98,7 +98,7 @@ def test_a_file_that_is_there_is_kept_unless_asked(tmp_path):
 
 
 def test_a_link_stays_and_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
-    """As root, `--out /dev/null` replaced the device of the whole machine by a file."""
+    """Run as root, `--out /dev/null` once replaced the device of the whole machine with a file."""
     pipe, file, link = (tmp_path / name for name in ("pipe", "file.toml", "link.toml"))
     os.mkfifo(pipe)
     refused = CliRunner().invoke(app, ["init", str(pipe), "--overwrite"])

@@ -1,4 +1,4 @@
-"""`opdkit run`: what an error of a stage advises can be typed there."""
+"""Tests of `opdkit run`: --set forms of the flags that errors name, checks before the first stage, and --dry-run."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_flags_of_run_itself_have_none(message: str) -> None:
 
 @pytest.mark.parametrize("command", [["judge", "RUN"], ["run", "RUN", "LOGS"], ["slurm", "RUN", "LOGS"]])
 def test_nobody_judges_by_default(command: list[str], tmp_path: Path) -> None:
-    """The error names the three judges and what each is for, in one sentence; nothing is begun."""
+    """The error names the three judges and the use of each, in one sentence, and nothing is written."""
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
     places = {"RUN": str(tmp_path / "run"), "LOGS": str(log)}
     done = CliRunner().invoke(app, [places.get(word, word) for word in command])
@@ -141,7 +141,7 @@ def dry_run(run: Path, log: Path, model: Path, *options: str) -> str:
 
 
 def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) -> None:
-    """Stage by stage; each stage that is done turns a bound of the next one into a count."""
+    """Each stage that is done turns the bounds of the next stage into counts."""
     lines = [chat(f"Where is {n}?", "Nowhere.", "No, in metres.", "100", "thanks") for n in range(5)]
     log, run = jsonl(tmp_path / "log.jsonl", *lines), tmp_path / "run"
     options = ["--judge", "local", "--set", "judge.votes=2", "--set", "judge.max_new_tokens=4"]
@@ -174,7 +174,7 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
 
 
 def test_edits_are_among_the_replies_that_a_dry_run_bounds(tmp_path, plain_model_dir) -> None:
-    """They are scored without `--teacher-samples`, too, and take the place of samples with it."""
+    """Edits are scored even without `--teacher-samples`. With it, they take the place of samples."""
     said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "edited": "b"}]
     log, run = jsonl(tmp_path / "log.jsonl", *[{"messages": said}] * 3), tmp_path / "run"
     (tmp_path / "map.toml").write_text('messages = "messages"\nedited = "edited"\n')
@@ -185,7 +185,7 @@ def test_edits_are_among_the_replies_that_a_dry_run_bounds(tmp_path, plain_model
 
 
 def test_a_dry_run_after_a_decision_bounds_the_training(tmp_path, plain_model_dir) -> None:
-    """The teacher stage is done, and one of its parts is to do again; a training of before is of another plan."""
+    """A part of the finished teacher stage must be recomputed, and an earlier training has another plan."""
     log, run = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v")), tmp_path / "run"
     extract.run(ExtractConfig(run=run, logs=(str(log),)))
     judge.run(JudgeConfig(run=run, judge="rules"))

@@ -1,4 +1,4 @@
-"""`opdkit status` on made-up runs: what is done, what runs, what failed, and what a killed process leaves behind."""
+"""Tests of `opdkit status` on made-up runs: what is done, running or failed, and what a killed process leaves."""
 
 import os
 import re
@@ -28,7 +28,7 @@ from opdkit.store.tables import METRICS, VERDICTS
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Extract done in 3 parts, judge begun: part 0 done."""
+    """Return a run with extract done in 3 parts, and part 0 of the judge stage done."""
     write_extract(tmp_path / "run", {f"s{n}": talk("do it", "done", "thanks") for n in range(6)})
     stage = judge(tmp_path / "run")
     with stage.writing(0) as out:
@@ -93,7 +93,7 @@ def test_the_sentence_of_a_named_training_is_one_line_in_a_pipe(run: Path, monke
 
 
 def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
-    """A killed process removes nothing: of this host it is known to be gone, of another one it is no longer touched."""
+    """A killed process leaves its mark. On this host its pid is gone; on another host its mark is not touched again."""
     folder = run / "judge" / ".tmp"
     (folder / f"verdicts-00001-5f3a9c1e-{host_name()}-{dead_process()}.running").touch()
     other = folder / "verdicts-00002-5f3a9c1e-another-host.example-17.running"
@@ -155,7 +155,7 @@ def test_the_last_error_of_a_failed_shard(run: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_wrong_command_is_no_failure_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But in a batch job nobody else sees it."""
+    """In a batch job it is recorded, because nobody would see it otherwise."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     fail(run, "0/1", ConfigError("another plan"))
     assert failures.read_failures(run) == []
@@ -193,7 +193,7 @@ def test_a_run_that_is_not_there_stays_so(tmp_path: Path) -> None:
     (0, 1, "?"), (4, 0, "done"), (1, 0, "30 s of work, none running"), (1, 2, "15 s"), (2, 1, "20 s"),
 ])  # fmt: skip
 def test_time_left(done: int, running: int, words: str) -> None:
-    """Parts of 10 s each: what is left at their mean, shared by those who work now."""
+    """Parts take 10 s each. The remaining parts take this mean, divided by the number of running processes."""
     found = Summary("judge", Counters(seconds=10.0 * done), done, 4, Path())
     assert status.estimate_time_left(found, running) == words
 

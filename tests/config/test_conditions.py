@@ -1,4 +1,4 @@
-"""`--filter`: which sessions are kept."""
+"""Tests of `--filter`: which sessions are kept, and why the others are not."""
 
 import datetime
 
@@ -98,7 +98,7 @@ def test_times_of_every_unit():
 
 
 def test_filtered_sessions_are_counted_and_not_written(tmp_path):
-    """And a filter changes no id of those that stay; `opdkit check` finds the counters right."""
+    """A filter does not change the ids of sessions that stay, and `opdkit check` finds the counters right."""
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v", model="m1"), chat("u", "a", "v", model="m2"), {"x": 1},
                 chat("u", "a", "v"), chat("u", "a", "v", model="m1"))  # fmt: skip
     summary = run(tmp_path / "run", log, filter=("model=m1",))

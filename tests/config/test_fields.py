@@ -1,4 +1,4 @@
-"""Options: declared once, checked at construction, read somewhere, the same in flags, TOML and manifest."""
+"""Tests of options: declared once, checked at construction, the same in flags, TOML and manifest."""
 
 import json
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def toml(folder: Path, text: str) -> Path:
     return path
 
 
-# -- what is declared is read --------------------------------------------------------------------------------------
+# -- what a declaration holds ---------------------------------------------------------------------------------------
 
 
 def test_every_option_has_help_and_a_type_the_command_line_knows():
@@ -111,7 +111,7 @@ def test_toml_errors_say_where_and_what(tmp_path, text, message):
 
 @pytest.mark.parametrize(("command", "place"), [("night", "home"), ("slurm", "run")])
 def test_a_file_names_no_other_file_of_options(tmp_path, command, place):
-    """The options in it were ignored, without a word."""
+    """The options in the other file used to be ignored silently."""
     with pytest.raises(ConfigError, match="has no option 'config'"):
         configure(command, {place: RUN}, toml(tmp_path, f"[{command}]\nconfig = 'other.toml'\n"))
 
@@ -123,7 +123,7 @@ def test_one_of_a_list_needs_no_brackets(tmp_path):
 
 
 def test_what_was_saved_is_the_configuration_again():
-    """Options of another version are left out, and what is fixed holds."""
+    """Saved options that this version does not know are left out, and values that the caller passes win."""
     config = ExtractConfig(run=RUN, logs=("a.jsonl", "b.jsonl"), limit=3, part_mb=0.5)
     saved = json.loads(json.dumps(config.effective())) | {"gone": 1}
     assert from_saved(ExtractConfig, saved, run=RUN) == config
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_text(tmp_path):
 
 
 def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
-    """Editors of Windows write one."""
+    """Windows editors write a byte-order mark."""
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xef\xbb\xbf[judge]\nvotes = 7\n")
     assert configure("judge", {"run": RUN, "judge": "rules"}, path).votes == 7
@@ -220,7 +220,7 @@ def test_an_option_that_may_be_given_repeatedly_keeps_all_that_is_set(tmp_path):
 
 
 def test_a_text_that_is_set_stays_as_it_is_written(tmp_path):
-    """Though it may look like a number, or like another value of JSON."""
+    """This holds even if it looks like a number or another JSON value."""
     given = ("train.name=1.10", "teacher.served_as=2", 'teacher.served_as=["a", "b"]', "teacher.wording=007",
              'train.reference="null"', "train.kl_coef=1", "extract.redact_names=true")  # fmt: skip
     stages = make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))

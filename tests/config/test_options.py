@@ -1,4 +1,4 @@
-"""All options of all commands: each is read, a flag means the same everywhere, -h is short, old names are refused."""
+"""Tests of all options: each is read, a flag means the same in all commands, -h is short, old names are refused."""
 
 import ast
 import dataclasses
@@ -31,7 +31,7 @@ EVERY_OPTION = [(name, field) for name, known in COMMANDS.items() for field in f
 
 
 def config_names(annotation: ast.expr | None) -> set[str]:
-    """Names of configuration classes in an annotation: "EvalConfig | RolloutConfig" has two."""
+    """Return the names of configuration classes in an annotation: "EvalConfig | RolloutConfig" has two."""
     text = "" if annotation is None else ast.unparse(annotation)
     return set(re.findall(r"\b(?:[A-Z]\w*Config|ModelOptions)\b", text))
 
@@ -68,10 +68,10 @@ def reads_by_name(function: ast.AST) -> bool:
 
 @cache
 def reads() -> dict[str, set[str]]:
-    """Configuration class -> attributes that code outside of opdkit/config, or config/pipeline.py, reads of it."""
+    """Return class -> its attributes that are read by code outside opdkit/config, or by config/pipeline.py."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in PACKAGE.rglob("*.py"):
-        if path.parent == PACKAGE / "config" and path.name != "pipeline.py":  # which hands options on to the stages
+        if path.parent == PACKAGE / "config" and path.name != "pipeline.py":  # pipeline.py passes options to the stages
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         # self.config = config, and fields of dataclasses
@@ -91,14 +91,14 @@ def reads() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_read(command: str) -> None:
-    """An option that nothing reads is a lie in the help. A read counts on a value of the type that declares it, and
-    that of a property for the fields that it is computed from."""
+    """An option that nothing reads makes the help wrong. A read counts if the value has the type that declares the
+    option. A read of a property counts for the fields that the property is computed from."""
     own = COMMANDS[command].config
     known = {cls.__name__ for cls in own.__mro__}
     read = set().union(*(attributes for name, attributes in reads().items() if name in known))
-    if command == "train":  # train/schedule.py makes the objective of the fields of the same names; its tests prove it
+    if command == "train":  # train/schedule.py builds the objective from fields of the same names; its tests prove it
         read |= {field.name for field in dataclasses.fields(Objective)} | {f"{term}_weight" for term in TERMS}
-    if command in ("train", "eval"):  # becomes part of `run` when the configuration is made: tests/store
+    if command in ("train", "eval"):  # it becomes part of `run` in the configuration: see tests/store
         read |= {"name"}
     computed = [value for name in read if isinstance(value := getattr(own, name, None), property)]
     read |= {name for each in computed for name in re.findall(r"self\.(\w+)", inspect.getsource(each.fget))}
@@ -110,7 +110,7 @@ def test_every_option_is_read(command: str) -> None:
 # None leaves it to the stage's own default.
 DEFAULTS_DIFFER = {
     "--batch-tokens": {16384, 65536},  # a judge's prompts are shorter than a policy's
-    "--holdout": {0.0, 0.2},  # each night decides
+    "--holdout": {0.0, 0.2},  # a night decides on held-out sessions
     "--max-new-tokens": {256, 512},
     "--objective": {None, "blend"},
     "--samples": {1, 4},
@@ -126,7 +126,7 @@ HELP_DIFFERS = {
 
 
 def shared_flags() -> dict[str, list[Field]]:
-    """Flag -> its declarations, for the flags of more than one command."""
+    """Return flag -> its declarations, for flags of more than one command."""
     found: dict[str, list[Field]] = defaultdict(list)
     for command, field in EVERY_OPTION:
         if not field.positional and (command, field.flag) not in OWN_MEANING:
@@ -157,7 +157,7 @@ def shown_by_help(command: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_at_most_twenty_options_in_panels(command: str) -> None:
-    """Expert options are not shown, and the help says how many there are."""
+    """Expert options are not shown, but the help says how many there are."""
     text = shown_by_help(command)
     shown = re.findall(r"^  (--[a-z0-9-]+)", text, re.MULTILINE)
     assert len(shown) <= 20
@@ -187,7 +187,7 @@ def test_an_expert_option_is_a_flag_and_is_documented(command: str, field: Field
 
 @cache
 def documented() -> dict[str, str]:
-    """Command -> its section of docs/commands.md."""
+    """Return command -> its section of docs/commands.md."""
     pages = re.split(r"^## opdkit (\w+)$", (DOCS / "commands.md").read_text(encoding="utf-8"), flags=re.M)
     return dict(zip(pages[1::2], pages[2::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""Presets say to a family's chat template what it reads; the published templates that trl ships are asked."""
+"""Tests that presets pass only arguments that a family's chat template reads, on the templates that trl ships."""
 
 import json
 from pathlib import Path

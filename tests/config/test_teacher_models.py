@@ -1,4 +1,4 @@
-"""Teachers on the command line: names, weights and routes."""
+"""Tests of teachers on the command line: names, shares and routes."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(tmp_path, options, 
     ({"teacher_samples": 3}, 3),
 ])  # fmt: skip
 def test_a_reply_is_sampled_wherever_one_model_on_one_device_reads_the_hint(tmp_path, options, samples):
-    """The plan has the number itself: the placement is no part of it, but would decide which rows there are."""
+    """The plan holds this number, because device placement, which decides it, is not part of the plan."""
     config = TeacherConfig(run=tmp_path, model="m", **options)
     assert (config.samples, config.plan()["teacher_samples"]) == (samples, samples)
 

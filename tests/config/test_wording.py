@@ -1,4 +1,4 @@
-"""Own words for the prompts: the file, the plans that hold its texts, and everything that writes or looks for them."""
+"""Tests of --wording: the file, the plans that hold its texts, and the stages that use or look for these texts."""
 
 import hashlib
 import json
@@ -72,7 +72,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_the_default_texts_are_these() -> None:
-    """Another text is another judge: votes, hints and figures of the docs were made with these."""
+    """Other texts make another judge: votes, hints and figures of the docs were made with these texts."""
     digest = hashlib.sha256(json.dumps(DEFAULTS, sort_keys=True).encode()).hexdigest()
     assert digest[:16] == "b065bb64221821a6"
 
@@ -140,7 +140,7 @@ def test_the_judge_asks_in_own_words_which_the_plan_holds(own: Path, tmp_path: P
     run = write_extract(tmp_path / "run", {"a": said("Hi", "Hello", "thanks")})
     with serving(lambda *_: completion(r"Say \boxed{1} for yes, else \boxed{-1}.")) as server:
         (row,) = judged(run, server.url, wording=own)
-        assert row["reward_votes"][0]["error"] == "repeats the rules"  # its own, not the default ones
+        assert row["reward_votes"][0]["error"] == "repeats the rules"  # the rules of `own`, not the default rules
         texts = read_wording(own)["judge"]
         asked = {body["messages"][1]["content"].rpartition("## Question\n")[2] for body in server.requests}
         assert asked == {texts["hint"], texts["reward"]}
@@ -169,7 +169,7 @@ ENDING = r"End with exactly one of \boxed{1}, \boxed{-1}, \boxed{0}."
 
 
 def test_a_criterion_changes_the_verdicts_and_the_manifest(tmp_path: Path) -> None:
-    """Of two replies one has a number. The judge follows the criterion; an old run is judged again on demand only."""
+    """One of two replies has a number, as the criterion asks. A judged run is judged again only with --overwrite."""
     run = write_extract(
         tmp_path / "run", {"a": said("How warm?", "12 C.", "thanks"), "b": said("And now?", "Cold.", "I see")}
     )
@@ -178,7 +178,7 @@ def test_a_criterion_changes_the_verdicts_and_the_manifest(tmp_path: Path) -> No
 
     def answer(body: dict, *_) -> Answer:
         common, _, question = body["messages"][-1]["content"].rpartition("## Question\n")
-        if not common or "[HINT_START]" in question:  # before votes are removed, it is asked whether it is there
+        if not common or "[HINT_START]" in question:  # the test question before --overwrite removes votes
             return completion(r"\boxed{-1}")
         wants_number = question == f"+1: the reply has a number.\n-1: it has none.\n{ENDING}"
         assert wants_number or question == DEFAULTS["judge"]["reward"]
@@ -218,7 +218,7 @@ def test_a_criterion_of_run_is_the_judges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", [None, b"", b" \n", b"\xff\xfe\x00", "own"])
 def test_a_criterion_that_cannot_be_used_is_refused(written: bytes | str | None, own: Path, tmp_path: Path) -> None:
-    """Absent, empty, no text; or a file of wording has a question about the reward as well."""
+    """The file is absent, empty or not text, or a --wording file has a question about the reward as well."""
     path = tmp_path / "criterion.txt"
     if written:
         path.write_bytes(b"+1: good." if written == "own" else written)
@@ -249,7 +249,7 @@ def scored(own: Path, tmp_path: Path, tiny_model_dir: Path) -> Path:
 
 
 def test_the_teacher_reads_the_hint_in_own_words(scored: Path, tiny_model_dir: Path) -> None:
-    """Log-probs equal a plain forward over a prompt that is rendered here."""
+    """Its log-probs equal those of a plain forward pass over a prompt that is rendered here."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
     chat = Chat(load_tokenizer(str(tiny_model_dir)), {})
     sessions = {s["session_id"]: s["messages"] for s in read_all(scored, "sessions")}
@@ -288,14 +288,14 @@ def test_an_echo_of_the_teachers_words_is_found() -> None:
     assert echo_of(reply, "How warm?", {}, own) == "note to the assistant"
     assert echo_of(reply, "How warm?", {}) is None
     assert echo_of("[user's hint / instruction] 12 C", "How warm?", {}, own) is None
-    assert echo_of("Note: 12 C", "How warm?", {}, "Note: {hint}") is None  # one word may be anybody's
+    assert echo_of("Note: 12 C", "How warm?", {}, "Note: {hint}") is None  # a single word may be chance
     assert echo_of("12 C", "How warm?", {}, "{hint}") is None
 
 
 def test_eval_looks_for_the_words_that_the_teacher_recorded(
     scored: Path, own: Path, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The judge of the checks is asked in own words, too."""
+    """The judge of the checks is asked with the texts of --wording, too."""
     asked = []
     monkeypatch.setattr(evaluate, "mark_echoes", lambda replies, hints, text: asked.append(text) or list(replies))
     after = save_tiny_model(tmp_path / "after", load_tokenizer(str(tiny_model_dir)), seed=1)
@@ -306,7 +306,7 @@ def test_eval_looks_for_the_words_that_the_teacher_recorded(
                                 device="cpu", samples=1, max_new_tokens=8, judge_model="m", judge_url=server.url,
                                 wording=own))  # fmt: skip
     assert asked == ["(Note to the assistant: {hint})"]
-    requests = server.requests[1:]  # the first one only asks whether a judge is there
+    requests = server.requests[1:]  # the first request only tests that a judge answers
     questions = {body["messages"][1]["content"].rpartition("## Question\n")[2] for body in requests}
     own_words = ("It is short.", "It heeds the hint.")  # the check of the prompt, and of replies to the log's turns
     assert questions == {rf"Is it so: {words} Say \boxed{{1}} or \boxed{{-1}}." for words in own_words}
@@ -346,7 +346,7 @@ def test_eval_takes_no_vote_from_who_repeats_its_question(own: Path, tmp_path: P
         config = EvalConfig(run=tmp_path, prompts="unused", judge_model="m", judge_url=server.url, wording=own)
         with pytest.raises(OpdkitError, match=r"1 of 1 reply failed.*repeats the rules"):
             check_replies([reply], config)
-        known = replace(reply, prompt=replace(prompt, id="q"), seen="")  # what shows nothing is judged without a vote
+        known = replace(reply, prompt=replace(prompt, id="q"), seen="")  # no visible text: judged without a vote
         assert [one.passed for one in check_replies([reply, known], config)] == [None, False]
     (warning,) = " ".join(capsys.readouterr().err.split()).split("warning: ")[1:]
     assert "1 of 2 replies" in warning
@@ -356,12 +356,12 @@ def test_eval_takes_no_vote_from_who_repeats_its_question(own: Path, tmp_path: P
 def test_a_rollout_hands_the_words_of_the_teacher_on(
     scored: Path, own: Path, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    """The second round's teacher reads what the first one's read, unless it is given other words."""
+    """The second round's teacher uses the wording of the first round's teacher, unless it is given another."""
     model, text = str(tiny_model_dir), {"teacher": {"hint": "(Note to the assistant: {hint})"}}
     rollout.run(RolloutConfig(run=tmp_path / "new", from_run=scored, model=model, device="cpu", max_new_tokens=8))
     teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", teacher_samples=0))
     assert manifest(tmp_path / "new", "teacher")["plan"]["inputs"]["wording"] == text
-    own.write_text("[judge]\nsystem = 'You are a pilot.'")  # no words around the hint: the same plan, so it resumes
+    own.write_text("[judge]\nsystem = 'You are a pilot.'")  # no [teacher] text: the same plan, so it resumes
     teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", teacher_samples=0, wording=own))
     own.write_text("[teacher]\nhint = '\\{hint}/'")
     teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", teacher_samples=0, wording=own,
@@ -370,7 +370,7 @@ def test_a_rollout_hands_the_words_of_the_teacher_on(
 
 
 def test_a_log_may_be_called_wording(tmp_path: Path) -> None:
-    """The plan of extract has its logs by name, where that of a rollout has the words."""
+    """The plan of extract holds its logs by name in the place where the plan of a rollout holds the wording."""
     log = tmp_path / "wording.jsonl"
     spoken = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}] * 2
     log.write_text(json.dumps({"messages": spoken}))

@@ -1,4 +1,4 @@
-"""A judged run, and what answers its hinted turns."""
+"""Fixtures: a judged run, a student that answers its hinted turns, and the options of a rollout."""
 
 import shutil
 from pathlib import Path
@@ -14,13 +14,13 @@ from opdkit.model.load import load_tokenizer
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory) -> Path:
-    """Three parts with two hinted turns each, beside turns without; no test writes into it."""
+    """Return a run of three parts, each with two hinted turns and turns without a hint. No test writes into it."""
     return write_run(tmp_path_factory.mktemp("source") / "run", three_parts())
 
 
 @pytest.fixture(scope="session")
 def student(tmp_path_factory, plain_model_dir) -> Path:
-    """A random model that stops within a dozen tokens about as often as not."""
+    """Return a random model whose replies end within a dozen tokens about half of the time."""
     folder = Path(shutil.copytree(plain_model_dir, tmp_path_factory.mktemp("student") / "model"))
     weights = load_file(folder / "model.safetensors")
     with torch.no_grad():
@@ -31,7 +31,7 @@ def student(tmp_path_factory, plain_model_dir) -> Path:
 
 @pytest.fixture
 def config(source, tmp_path, student):
-    """A rollout into tmp_path/new: short replies, two to a prompt."""
+    """Return a function that configures a rollout into tmp_path/new, with two short replies per prompt."""
 
     def make(run: Path | None = None, **options) -> RolloutConfig:
         defaults = {"from_run": source, "model": str(student), "device": "cpu", "samples": 2, "max_new_tokens": 12}

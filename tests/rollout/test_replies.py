@@ -1,4 +1,4 @@
-"""opdkit/rollout/replies.py: what is sampled, and that the stages after it take it as it is."""
+"""Tests of opdkit/rollout/replies.py: what is sampled, and that later stages use it unchanged."""
 
 import shutil
 
@@ -26,7 +26,7 @@ TABLES = ("sessions", "turns", "rejected", "verdicts")
 
 @pytest.fixture
 def fixed_draws(monkeypatch):
-    """Every prompt is answered with these draws, in place of what the model happens to say."""
+    """Return a function that makes the sampler answer every prompt with the given samples."""
 
     def fix(*draws: Sample) -> None:
         monkeypatch.setattr(sampler, "sample", lambda _model, requests, **_: [list(draws) for _ in requests])
@@ -39,7 +39,7 @@ def fixed_draws(monkeypatch):
 
 @torch.no_grad()
 def by_hand(model, prompt: list[int], generator: torch.Generator, limit: int, stop: int) -> Sample:
-    """One token after the other over the whole text, each where the uniform number falls in the cumulative sum."""
+    """Sample token by token over the whole text: each token is where the uniform number falls in the cumulative sum."""
     ids, logprobs = [], []
     for uniform in torch.rand(limit, generator=generator, dtype=torch.float64):
         logits = model(torch.tensor([prompt + ids])).logits[0, -1].float()
@@ -52,7 +52,7 @@ def by_hand(model, prompt: list[int], generator: torch.Generator, limit: int, st
 
 
 def test_replies_are_what_sampling_by_hand_gives(config, source, student) -> None:
-    """Temperature 1 for the draw and for its log-probs, after the prompt that the template renders."""
+    """Samples and log-probs have temperature 1, and follow the prompt that the template renders."""
     summary = rollout.run(config(samples=3))
     run = config().run
     model = AutoModelForCausalLM.from_pretrained(student, dtype=torch.float32).eval()
@@ -94,8 +94,8 @@ def test_replies_are_what_sampling_by_hand_gives(config, source, student) -> Non
 
 
 def test_the_scores_prove_that_the_replies_are_on_policy(config, student, capsys) -> None:
-    """The teacher stage finds, for the very tokens, the log-probs they were drawn
-    with: every ratio and every behaviour weight is 1, and nobody warns of another model."""
+    """The teacher stage computes, for the same tokens, the log-probs that they were sampled with: every ratio and
+    every behaviour weight is 1, and no warning names another model."""
     rollout.run(config(samples=3))
     run = config().run
     summary = teacher.run(TeacherConfig(run=run, model=str(student), device="cpu", teacher_samples=0))
@@ -116,7 +116,7 @@ def test_the_scores_prove_that_the_replies_are_on_policy(config, student, capsys
 
 
 def test_a_student_of_the_same_name_with_other_weights_is_another(config, tmp_path, plain_tokenizer, capsys) -> None:
-    """The folder of every training is called model."""
+    """The model folder of every training is called `model`, so the name alone does not tell models apart."""
     first, second = (save_tiny_model(tmp_path / str(n) / "model", plain_tokenizer, seed=n) for n in (1, 2))
     rollout.run(config(model=str(first)))
     scored(config().run, second)
@@ -141,7 +141,7 @@ def test_training_takes_the_run_as_any_other(config, student, objective) -> None
 
 
 def test_groups_share_their_prompt(config, student) -> None:
-    """`--group-normalise` finds a group by its prompt's ids: the samples of one turn, and nothing else."""
+    """`--group-normalise` finds a group by its prompt ids, so a group must be exactly the samples of one turn."""
     rollout.run(config(samples=3))
     run = config().run
     scored(run, student)
@@ -179,8 +179,8 @@ def ids_of(tokenizer, text: str) -> list[int]:
 def test_sampled_tokens_are_taken_as_they_are(
     config, fixed_draws, plain_model_dir, tiny_model_dir, text, stops, content, template
 ) -> None:
-    """Whatever was sampled is what is scored; no stop token is made up for a reply that was cut
-    off, and none is lost where nothing else was said."""
+    """Exactly the sampled tokens are scored. No stop token is added to a reply that was cut off, and none is
+    lost if the reply has no other token."""
     model = {"plain": plain_model_dir, "thinking": tiny_model_dir}[template]
     tokenizer = load_tokenizer(str(model))
     ids = ids_of(tokenizer, text) + [tokenizer.eos_token_id] * stops
@@ -201,7 +201,7 @@ def test_sampled_tokens_are_taken_as_they_are(
 
 
 def test_a_reply_cut_off_inside_a_character_keeps_its_tokens(config, fixed_draws, student) -> None:
-    """Half of a character has no text of its own, and tokens all the same."""
+    """Half of a character has no text of its own, but its tokens are kept."""
     tokenizer = load_tokenizer(str(student))
     ids = ids_of(tokenizer, "snow \N{SNOWMAN}")[:-1]
     fixed_draws(Sample(ids, [-1.0] * len(ids), "length"))
@@ -211,7 +211,7 @@ def test_a_reply_cut_off_inside_a_character_keeps_its_tokens(config, fixed_draws
 
 
 def test_draws_that_no_stage_could_take_are_lost_and_counted(config, fixed_draws, student) -> None:
-    """No log-prob that is no number; no token that the tokenizer could not write."""
+    """These have a log-prob that is not finite, or a token that the tokenizer lacks."""
     tokenizer = load_tokenizer(str(student))
     good = Sample([tokenizer.eos_token_id], [-0.5], "stop")
     bad = Sample([5, 6], [-1.0, float("nan")], "length"), Sample([len(tokenizer)], [-0.5], "length")
@@ -224,7 +224,7 @@ def test_draws_that_no_stage_could_take_are_lost_and_counted(config, fixed_draws
     fixed_draws(*bad)
     summary = rollout.run(config(overwrite=True))
     assert (summary.counters.rows_in, summary.counters.rows_out) == (6, 0)
-    assert summary.counters.dropped == {"log-probs are not finite": 6}  # a turn of which nothing is left
+    assert summary.counters.dropped == {"log-probs are not finite": 6}  # no reply of these turns is left
 
 
 def test_prompts_that_cannot_be_answered_are_dropped_and_counted(tmp_path, config, capsys) -> None:

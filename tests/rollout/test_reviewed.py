@@ -1,4 +1,4 @@
-"""What people decided about the hints of a run is what its fresh replies are sampled for."""
+"""Tests that a rollout samples replies for the hints of a run as people decided on them."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from opdkit.store.reviews import Review
 
 
 def test_a_decided_hint_is_answered_for_and_carried_over(config, source, student, tmp_path):
-    """One hint rewritten, one struck, one given to a turn that had none; rewards are of other replies."""
+    """One hint is rewritten, one struck, one added. Decided rewards are not carried over: they are of other replies."""
     run = shutil.copytree(source, tmp_path / "source")
     mine = [Review("s0a:2", True, 1, True, "Answer in one word, please."), Review("s0b:2", False, None, True, None),
             Review("s0b:4", False, None, True, "Answer in two words, please.")]  # fmt: skip

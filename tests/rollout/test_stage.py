@@ -1,4 +1,4 @@
-"""opdkit/rollout: fresh replies as a run of their own; the same rows whatever happens in between."""
+"""Tests of opdkit/rollout: fresh replies as a run of their own, with the same rows in shards and after kills."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ TABLES = ("sessions", "turns", "rejected", "verdicts")
 
 @pytest.fixture(scope="session")
 def whole(source, student, tmp_path_factory) -> dict[str, list[dict]]:
-    """What a rollout gives that nobody disturbs."""
+    """Return the tables of a rollout that nothing interrupts."""
     run = tmp_path_factory.mktemp("whole") / "run"
     flags = {"run": run, "from_run": source, "model": str(student), "device": "cpu", "samples": 2}
     rollout.run(configure("rollout", flags | {"max_new_tokens": 12}, None))
@@ -39,7 +39,7 @@ def whole(source, student, tmp_path_factory) -> dict[str, list[dict]]:
 
 
 def test_shards_give_the_same_rows(config, whole) -> None:
-    """A stage that is killed and resumed writes what it would have written."""
+    """Three shards, run in another order, write the rows of a rollout without shards."""
     for shard in ("2/3", "0/3", "1/3"):
         summary = rollout.run(config(shard=shard))
     assert everything(config().run) == whole
@@ -55,7 +55,7 @@ def test_another_seed_gives_other_replies_to_the_same_prompts(config, whole) -> 
 
 
 def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole, monkeypatch) -> None:
-    """The committed replies are what the verdicts are written for."""
+    """Verdicts are then written for the replies that were committed."""
 
     def die(*_):
         raise KeyboardInterrupt
@@ -73,7 +73,7 @@ def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole
 
 
 def test_a_kill_at_any_file_resumes_to_the_same_rows(config, whole) -> None:
-    """Parts that are missing are done again, in whichever table they are."""
+    """Missing parts are computed again, in any of the tables."""
     run = config().run
     rollout.run(config())
     for missing in ("extract/sessions/part-00001", "extract/turns/part-00001", "judge/verdicts/part-00002",
@@ -91,7 +91,7 @@ def test_a_limit_counts_sessions_of_the_source(config, whole) -> None:
 
 
 def test_a_rollout_of_a_rollout(config, whole, tmp_path, source) -> None:
-    """Its hints go on; its prompts are the same, so that nothing of the first replies is left."""
+    """The second rollout keeps the hints and the prompts, so nothing of the first replies is left."""
     rollout.run(config())
     again = config(tmp_path / "again", from_run=config().run, samples=1)
     rollout.run(again)
@@ -105,7 +105,7 @@ def test_a_rollout_of_a_rollout(config, whole, tmp_path, source) -> None:
 
 
 def test_prompts_are_rendered_as_the_source_s_were(config, source, tmp_path, tiny_model_dir) -> None:
-    """The arguments of the template go from the source's teacher stage to the rollout, and on to its teacher stage."""
+    """Template arguments pass from the source's teacher stage to the rollout, and on to the rollout's teacher stage."""
     run = Path(shutil.copytree(source, tmp_path / "from"))
     args = ("enable_thinking=false",)
     scored(run, tiny_model_dir, template_arg=args)
@@ -138,7 +138,7 @@ def test_metadata_still_route_to_a_teacher(tmp_path, config, student, plain_toke
 
 
 def test_another_model_s_log_is_no_matter(tmp_path, config, student, capsys) -> None:
-    """The cure for a log that another model wrote: its replies and their log-probs are left behind."""
+    """A rollout cures a log that another model wrote: the logged replies and their log-probs are left behind."""
     logged = turn("a:2", response_token_ids=[1, 2, 3], behavior_logprobs=[-1.0, -1.0, -1.0])
     run = write_run(tmp_path / "from", one_part([talk("a") | {"model": "gpt-x"}], [logged], [verdict("a:2", HINT)]))
     scored(run, student)
@@ -201,7 +201,7 @@ def test_the_command_line_and_a_file_of_options(tmp_path, source) -> None:
     file.write_text(f"[rollout]\nfrom-run = '{source}'\nmodel = 'm'\nmax-new-tokens = 9\n")
     made = configure("rollout", {"run": tmp_path / "new", "samples": 3}, file)
     assert (made.from_run, made.model, made.max_new_tokens, made.samples) == (source, "m", 9, 3)
-    assert "from_run" not in made.plan()  # where the source lies decides nothing: its fingerprints do
+    assert "from_run" not in made.plan()  # the fingerprints of the source count, not its path
 
 
 # -- the sample world -----------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_the_command_line_and_a_file_of_options(tmp_path, source) -> None:
 
 @pytest.mark.slow
 def test_the_sample_model_answers_its_own_log_afresh(tmp_path, config, capsys) -> None:
-    """Extract to train on sample_data, with replies that the model would give now."""
+    """All stages, extract to train, work on sample_data with replies that the model would give now."""
     from opdkit.extract import stage as extract
     from opdkit.judge import stage as judge
 
@@ -221,7 +221,7 @@ def test_the_sample_model_answers_its_own_log_afresh(tmp_path, config, capsys) -
     new = config().run
     turns = rows(new, "turns")
     assert [t["turn_id"].rpartition("/")[0] for t in turns] == [name for name in hinted for _ in range(2)]
-    assert {t["finish_reason"] for t in turns} == {"stop"}  # it was trained to end
+    assert {t["finish_reason"] for t in turns} == {"stop"}  # the model was trained to stop
     capsys.readouterr()
     targets = scored(new, MODEL)
     assert "another model" not in capsys.readouterr().err
