@@ -1,4 +1,4 @@
-"""Tests of `opdkit check`: no finding on a healthy run; every kind of damage is found and named; recomputing."""
+"""Tests of `opdkit check`: silence on a healthy run, every kind of damage found and named, and recomputing."""
 
 import dataclasses
 import json
@@ -365,7 +365,7 @@ def test_rows_of_other_stages_than_a_finished_run(tmp_path: Path) -> None:
 
 
 def test_adapters_beside_the_model_are_looked_at_too(run: Path) -> None:
-    """LoRA writes two folders. The one of the adapters has no tokenizer and needs none."""
+    """LoRA writes two folders. The adapter folder needs no tokenizer, but damage to it must be found."""
     adapter = stage_dir(run, "train") / "adapter"
     adapter.mkdir()
     shutil.copy(WEIGHTS(run), adapter / "adapter_model.safetensors")
@@ -438,7 +438,7 @@ def test_what_is_damaged_is_computed_again_and_nothing_else(run: Path, capsys: p
 
 
 def test_the_first_stage_to_run_again_is_that_of_the_lost_part(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """This holds although the lost file is not there to be removed."""
+    """The stage is named first although the lost file is not there to be removed."""
     part_path(run, "sessions", 1).unlink()
     assert not check.run(CheckConfig(run=run, recompute=True))
     lines = [line.split()[:2] for line in capsys.readouterr().err.partition("run again")[2].splitlines()]

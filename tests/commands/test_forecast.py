@@ -230,7 +230,7 @@ def test_the_decision_comes_first_and_both_end_with_exit_code_0(run, tiny_model_
 
 
 def test_costs_are_those_of_the_stages(run, config, judge, tiny_model_dir):
-    """They are near what the teacher stage reads, with the replies that it samples. The drawn turns stand for all."""
+    """They are of the size of the targets that the teacher stage reads and samples. The drawn turns stand for all."""
     judge(lambda text, hinted: yes_if(hinted))
     found = predict(config())
     Run(run).teacher(model=str(tiny_model_dir), device="cpu", max_new_tokens=6)

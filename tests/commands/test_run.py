@@ -130,7 +130,7 @@ def test_each_stage_checks_its_inputs_once_and_before_the_first_begins(tmp_path,
 
 
 def dry_run(run: Path, log: Path, model: Path, *options: str) -> str:
-    """Return what `opdkit run --dry-run` prints on stdout; nothing may be written."""
+    """Return what `opdkit run --dry-run` prints on stdout, and check that it writes nothing."""
     before = snapshot(run)
     command = ["run", str(run), str(log), "--model", str(model), *options, "--dry-run"]
     done = CliRunner().invoke(app, command)

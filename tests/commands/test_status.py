@@ -93,7 +93,7 @@ def test_the_sentence_of_a_named_training_is_one_line_in_a_pipe(run: Path, monke
 
 
 def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
-    """A killed process leaves its mark. On this host its pid is gone; on another host its mark is not touched again."""
+    """A killed process leaves its mark. On this host its pid is gone; on another host its mark is no longer touched."""
     folder = run / "judge" / ".tmp"
     (folder / f"verdicts-00001-5f3a9c1e-{host_name()}-{dead_process()}.running").touch()
     other = folder / "verdicts-00002-5f3a9c1e-another-host.example-17.running"
@@ -155,7 +155,7 @@ def test_the_last_error_of_a_failed_shard(run: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_wrong_command_is_no_failure_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a batch job it is recorded, because nobody would see it otherwise."""
+    """Only in a batch job is a wrong command recorded, because nobody would see it otherwise."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     fail(run, "0/1", ConfigError("another plan"))
     assert failures.read_failures(run) == []

@@ -220,7 +220,7 @@ def test_an_option_that_may_be_given_repeatedly_keeps_all_that_is_set(tmp_path):
 
 
 def test_a_text_that_is_set_stays_as_it_is_written(tmp_path):
-    """This holds even if it looks like a number or another JSON value."""
+    """A text option keeps its text even if that looks like a number or another JSON value."""
     given = ("train.name=1.10", "teacher.served_as=2", 'teacher.served_as=["a", "b"]', "teacher.wording=007",
              'train.reference="null"', "train.kl_coef=1", "extract.redact_names=true")  # fmt: skip
     stages = make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))

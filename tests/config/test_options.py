@@ -107,7 +107,7 @@ def test_every_option_is_read(command: str) -> None:
 
 # -- a flag means the same in all commands -----------------------------------------------------------------------------
 
-# None leaves it to the stage's own default.
+# A default of None leaves the value to the stage.
 DEFAULTS_DIFFER = {
     "--batch-tokens": {16384, 65536},  # a judge's prompts are shorter than a policy's
     "--holdout": {0.0, 0.2},  # a night decides on held-out sessions

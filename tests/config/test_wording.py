@@ -249,7 +249,7 @@ def scored(own: Path, tmp_path: Path, tiny_model_dir: Path) -> Path:
 
 
 def test_the_teacher_reads_the_hint_in_own_words(scored: Path, tiny_model_dir: Path) -> None:
-    """Its log-probs equal those of a plain forward pass over a prompt that is rendered here."""
+    """The teacher's log-probs equal those of a plain forward pass over a prompt that is rendered here."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
     chat = Chat(load_tokenizer(str(tiny_model_dir)), {})
     sessions = {s["session_id"]: s["messages"] for s in read_all(scored, "sessions")}

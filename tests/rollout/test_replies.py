@@ -52,7 +52,7 @@ def by_hand(model, prompt: list[int], generator: torch.Generator, limit: int, st
 
 
 def test_replies_are_what_sampling_by_hand_gives(config, source, student) -> None:
-    """Samples and log-probs have temperature 1, and follow the prompt that the template renders."""
+    """Replies are sampled and scored at temperature 1, after the prompt that the template renders."""
     summary = rollout.run(config(samples=3))
     run = config().run
     model = AutoModelForCausalLM.from_pretrained(student, dtype=torch.float32).eval()
@@ -211,7 +211,7 @@ def test_a_reply_cut_off_inside_a_character_keeps_its_tokens(config, fixed_draws
 
 
 def test_draws_that_no_stage_could_take_are_lost_and_counted(config, fixed_draws, student) -> None:
-    """These have a log-prob that is not finite, or a token that the tokenizer lacks."""
+    """Such a reply has a log-prob that is not finite, or a token that the tokenizer lacks."""
     tokenizer = load_tokenizer(str(student))
     good = Sample([tokenizer.eos_token_id], [-0.5], "stop")
     bad = Sample([5, 6], [-1.0, float("nan")], "length"), Sample([len(tokenizer)], [-0.5], "length")

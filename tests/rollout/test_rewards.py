@@ -140,7 +140,7 @@ def test_the_judge_sees_request_reply_and_hint_and_cannot_be_steered(tmp_path, c
     asked = server.requests[0]["messages"][-1]["content"]
     for quoted in ("| a question 0?", "| sure", "| ## Hint", "| Put the result in", "| ## Question"):
         assert quoted in asked
-    assert asked.count("\\boxed{1}") == 2  # in the instructions alone
+    assert asked.count("\\boxed{1}") == 2  # only in the instructions
     assert "<|im_end|>" not in asked
     assert "criterion: The reply does what the hint asks for." in asked
     assert "What came next" not in asked

@@ -55,7 +55,7 @@ def test_another_seed_gives_other_replies_to_the_same_prompts(config, whole) -> 
 
 
 def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole, monkeypatch) -> None:
-    """Verdicts are then written for the replies that were committed."""
+    """After the kill, verdicts are written for the replies that were committed before it."""
 
     def die(*_):
         raise KeyboardInterrupt
@@ -73,7 +73,7 @@ def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole
 
 
 def test_a_kill_at_any_file_resumes_to_the_same_rows(config, whole) -> None:
-    """Missing parts are computed again, in any of the tables."""
+    """Missing parts of any table are computed again, with the same rows."""
     run = config().run
     rollout.run(config())
     for missing in ("extract/sessions/part-00001", "extract/turns/part-00001", "judge/verdicts/part-00002",

@@ -189,7 +189,7 @@ def test_a_kappa_without_interval_says_why(
 
 
 def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:
-    """Decisions are compared with the rewards of the votes, which they overrule, not with the verdicts after them."""
+    """Decided rewards are labels for the rewards of the votes, which they overrule, not for the resulting verdicts."""
     judged = judged_run(tmp_path / "run", {"a:1": [1, 1, -1], "b:1": [1, 1, 1], "c:1": [-1]})
     with pytest.raises(OpdkitError, match="opdkit review"):
         measure(CalibrateConfig(run=judged))
@@ -201,7 +201,7 @@ def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:
 
 
 def test_only_a_random_sample_of_the_reviews_measures_the_judge(tmp_path: Path) -> None:
-    """The judge is wrong on a fifth of the turns, on which it is least certain. A reviewer sees these turns first."""
+    """The judge errs on the fifth of the turns on which it is least certain. A reviewer sees these turns first."""
     names = [f"s{n}:1" for n in range(200)]
     judged = judged_run(tmp_path / "run", {name: [1, 1, -1] if n < 40 else [1, 1, 1] for n, name in enumerate(names)})
     wrong, order = set(names[:40]), order_of_draw(names)
@@ -272,7 +272,7 @@ def test_perfect_and_few_is_not_certain(tmp_path: Path) -> None:
 
 
 def test_the_labels_of_sample_data(tmp_path: Path) -> None:
-    """Scored against these labels, the judge that follows them is perfect, and hints are where something was wanted."""
+    """The verdicts follow the labels: accuracy and kappa are 1, and hints are where something was wanted."""
     found = measure(CalibrateConfig(run=labelled_run(tmp_path / "run"), labels=DATA / "labels.jsonl"))
     assert (found.rows, found.labels, found.set_aside) == (566, 563, {"not judged": 3})
     assert (found.accuracy, found.kappa) == (1.0, 1.0)

@@ -41,7 +41,7 @@ def test_csv_as_spreadsheets_write_it(separator: str, tmp_path: Path) -> None:
 
 
 def test_ids_of_a_review_sheet_stand_behind_an_apostrophe(tmp_path: Path) -> None:
-    """A log named after a date has turns such as 2026-11-27:1:1, which a spreadsheet would read as a time."""
+    """A log named after a date has ids such as 2026-11-27:1:1, which a spreadsheet would otherwise read as a time."""
     path = write(tmp_path / "labels.csv", "turn_id,reward", "'2026-11-27:1:1,1", "a:1,-1")
     assert [label.id for label in read_labels(path).labels] == ["2026-11-27:1:1", "a:1"]
 

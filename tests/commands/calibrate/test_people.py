@@ -120,7 +120,7 @@ def test_the_human_ceiling_by_hand(tmp_path: Path) -> None:
     assert (people.same, people.kappa, people.share) == (pytest.approx(2 / 3), pytest.approx(1 / 3), 1.0)
     assert (judge.same, judge.kappa, judge.share) == tuple(map(pytest.approx, (3 / 4, 1 / 2, 3 / 2)))
     assert judge.kappa_interval is None, "of four sessions"
-    most = row_of(found, "majority", "another person")  # b, d: the others of 2/3 of the labels tie, of 1/3 disagree
+    most = row_of(found, "majority", "another person")  # on b and d, 2/3 of the labels meet a tie, 1/3 two opposites
     assert (most.same, most.kappa) == (pytest.approx((1 + 1 / 3 + 1 + 1 / 3) / 4), pytest.approx(1 / 3))
     raters = {score.rater: (score.labels, score.kappa_people, score.kappa_judges) for score in found.raters}
     assert (raters, found.pairs) == ({f"r{n}": (4, None, [None]) for n in range(3)}, 0), "four turns are too few"

@@ -118,7 +118,7 @@ def test_what_training_takes_is_told_before_it_fails(monkeypatch):
 
 
 def test_4_bits_are_counted_as_they_are_held(monkeypatch):
-    """The bytes of the loaded model are packed weights, their 8-bit scales, the scales of these, and all the rest."""
+    """The estimate is within 2% of the loaded bytes: packed weights, 8-bit scales, the scales of those, the rest."""
     pytest.importorskip("bitsandbytes")
     loaded = load_model(str(MODEL), device="cpu", dtype="bfloat16", load_in_4bit=True)
     states = [p.quant_state for p in loaded.parameters() if hasattr(p, "quant_state")]
@@ -214,7 +214,7 @@ def test_a_model_that_the_server_does_not_list_is_named_with_what_it_has():
 
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_judge_that_the_judge_stage_can_ask_is_no_problem(status):
-    """OpenAI's reasoning models name the token limit differently. The URL may be that of the requests themselves."""
+    """OpenAI's reasoning models name the token limit differently, and the URL may end in /chat/completions."""
     said = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
     with serving(
         lambda body, _: completion("yes") if "max_tokens" not in body else Reply(status, {"error": {"message": said}}),
@@ -276,7 +276,7 @@ def test_every_packing_that_extract_reads_is_looked_into(tmp_path):
 
 
 def test_files_that_an_export_holds_beside_the_chats_are_no_problem(tmp_path):
-    """Claude.ai exports hold users.json and projects.json. A folder with only such files is a problem."""
+    """users.json and projects.json of a Claude.ai export are only noted. A folder with nothing else is a problem."""
     (tmp_path / "users.json").write_text('[{"uuid": "u"}]')
     (tmp_path / "projects.json").write_text("[]")
     assert problem(list(examine_logs([str(tmp_path)]))).what == "none of these files holds a log"
@@ -287,7 +287,7 @@ def test_files_that_an_export_holds_beside_the_chats_are_no_problem(tmp_path):
 
 
 def test_copies_of_logs_that_a_killed_doctor_leaves_are_removed(tmp_path, monkeypatch):
-    """A zip file is unpacked into a temporary folder, so a killed doctor leaves texts of users there."""
+    """A killed doctor leaves unzipped logs, with texts of users, in a temporary folder. The next doctor removes it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()

@@ -45,7 +45,7 @@ def load(path: Path, **options: Any) -> datasets.Dataset:
 
 
 def expected(judged: Judged, target: str) -> dict[str, JudgedTurn]:
-    """Return the turns that a target should have, without its code. With these labels, nothing else drops a turn."""
+    """Return the turns that a target should have, without using its code. These labels drop nothing else."""
     wanted = {
         "trl-kto": lambda t: t.verdict["reward"] in (1, -1),
         "trl-sft": lambda t: t.verdict["reward"] == 1,
@@ -185,7 +185,7 @@ def test_a_call_that_comes_late_is_not_lost(tmp_path: Path) -> None:
 def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
     reply: dict[str, Any], turn_fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    """A trainer would end a cut-off reply with a stop token, and would read text as control tokens."""
+    """They are dropped: a trainer would end a cut-off reply with a stop token, and read text as control tokens."""
     talks = [session("bad", message("user", "Go on."), reply, message("user", "!")),
              session("good", message("user", "a < b | c > d"), message("assistant", "<s>not so</s>"))]  # fmt: skip
     turns, verdicts = (

@@ -35,7 +35,7 @@ def test_the_weighted_replies_are_the_good_ones_and_no_others(
 
 
 def test_the_client_library_knows_every_message_and_tool(run: Path, tmp_path: Path) -> None:
-    """The library's request types accept all of them, except for `weight`, which only fine-tuning files have."""
+    """The library's request types accept every message, apart from `weight`, which only fine-tuning files have."""
     rows = lines(export(ExportConfig(run=run, to="openai", out=tmp_path / "ft.jsonl")).where)
     calls = 0
     for row in rows:

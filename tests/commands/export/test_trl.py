@@ -24,7 +24,7 @@ from opdkit.teacher.stage import run as teach
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
 
-LIMIT = 40  # sessions: enough for calls, results, and users who correct
+LIMIT = 40  # sessions: enough for tool calls, results and corrections by users
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_sft_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn],
 
 
 def test_template_arguments_are_a_column(run: Path, judged: dict[str, JudgedTurn], tmp_path: Path) -> None:
-    """With it TRL renders what opdkit does, as docs/export.md says; without, TRL trains on thinking that QWEN adds."""
+    """With this column TRL renders what opdkit does, as docs/export.md says; else it trains on thinking QWEN adds."""
     fields = student()
     fields["processing_class"].chat_template = QWEN
     chat = Chat(fields["processing_class"], {"enable_thinking": False})

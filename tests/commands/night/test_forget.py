@@ -168,7 +168,7 @@ def test_nights_are_done_again_with_their_own_options(folder: Path, capsys: pyte
 
 
 def test_decisions_about_others_stay(folder: Path) -> None:
-    """This includes decisions made together with those about the user, and decisions in the night's own run."""
+    """This includes decisions made together with some about the user, and decisions in the night's own run."""
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 60, 90)
     first, second = Home(config.home).list_nights()

@@ -180,7 +180,7 @@ def test_old_complaints_are_tests_before_newer_sessions_without_one() -> None:
 
 
 def test_what_tests_a_model_again_is_what_it_has_not_learned_from(home: Home) -> None:
-    """These are all sessions logged since, except continued ones, and the held-out sessions of the nights before."""
+    """A retest uses all sessions logged since, except continued ones, and the held-out sessions of earlier nights."""
     things = [f"{name} of Rome" for name in THINGS[:16]]
     gone_on = [chat(*[m["content"] for m in talk["messages"]], "Bien.", "Thanks, perfect!")
                for talk in corrected(*things[:4])]  # fmt: skip

@@ -199,7 +199,7 @@ def test_new_prompts_and_own_ones_with_a_verdict_show_whether_a_model_is_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: list[tuple], old: list[tuple], own: list[tuple],
     is_better: bool, words: str,
 ) -> None:  # fmt: skip
-    """If these are fewer than six, all prompts decide. In any case, more replies to corrected prompts must be right."""
+    """If such prompts are fewer than six, all decide. In any case, more replies to corrected prompts must be right."""
     found, record = decided(tmp_path, monkeypatch, new, old, own)
     assert found is is_better
     assert words in record["sentence"]

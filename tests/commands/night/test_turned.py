@@ -77,7 +77,7 @@ def test_complaints_that_asked_for_what_is_rejected_now_no_longer_count() -> Non
 
 
 def test_a_complaint_without_a_hint_asked_for_nothing_that_is_rejected_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds even if the hint that led to the rejected reply is not among the hints that are compared."""
+    """Such a complaint still counts, even if the hint that led to the rejected reply is not among those compared."""
     first = ("list the files", "files? no", COMPLAINT, "Write plain words.")
     both = NightSession(1, 0, "s", False, (*said(1, first)[0].opinions, *said(1, PRAISED_BEFORE)[0].opinions))
     unhinted = ("list the files", "nothing is there", COMPLAINT, None)

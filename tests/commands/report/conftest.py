@@ -56,7 +56,7 @@ def tabs() -> Iterator[dict[Options, Watched]]:
 
 @pytest.fixture
 def opened(browser: Any, tabs: dict[Options, Watched]) -> Iterator[Callable[..., Watched]]:
-    """Yield a function that opens pages. After the test, fail if a page logged an error or made a forbidden request."""
+    """Yield a function that opens pages. Fail at the end if a page had an error, a dialog or a forbidden request."""
     used: list[tuple[Options, Watched]] = []
 
     def opening(target: Path | str, **options: Any) -> Watched:

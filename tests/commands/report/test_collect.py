@@ -85,7 +85,7 @@ def test_votes_hints_and_shares_are_those_of_the_tables(run: Path) -> None:
 
 
 def test_replies_that_the_teacher_wrote_are_counted_beside_the_logged_ones(run: Path, tmp_path: Path) -> None:
-    """They are counted in the funnel, for each session and in total, as `opdkit train` prints them."""
+    """Replies by the teacher are counted in the funnel, per session and in total, as `opdkit train` prints them."""
     other, logged = shutil.copytree(run, tmp_path / "run"), list(read_all(run, "targets"))
     recommit(other, "targets", 0, lambda rows: rows.extend(rows[0] | {"written": n} for n in range(2)))
     recommit(other, "metrics", 0, counters=lambda counters: counters.count("written by the teacher", 2))
@@ -119,7 +119,7 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("tables", [["scores", "replies"], ["replies"]])
 def test_an_evaluation_that_has_begun_says_nothing_yet(run: Path, tmp_path: Path, tables: list[str]) -> None:
-    """Scores are committed before replies, so a kill between the two leaves scores without replies."""
+    """Scores are committed before replies. If a kill leaves scores without replies, no evaluation is shown."""
     other = Path(shutil.copytree(run, tmp_path / "run"))
     for table in tables:
         shutil.rmtree(other / "eval" / table)
@@ -321,7 +321,7 @@ def test_the_largest_are_those_of_a_sort(values: list[int], most: int) -> None:
 
 
 def test_the_tokens_that_moved_most_are_those_of_the_targets(run: Path, tmp_path: Path) -> None:
-    """Each is paired with the teacher's likeliest stored token, unless that is the token of the reply itself."""
+    """Each is paired with the teacher's likeliest stored token. A position where both are the same does not count."""
     moved = shutil.copytree(run, tmp_path / "run")
 
     def shift(rows: list[dict[str, Any]]) -> None:

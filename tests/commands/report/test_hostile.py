@@ -43,7 +43,7 @@ def test_the_file_holds_no_text_of_a_log_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_policy_lets_nothing_else_run(report: Path, opened: Callable[..., Watched], browser: object) -> None:
-    """The content security policy would refuse a script that got into the page, its styles, and any connection."""
+    """Even in the page itself, the policy refuses a foreign script or style, any connection, and markup from text."""
     watched = Watched(browser)
     html = report.read_text(encoding="utf-8")
     bad = report.with_name("bad.html")

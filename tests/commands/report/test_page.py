@@ -263,7 +263,7 @@ def test_several_trainings_have_a_section_and_one_has_none(
     watched.says("#sections", "Trainings")
     watched.says("#comparison", "--objective")
     watched.page.locator("#comparison summary").click()
-    watched.says("#comparison", "right replies")  # written when it opens
+    watched.says("#comparison", "right replies")  # this part is written when it opens
     rows = watched.page.locator("#comparison .scroll").nth(1).locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows] == score_rows(found.scores["b"])[1:]
     path.write_text(make_page(made, redacted=True), encoding="utf-8")
@@ -316,7 +316,7 @@ def typical(run: Path) -> str:
 
 
 def test_it_opens_with_a_typical_turn(report: Path, run: Path, opened: Opening) -> None:
-    """It opens beside the list, without scrolling. If a filter hides the turn, the next key opens the first listed."""
+    """The turn opens beside the list, without scrolling. If a filter hides it, the next key opens the first listed."""
     watched = opened(report)
     assert watched.text("#whole h3") == typical(run) == shown(watched)[0]
     assert watched.page.locator("#whole .tokens .token").count() > 0
@@ -347,7 +347,7 @@ def test_a_run_without_a_teacher_promises_no_tokens(run: Path, tmp_path: Path, o
 
 
 def test_the_effect_of_a_hint_has_a_unit_and_a_scale(calculating: Watched) -> None:
-    """They stand above the table. The limit for nearly nothing is that below which `train` warns."""
+    """Unit and scale are above the table. The limit for nearly nothing is that below which `train` warns."""
     heads = calculating.page.locator("#groups thead th").all_inner_texts()
     assert "effect (nats per token)" in heads
     said = calculating.text("#groups > p")

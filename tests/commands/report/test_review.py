@@ -148,7 +148,7 @@ def votes_agree(run: Path, turn_ids: Iterable[str]) -> list[float]:
 
 
 def test_undo_leaves_what_was_decided_since(run: Path, server: ReviewServer, opened: Opening) -> None:
-    """Later decisions stay, by a colleague on the same turn or on this page on all turns of its hint."""
+    """Undo keeps later decisions: by a colleague on the same turn, or on this page on all turns of its hint."""
     watched = opened(server.address)
     (turn_id,) = press(watched, "X")
     settled(watched)

@@ -154,7 +154,7 @@ def test_nothing_is_said_to_who_does_not_know_the_token(server, path, token):
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_foreign_origin_or_host_is_refused_whatever_it_knows(client, server, judged, name, value, method):
-    """The request may come from a page elsewhere in the browser, or for a name that was pointed at this host."""
+    """Such a request comes from a page elsewhere in the same browser, or uses a name that was pointed at this host."""
     answer = client.request(method, "/api/reviews", headers={name: value.format(port=server.server_port)}, json=SET)
     assert (answer.status_code, f"foreign {name}" in answer.text) == (403, True)
     assert not reviews.reviews_dir(judged).exists()
@@ -355,7 +355,7 @@ def test_a_group_of_hints_is_kept_reworded_struck_and_withdrawn_at_once(judged, 
 
 
 def test_a_voted_hint_may_be_longer_than_what_people_may_type(tmp_path):
-    """It may hold a reply of any length that a person edited or kept. Page and sheet must both accept it."""
+    """A voted hint may hold a reply of any length that a person edited or kept. Page and sheet must accept it."""
     text, name = "A better answer. " * 300, "a:1"
     run = write_run(tmp_path / "run", [([session("a", message("user", "hi"), message("assistant", "ho"))],
                                         [turn(name)], [verdict(name, text, -1)])])  # fmt: skip

@@ -116,7 +116,7 @@ def test_what_is_filled_in_is_decided(run, tmp_path, cells, expected):
 def test_a_decision_keeps_the_vote_that_the_reviewer_saw_and_how_its_turn_was_chosen(
     run, tmp_path, voted, before, after
 ):
-    """The vote is taken from the sheet: it is of a run with another judge, which rewarded the reply.
+    """The vote is that of the sheet, which is of a run with another judge: there the reply has the reward 1.
 
     A decision on a row is about its turn alone, even after a decision on all turns with its hint ("group").
     """
@@ -146,7 +146,7 @@ def test_a_row_that_nobody_touched_does_not_undo_what_others_decided_since(run, 
 
 
 def test_a_decision_of_somebody_else_is_not_overwritten(run, tmp_path):
-    """The decision is newer than the sheet. The review page refuses to overwrite it, too."""
+    """A sheet cannot overwrite a newer decision by somebody else. The review page refuses this, too."""
     rows = fill(run, reward="-1")
     reviews.append(run, [Review("a:1", reward_decided=True, reward=1)], reviewer="Bea")
     with pytest.raises(OpdkitError, match="Bea has decided on a:1 since"):
@@ -173,7 +173,7 @@ def test_wrong_rows_are_named_by_their_line_and_nothing_is_taken(run, tmp_path, 
 
 
 def test_decisions_move_to_a_run_without_the_sessions_of_one_user(run, tmp_path, capsys):
-    """As docs/privacy.md says, they carry over. Rows of turns that are gone decide nothing, with a warning."""
+    """docs/privacy.md describes this. Rows of turns that are gone decide nothing there, and a warning counts them."""
     reviews.append(run, [Review("a:1", True, 1), Review("a:3", note="seen"), Review("b:1", True, 0)])
     rows = written(run)
     without = write_extract(tmp_path / "without", {"b": talk(EVIL, "Hi", "No", "Yes", "Thanks")})
@@ -230,7 +230,7 @@ def test_what_is_no_sheet_is_named(run, tmp_path, data, words):
 
 
 def test_numbers_of_decisions_may_come_back_as_decimals(run, tmp_path):
-    """A data frame writes decimals if other cells of the column are empty."""
+    """A data frame writes the numbers of a column as decimals if other cells of it are empty."""
     reviews.append(run, [Review(name, reward_decided=True, reward=0) for name in TURNS[:3]])
     rows = written(run)
     cells = [("0.0", "0.0"), ("1.0", "1,0"), ("", "2.0"), ("", "")]  # unchanged, another reward, withdrawn, undecided

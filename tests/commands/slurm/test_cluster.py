@@ -49,7 +49,7 @@ def parts_of(run: Path, stage: str, shard: int) -> int:
 
 
 def process_of(run: Path, shard: int) -> int | None:
-    """Return the opdkit process of a judge task, found by its command line, or None."""
+    """Return the process id of a judge task's opdkit, found by its command line, or None."""
     wanted = {str(run), f"{shard}/{SHARDS}", "judge", "--shard"}
     return next((pid for pid, words in command_lines() if wanted <= set(words)), None)
 
@@ -158,7 +158,7 @@ def asked_to_stop(pid: int) -> bool:
 
 @pytest.mark.parametrize(("nodes", "processes"), [(2, 1), (1, 1)])
 def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: int, processes: int) -> None:
-    """When it is asked to stop, all processes on all nodes keep a checkpoint, and the job requeues itself."""
+    """If the job is asked to stop, all processes on all nodes keep a checkpoint, and the job requeues itself."""
     run = write_run(tmp_path / "run", MODEL, toy_sessions(8))
     options = {"device": "cpu", "epochs": 20, "checkpoint_every": 0, "batch_turns": 4, "learning_rate": 1e-4}
     wanted = SlurmConfig(run=run, logs=("logs",), nodes=nodes, processes=processes, time=("30",), setup=(HOSTNAMES,))

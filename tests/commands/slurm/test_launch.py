@@ -106,7 +106,7 @@ def judged_run(folder: Path) -> tuple[Path, dict[str, tuple[str]]]:
 
 
 def test_the_teacher_that_tests_hints_resumes(tmp_path: Path) -> None:
-    """Its manifest names the judge of the hint test, although no option of this launch does."""
+    """The stage's manifest names the judge of the hint test, although no option of this launch does."""
     run, given = judged_run(tmp_path)
     options = TeacherConfig(run=run, model=str(MODEL), check_hints=2, judge_model=str(MODEL))
     Stage.open(options, "teacher", [TARGETS], parts=1, upstream=["extract", "judge"])
@@ -116,7 +116,7 @@ def test_the_teacher_that_tests_hints_resumes(tmp_path: Path) -> None:
 
 
 def test_a_training_of_before_the_decisions_in_force_is_refused(tmp_path: Path) -> None:
-    """Otherwise the tasks would score the reply again, but leave the training as it is."""
+    """Without the refusal, the tasks would score the reply again, but leave the training as it is."""
     run, given = judged_run(tmp_path)
     teacher = TeacherConfig(run=run, model=str(MODEL))
     stages = {"teacher": Stage.open(teacher, "teacher", [TARGETS], parts=1, upstream=["extract", "judge"])}
@@ -133,7 +133,7 @@ def test_a_training_of_before_the_decisions_in_force_is_refused(tmp_path: Path) 
 
 
 def test_logs_whose_names_are_redacted_are_the_same_logs(tmp_path: Path) -> None:
-    """The plan of extract holds their names as its session ids do: redacted."""
+    """The plan of extract holds the names of the logs as its session ids do: redacted."""
     log, run = tmp_path / "anna@example.com.jsonl", tmp_path / "r"
     messages = [{"role": role, "content": f"{n}"} for n, role in enumerate(("user", "assistant", "user"))]
     log.write_text(json.dumps({"messages": messages}) + "\n")

@@ -82,7 +82,7 @@ def test_the_training_script(nodes: int) -> None:
 
 
 def test_a_training_of_one_process_needs_no_launcher() -> None:
-    """Exit code and signals are then those of opdkit itself. It is requeued only if it wrote a checkpoint."""
+    """Exit code and signals are then those of opdkit itself. The job is requeued only if it wrote a new checkpoint."""
     script = write_train_script(slurm(), TrainConfig(run=Path("runs/a b"), model="m"), PLACE)
     check_syntax(script)
     assert "\n(trap '' USR1; exec opdkit train 'runs/a b' --model m) &\n" in script

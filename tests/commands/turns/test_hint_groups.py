@@ -101,7 +101,7 @@ def test_a_topic_is_known_by_the_words_of_its_replies(evaluated: Path) -> None:
 def test_a_group_has_the_turns_that_the_report_counts(
     texts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds even if there are more different hints than are grouped, some of them equally frequent."""
+    """They are equal even if there are more different hints than are grouped, some of them equally frequent."""
     monkeypatch.setattr(hint_groups, "TEXTS", texts)
     run = large_run(tmp_path / "run", 40, tokens=4)
     collected = collect(run, 100, reviewing=True)
@@ -115,7 +115,7 @@ def test_a_group_has_the_turns_that_the_report_counts(
 
 
 def test_a_group_is_without_the_hints_that_a_test_dropped(tmp_path: Path) -> None:
-    """This is as on the page of `opdkit review`. The most frequent wording of a group may be another one afterwards."""
+    """Dropped hints are left out as on the page of `opdkit review`, so another wording may become the most frequent."""
     wordings = dict(zip(("a:1", "b:1", "c:1"), ("Use Celsius.", "Use Celsius.", "Use only Celsius."), strict=True))
     sessions = [judged_runs.session(name[0], message("user", "?"), message("assistant", "5")) for name in wordings]
     verdicts = [judged_runs.verdict(name, hint, -1) for name, hint in wordings.items()]
