@@ -1,4 +1,4 @@
-"""Writes example-4b.md: counts that were measured, and stated formulas: `python docs/example_4b.py`.
+"""Write example-4b.md from measured counts and stated formulas: `python docs/example_4b.py`.
 
 `python -m tests.benchmarks.example` measures the counts.
 """
@@ -10,11 +10,11 @@ from opdkit.config.train import TrainConfig
 
 HERE = Path(__file__).parent
 COUNTS = HERE.parent / "tests" / "benchmarks" / "example.json"
-LAYERS, HIDDEN, KEYS = 36, 2560, 2 * 8 * 128  # of Qwen3-4B; keys and values of a token in a layer
+LAYERS, HIDDEN, KEYS = 36, 2560, 2 * 8 * 128  # Qwen3-4B; KEYS: elements of keys and values per token and layer
 JUDGE = 32.8e9  # parameters of Qwen3-32B
 CARD, PEAK, BANDWIDTH = 80e9, 312e12, 2.039e12  # bytes, FLOP/s in bfloat16, bytes/s of an A100
-USED, USED_BANDWIDTH = 0.4, 0.5  # shares of both that are reached; assumed
-ANSWER, TOGETHER = 100, 32  # tokens of a judge's answer, requests at once; assumed
+USED, USED_BANDWIDTH = 0.4, 0.5  # shares of PEAK and BANDWIDTH that are reached; assumed
+ANSWER, TOGETHER = 100, 32  # tokens per answer of the judge, requests at once; assumed
 IN, OUT = 0.10, 0.40  # money per million tokens; assumed
 LONGEST = 4096  # tokens of the longest turn; assumed
 MORE = 100  # times as many conversations
@@ -22,7 +22,7 @@ GB = 1e9
 
 
 def numbers() -> dict[str, float]:
-    """Everything that the page says, by its name in the page."""
+    """Return every number of the page by its name in the page."""
     count = json.loads(COUNTS.read_text(encoding="utf-8"))
     size, adapters = count["parameters"]["all"], count["parameters"]["lora"]
     judge, teacher = count["judge"], count["teacher"]
@@ -65,7 +65,7 @@ def numbers() -> dict[str, float]:
 
 
 def page() -> str:
-    """The page, with the numbers in it."""
+    """Return the page with the numbers filled in."""
     text = (HERE / "example-4b.txt").read_text(encoding="utf-8")
     for name, value in numbers().items():
         digits = 0 if isinstance(value, int) or value >= 100 else 1

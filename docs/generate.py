@@ -1,4 +1,4 @@
-"""Writes commands.md, tables.md, wording.md, tutorial.ipynb and opdkit/options.pyi: `python docs/generate.py`.
+"""Write commands.md, tables.md, wording.md, tutorial.ipynb and opdkit/options.pyi: `python docs/generate.py`.
 
 A test checks that they are up to date.
 """
@@ -18,7 +18,7 @@ NOTE = "<!-- written by docs/generate.py; edit the code, not this file -->\n\n"
 
 
 def commands() -> str:
-    """Every option of every command, from its one declaration."""
+    """Return commands.md: every option of every command, from its declaration."""
     parts = [
         NOTE + "# Commands\n\nOptions can also come from a TOML file (`--config FILE`, one table per stage, flags win) "
         "that `opdkit init` writes. Every command has `--debug`, which shows the traceback of a failure. "
@@ -49,7 +49,7 @@ def _option(field: Field) -> str:
 
 
 def tables() -> str:
-    """Every column of every table, from its schema."""
+    """Return tables.md: every column of every table, from its schema."""
     parts = [
         NOTE
         + "# Tables\n\nEach folder `RUN/STAGE/TABLE` holds Parquet parts and nothing else. A missing value is null, "
@@ -71,7 +71,7 @@ def tables() -> str:
 
 
 def _place(table: Table) -> int:
-    """Stages in their order; in each, what people append after what it writes."""
+    """Return the position of a table's stage; by the stable sort, what people append stays after the stage's tables."""
     return [known.stage for known in TABLES.values()].index(table.stage)
 
 
@@ -113,7 +113,7 @@ These are the defaults, from `opdkit/config/wording.toml`:
 
 
 def wording() -> str:
-    """The texts that a file can replace, with the file of the defaults as the example."""
+    """Return wording.md: the texts that a file can replace, with the file of the defaults as the example."""
     defaults = HERE.parent / "opdkit" / "config" / "wording.toml"
     return NOTE + WORDING + defaults.read_text(encoding="utf-8") + "```\n"
 
@@ -142,7 +142,7 @@ Check = Callable[[str, JSON], bool]
 
 
 def options() -> str:
-    """The options of every method of the Python interface, typed."""
+    """Return options.pyi: the typed options of every method of the Python interface."""
     methods = ("extract", "judge", "teacher", "train", "eval", "rollout", "run", "slurm", "export", "forecast",
                "calibrate", "compare", "gate", "blame", "report", "show", "check")  # fmt: skip
     parts = [OPTIONS]
@@ -158,7 +158,7 @@ def options() -> str:
 
 
 def _annotation(field: Field) -> str:
-    """The type of what the Python interface takes for a field."""
+    """Return the type that the Python interface accepts for a field."""
     if field.choices:
         kind = f"Literal[{', '.join(map(json.dumps, field.choices))}]"
     else:
@@ -167,7 +167,7 @@ def _annotation(field: Field) -> str:
 
 
 def notebook() -> str:
-    """The tutorial as a notebook: its text, and a cell for each of its commands."""
+    """Return the tutorial as a notebook: its text, and a cell per block of commands."""
     cells: list[dict[str, object]] = []
     for n, part in enumerate(re.split(r"```(bash|python)\n(.*?)```\n", _text_of("tutorial.md"), flags=re.DOTALL)):
         if n % 3 == 0 and part.strip():

@@ -1,4 +1,4 @@
-"""The pictures of objectives.md, drawn with opdkit's own losses and a reply of the sample log.
+"""Draw the pictures of objectives.md with opdkit's own losses and a reply of the sample log.
 
 python docs/pictures.py
 """
@@ -23,12 +23,12 @@ from opdkit.train.objective.losses import divergence, policy_gradient
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "sample_data"
-# Told apart by people who are colour-blind (Okabe and Ito), and by their lines.
+# Colours that colour-blind people can tell apart (Okabe and Ito); the line styles differ too.
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 
 
 def clip(folder: Path) -> None:
-    """The clipped policy gradient against the ratio, for a good and a bad token."""
+    """Draw the loss of the clipped policy gradient against the ratio, for a good and a bad token."""
     figure, panels = plt.subplots(1, 2, figsize=(7.2, 2.8), layout="constrained", sharey=True)
     rho = torch.linspace(0.01, 4, 400)
     low, high = TrainConfig.clip_low, TrainConfig.clip_high
@@ -48,7 +48,7 @@ def clip(folder: Path) -> None:
 
 
 def divergences(folder: Path) -> None:
-    """The three divergences between a teacher that is sure and a student that learns."""
+    """Draw three divergences from a teacher that gives a token 0.9, against the student's probability of it."""
     figure, axes = plt.subplots(figsize=(7.2, 3.0), layout="constrained")
     student = torch.linspace(0.005, 0.995, 199)
     teacher = torch.full_like(student, 0.9)
@@ -81,12 +81,12 @@ def penalties(folder: Path) -> None:
 
 
 def _binary(probability: Tensor) -> Tensor:
-    """Log-probs [N, 1] of a support of one token; the rest is the other bin."""
+    """Return log-probs [N, 1] of a support of one token; the remaining mass is the other bin."""
     return probability.log().unsqueeze(-1)
 
 
 def tokens(folder: Path) -> None:
-    """One logged reply, token by token: what the student and the hinted teacher gave each, and the advantage."""
+    """Draw one logged reply token by token: its probabilities under student and hinted teacher, and the advantage."""
     row, texts = _corrected_reply()
     student, teacher = torch.tensor(row["old_logprobs"]), torch.tensor(row["teacher_logprobs"])
     figure, (above, below) = plt.subplots(2, 1, figsize=(7.2, 4.0), layout="constrained", sharex=True)
@@ -104,7 +104,7 @@ def tokens(folder: Path) -> None:
 
 
 def _corrected_reply() -> tuple[dict[str, object], list[str]]:
-    """The target of the sample log whose mean absolute advantage is the largest among short replies, and its tokens."""
+    """Return the target with the largest mean absolute advantage among the log's short replies, and its tokens."""
     from opdkit.model.load import load_tokenizer
 
     model = str(DATA / "model")
@@ -133,7 +133,7 @@ def _save(figure: plt.Figure, path: Path) -> None:
 
 
 def draw(folder: Path) -> None:
-    """All pictures; the same bytes from the same matplotlib."""
+    """Draw all pictures into `folder`; one version of matplotlib always writes the same bytes."""
     mpl.rcParams.update({"svg.hashsalt": "opdkit", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
                          "axes.spines.right": False})  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Hooks of MkDocs: formulas become MathML, which browsers draw without a script or a font, and flags stay whole.
+"""MkDocs hooks: formulas become MathML, which browsers draw without a script or a font, and flags stay on one line.
 
-Pages write formulas as GitHub reads them: LaTeX in a block that is fenced as `math`, or between $` and `$ in a line.
+Pages write formulas for GitHub: LaTeX in a block that is fenced as `math`, or between $` and `$ in a line.
 """
 
 import html
@@ -16,7 +16,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 def on_page_content(text: str, **_: Any) -> str:
-    """Return the HTML of a page with MathML and whole flags. Raises what the converter raises for broken LaTeX."""
+    """Return the HTML of a page with MathML and unbroken flags. Raise what the converter raises for broken LaTeX."""
     text = BLOCK.sub(lambda found: f'<div class="formula">{_mathml(found[1], "block")}</div>', text)
     text = INLINE.sub(lambda found: _mathml(found[1], "inline"), text)
     return CODE.sub(lambda found: f"<code>{FLAG.sub(_whole, found[1])}</code>", text)
@@ -27,5 +27,5 @@ def _mathml(latex: str, display: str) -> str:
 
 
 def _whole(flag: re.Match[str]) -> str:
-    """Return a flag that no line ends in: browsers break lines after hyphens."""
+    """Return a flag in an element without line breaks: browsers break lines after hyphens."""
     return f'<span class="flag">{flag[0]}</span>'

@@ -1,6 +1,6 @@
-"""Writes how-it-works.md, idea.svg and heat-map.svg from a run like that of the tutorial: `python docs/walk.py`.
+"""Write how-it-works.md, idea.svg and heat-map.svg from a run like the tutorial's: `python docs/walk.py`.
 
-A test makes the run again and compares the words exactly and the numbers up to rounding.
+A test repeats the run and compares the words exactly and the numbers up to rounding.
 """
 
 import html
@@ -23,14 +23,14 @@ from opdkit.train.objective.terms import PRESETS
 HERE = Path(__file__).parent
 DATA = HERE.parent / "sample_data"
 TURN = "openai:8:1"
-OTHERS = ("openai:1:1", "openai:6:1")  # of the heat map, beside TURN
+OTHERS = ("openai:1:1", "openai:6:1")  # the other turns of the heat map
 FILES = ("how-it-works.md", "idea.svg", "heat-map.svg")
 INK, GREY, LINE = "#1b1f24", "#57606a", "#c4ccd4"
 BLUE, ORANGE = {1: "#c6dbef", 2: "#2171b5", 3: "#08306b"}, {1: "#fdd0a2", 2: "#f18f43", 3: "#a63603"}
 
 
 def make_run(path: Path) -> None:
-    """Run the tutorial's commands up to `train`, and score the replies once more under the trained model."""
+    """Run the tutorial's commands up to `train`, and score the replies again under the trained model."""
     model, run = DATA / "model", Run(path)
     run.extract(DATA / "logs", limit=60)
     run.judge(judge="local", judge_model=model, votes=3, max_new_tokens=64)
@@ -42,12 +42,12 @@ def make_run(path: Path) -> None:
 
 
 def after(run: Path) -> Path:
-    """The run whose targets are the same replies under the trained model."""
+    """Return the run whose targets are the same replies under the trained model."""
     return run.with_name(f"{run.name}-after")
 
 
 def write(run: Path) -> dict[str, str]:
-    """The text of each file, from a run that `make_run` has made."""
+    """Return file name -> text, from a run that `make_run` has made."""
     views = {turn_id: Run(run).show(turn_id) for turn_id in (TURN, *OTHERS)}
     rows = {row["written"]: row for row in Run(run).table("targets") if row["turn_id"] == TURN}
     later = next(row for row in Run(after(run)).table("targets") if row["turn_id"] == TURN)
@@ -57,7 +57,7 @@ def write(run: Path) -> dict[str, str]:
 
 
 def how_it_works(view: JSON, rows: dict[int | None, Any], later: Any, turns: list[Any], steps: int) -> str:
-    """The page, with the numbers of the run."""
+    """Return the page with the numbers of the run."""
     text = (HERE / "how-it-works.txt").read_text(encoding="utf-8")
     verdict, (logged, written) = view["verdict"], view["targets"]
     tokens = logged["tokens"]
@@ -109,7 +109,7 @@ def how_it_works(view: JSON, rows: dict[int | None, Any], later: Any, turns: lis
 
 
 def _texts(view: JSON, at: int) -> list[tuple[int, str]]:
-    """Ids and texts of the tokens that both replies, the logged one and the teacher's, have at a position."""
+    """Return id and text of the token at a position, for the logged reply and for the teacher's."""
     return [(target["tokens"][at]["id"], target["tokens"][at]["text"]) for target in view["targets"]]
 
 
@@ -127,7 +127,7 @@ def _token(text: str) -> str:
 
 
 def idea(view: JSON) -> str:
-    """The picture of the idea: log, judge, two readings, what is learned."""
+    """Return the picture of the idea: log, judge, two readings, and what is learned."""
     messages, verdict = view["messages"], view["verdict"]
     tokens = view["targets"][0]["tokens"][:-1]
     at = min(range(len(tokens)), key=lambda n: tokens[n]["advantage"])
@@ -153,7 +153,7 @@ def idea(view: JSON) -> str:
 
 
 def heat_map(views: list[JSON]) -> str:
-    """Replies of the log, each token in the colour of its advantage, the teacher's token above a marked one."""
+    """Return the picture of replies: tokens in the colours of their advantages, the teacher's above a wrong token."""
     parts, y = [], 30
     for view in views:
         messages = view["messages"][: view["message_index"] + 1 + view["next_count"]]
@@ -179,7 +179,7 @@ def _most_likely(token: JSON, model: str) -> str:
 
 
 def _reply(tokens: list[JSON], x: float, y: float) -> tuple[list[str], float]:
-    """Tokens side by side, in the colours of their advantages, and the width that they take."""
+    """Return tokens side by side, in the colours of their advantages, and their total width."""
     parts, begin = [], x
     for token in tokens:
         text = token["text"].replace("\n", "↵")
@@ -215,7 +215,7 @@ def _text(x: float, y: float, text: str, colour: str = INK, size: int = 14, *, b
 
 
 def _mono(x: float, y: float, text: str, colour: str, width: float) -> str:
-    """Text of a fixed width, whatever font the reader has; spaces are kept."""
+    """Return text of a fixed width in any font of the reader; spaces are kept."""
     return (f'<text x="{x}" y="{y}" font-family="monospace" font-size="15" fill="{colour}" textLength="{width}" '
             f'lengthAdjust="spacingAndGlyphs" xml:space="preserve">{html.escape(text)}</text>')  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""Makes everything in sample_data/: a tiny chat model, logs sampled from it, held-out prompts, and the right answers.
+"""Make everything in sample_data/: a tiny chat model, logs sampled from it, held-out prompts, and the right verdicts.
 
     python sample_data/build.py            # about twenty minutes on two cores; the same files for the same --seed
 
 The model (Qwen3 architecture, its own byte-level BPE) learns two jobs: to answer the requests of world.py, by habit or
-the way a hint asks for, and to be the judge, from the very prompts that `opdkit judge` sends.
+as a hint asks, and to be the judge, from the same prompts that `opdkit judge` sends.
 """
 
 import argparse
@@ -58,9 +58,9 @@ TEMPLATE = """
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """.strip()
 
-# How often the untrained model answers by habit; the rest is spread over the other styles of a topic.
+# Share of replies in the habitual style before `opdkit train`; the rest is spread over the topic's other styles.
 HABIT = 0.84
-SLIPS = 0.2  # of the calls in lessons are about an order that nobody asked for
+SLIPS = 0.2  # share of the calls in lessons about a random order, not the one that the user asked for
 CALL = re.compile(r"^<tool_call>\n(\{.*\})\n</tool_call>$", re.DOTALL)
 
 
@@ -69,13 +69,13 @@ CALL = re.compile(r"^<tool_call>\n(\{.*\})\n</tool_call>$", re.DOTALL)
 
 @dataclass
 class Ask:
-    """The assistant's turn has come: the conversation so far, and what the world knows about it."""
+    """Request for the assistant's next reply: the conversation so far, and what the world knows about it."""
 
     messages: list[Message]
     topic: Topic
     item: str
     wanted: Style | None = None  # the user has just asked for this style
-    answer: str | None = None  # the only right answer, where there is one
+    answer: str | None = None  # the only right answer, if there is only one
 
 
 Labels = dict[int, Reaction]
@@ -88,19 +88,19 @@ def message(role: str, content: str | None, calls: list[Message] | None = None) 
 
 
 def assistant(reply: str, number: int) -> Message:
-    """A reply as a log keeps it: calls apart from text."""
+    """Return a reply as a log stores it: calls apart from text."""
     if not (found := CALL.match(reply)):
         return message("assistant", reply)
     try:
         call = json.loads(found[1])
         arguments = json.dumps(call["arguments"])
     except (ValueError, KeyError):
-        return message("assistant", reply)  # a call that is no JSON stays text
+        return message("assistant", reply)  # a call that is not valid JSON stays text
     return message("assistant", None, [{"id": f"call_{number}", "name": str(call["name"]), "arguments": arguments}])
 
 
 def converse(rng: random.Random, turns: int, wishes: dict[str, str | None], *, held_out: bool) -> Conversation:
-    """A user with `wishes` (topic -> style) talks for about `turns` replies. Returns the perfect judge's verdicts."""
+    """Play a user with `wishes` (topic -> style) for about `turns` replies. Return the perfect judge's verdicts."""
     messages: list[Message] = []
     labels: Labels = {}
     opening = ""
@@ -115,7 +115,7 @@ def converse(rng: random.Random, turns: int, wishes: dict[str, str | None], *, h
             break
         last = labels.pop(-1)
         opening = last.text if rng.random() < 0.7 else ""  # otherwise they just move on
-    if -1 in labels and rng.random() < 0.85:  # the last word is the user's; otherwise the log just ends
+    if -1 in labels and rng.random() < 0.85:  # the log ends with the user's reaction; otherwise with the reply
         messages.append(message("user", labels.pop(-1).text))
     elif labels.pop(-1, None):
         labels.pop(len(messages) - 1)
@@ -123,7 +123,7 @@ def converse(rng: random.Random, turns: int, wishes: dict[str, str | None], *, h
 
 
 def _topic(ask: Ask, labels: Labels, wishes: dict[str, str | None], rng: random.Random) -> Generator[Ask, str, bool]:
-    """Request, reply, corrections until the user is content or gives up. A last reaction is left at labels[-1]."""
+    """Play replies and corrections until the user is content or gives up. A reaction not yet said is at labels[-1]."""
     for _ in range(3):
         reply = yield ask
         ask.messages.append(message("assistant", reply))
@@ -138,7 +138,7 @@ def _topic(ask: Ask, labels: Labels, wishes: dict[str, str | None], rng: random.
 
 
 def _order(ask: Ask, labels: Labels, wishes: dict[str, str | None], rng: random.Random) -> Generator[Ask, str, bool]:
-    """Request, calls until the tool answers, and the reply to the user."""
+    """Play calls until the tool finds the order, and then the reply to the user."""
     for number in range(3):
         reply = yield ask
         ask.messages.append(assistant(reply, number))
@@ -161,7 +161,7 @@ def _order(ask: Ask, labels: Labels, wishes: dict[str, str | None], rng: random.
 
 
 def scripted(ask: Ask, rng: random.Random) -> str:
-    """What the model is taught to answer without a hint: what was asked for, else its habit most of the time."""
+    """Return the reply that is taught without a hint: the style that was asked for, else mostly the habit."""
     if ask.answer:
         return ask.answer
     if ask.wanted:
@@ -183,7 +183,7 @@ class Lesson:
 
 
 def lessons(rng: random.Random) -> Iterator[tuple[str, Lesson]]:
-    """("policy" | "judge", lesson) without end: conversations of users with any wishes, hinted, unhinted and judged."""
+    """Yield ("policy" or "judge", lesson) for ever: conversations with random wishes, hinted, unhinted and judged."""
     while True:
         wishes = {t.name: rng.choice([None, *(s.name for s in t.styles if s.corrections)]) for t in TOPICS}
         talk = converse(rng, rng.randint(1, 4), wishes, held_out=True)
@@ -200,7 +200,7 @@ def lessons(rng: random.Random) -> Iterator[tuple[str, Lesson]]:
 
 
 def _slip(reply: str, ask: Ask, rng: random.Random) -> str:
-    """A call about another order now and then: what the tool says to it, and how to mend it, is to be learned too."""
+    """Name a random order in some calls: the tool's error, and how to correct the call, are to be learned too."""
     if not ask.topic.uses_tool or ask.answer or rng.random() >= SLIPS:
         return reply
     return reply.replace(f'"{ask.item}"', f'"{rng.choice(ask.topic.items)}"')
@@ -227,7 +227,7 @@ def _judge_lessons(messages: list[Message], labels: Labels, rng: random.Random) 
 
 
 def verdict(question: str, reaction: Reaction, role: str, rng: random.Random) -> str:
-    """A vote in the words of the judge."""
+    """Return a vote in the words of the judge."""
     if question == "hint":
         if not reaction.wanted:
             return "\\boxed{-1}"
@@ -271,7 +271,7 @@ def build_tokenizer(folder: Path, seed: int) -> None:
 
 
 def build_model(folder: Path, seed: int, steps: int, batch: int, peak: float) -> None:
-    """Train the model in two processes: the operations are too small for two threads."""
+    """Train the model in two processes: the operations are too small to gain from two threads."""
     with tempfile.TemporaryDirectory() as meeting:
         torch.multiprocessing.spawn(_train, (f"{meeting}/meeting", folder, seed, steps, batch, peak), nprocs=2)
 
@@ -286,7 +286,7 @@ def _train(rank: int, meeting: str, folder: Path, seed: int, steps: int, batch: 
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=160, intermediate_size=480, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True,
-        initializer_range=0.1,  # at this width the usual 0.02 learns its facts much later
+        initializer_range=0.1,  # with the usual 0.02, a model this narrow learns its facts much later
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
@@ -316,7 +316,7 @@ def _train(rank: int, meeting: str, folder: Path, seed: int, steps: int, batch: 
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.to(torch.bfloat16).save_pretrained(folder)
-    config_file = folder / "config.json"  # where it says what the logs call it
+    config_file = folder / "config.json"  # holds the model's name as the logs have it
     named = {"_name_or_path": MODEL_NAME} | json.loads(config_file.read_text(encoding="utf-8"))
     config_file.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
 
@@ -325,7 +325,7 @@ Rows = list[tuple[list[int], list[int]]]
 
 
 def _batches(chat: Chat, rng: random.Random, batch: int) -> Iterator[tuple[Rows, Rows]]:
-    """Twice `batch` policy lessons and `batch` judge lessons, as (prompt ids, reply ids), of similar lengths."""
+    """Yield 2 * `batch` policy lessons and `batch` judge lessons of similar lengths, as (prompt ids, reply ids)."""
     source = lessons(rng)
     while True:
         pools: dict[str, Rows] = {"policy": [], "judge": []}
@@ -347,10 +347,10 @@ def _similar(pool: Rows, batch: int, rng: random.Random) -> list[Rows]:
 
 
 def _loss(model: Any, rows: Rows) -> torch.Tensor:
-    """Mean cross-entropy of the replies' tokens. Padding is on the right, where a causal model never looks."""
+    """Return the mean cross-entropy of the replies' tokens. A causal model never attends to padding on the right."""
     width = max(len(prompt) + len(reply) for prompt, reply in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
-    asked = torch.zeros_like(ids, dtype=torch.bool)  # positions whose next token is of a reply
+    asked = torch.zeros_like(ids, dtype=torch.bool)  # positions whose next token belongs to a reply
     for row, (prompt, reply) in enumerate(rows):
         ids[row, : len(prompt) + len(reply)] = torch.tensor(prompt + reply)
         asked[row, len(prompt) - 1 : len(prompt) + len(reply) - 1] = True
@@ -369,7 +369,7 @@ class Session:
 
 
 def play(folder: Path, sessions: int, seed: int) -> list[Session]:
-    """`sessions` conversations with the trained model, sampled at temperature 1, all of them one step at a time."""
+    """Sample `sessions` conversations with the trained model at temperature 1, one reply of each at a time."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     chat = Chat(load_tokenizer(str(folder)), {})
     wishes = {t.name: t.preferred for t in TOPICS}
@@ -435,7 +435,7 @@ def openclaw_lines(session: Session, number: int) -> Iterator[str]:
 
 
 def write_logs(folder: Path, sessions: list[Session]) -> None:
-    """Half of the sessions as OpenAI messages, a quarter each as ShareGPT and OpenClaw-RL; and the right verdicts."""
+    """Write half of the sessions as OpenAI messages, a quarter each as ShareGPT and OpenClaw-RL; and labels.jsonl."""
     folder.mkdir(exist_ok=True)
     half, quarter = len(sessions) // 2, len(sessions) // 4
     shares = {
@@ -455,7 +455,7 @@ def write_logs(folder: Path, sessions: list[Session]) -> None:
             for index, reaction in sorted(session.labels.items()):
                 wanted = reaction.wanted.name if reaction.wanted else None
                 labels.append({"turn_id": f"{key}:{index}", "reward": reaction.reward, "wanted": wanted})
-        if name == "openai":  # as logs do that are copied while somebody writes to them
+        if name == "openai":  # half a line, as in a log that was copied while it was written
             lines.append(lines[-1][: len(lines[-1]) // 2])
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     rows = "\n".join(json.dumps(row) for row in labels)
@@ -463,13 +463,13 @@ def write_logs(folder: Path, sessions: list[Session]) -> None:
 
 
 def write_prompts(path: Path) -> None:
-    """First requests about items that the logs never mention, with the check that the user of the logs would make."""
+    """Write first requests about items that the logs never mention, with a check for what the logs' user prefers."""
     rows = []
     for topic in TOPICS:
         for item in topic.held_out:
             for number, wording in enumerate(topic.requests):
                 wanted = topic.style(topic.preferred) if topic.preferred else None
-                # Nobody corrects the other topics: there, what was right must stay right, whatever the style.
+                # Nobody corrects the other topics: there, what was right must stay right, in any style.
                 pattern = wanted.pattern if wanted else _core(topic, item)
                 if wanted and topic.uses_tool:
                     pattern = re.escape(json.dumps({wanted.name: item}))
@@ -482,7 +482,7 @@ def write_prompts(path: Path) -> None:
 
 
 def _core(topic: Topic, item: str) -> str:
-    """The fact that any right answer holds."""
+    """Return a pattern for the fact that every right answer contains."""
     reply = topic.styles[-1 if topic.name == "capitals" else 0].reply(item)
     return re.escape(reply.removeprefix("Try ").rstrip("."))
 

@@ -1,7 +1,7 @@
-"""The small world that the sample data is about: topics, ways to answer, and a user with preferences of their own.
+"""The small world of the sample data: topics, styles of answering, and a user with preferences.
 
-A topic has items with facts and a few styles of answering. The first style is the assistant's habit. The user of the
-logs prefers another style in the corrected topics, and says so; in the uncorrected ones they are content.
+A topic has items with facts and a few styles of answering. The first style is the assistant's habit. In the corrected
+topics the user of the logs prefers another style, and says so; in the other topics the user accepts any style.
 """
 
 import random
@@ -24,7 +24,7 @@ TRACK_TOOL = {
 
 @dataclass(frozen=True)
 class Style:
-    """One way to answer: how a reply looks, how a judge words the hint for it, how a user asks for it."""
+    """Style of answering: what a reply looks like, how a judge words the hint for it, how a user asks for it."""
 
     name: str
     reply: Callable[[str], str]
@@ -39,10 +39,10 @@ class Topic:
     items: tuple[str, ...]
     requests: tuple[str, ...]
     styles: tuple[Style, ...]
-    preferred: str | None  # None: the user is content with the habit
+    preferred: str | None  # None: the user is content with any style
     about: str  # what the user wanted, in words
     uses_tool: bool = False
-    slips: tuple[Style, ...] = ()  # asked for where a call is of the right style, and wrong for another reason
+    slips: tuple[Style, ...] = ()  # wanted if a call has the right style, but is wrong for another reason
     held_out: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Topic:
 
 
 def _fact(item: str, kind: str, low: int, high: int) -> int:
-    """A number that belongs to an item for good."""
+    """Return a number from `low` to `high` - 1 that never changes for an item."""
     return low + zlib.crc32(f"{kind}:{item}".encode()) % (high - low)
 
 
@@ -145,7 +145,7 @@ TOWNS = tuple(
 
 
 def _leaves(town: str) -> tuple[int, int]:
-    """Hour (from 13 to 23) and minute."""
+    """Return hour (from 13 to 23) and minute."""
     hour, minute = _pick(town, "time", "13:20 15:40 18:10 21:30").split(":")
     return int(hour), int(minute)
 
@@ -174,13 +174,12 @@ TRAINS = Topic(
 
 # -- orders (a tool) ------------------------------------------------------------------------------------------------
 
-# Behind "#" in a text and behind a quotation mark in a call, an order has the same tokens: to copy one is as easy as to
-# copy a word.
+# An order has the same tokens after "#" in a text as after a quotation mark in a call: it is as easy to copy as a word.
 ORDERS = tuple(f"{letter}{_fact(letter, 'order', 1, 10)}" for letter in "ABCDEFGHKLMNPRST")
 
 
 def call_text(argument: str, order: str) -> str:
-    """A call as the chat template renders it."""
+    """Return a call as the chat template renders it."""
     return f'<tool_call>\n{{"name": "track_order", "arguments": {{"{argument}": "{order}"}}}}\n</tool_call>'
 
 
@@ -207,7 +206,7 @@ ORDER = Topic(
 
 
 def track_order(order: str) -> str:
-    """What the tool answers to a call with order_id and the order that the user asked for."""
+    """Return what the tool answers to a call with order_id and the order that the user asked for."""
     state = _pick(order, "state", "packed shipped delayed delivered")
     return f'{{"order": "{order}", "status": "{state}", "day": "{_day(order)}"}}'
 
@@ -217,7 +216,7 @@ def _day(order: str) -> str:
 
 
 def order_answer(order: str) -> str:
-    """What the assistant tells the user once it knows."""
+    """Return what the assistant tells the user once the tool has answered."""
     return f"Your order #{order} is {_pick(order, 'state', 'packed shipped delayed delivered')}, due on {_day(order)}."
 
 
@@ -274,7 +273,7 @@ TOPICS = (WEATHER, COOKING, TRAINS, ORDER, MUSIC, CAPITAL)
 
 THANKS = ("Thanks!", "Great, thank you.", "Perfect.", "That helps, thanks.", "Lovely, thank you!")
 SHRUGS = ("Hm.", "OK.", "I see.", "Right.")
-# How often a dissatisfied user says nothing useful, and how often a content one does.
+# Share of the reactions, of dissatisfied and of content users, that say nothing useful.
 SHRUG_RATE = 0.06
 
 
@@ -288,7 +287,7 @@ class Reaction:
 
 
 def react(topic: Topic, reply: str, preferred: str | None, rng: random.Random) -> Reaction:
-    """The reaction of a user who prefers the style `preferred` (None: any will do)."""
+    """Return the reaction of a user who prefers the style `preferred` (None: any will do)."""
     if rng.random() < SHRUG_RATE:
         return Reaction(rng.choice(SHRUGS), 0)
     given = topic.style_of(reply)

@@ -1,4 +1,4 @@
-"""Headless Chromium, and pages that record everything that a page of ours must not do."""
+"""Headless Chromium, and a wrapper that records what opdkit's pages must not do (errors, dialogs, requests, ...)."""
 
 import shutil
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Watched:
-    """Page with its misdeeds: errors, dialogs, requests for anything but `allowed`."""
+    """Page that records in `wrong`: errors and warnings, dialogs, popups, and requests for anything but `allowed`."""
 
     def __init__(self, browser: Any, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
@@ -41,7 +41,7 @@ class Watched:
         self.page.on("popup", lambda other: self.wrong.append(f"popup {other.url}"))
 
     def open(self, target: Path | str) -> "Watched":
-        """Open a file, or an address, and wait until the page is put together."""
+        """Open a file or an address, and wait until the page is complete."""
         url = target.absolute().as_uri() if isinstance(target, Path) else target
         self.allowed = (url,) if isinstance(target, Path) else (url.split("?")[0],)
         self.page.goto(url)
@@ -54,7 +54,7 @@ class Watched:
         return found
 
     def accessibility_findings(self) -> list[str]:
-        """Return what axe-core finds, as "RULE: ELEMENT"; skip the test where it is not installed."""
+        """Return what axe-core finds, as "RULE: ELEMENT"; skip the test if it is not installed."""
         if not self.page.evaluate("'axe' in window"):
             package = pytest.importorskip("axe_playwright_python", reason="axe-core is not installed")
             self.page.evaluate((Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ class Watched:
         return [f"{rule['id']}: {node['html'][:200]}" for rule in violations for node in rule["nodes"]]
 
     def says(self, selector: str, words: str) -> None:
-        """Wait until the words are there to be read: what a click unfolds is made a moment after it."""
+        """Wait until the element shows the words: a page builds what a click unfolds a moment after the click."""
         from playwright.sync_api import expect
 
         expect(self.page.locator(selector).first).to_contain_text(words, use_inner_text=True, timeout=120_000)

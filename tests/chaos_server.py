@@ -1,7 +1,7 @@
-"""A judge's server that, by a seed, fails at a share of its answers in every way that servers fail.
+"""A judge's server that fails on a seeded share of its requests, in every way in which servers fail.
 
-What it says when it does answer depends on the messages and the seed of the request alone, so a test can tell a vote
-that was given from one that was not.
+The text of an answer depends only on the messages and the seed of the request, so a test can tell a vote that the
+server gave from an invented vote.
 """
 
 import hashlib
@@ -24,21 +24,21 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": 
 
 
 def text_of(body: dict[str, Any]) -> str:
-    """The one answer to a request: a hint and a reward, as far as the questions ask for them."""
+    """Return the only right answer to a request: a reward and a hint, whichever of them the question asks for."""
     digest = hashlib.sha256(json.dumps([body["messages"], body["seed"]]).encode()).hexdigest()
     vote = ("-1", "1")[int(digest[0], 16) % 2]
     return rf"\boxed{{{vote}}} [HINT_START]Give the answer number {digest[:8]} first.[HINT_END]"
 
 
 class Chaos:
-    """What to send for each request: the right answer after `seconds` (mean), or by chance (`share`) a fault."""
+    """Script of the server: the right answer after `seconds` (mean), or with probability `share` a fault."""
 
     def __init__(
         self, seed: int = 0, *, share: float = 0.3, seconds: float = 0.01, hang: float = 60.0, told: float = 1
     ) -> None:
         self.seed, self.share, self.seconds, self.hang, self.told = seed, share, seconds, hang, told
         self.sent: Counter[str] = Counter()  # answers and faults, by kind
-        self.closed: list[tuple[float, float]] = []  # when Retry-After was said, and when it ends
+        self.closed: list[tuple[float, float]] = []  # when a Retry-After was sent, and when it ends
         self._tries: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -75,7 +75,7 @@ class Chaos:
 
     @property
     def told_seconds(self) -> float:
-        """How long, in all, it has asked to be left alone."""
+        """Return for how many seconds in all Retry-After asked the client to wait; overlaps count once."""
         total = end = 0.0
         for start, stop in sorted(self.closed):
             total, end = total + max(0.0, stop - max(start, end)), max(end, stop)

@@ -1,4 +1,4 @@
-"""Chat templates of several families, in miniature: what each does differently, and nothing else."""
+"""Chat templates of several families in miniature: each has only what its family does differently."""
 
 # No thinking, no tools: history and prompt are plain concatenation.
 CHATML = (
@@ -6,8 +6,8 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-# Like Qwen3's: tools, calls and results; thinking is shown only after the last user query (and made up when the last
-# message has none); `enable_thinking=false` puts an empty think block into the generation prompt.
+# Like Qwen3's: tools, calls and results; thinking is shown only after the last user query (a last message without any
+# gets an empty think block); `enable_thinking=false` puts an empty think block into the generation prompt.
 QWEN = """
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -61,7 +61,7 @@ QWEN = """
 {%- endif %}
 """
 
-# Like the reasoning models whose generation prompt opens the thinking and whose history never shows it.
+# Like reasoning models whose generation prompt opens a think block and whose history never shows one.
 OPENS_THINKING = (
     "{% for m in messages %}"
     "{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\\n' + m.content.split('</think>')[-1] + '<|im_end|>' }}"

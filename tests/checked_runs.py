@@ -1,4 +1,4 @@
-"""A whole run without a model at work: real extract, real rules judge, and invented numbers from there on."""
+"""A whole run that needs no model: real extract and rules judge, invented numbers in the later stages."""
 
 import shutil
 from collections.abc import Callable
@@ -31,7 +31,7 @@ PART_MB = lines_mb(DATA / "logs" / "openai.jsonl", 8)
 
 
 def whole_run(run: Path) -> Path:
-    """Three parts of about eight sessions, all stages finished."""
+    """Write a run of three parts with about eight sessions each, all stages finished."""
     logs = str(DATA / "logs" / "openai.jsonl")
     extract.run(ExtractConfig(run=run, logs=(logs,), limit=24, part_mb=PART_MB, shard="0/1"))
     judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
@@ -117,7 +117,7 @@ def recommit(
     spec: Table | None = None,
     plan: str | None = None,
 ) -> None:
-    """Write a part again as a stage with a bug would: other rows, counters or footer, under a digest that is right."""
+    """Rewrite a part as a stage with a bug would: with other rows, counters or footer, but a right digest."""
     spec = spec or TABLES[table]
     path = part_path(run, table, part)
     counted, rows = read_counters(path), read_part(run, table, part)

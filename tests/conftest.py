@@ -1,4 +1,4 @@
-"""A tiny chat model, built on the spot: byte-level BPE, a Qwen-style template, a random-weight Qwen3."""
+"""Settings of all tests, and a tiny chat model: byte-level BPE, a Qwen-style template, a random-weight Qwen3."""
 
 import gc
 import os
@@ -9,31 +9,30 @@ import pytest
 from hypothesis import settings
 from warm_opdkit import warm_opdkit
 
-# Test processes run side by side, one a core: threads of their own would only be in each other's way. Before torch.
+# Test processes run side by side, about one per core: more threads would only compete. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# readline, which pytest imports, writes the size of a terminal into the environment of the test processes. opdkit would
-# wrap its lines by it, as in a terminal.
+# pytest imports readline, which writes the terminal's size into the environment. opdkit would wrap its lines to it.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 
-# The profile of hypothesis that is in force (with CI set, another than without), and no limit of time for an example.
+# Hypothesis's current profile (a different one if CI is set), without a time limit per example.
 settings.register_profile("no deadline", settings(), deadline=None)
 settings.load_profile("no deadline")
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one test process more than there are cores: tests of servers, Slurm and browsers mostly wait."""
+    """Return the number of cores plus one: tests of servers, Slurm and browsers mostly wait."""
     return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the slow tests, so that none of them is what all other processes wait for in the end."""
+    """Run the slow tests first, so that the other processes do not wait for a slow test at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from going over torch's modules and six thousand tests again and again."""
+    """Keep the garbage collector from scanning torch's modules and six thousand tests at each collection."""
     gc.collect()
     gc.freeze()
 
@@ -47,7 +46,7 @@ TRAINING_TEXT = [
 
 
 def build_tokenizer(template: str, special: Sequence[str], words: Sequence[str] = (), *, bos: str | None = None):
-    """A byte-level BPE tokenizer of about 330 tokens. `special[0]` ends a reply, `words` are added but not special."""
+    """Build a byte-level BPE tokenizer (about 330 tokens). `special[0]` ends a reply; `words` are not special."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -70,7 +69,7 @@ def build_tokenizer(template: str, special: Sequence[str], words: Sequence[str] 
 
 @pytest.fixture(scope="session")
 def warm_path() -> Iterator[str]:
-    """A PATH whose `opdkit` starts at once, see warm_opdkit.py: the real command, in a process of its own."""
+    """Yield a PATH whose `opdkit` starts at once (see warm_opdkit.py): the real command, in its own process."""
     with warm_opdkit() as folder:
         yield f"{folder}{os.pathsep}{os.environ['PATH']}"
 
@@ -81,7 +80,7 @@ CHATML_WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_res
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
-    """ChatML tokens with a Qwen3-style template (thinking, tools)."""
+    """Return a tokenizer with ChatML tokens and a Qwen3-style template (thinking, tools)."""
     from chat_templates import QWEN
 
     return build_tokenizer(QWEN, CHATML_TOKENS, CHATML_WORDS)
@@ -89,14 +88,14 @@ def tiny_tokenizer():
 
 @pytest.fixture(scope="session")
 def plain_tokenizer():
-    """The same vocabulary with a plain ChatML template: no thinking, no tools."""
+    """Return the same vocabulary with a plain ChatML template: no thinking, no tools."""
     from chat_templates import CHATML
 
     return build_tokenizer(CHATML, CHATML_TOKENS, CHATML_WORDS)
 
 
 def save_tiny_model(folder: Path, tokenizer, seed: int = 0) -> Path:
-    """A random-weight Qwen3 of two layers with the tokenizer beside it. Other seeds are other models."""
+    """Save a random-weight Qwen3 of two layers, and the tokenizer. Each seed gives another model."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -110,7 +109,7 @@ def save_tiny_model(folder: Path, tokenizer, seed: int = 0) -> Path:
         head_dim=8,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
-        initializer_range=0.3,  # far from uniform, so that a shifted or swapped log-prob is seen
+        initializer_range=0.3,  # far from uniform, so that a shifted or swapped log-prob shows
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
         pad_token_id=tokenizer.pad_token_id,
@@ -125,11 +124,11 @@ def save_tiny_model(folder: Path, tokenizer, seed: int = 0) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory, tiny_tokenizer) -> Path:
-    """A model folder for AutoModelForCausalLM and AutoTokenizer, with the Qwen3-style template."""
+    """Return a model folder for AutoModelForCausalLM and AutoTokenizer, with the Qwen3-style template."""
     return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", tiny_tokenizer)
 
 
 @pytest.fixture(scope="session")
 def plain_model_dir(tmp_path_factory, plain_tokenizer) -> Path:
-    """The same weights with the plain ChatML template."""
+    """Return a folder of the same weights with the plain ChatML template."""
     return save_tiny_model(tmp_path_factory.mktemp("plain") / "model", plain_tokenizer)

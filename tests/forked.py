@@ -1,4 +1,4 @@
-"""An `opdkit` command in a process of its own, forked from the test's, which has imported torch already."""
+"""An `opdkit` command in a fork of the test process, which has imported torch already."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ HANGS = 240.0  # seconds: long enough for a busy machine
 
 
 class Forked:
-    """A command line at work; what it says on stderr goes to a file."""
+    """Running command, whose stderr goes to the file `log`."""
 
     def __init__(self, *words: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
@@ -29,7 +29,7 @@ class Forked:
         os.kill(self._process.pid, number)
 
     def end(self) -> tuple[int | None, str]:
-        """Exit code (-N: died of signal N) and what was said. A process that hangs says on stderr where, and dies."""
+        """Return the exit code (-N: died of signal N) and stderr. A process that hangs prints its stack and dies."""
         self._process.join(timeout=HANGS)
         if self.running:
             self.signal(signal.SIGABRT)  # pytest's faulthandler
@@ -38,7 +38,7 @@ class Forked:
 
 
 def ranks(*commands: Sequence[str], logs: Path) -> list[Forked]:
-    """A command line a process, with what a launcher says to each; rank k says what it says to `logs`-k."""
+    """Start one process per command line with a launcher's environment; the stderr of rank k goes to `logs`-k."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": str(len(commands))}
     return [
         Forked(
@@ -57,7 +57,7 @@ def _command(words: tuple[str, ...], log: Path, environment: Mapping[str, str]) 
     from opdkit.console import stderr
 
     os.environ.update(environment)
-    AcceleratorState._reset_state(reset_partial_state=True)  # what the test's process found out about itself
+    AcceleratorState._reset_state(reset_partial_state=True)  # detected by the test process for itself
     GradientState._reset_state()
     with log.open("w", encoding="utf-8") as said:
         stderr.file = said

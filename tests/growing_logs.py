@@ -1,4 +1,4 @@
-"""Logs that grow, as a test has them: every format with sessions that go on, and what may happen to its files."""
+"""Logs that grow from night to night: formats in which sessions continue, and all that may happen to log files."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ JSON = dict[str, Any]
 
 
 class World:
-    """A folder of logs of one format under a random history. `everything` writes what one extract is to see."""
+    """Folder of logs of one format with a random history. `everything` writes all that the nights can have seen."""
 
     def __init__(self, folder: Path, kind: str, seed: int) -> None:
         self.folder, self.format, self.draw = folder, kind, random.Random(f"{kind} {seed}")
@@ -19,13 +19,13 @@ class World:
         self.count = 0
         self.sessions: dict[str, JSON] = {}  # id -> what its next line depends on
         self.file_of: dict[str, str] = {}  # session -> file
-        self.half: dict[str, bytes] = {}  # file -> the rest of its last line
-        self.gone: dict[str, bytes] = {}  # files that were deleted
+        self.half: dict[str, bytes] = {}  # file -> the part of its last line that is not written yet
+        self.gone: dict[str, bytes] = {}  # new name -> content of a deleted file
         self.nights = 0
-        self.seen: defaultdict[str, Counter[bytes]] = defaultdict(Counter)  # file -> its lines, in any night
+        self.seen: defaultdict[str, Counter[bytes]] = defaultdict(Counter)  # file -> lines that any night can have seen
         self.chats: dict[str, JSON] = {}
-        self.shown: dict[str, str] = {}  # chats of the export
-        self.last: dict[str, str] = {}  # chats as the last night saw them
+        self.shown: dict[str, str] = {}  # chats of the current export
+        self.last: dict[str, str] = {}  # each chat as a night saw it last
         self.rotations = 0
 
     def text(self) -> str:
@@ -38,12 +38,12 @@ class World:
     # -- records -----------------------------------------------------------------------------------------------------
 
     def records(self, file: str) -> list[bytes]:
-        """The next lines of a file: a session that goes on, or a new one."""
+        """Return the next lines of a file: of a session that continues, or of a new session."""
         if self.format == "openai":
             roles = ("user", "assistant", "user")
             return [self.dump({"messages": [{"role": role, "content": self.text()} for role in roles]})]
         going = [name for name, home in self.file_of.items() if home == file]
-        if self.format == "pi":  # only the last session of a file goes on
+        if self.format == "pi":  # only the last session of a file can continue
             going = going[-1:]
         new = not going or self.draw.random() < 0.4
         name = f"s{len(self.sessions)}" if new else self.draw.choice(going)
@@ -76,7 +76,7 @@ class World:
         return [self.dump(record)]
 
     def open_webui(self) -> None:
-        """Change the chats, and write the export again, without some that the user has deleted."""
+        """Change some chats and write the export again, without the chats that the user has deleted (at random)."""
         for _ in range(self.draw.randint(0, 3)):
             new = not self.chats or self.draw.random() < 0.4
             name = f"c{len(self.chats)}" if new else self.draw.choice(list(self.chats))
@@ -120,7 +120,7 @@ class World:
             out.write(data)
 
     def finish(self, file: str) -> None:
-        """Write the rest of a half line."""
+        """Write the rest of a half-written line."""
         with (self.folder / file).open("ab") as out:
             out.write(self.half.pop(file, b""))
 
@@ -149,7 +149,7 @@ class World:
             self.append(file)
 
     def rewrite(self, file: str) -> None:
-        """Write the file again: a line edited, dropped or put in; whole sessions of formats with sessions moved."""
+        """Replace the file by a new file: in the format openai with a line edited, dropped or added, else the same."""
         self.finish(file)
         path = self.folder / file
         lines = path.read_bytes().splitlines(keepends=True)
@@ -164,7 +164,7 @@ class World:
         path.write_bytes(b"".join(lines))
 
     def delete(self, file: str) -> None:
-        """Remove a file. Its last line, where half of it was written, nobody will ever see."""
+        """Remove a file. If its last line was half-written, no night will ever see that line."""
         data, path = (self.folder / file).read_bytes(), self.folder / file
         if self.half.pop(file, b"\n") != b"\n":
             data = data[: data.rfind(b"\n") + 1]
@@ -174,7 +174,7 @@ class World:
         self.file_of = {name: home for name, home in self.file_of.items() if home != file}
 
     def day(self) -> None:
-        """What happens between two nights."""
+        """Do at random what may happen to the logs between two nights."""
         if self.format == "open_webui":
             self.open_webui()
             return
@@ -188,14 +188,14 @@ class World:
             there = (self.folder / file).exists()
             if not there or what < 0.6:
                 self.append(file)
-            elif what < 0.8 and file not in rewritten:  # nobody could tell it from a new file
+            elif what < 0.8 and file not in rewritten:  # else it would look like a new file
                 self.rotate(file, pack=self.draw.random() < 0.5)
             else:
                 self.rewrite(file)
                 rewritten.add(file)
 
     def note_night(self) -> None:
-        """Remember what a night can see."""
+        """Record what a night can see now."""
         self.nights += 1
         self.last |= self.shown
         for path in self.folder.iterdir():

@@ -1,4 +1,4 @@
-"""A small real HTTP server on loopback that answers chat completions as a script tells it to, failures included."""
+"""A small real HTTP server on loopback that answers chat completions as a script says, failures included."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """What to send for one request. `fault` reset, hang, half or drip breaks the connection instead.
+    """Response to one request, or a fault of the connection.
 
-    half: fewer bytes than Content-Length says, then the end of the connection; hang: `seconds` without a byte.
+    `fault`: reset; hang (`seconds` without a byte); half (half the bytes, then the end); drip (a byte per 0.1 s).
     """
 
     status: int = 200
@@ -28,7 +28,7 @@ class Reply:
 
 
 def completion(content: Any, finish_reason: str | None = "stop", **message: Any) -> Reply:
-    """A well-formed chat completion; the server adds the name of the model that was asked for, as real ones do."""
+    """Return a well-formed chat completion; the server adds the name of the requested model, as real servers do."""
     choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}}
     choice |= {"finish_reason": finish_reason} if finish_reason else {}
     return Reply(body={"object": "chat.completion", "choices": [choice]})
@@ -38,7 +38,7 @@ Script = Callable[[dict[str, Any], int], Reply]  # (request body, number of the 
 
 
 class ChatServer:
-    """`requests` holds every body that arrived, `headers` what came with it; `models` is the answer to GET /models."""
+    """HTTP server: `requests` and `headers` record each request; GET /models lists `models` (None: 404)."""
 
     def __init__(self, script: Script, models: list[str] | None) -> None:
         self.script, self.models = script, models
@@ -57,7 +57,7 @@ class ChatServer:
                 outer.post(self)
 
             def do_GET(self) -> None:
-                listed = {"data": [{"id": name} for name in outer.models or ()] or None}  # of none, Ollama gives null
+                listed = {"data": [{"id": name} for name in outer.models or ()] or None}  # Ollama has null for []
                 missing = Reply(404, "<html>no such page</html>")
                 outer.send(self, missing if outer.models is None else Reply(body=listed))
 
@@ -66,7 +66,7 @@ class ChatServer:
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
-            request_queue_size = 128  # a connection beyond it is tried again after a second
+            request_queue_size = 128  # connections beyond it are retried after a second
 
         self.http = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
@@ -121,7 +121,7 @@ class ChatServer:
 
 @contextmanager
 def serving(script: Script, models: list[str] | None = None):
-    """A running ChatServer."""
+    """Yield a running ChatServer."""
     server = ChatServer(script, models)
     thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -135,7 +135,7 @@ def serving(script: Script, models: list[str] | None = None):
 
 
 def unused_address() -> str:
-    """An address where nobody listens."""
+    """Return an address at which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"

@@ -1,4 +1,4 @@
-"""Runs whose extract and judge stages are written directly: what the teacher stage starts from."""
+"""Runs whose extract and judge stages are written directly, as the input of the teacher stage."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def write_run(run: Path, parts: list[tuple[list[dict], list[dict], list[dict]]])
 
 
 def judge_in_vain(config: JudgeConfig) -> Summary:
-    """Have a judge vote whose votes all fail, such as a model of random weights. They are written all the same."""
+    """Run a judge all of whose votes fail (a model of random weights); return the summary of what it still wrote."""
     with pytest.raises(OpdkitError, match=r"all \d+ votes failed"):
         judge.run(config)
     return summary_of(config.run, "judge")
@@ -71,7 +71,7 @@ def judge_in_vain(config: JudgeConfig) -> Summary:
 def judged_run(
     path: Path, votes: Mapping[str, Sequence[int | None]], confidences: Mapping[str, Sequence[float | None]] = {}
 ) -> Path:
-    """Write a run with one turn for every turn_id, judged with these votes."""
+    """Write a run with one turn per turn_id, judged with these votes."""
     names = list(dict.fromkeys(turn_id.rpartition(":")[0] for turn_id in votes))
     sessions = [session(name, message("user", "hi"), message("assistant", "ho")) for name in names]
     return write_run(

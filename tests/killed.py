@@ -1,4 +1,4 @@
-"""A process that is killed at one exact point: as it calls a function, or right after."""
+"""A process that is killed at one exact point: when it calls a function, or right after the call."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ from typing import Any
 def killed(
     work: Callable[[], Any], owner: Any, name: str, *, when: Callable[..., bool] = lambda *_: True, after: bool = False
 ) -> None:
-    """Do `work` in a forked process until it calls `owner.name` with arguments for which `when` holds.
+    """Run `work` in a forked process until it calls `owner.name` with arguments for which `when` holds.
 
-    It dies of SIGKILL there: nothing is cleaned up. `after`: once the call has returned. A fork can inherit a lock that
-    another thread holds, and wait for it without end: such a process is ended and the work begun again.
+    SIGKILL ends the process there (`after`: once the call has returned), so nothing is cleaned up. A fork can inherit
+    a lock that another thread holds and hang: it is then ended after 90 s and started again, three tries in all.
     """
     for _ in range(3):
         code = _run_killed(work, owner, name, when, after)

@@ -1,10 +1,10 @@
-"""SIGKILL at random moments, then the same command again: the same rows and weights as if nothing had happened.
+"""Kill commands at random moments and repeat them: rows and weights must be as if nothing had happened.
 
     python -m tests.kills [--kills 200] [--seed 0]
 
 A stage is started, killed after some more of its parts (or steps) and a random pause, and started again, until it is
-done; then its tables and weights are compared with those of a run that nobody disturbed, and it begins anew. The kills
-go round all stages. What is said of each is enough to do it again.
+done. Then its tables and weights are compared with those of an undisturbed run, and the stage starts again in a new
+run. The kills are spread over all stages. The line that is printed per kill is enough to repeat it.
 """
 
 import argparse
@@ -33,19 +33,19 @@ from opdkit.store.tables import TABLES
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "sample_data"
 MODEL = str(DATA / "model")
-TIMED = ("seconds", "tokens_per_second")  # the columns that no two runs have alike
+TIMED = ("seconds", "tokens_per_second")  # columns that differ between any two runs
 _POLL, _PATIENCE = 0.002, 600.0  # seconds
 COMMAND = [sys.executable, "-m", "opdkit"]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Small command of the pipeline, and the tables that it writes."""
+    """Small command of one stage, and the tables that it writes."""
 
     options: tuple[str, ...]
-    tables: tuple[str, ...]  # the first is the one whose parts count
-    steps: bool = False  # it is one part; its checkpoints show how far it is
-    another: bool = False  # it writes a run of its own
+    tables: tuple[str, ...]  # progress is counted in parts of the first
+    steps: bool = False  # the stage is one part; its checkpoints show its progress
+    another: bool = False  # the stage writes another run
 
 
 WORK = {
@@ -64,7 +64,7 @@ WORK = {
 
 
 def start(stage: str, run: Path, *more: str) -> subprocess.Popen[bytes]:
-    """Start the command of a stage. One thread: two would race for the order of sums."""
+    """Start the command of a stage, with one thread: with two, the order of sums would vary."""
     work = WORK[stage]
     source = ["--from-run", str(run.parent / "source")] if work.another else []
     command = [*COMMAND, stage, str(run), *work.options, *source, *more]
@@ -73,13 +73,13 @@ def start(stage: str, run: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a command that must end well."""
+    """Wait for a command, which must succeed."""
     _, errors = process.communicate(timeout=_PATIENCE)
     assert process.returncode == 0, errors.decode()
 
 
 def undisturbed(folder: Path, stages: Iterable[str] = tuple(WORK)) -> Path:
-    """Run the stages, each once, into `folder/run` and, of the rollout, `folder/fresh`."""
+    """Run each stage once, into `folder/run` (the rollout: into `folder/fresh`); return `folder`."""
     run = folder / "run"
     for stage in stages:
         if WORK[stage].another:
@@ -89,7 +89,7 @@ def undisturbed(folder: Path, stages: Iterable[str] = tuple(WORK)) -> Path:
 
 
 def begin(stage: str, whole: Path, folder: Path) -> Path:
-    """Create a run in `folder` that has all that `stage` reads and nothing that it writes."""
+    """Create in `folder` a run with all that `stage` reads and nothing that it writes; return its path."""
     folder.mkdir(parents=True)
     if WORK[stage].another:
         (folder / "source").symlink_to(whole / "run")
@@ -100,7 +100,7 @@ def begin(stage: str, whole: Path, folder: Path) -> Path:
 
 
 def progress(stage: str, run: Path) -> int:
-    """Count the parts that are done; of the training, the steps in checkpoints."""
+    """Count the finished parts; for the training, the steps up to the last checkpoint."""
     if WORK[stage].steps:
         kept = sorted((stage_dir(run, stage) / "checkpoints").glob("step-*"))
         return int(kept[-1].stem.removeprefix("step-")) if kept else 0
@@ -109,7 +109,7 @@ def progress(stage: str, run: Path) -> int:
 
 
 def killed(stage: str, run: Path, moments: random.Random, seconds: float) -> str | None:
-    """Start the stage and kill it. Return a line about the kill; None if the stage was done before.
+    """Start the stage and kill it. Return a line about the kill, or None if the stage ended before the kill.
 
     `seconds` is about how long the command takes undisturbed.
     """
@@ -127,7 +127,7 @@ def killed(stage: str, run: Path, moments: random.Random, seconds: float) -> str
 
 
 def differences(stage: str, run: Path, expected: Path) -> list[str]:
-    """Return what is lost, doubled, changed or left over once the stage has finished."""
+    """Return what the finished stage has lost, doubled, changed or left over, compared with the expected run."""
     found = []
     for name in WORK[stage].tables:
         folders = [stage_dir(r, TABLES[name].stage) / name for r in (run, expected)]
@@ -149,7 +149,7 @@ def differences(stage: str, run: Path, expected: Path) -> list[str]:
 
 
 def disturb(stage: str, kills: int, whole: Path, folder: Path, seed: int, say: Callable[[str], None]) -> list[str]:
-    """Kill a stage so many times, finish it, and return what differs."""
+    """Kill a stage `kills` times, over as many runs as that takes; finish each run, and return what differs."""
     moments = random.Random(f"{seed} {stage}")
     expected = whole / ("fresh" if WORK[stage].another else "run")
     seconds = 10.0

@@ -1,4 +1,4 @@
-"""Runs on sample_data whose verdicts are those of a perfect judge, from labels.jsonl: no model is asked."""
+"""Runs on sample_data with the verdicts of a perfect judge (labels.jsonl), which need no model."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from opdkit.store.tables import VERDICTS
 
 
 def labelled_run(run: Path, **options: Any) -> Path:
-    """Extract sample_data (`options` are extract's) and judge it as the labels say.
+    """Extract sample_data (`options` are extract's) and write the verdicts of the labels.
 
-    Where something else was wanted, the turn has a hint that says so.
+    If the user wanted something else, the turn has a hint that says what.
     """
     extract(run, DATA / "logs", **options)
     known = {row["turn_id"]: row for row in labels()}

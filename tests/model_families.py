@@ -1,4 +1,4 @@
-"""Small models of several families with random weights: which attention each has is what differs."""
+"""Small models of several families with random weights, which differ in their attention."""
 
 import torch
 import transformers
@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 SIZES = {"vocab_size": 360, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
          "initializer_range": 0.3, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 _MIXED = ["sliding_attention", "full_attention"]
-# A token sees all that comes before it, or all in a window of 8 tokens.
+# A token attends to all tokens before it, or to those in a window of 8 tokens.
 FAMILIES = {
     "grouped queries": ("Qwen3Config", {}),
     "one key for all": ("LlamaConfig", {"num_key_value_heads": 1}),
@@ -23,7 +23,7 @@ FAMILIES = {
         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 360, "global_head_dim": 8}),
     "capped window": ("Gemma2Config", {"sliding_window": 8, "query_pre_attn_scalar": 8}),  # eager by default
     "sinks": ("GptOssConfig", {"sliding_window": 8, "layer_types": _MIXED, "num_local_experts": 4,
-                               "num_experts_per_tok": 2}),  # eager alone
+                               "num_experts_per_tok": 2}),  # eager only
 }  # fmt: skip
 FAMILIES |= {
     "DeepSeek-V3": ("DeepseekV3Config", {
@@ -43,7 +43,7 @@ _LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8,
           "pad_token_id": 0}  # fmt: skip
 _CHUNKS = {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 48, "num_hidden_layers": 4}
-# Layers that keep a state in place of keys, or that see chunks, beside others in most families.
+# Families with layers that keep a state instead of keys, or that attend within chunks; most have ordinary layers too.
 STATES = {
     "Llama 4": ("Llama4TextConfig", {**_CHUNKS, "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
                                      "no_rope_layers": [1, 1, 1, 0]}),
@@ -70,7 +70,7 @@ STATES = {
                               "attn_layer_offset": 1, "mamba_d_state": 8, "use_mamba_kernels": False,
                               "pad_token_id": 0}),
 }  # fmt: skip
-# They cannot go on from a cache, or positions depend on the number of tokens read.
+# These cannot continue from a cache, or their positions depend on the number of tokens read.
 PLAIN = {
     "states in the layers": ("RecurrentGemmaConfig", {"attention_window_size": 8, "lru_width": 32, "pad_token_id": 0}),
     "dynamic positions": ("LlamaConfig", {

@@ -31,7 +31,7 @@ def write_prompts(path: Path, word: str = "say") -> Path:
 
 
 def two_trainings(folder: Path, model: Path) -> Path:
-    """`folder/run` with the trainings a (binary) and b (opd), evaluated on `folder/prompts.jsonl`."""
+    """Write `folder/run` with the trainings a (binary) and b (opd), evaluated on `folder/prompts.jsonl`."""
     run = write_run(folder / "run", model, toy_sessions(4))
     prompts = write_prompts(folder / "prompts.jsonl")
     for name, objective in (("a", "binary"), ("b", "opd")):

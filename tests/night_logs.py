@@ -1,4 +1,4 @@
-"""Nights whose logs are read and judged, without a model."""
+"""Nights whose logs are extracted and judged without a model, and options for a quick night."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.night import NightConfig
 from opdkit.judge.stage import run as judge
 
-PROMPTS = (DATA / "prompts.jsonl").read_bytes().splitlines(keepends=True)[::4]  # of every domain
+PROMPTS = (DATA / "prompts.jsonl").read_bytes().splitlines(keepends=True)[::4]  # some of every domain
 LOG = (DATA / "logs" / "openai.jsonl").read_bytes().splitlines(keepends=True)
 
 
@@ -23,7 +23,7 @@ def grow(folder: Path, upto: int) -> None:
 
 
 def judged_night(home: Home, number: int, *chats: JSON, name: str = "", **record: object) -> Night:
-    """A night whose log holds these chats, judged by rules. `name`: of the log, if it is not the night's own."""
+    """Write a night whose log holds these chats, judged by rules. `name`: of the log (default: log@NUMBER)."""
     night = home.night(number)
     night.folder.mkdir(parents=True)
     log = jsonl(night.folder / f"{name or f'log@{number}'}.jsonl", *chats)
@@ -50,7 +50,7 @@ max_new_tokens = 24
 
 
 def night_options(folder: Path, **changed: object) -> NightConfig:
-    """Options of a night on the log in FOLDER/logs, as quick as it can be."""
+    """Return options for the quickest possible night on the log in FOLDER/logs."""
     (folder / "night.toml").write_text(QUICK)
     (folder / "held-out.jsonl").write_bytes(b"".join(PROMPTS))
     common = {"home": folder / "home", "logs": (str(folder / "logs"),), "model": str(MODEL), "judge": "rules",

@@ -1,4 +1,4 @@
-"""Made-up positions of every kind, in float64, and a student that has moved."""
+"""Made-up token positions of every kind, in float64, and a student that has moved away from the old policy."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def tokens(
     behavior: Tensor | None = None,
     turn: Tensor | None = None,
 ) -> Tokens:
-    """Positions without a support; what is not given is not there."""
+    """Return positions without a support; log-probs and rewards that are not passed are missing (NaN)."""
     n = len(old)
     none = torch.full((n,), NAN, dtype=old.dtype)
     return Tokens(
@@ -59,7 +59,7 @@ def tokens(
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """N positions of several turns as a student, an old policy and a teacher see them: logits [N, V]."""
+    """N positions of several turns: log-probs stored from old policy and teacher, logits [N, V] of the student."""
 
     tokens: Tokens
     ids_N: Tensor
@@ -67,8 +67,8 @@ class Example:
 
 
 def example(n: int = 60, k: int = 4, turns: int = 6, seed: int = 0) -> Example:
-    """Positions sampled or not, turns with and without hint, reward and logged log-probs; a student that has moved
-    far enough for both clips to bite."""
+    """Return positions sampled or not, turns with and without hint, reward and logged log-probs, and a student that
+    has moved far enough for both clips to take effect."""
     random = generator(seed)
     turn_N = torch.randint(turns, (n,), generator=random).sort().values
     ids_N = torch.randint(VOCABULARY, (n,), generator=random)

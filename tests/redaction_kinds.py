@@ -2,7 +2,7 @@
 
 The random parts are drawn when the module is imported, and prefixes are joined there, so that no file holds a string
 that a scanner takes for a live secret. In a text, what has to be replaced stands between « and ». Cases 0, 2, 4, ...
-of a kind were looked at while the rules were written; cases 1, 3, 5, ... were kept aside and looked at once.
+of a kind were looked at while the rules were written; cases 1, 3, 5, ... were held out and looked at once.
 """
 
 import base64
@@ -13,12 +13,12 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-Case = tuple[str, tuple[str, ...]]  # a text, and what must not be left of it
+Case = tuple[str, tuple[str, ...]]  # a text, and the secrets that must not remain in it
 LETTERS, DIGITS, HEX = string.ascii_letters, string.digits, "0123456789abcdef"
 ALNUM, LOWER, URLSAFE = LETTERS + DIGITS, string.ascii_lowercase + DIGITS, LETTERS + DIGITS + "_-"
 BASE64, UPPER = LETTERS + DIGITS + "+/", string.ascii_uppercase + DIGITS
 
-# A token stands in a sentence, in a file of settings, in JSON, in code, in a header, in brackets.
+# Where a token may stand: in a sentence, a settings file, JSON, code, a header, or brackets.
 PLACES = (
     "use «{}» for this",
     "here is my token: «{}», please try again",
@@ -31,7 +31,7 @@ PLACES = (
     "(the old one, «{}»)",
     "curl -H 'X-Token: «{}»' https://api.example.com/v1",
 )
-# What has no shape of its own is named beside it.
+# A token without a shape of its own has its name next to it.
 NAMED = (
     "{N}=«{}»",
     '{"{n}": "«{}»"}',
@@ -161,13 +161,13 @@ def draw(rng: random.Random, parts: tuple[str | tuple[str, int], ...]) -> str:
 
 
 def mark(text: str) -> Case:
-    """Split a text with marks into the text that a log holds and what has to go."""
+    """Return a marked text without its marks, as a log holds it, and the secrets that have to go."""
     secrets = tuple(piece.split("»")[0] for piece in text.split("«")[1:])
     return text.replace("«", "").replace("»", ""), secrets
 
 
 def cases(kind: str) -> Iterator[Case]:
-    """Yield all cases of one kind, always the same."""
+    """Yield all cases of one kind, the same at each call."""
     rng = random.Random(f"a kind: {kind}")
 
     def fill(match: re.Match[str]) -> str:
@@ -187,7 +187,7 @@ KINDS = (*TOKENS, *NAMED_TOKENS, *TEXTS)
 
 
 def is_left(secret: str, text: str) -> bool:
-    """Whether `text` still holds half of the secret, or four of its characters, whichever is more."""
+    """Return whether `text` still holds half of the secret, or four of its characters, whichever is more."""
     text = re.sub(r"\[[a-z ]+\]", " ", text)  # "[password]" holds "pass"
     size = max(4, (len(secret) + 1) // 2)
     return any(secret[i : i + size] in text for i in range(max(1, len(secret) - size + 1)))
@@ -240,11 +240,11 @@ BEFORE = (
     0,
     1,
     25,
-)  # strings that were replaced before the rules of gitleaks and others, by row
+)  # per row: strings that were replaced before the rules of gitleaks and others were added
 
 
 def recall_table(redact: Callable[[str], str]) -> str:
-    """The table of docs/logs.md: kinds and strings of each row, and how many strings `redact` replaces."""
+    """Return the table of docs/logs.md: kinds and strings of each row, and how many strings `redact` replaces."""
     lines, start = ["| kinds | how many | strings | replaced before | replaced now |", "|---|---|---|---|---|"], 0
     for (name, last), before in zip(ROWS.items(), BEFORE, strict=True):
         kinds = KINDS[start : (start := KINDS.index(last) + 1)]

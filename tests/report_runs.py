@@ -1,4 +1,4 @@
-"""Runs for the report: one of many turns, and one where every text that a table can hold is an attack."""
+"""Runs for tests of the report: one of many turns, and one in which every text of every table is an attack."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def large_run(run: Path, turns: int, tokens: int = 80, seed: int = 0) -> Path:
     draw = random.Random(seed)
     vocabulary = ["".join(draw.choices("aabcdeeefghiiklmnoooprrsttuvwyz", k=draw.randint(2, 9))) for _ in range(5_000)]
     numbers = np.random.default_rng(seed)
-    drawn = cycle(numbers.integers(0, len(vocabulary), 1_000_003).tolist())  # a prime: no text comes back in step
+    drawn = cycle(numbers.integers(0, len(vocabulary), 1_000_003).tolist())  # a prime: texts do not repeat
 
     def words(count: int) -> str:
         return " ".join([vocabulary[next(drawn)] for _ in range(count)]) + "."
@@ -114,7 +114,7 @@ def _target(verdict: Row, numbers: np.random.Generator, tokens: int, ids: Sequen
 def hostile_run(run: Path, turns: int, attack: Callable[[], str]) -> int:
     """Write a finished run with an attack in every text of every table, manifest and note; return their number.
 
-    `attack` gives another text at each call.
+    `attack` returns another text at each call.
     """
     count = 0
 
@@ -180,7 +180,7 @@ def _hostile_verdict(turn_id: str, number: int, bad: Callable[[], str]) -> Row:
 
 
 def _ids(text: str) -> list[int]:
-    """Return a reply whose tokens spell the attack."""
+    """Return the token ids of the attack, 200 at most, as a reply."""
     from opdkit.model.load import load_tokenizer
 
     ids: list[int] = load_tokenizer(str(MODEL))(text, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""What a rollout wrote, and what the teacher stage makes of it."""
+"""Read what a rollout wrote, and score it with the teacher stage."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Runs whose extract stage is written directly: what the stages after it start from."""
+"""Runs whose extract stage is written directly, as the input of the later stages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ HINT_HEADER = "[user's hint / instruction]"
 
 
 def message(role: str, content: str | None, *, name: str | None = None, calls: Sequence[tuple[str, str]] = ()) -> dict:
-    """One message row. `calls` are (name, arguments)."""
+    """Return one message row. `calls` are (name, arguments)."""
     tool_calls = [{"id": f"call-{n}", "name": called, "arguments": a} for n, (called, a) in enumerate(calls)]
     return {
         "role": role,
@@ -33,7 +33,7 @@ def in_context(messages: Messages, index: int = 1, next_count: int = 1) -> Reply
 
 
 def talk(*contents: str) -> Messages:
-    """User and assistant in turn, the user first."""
+    """Return messages of user and assistant in alternation, the user first."""
     return [message("user" if n % 2 == 0 else "assistant", content) for n, content in enumerate(contents)]
 
 
@@ -45,10 +45,10 @@ def write_extract(
     turns: Mapping[str, Mapping[str, Any]] | None = None,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
-    """Write sessions (id -> messages) and a turn for every assistant message; returns `run`.
+    """Write sessions (id -> messages) and a turn for every assistant message; return `run`.
 
     A turn is trainable when a next state follows; `turns` (turn_id -> fields) overrides that and any other field.
-    `metadata` (session id -> fields) are what the log says of a session beside its messages.
+    `metadata` (session id -> fields) is what the log says about a session besides its messages.
     """
     ids = list(sessions)
     config = ExtractConfig(run=run, logs=("written by a test",), part_mb=per_part, shard="0/1")
@@ -102,7 +102,7 @@ def _turns(session_id: str, messages: Messages) -> list[dict[str, Any]]:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Path -> time of its last change (ns) and content, of everything in a folder; {} where there is none."""
+    """Return path -> (time of last change in ns, content) of everything in a folder; {} if there is no folder."""
     return {
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
         for path in sorted(folder.rglob("*"))

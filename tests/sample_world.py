@@ -1,4 +1,4 @@
-"""What tests know about sample_data: the right answers."""
+"""What tests know about sample_data: the verdicts of a perfect judge, and which hints are right."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 DATA = Path(__file__).parent.parent / "sample_data"
 MODEL = DATA / "model"
-# preference -> what a hint must name to name it
+# preference -> pattern of what a hint must contain to name it
 NAMES = {
     "celsius": "Celsius", "fahrenheit": "Fahrenheit", "words": "words|without any number", "steps": "numbered",
     "short": "short", "story": "story|warm", "clock24": "24-hour", "ampm": "am or pm", "platform": "platform",
@@ -16,21 +16,21 @@ NAMES = {
 
 
 def labels() -> list[dict[str, Any]]:
-    """The verdicts of a perfect judge: turn_id, reward, wanted (a preference or None)."""
+    """Return the verdicts of a perfect judge: turn_id, reward, wanted (a preference or None)."""
     return [json.loads(line) for line in (DATA / "labels.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def asked_order(messages: list[dict[str, Any]]) -> str:
-    """The order that the user named last."""
+    """Return the order in the last user message."""
     (order,) = re.findall(r"\b[A-Z]\d\b", next(m["content"] for m in reversed(messages) if m["role"] == "user"))
     return str(order)
 
 
 def is_true_of_call(text: str, call: str, asked: str) -> bool:
-    """Return whether a tool's error, or a hint, says what is wrong with the arguments `call` (JSON) for this order.
+    """Return whether a tool's error, or a hint, says what is wrong with the arguments `call` (JSON).
 
-    A missing order_id is blamed where it is missing, and the order where order_id is there and another than the user
-    asked for.
+    A text about the argument is true if order_id is missing. A text about the order is true if order_id is given but
+    differs from the order that the user asked for (`asked`).
     """
     order = json.loads(call).get("order_id")
     if re.search(r"argument|as order_id", text):

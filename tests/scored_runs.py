@@ -1,4 +1,4 @@
-"""Runs with targets, scored by the real teacher stage with a tiny model: what training and evaluation start from."""
+"""Runs with targets, scored by the real teacher stage with a tiny model: the input of training and evaluation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from opdkit.train import stage as train
 from opdkit.train.objective.losses import logprobs_and_entropy
 from opdkit.train.targets import Support, load_prompts, load_turns
 
-# Options of a training in which nothing but the objective moves the weights, and every turn trains.
+# Options of a training in which only the objective moves the weights, and every turn is trained on.
 ALONE = {"anchor_weight": 0.0, "step_limit": 0.0, "epsilon": 0.0, "validate": 0}
 WORDS = "red green blue old new small big first last other".split()
 
 
 @dataclass(frozen=True)
 class Said:
-    """One reply of a toy session, and what was judged of it."""
+    """Reply of a toy session, with its reward and hint."""
 
     reply: str
     reward: int | None = None
@@ -39,11 +39,11 @@ class Said:
 
 @dataclass(frozen=True)
 class Toy:
-    """A toy session: replies to "say WORD", one after the other."""
+    """Toy session: requests "say WORD" and their replies."""
 
-    name: str  # part of what is asked
+    name: str  # part of each request
     replies: Sequence[Said]
-    session: str = ""  # another session of the same name has the same prompts
+    session: str = ""  # session id, if not `name`: sessions of one name have the same prompts
 
     @property
     def session_id(self) -> str:
@@ -60,7 +60,7 @@ class Toy:
 
 
 def toy_sessions(count: int, replies: int = 2) -> list[Toy]:
-    """Every mixture of reward and hint, replies of many lengths."""
+    """Return sessions with every mixture of reward and hint, and replies of many lengths."""
     said = []
     for n in range(count * replies):
         hint = f"Say it in {WORDS[n % 10]} letters." if n % 3 else None
@@ -81,11 +81,10 @@ def write_run(
     turns: Mapping[str, Mapping[str, Any]] | None = None,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
-    """The extract, judge and teacher stages of a run, with `support` tokens at each position.
+    """Write the extract, judge and teacher stages of a run, with `support` tokens at each position.
 
     The teacher samples `samples` replies per hint.
-
-    `turns` (turn_id -> fields) overrides fields of the turns table, `metadata` adds fields to those of sessions.
+    `turns` (turn_id -> fields) overrides fields of the turns table; `metadata` adds to the metadata of sessions.
     """
     messages = {toy.session_id: toy.messages() for toy in toys}
     write_extract(run, messages, per_part=per_part, turns=turns, metadata=metadata)
@@ -101,7 +100,7 @@ def write_run(
 
 
 def train_config(run: Path, model: Path, **options: Any) -> TrainConfig:
-    """Training of a toy run: a rate that is seen at once, the simplest objective, and nothing beside it."""
+    """Return the options of a training: the simplest objective alone, at a rate whose effect shows at once."""
     defaults = {"objective": "opd", "batch_turns": 4, "epochs": 1, "learning_rate": 1e-2, "device": "cpu"}
     return TrainConfig(run=run, model=str(model), **(defaults | ALONE | options))
 
@@ -121,7 +120,7 @@ def _verdict(turn_id: str, said: Said) -> dict[str, Any]:
 
 
 def train_and_kill(config: TrainConfig, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start a training that dies after so many steps."""
+    """Start a training that is interrupted after `steps` optimizer steps."""
     step, seen = train.take_optimizer_step, []
 
     def killed(*args):
@@ -137,7 +136,7 @@ def train_and_kill(config: TrainConfig, steps: int, monkeypatch: pytest.MonkeyPa
 
 
 def read_supports(run: Path, model: Path) -> dict[str, tuple[Support, np.ndarray]]:
-    """Return turn -> its support with the teacher's log-probs, and the log-probs of its tokens under `model`."""
+    """Return turn_id -> (support with the teacher's log-probs, log-probs of the support's tokens under `model`)."""
     turns = [t for t in load_turns(run, supports="needed") if t.support and t.support.teacher is not None]
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     loaded = load_model(str(model), device="cpu", dtype="float32")

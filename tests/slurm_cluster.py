@@ -1,4 +1,4 @@
-"""A Slurm of the tests' own on this host: munged, slurmctld and two slurmd with their own key, ports and folders."""
+"""A private Slurm for tests on this host: munged, slurmctld and two slurmd with their own key, ports and folders."""
 
 import contextlib
 import getpass
@@ -15,28 +15,28 @@ from pathlib import Path
 from typing import TypeVar
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
-PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where Debian has the daemons, and an ordinary user no PATH
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # Debian's daemons are there, where an ordinary PATH does not look
 NODES = ("one", "two")
-HANGS = 300.0  # seconds for one thing: long enough for a busy machine, and only against waiting for ever
+HANGS = 300.0  # seconds per wait: enough for a busy machine; only prevents waiting for ever
 T = TypeVar("T")
 
 
 def missing() -> str | None:
-    """Why no Slurm can run here, None where one may."""
+    """Return why no Slurm can run here, or None if Slurm is installed."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     return f"no Slurm here: {', '.join(absent)} not installed (Debian: slurm-wlm, munge)" if absent else None
 
 
 class UnavailableError(Exception):
-    """Slurm is installed and does not start here; the message has the end of its logs."""
+    """Slurm is not installed, or does not start here; the message has the reason, or the end of the logs."""
 
 
 class Cluster:
-    """Talks to one Slurm; `environment` is what its commands need."""
+    """Private Slurm; a call runs a command against it, with `environment`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        # Jobs inherit it; with a fault handler, those that hang can be made to say where.
+        # Jobs inherit it. With the fault handler, `report` can make a job that hangs print its stack.
         own = {"SLURM_CONF": str(home / "slurm.conf"), "PATH": PATH, "PYTHONFAULTHANDLER": "1"}
         self.environment = os.environ | own
         self._daemons: list[subprocess.Popen[bytes]] = []
@@ -47,14 +47,14 @@ class Cluster:
         return done.stdout
 
     def states(self) -> dict[str, str]:
-        """Job or array task (7, 8_0) -> its state and reason."""
+        """Return job or array task (7, 8_0) -> its state and reason."""
         lines = self("squeue", "--array", "--states=all", "--noheader", "--format=%i|%T %r").splitlines()
         return dict(line.split("|", 1) for line in lines)
 
     def report(self, run: Path) -> str:
-        """What a wait that failed needs: jobs, processes of `run`, the jobs' logs, the ends of Slurm's own logs.
+        """Return what explains a failed wait: jobs, processes of `run`, the jobs' logs, the ends of Slurm's own logs.
 
-        The processes die of SIGABRT, and each says in its job's log where it was.
+        It kills the processes with SIGABRT, so that each prints its stack to its job's log.
         """
         report = [self("squeue", "--states=all"), self("scontrol", "show", "job")]
         processes = [(pid, words) for pid, words in command_lines() if str(run) in " ".join(words)]
@@ -75,7 +75,7 @@ class Cluster:
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         (self.home / "slurm.conf").write_text(self._configuration(), encoding="utf-8")
-        (self.home / "gres.conf").write_text("Name=gpu File=/dev/null\n", encoding="utf-8")  # to give out and count
+        (self.home / "gres.conf").write_text("Name=gpu File=/dev/null\n", encoding="utf-8")  # to allocate and count
         (self.home / "cgroup.conf").write_text(f"CgroupPlugin={self._cgroup()}\n", encoding="utf-8")
         self._daemon("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.home}/munge.socket",
                      f"--pid-file={self.home}/munged.pid", f"--log-file={self.home}/munged.log",
@@ -161,7 +161,7 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
 
 
 def until(slurm: Cluster, run: Path, condition: Callable[[], T], what: str) -> T:
-    """Wait for the condition; where it does not come, fail with all that is known of the jobs and of `run` then."""
+    """Wait for the condition; if it never holds, fail with all that is known about the jobs and `run`."""
     end = time.monotonic() + HANGS
     while not (found := condition()):
         assert time.monotonic() < end, f"waited {HANGS} s for: {what}\n{slurm.report(run)}"
@@ -170,7 +170,7 @@ def until(slurm: Cluster, run: Path, condition: Callable[[], T], what: str) -> T
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Return ports on which nothing listens now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -179,7 +179,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def command_lines() -> Iterator[tuple[int, list[str]]]:
-    """Each process of this host, and the words of its command line."""
+    """Yield the pid of each process of this host and the words of its command line."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has just ended
             yield int(path.parent.name), path.read_bytes().decode(errors="replace").split("\0")
@@ -187,7 +187,7 @@ def command_lines() -> Iterator[tuple[int, list[str]]]:
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
-    """A Slurm that is up, and gone after the block. Raises UnavailableError with the reason where it cannot be."""
+    """Yield a running Slurm and remove it after the block. Raise UnavailableError with the reason if it cannot run."""
     if reason := missing():
         raise UnavailableError(reason)
     home = Path(tempfile.mkdtemp(prefix="opdkit-slurm-", dir="/tmp"))  # a socket's path must be short

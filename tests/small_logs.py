@@ -1,4 +1,4 @@
-"""Small logs on disk, and what extract makes of them."""
+"""Write small logs, and read what extract makes of them."""
 
 import json
 from pathlib import Path
@@ -33,11 +33,11 @@ def jsonl(path: Path, *records) -> Path:
 
 
 def lines_mb(path: Path, count: int) -> float:
-    """The --part-mb that takes `count` lines of a log whose lines are about equally long."""
+    """Return the --part-mb that holds `count` lines of a log whose lines are about equally long."""
     data = path.read_bytes()
     return (count - 0.5) * len(data) / data.count(b"\n") / 1e6
 
 
 def turn_rows(session_id: str, conversation: Conversation) -> list[dict]:
-    """The rows of the turns table by column."""
+    """Return the rows of the turns table as dicts by column."""
     return [dict(zip(TURNS.schema.names, row, strict=True)) for row in turns(session_id, conversation)]

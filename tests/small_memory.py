@@ -1,4 +1,4 @@
-"""A machine with little memory: every model that is given more tokens at once than fit says what a GPU would say."""
+"""A simulated GPU of little memory: a forward with more tokens than fit raises the error that a GPU would raise."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Room:
-    """How many tokens fit, and how often they did not."""
+    """Number of tokens that fit, and how often a forward had more."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens, self.refused = tokens, 0
@@ -17,7 +17,7 @@ class Room:
 
 @contextmanager
 def room_for(tokens: int) -> Iterator[Room]:
-    """Within it a forward of more than `tokens` runs out of memory."""
+    """Make each forward of more than `tokens` tokens run out of memory, within the block."""
     room, forward = Room(tokens), nn.Embedding.forward
 
     def limited(self: nn.Embedding, ids: Tensor) -> Tensor:
