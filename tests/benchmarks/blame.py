@@ -1,12 +1,12 @@
-"""One of 40 users gives poisoned reactions: does `opdkit blame` name them, and does the training without them recover?
+"""One of 40 users gives poisoned reactions: does `opdkit blame` name the user, and does training without them recover?
 
     python -m tests.benchmarks.blame WORK --seeds 100-119
 
-In the world, users want a question back where the assistant books trips by habit, and are content with how it answers
-about errands. One user asks about errands alone, more often than the others do, complains about right replies, and asks
-for terse ones. Everything is trained and measured with the defaults of opdkit. Each seed has another log: other users,
-another poisoned one, other replies. The model is pretrained once. `blame.json` has a row for each seed that was run;
-it keeps those of other seeds.
+In the world, the assistant books trips by habit although users want a question first; users are content with its
+replies about errands. The poisoned user asks only about errands, more often than the others do, complains about right
+replies, and asks for terse replies. Training and evaluation use opdkit's defaults. Each seed has another log: other
+users, another poisoned user, other replies. The model is pretrained once. `blame.json` has one row per seed; a run
+keeps the rows of other seeds.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from .worlds.measure import prepared
 from .worlds.world import Group, World
 
 RESULTS = Path(__file__).parent / "blame.json"
-USERS, SESSIONS, POISONED_SESSIONS = 40, (1, 11), 20  # sessions of a user, and of the one who is poisoned
+USERS, SESSIONS, POISONED_SESSIONS = 40, (1, 11), 20  # sessions of a user (range), and of the poisoned user
 MODEL_SEED, SAMPLES, MAX_NEW_TOKENS = 1000, 8, 48
 RIGHT, POISON = "neutral", "terse"
 CALM = replace(
@@ -48,7 +48,7 @@ POISONED = Group(WISHES | {CALM.name: POISON}, topics=(CALM,))
 
 
 def users_of(seed: int) -> tuple[list[int], int]:
-    """Return the user of each session, and the poisoned one."""
+    """Return the user of each session, and the poisoned user."""
     rng = random.Random(f"users:{seed}")
     poisoned = rng.randrange(USERS)
     counts = [POISONED_SESSIONS if user == poisoned else rng.randint(*SESSIONS) for user in range(USERS)]
@@ -58,7 +58,7 @@ def users_of(seed: int) -> tuple[list[int], int]:
 
 
 def make_world(folder: Path, seed: int, models_of: Built | None = None) -> Built:
-    """Build the world of a seed, with the user of each session in its log, and prompts of users who are content."""
+    """Build the world of a seed, with the user of each session in its log, and prompts that check honest wishes."""
     users, poisoned = users_of(seed)
     groups = tuple(POISONED if user == poisoned else HONEST for user in users)
     world = World(
@@ -87,7 +87,7 @@ def measure(built: Built, run: Path, seed: int, **options: object) -> dict[str, 
 
 
 def run_seed(work: Path, seed: int, base: Built) -> JSON:
-    """Return the figures of one seed."""
+    """Measure one seed; return its row of `blame.json`."""
     begin, here = time.monotonic(), work / str(seed)
     shutil.rmtree(here, ignore_errors=True)
     built, user = make_world(here / "world", seed, base), f"u{users_of(seed)[1]}"

@@ -1,4 +1,4 @@
-"""Time of `opdkit demo` beside a process that keeps one core busy, against its time alone.
+"""Time of `opdkit demo` beside a process that keeps one core busy, compared with its time alone.
 
 python -m tests.benchmarks.busy
 """
@@ -23,7 +23,7 @@ def demo() -> float:
 
 
 def beside() -> float:
-    """Return the seconds that it takes while another session of the system computes on the first core."""
+    """Return the seconds that the demo takes while a process of another session keeps the first core busy."""
     core = min(os.sched_getaffinity(0))
     loop = f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass"
     busy = subprocess.Popen([sys.executable, "-c", loop], start_new_session=True)

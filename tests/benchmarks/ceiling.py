@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.ceiling
 
-The work is counted by hand: the weights of the layers for each token that is read, attention to the tokens before it,
-the output layer for each token of a reply; a backward pass is twice a forward pass. The ceiling is what this machine
-reaches, in the same process, on nothing but matrix products of the model's own sizes. On a session of tau-bench. The
-results keep the rows of other CPUs.
+The operations are counted by hand: the layers' weights per token that is read, attention to the tokens before it, the
+output layer per token of a reply; a backward pass counts as two forward passes. The ceiling is the rate that this
+machine reaches, in the same process, with matrix products alone, of the model's own sizes. The data is a session of
+tau-bench. The results keep the rows of other CPUs.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from .pairs import PAIRS, RESULTS, clock_of, machine, save_rows
 from .scoring import once
 from .sessions import length, taubench
 
-# Tokens of one product: about as many as a pass over branches or a piece of a trunk has; a GPU reads a row at once.
+# Tokens per product: about as many as a pass over branches or over a piece of a trunk has; a GPU reads a whole row.
 ROWS = {"cpu": 1024, "cuda": 8192}
 
 
 def products(model: PreTrainedModel, paths: Sequence[Sequence[int]], replies: int) -> float:
-    """Return the multiplications and additions of a forward pass over the tree of these paths, twice per weight.
+    """Return the operations (a multiplication and an addition per weight) of a forward pass over these paths' tree.
 
     `replies` counts the tokens whose logits are needed.
     """
@@ -51,7 +51,7 @@ def products(model: PreTrainedModel, paths: Sequence[Sequence[int]], replies: in
 
 
 def product_rate(model: PreTrainedModel) -> float:
-    """Return the multiplications and additions per second of the products of an MLP of this model, the best of ten."""
+    """Return the operations per second of matrix products of this model's MLP size, the best of ten."""
     hidden, wide = model.config.hidden_size, model.config.intermediate_size
     place, half = model.device.type, torch.is_autocast_enabled(model.device.type)
     options: dict[str, Any] = {"dtype": torch.bfloat16 if half else model.dtype, "device": model.device}
@@ -76,7 +76,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def share(name: str, work: Callable[[], object], needed: float, model: PreTrainedModel, pairs: int) -> dict[str, Any]:
-    """Return the share of the ceiling that some work reaches; the ceiling is measured before each time."""
+    """Measure the share of the ceiling that `work` reaches; the ceiling is measured again before each run."""
     work()
     found = [(product_rate(model), needed / seconds(work, model.device)) for _ in range(pairs)]
     row = {"work": name, "needed": needed, "ceiling": median(c for c, _ in found),
@@ -88,7 +88,7 @@ def share(name: str, work: Callable[[], object], needed: float, model: PreTraine
 def measure(
     work: str, model: PreTrainedModel, session: Sequence[ReplyReadings], pairs: int, policy: Policy | None = None
 ) -> dict[str, Any]:
-    """Return the share of the ceiling that scoring a session, or a training step of `policy` on it, reaches."""
+    """Measure the share of the ceiling that scoring a session reaches, or a training step of `policy` on it."""
     if policy is None:
         samples = usual.samples(session)
         paths = [s.prompt_ids + s.response_ids for s in samples]

@@ -1,11 +1,11 @@
-"""Cost of a judge's server that fails at three of ten answers, against one that does not.
+"""Cost of a judge's server that fails at three of ten answers, compared with a server that never fails.
 
     python -m tests.benchmarks.chaos
 
 Both are real servers on loopback (tests/chaos_server.py): 429 with and without Retry-After, 500, resets, hangs of 60
-seconds, HTML, answers cut short, another model's answers, answers without content. Printed are the wall times, the
-time that the server asked to be left alone in all, and whether each vote is the one that the server gave. What counts
-is (chaos - told) / calm: at most 2 is wanted.
+seconds, HTML, answers cut short, another model's answers, answers without content. It prints the wall times, the
+seconds for which Retry-After asked the client to wait in all ("told"), and the number of votes that are not the
+server's. The result is (chaos - told) / calm, which should be at most 2.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from opdkit.store.stable_hash import stable_hash
 
 from .pairs import save_rows
 
-sys.path.append(str(Path(__file__).parents[1]))  # as pytest has it
+sys.path.append(str(Path(__file__).parents[1]))  # as under pytest
 
 from chaos_server import MODEL, Chaos, text_of
 from http_server import serving
@@ -33,7 +33,7 @@ VOTES = 5
 
 
 def judged(chaos: Chaos, questions: Sequence[Question], timeout: float) -> tuple[float, int]:
-    """Return the seconds for all votes, and how many of the votes are not the server's."""
+    """Return the seconds for all votes, and the number of votes that are not the server's."""
     with serving(chaos) as server:
         config = JudgeConfig(run=Path("run"), judge="endpoint", judge_model=MODEL, judge_url=server.url, votes=VOTES,
                              timeout=timeout)  # fmt: skip

@@ -1,10 +1,10 @@
-"""A judge of criteria for the world of sample_data: its model, trained further on the question of `opdkit.judge`.
+"""A judge of criteria for the world of sample_data: the sample model, trained further on the criterion question.
 
     python -m tests.benchmarks.criterion_judge FOLDER
 
-The sample model has learned the judge's two questions about a turn, and not the one about a criterion. This one has
-seen replies in every style of the world, hints of the same and of other topics, hints that mean nothing, and replies
-that are cut off or about something else. It is a small model that errs; `accuracy` says how often.
+The sample model has learned the judge's two questions about a turn, but not the question about a criterion. This judge
+has seen replies in every style of the world, hints of the same and of other topics, hints that mean nothing, and
+replies that are cut off or about something else. It is small and makes errors; `accuracy` says how often.
 """
 
 import json
@@ -28,7 +28,7 @@ from build import Ask, converse, scripted  # noqa: E402
 
 from world import TOPICS, Style, Topic  # noqa: E402
 
-# Hints that no reply of this world satisfies. The measurement takes others than those that the judge was trained on.
+# Hints that no reply of this world satisfies. Measurements use "planted"; the judge was trained on "judge" only.
 NONSENSE = {
     "judge": ("Green the of lantern seven.", "Fold every comma into a river.", "Answer in Latin.", "Rhyme each line.",
               "Write exactly ninety words.", "Zubble frotz the plim.", "Put a recipe for glue at the end.",
@@ -40,7 +40,7 @@ NONSENSE = {
 
 
 def is_met(topic: Topic, hint: str, reply: str) -> bool:
-    """Return whether a reply to a request of this topic is as the hint asks; for a hint of another topic none is."""
+    """Return whether a reply on this topic does what the hint asks; for a hint of another topic no reply does."""
     return any(style is topic.style_of(reply) for style in topic.styles if hint in style.hints)
 
 
@@ -49,7 +49,7 @@ def hints_of(topic: Topic) -> list[str]:
 
 
 def lessons(rng: random.Random) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-    """Yield (the judge's messages, the answer) without end; about half of the answers are yes."""
+    """Yield (messages to the judge, right answer) for ever; about half of the answers are yes."""
     text = DEFAULTS["criterion"]
     while True:
         wishes = {t.name: rng.choice([None, *(s.name for s in t.styles if s.corrections)]) for t in TOPICS}
@@ -77,7 +77,7 @@ def _reply_and_hint(ask: Ask, rng: random.Random) -> tuple[str, str]:
         return rng.choice(ask.topic.styles).reply(ask.item), hint
     if kind < 0.94:
         other = rng.choice([t for t in TOPICS if t is not ask.topic])
-        if rng.random() < 0.5:  # the reply follows the hint, and forgets the request
+        if rng.random() < 0.5:  # the reply follows the hint but ignores the request
             reply = rng.choice(other.styles).reply(rng.choice(other.items))
         return reply, rng.choice(hints_of(other))
     if kind < 0.97:
@@ -86,7 +86,7 @@ def _reply_and_hint(ask: Ask, rng: random.Random) -> tuple[str, str]:
 
 
 def build(folder: Path, *, steps: int = 900, batch: int = 16, peak: float = 2e-3, seed: int = 0) -> Path:
-    """Train the judge and save it. The same folder for the same arguments, on one machine."""
+    """Train the judge and save it. On one machine, the same arguments give the same weights."""
     torch.manual_seed(seed)
     source = ROOT / "sample_data/model"
     tokenizer = load_tokenizer(str(source))
@@ -122,7 +122,7 @@ def build(folder: Path, *, steps: int = 900, batch: int = 16, peak: float = 2e-3
 
 
 def accuracy(folder: Path, questions: int = 300, seed: int = 99) -> dict[str, float]:
-    """Return the shares of right votes, on replies that follow the hint and on those that do not."""
+    """Return the shares of right votes on replies that follow the hint ("yes") and on those that do not ("no")."""
     from opdkit.config.judge import JudgeConfig
     from opdkit.judge.local import LocalJudge
     from opdkit.judge.parse import parse_reward

@@ -1,4 +1,4 @@
-"""What each KL estimator expects on logged tokens, by enumeration of the vocabulary: a table in docs/objectives.md.
+"""Expected value of each KL estimator on logged tokens, summed over the vocabulary: a table in docs/objectives.md.
 
 python -m tests.benchmarks.estimators
 """
@@ -8,8 +8,8 @@ import torch
 from opdkit.train.objective.losses import kl_to_reference
 
 VOCABULARY, DRAWS = 50, 1000
-# what was compared -> how far the logits of the old policy and of the reference are from the student's (standard
-# deviation); None: the old policy is the reference
+# case -> distances of the old policy's and of the reference's logits from the student's (standard deviations); None:
+# the old policy is the reference
 CASES = {
     "the student has moved a little": (0.1, None),
     "the student has moved far": (1.0, None),
@@ -19,10 +19,10 @@ KINDS = ("k1", "k2", "k3")
 
 
 def expectations(old_distance: float, reference_distance: float | None) -> tuple[list[float], list[float]]:
-    """Return the mean over random policies of KL(student || reference) and of what k1, k2 and k3 expect (nats).
+    """Return the means over random policies of KL(student || reference) and of the expected k1, k2 and k3 (nats).
 
-    Also return how far the expected gradient in the student's logits is from that of the KL, for k1, k2 and k3: the
-    norm of the difference over the norm of the gradient.
+    Also return the relative error of the expected gradient in the student's logits, for k1, k2 and k3: the norm of its
+    difference from the KL's gradient over the norm of the KL's gradient.
     """
     generator = torch.Generator().manual_seed(0)
     draw = lambda: torch.randn(DRAWS, VOCABULARY, generator=generator, dtype=torch.float64)  # noqa: E731

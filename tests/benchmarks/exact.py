@@ -1,6 +1,6 @@
-"""Scores of whole sessions against scores turn by turn, over all of tau-bench and the chat templates of real models.
+"""Scores of whole sessions compared with scores turn by turn, on all of tau-bench and real models' chat templates.
 
-Turn by turn is one forward pass per prompt with nothing beside it: no padding, no cache, no mask of our own.
+Turn by turn means one forward pass per prompt alone: no padding, no cache, no mask of our own.
 """
 
 import re
@@ -25,11 +25,11 @@ from .pairs import RESULTS, save_rows
 from .sessions import LOGS, Log, evenly_spaced, read, tokenized, tokenizer_of
 
 OURS = "ChatML"
-# Names of the templates that TRL ships. Some strip thinking from earlier turns, some write a date, some open thinking.
+# Templates that TRL ships. Some strip thinking from earlier turns, some write a date, some open a think block.
 TEMPLATES = ("qwen2_5", "qwen3", "qwen3_5_think", "llama3_1", "gemma3", "phi3_5", "gptoss", "deepseekv3")
 _SPECIAL = re.compile(r"<\|[^|<>'\"]+\|>|<｜[^｜<>'\"]+｜>|<(?:start|end)_of_turn>|<bos>")
 _WORD = re.compile(r"</?[a-z_]+>")
-SAMPLE = 200  # turns of each of them
+SAMPLE = 200  # turns per template of TRL
 BATCH_TOKENS = 16384
 
 
@@ -53,7 +53,7 @@ class Found:
 
 
 def chat_of(log_tokenizer: PreTrainedTokenizerBase, template: str) -> Chat:
-    """Return the tokenizer with a template of TRL and the control tokens that the template writes."""
+    """Return a Chat of the log's tokenizer, a template of TRL, and the control tokens that the template writes."""
     text = files("trl").joinpath(f"chat_templates/{template}.jinja").read_text(encoding="utf-8")
     backend = log_tokenizer.backend_tokenizer.__class__.from_str(log_tokenizer.backend_tokenizer.to_str())
     tokenizer = type(log_tokenizer)(tokenizer_object=backend)
@@ -79,7 +79,7 @@ def alone(model: PreTrainedModel, targets: Sequence[ReplyReadings]) -> list[Tens
 def compared(
     template: str, model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], dropped: Counter[str]
 ) -> Found:
-    """Compare every session in one call, as `opdkit teacher` makes it, with every reading of it alone."""
+    """Compare the scores of each session in one call, as in `opdkit teacher`, with those of each reading alone."""
     found = Found(template, dropped=dict(dropped.most_common()))
     for targets in filter(None, sessions):
         scores = score_session(model, Mixture((model,)), targets, ScoreOptions(), batch_tokens=BATCH_TOKENS)
@@ -94,7 +94,7 @@ def compared(
 
 
 def some_sessions(log: Log, turns: int | None) -> Log:
-    """Return evenly spaced sessions, whole, that have about so many turns; all of them for None."""
+    """Return evenly spaced whole sessions with about `turns` turns in all; every session for None."""
     total = sum(map(len, log.turns))
     if turns is None or turns >= total:
         return log
@@ -112,7 +112,7 @@ def measure(log: Log, tokenizer: PreTrainedTokenizerBase, template: str, turns: 
 
 
 def main(turns: int | None, folder: Path = RESULTS) -> None:
-    """Measure all turns with our template, and `SAMPLE` with each of TRL's; at most `turns` of each if given."""
+    """Measure all turns with our template, and `SAMPLE` with each of TRL's; at most `turns` per template if given."""
     log = read(LOGS / "taubench")
     tokenizer = tokenizer_of(log)
     asked = {OURS: turns, **dict.fromkeys(TEMPLATES, min(turns or SAMPLE, SAMPLE))}

@@ -1,10 +1,10 @@
-"""Tokens of a real log, as the dry runs of opdkit count them, and what a layer keeps for its gradients.
+"""Tokens of a real log as opdkit's dry runs count them, and the bytes that a layer keeps for its gradients.
 
-docs/example-4b.md is computed from it.
+docs/example-4b.md is computed from these counts.
 
 python -m tests.benchmarks.example
 
-The log has no judge here, so every third reply to a user gets a hint, and every other reply a reward.
+No judge runs here: every third reply to a user gets a hint, and each of the others only a reward.
 """
 
 import json
@@ -34,7 +34,7 @@ LAYERS, VOCABULARY = 36, 151_936
 
 
 def main() -> None:
-    """Store the counts."""
+    """Store the counts in `RESULTS`."""
     log = LOGS / "taubench" / "taubench_gpt4o_airline.jsonl"
     with tempfile.TemporaryDirectory() as scratch:
         run, model = Path(scratch) / "run", Path(scratch) / "model"
@@ -48,7 +48,7 @@ def main() -> None:
         hinted = sum(verdict["hint"] is not None for verdict in Run(run).table("verdicts"))
         plain = facts("teacher", run, "--model", model, "--teacher-samples", 0)
         Run(run).judge(judge=nothing, overwrite=True)
-        # train reads each session by itself, as the teacher does where no two fit into a batch
+        # train reads each session by itself, as the teacher does if no two fit into a batch
         once = facts("teacher", run, "--model", model, "--teacher-samples", 0, "--batch-tokens", 1)
     found = {
         "bytes": log.stat().st_size,
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def parameters() -> dict[str, int]:
-    """Parameters of the whole model, and of LoRA adapters at all its linear layers but the last."""
+    """Count the parameters of the whole model, and of LoRA adapters at all its linear layers but the last."""
     with torch.device("meta"):
         model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, num_hidden_layers=LAYERS, vocab_size=VOCABULARY))
     inner = [layer for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
@@ -74,7 +74,7 @@ def parameters() -> dict[str, int]:
 
 
 def kept(layers: int, tokens: int = 64) -> int:
-    """Bytes per token that autograd keeps of a forward with adapters, as `opdkit train --lora-rank` runs it."""
+    """Return the bytes per token that autograd keeps of a forward with adapters, as in `opdkit train --lora-rank`."""
     base = Qwen3ForCausalLM(Qwen3Config(**SHAPE, num_hidden_layers=layers, vocab_size=1024)).to(torch.bfloat16)
     model: Any = get_peft_model(base, LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM"))
     weights, tensors = {p.untyped_storage().data_ptr() for p in model.parameters()}, dict[int, torch.Tensor]()
@@ -92,7 +92,7 @@ def kept(layers: int, tokens: int = 64) -> int:
 
 
 def make_model(log: Path, folder: Path) -> None:
-    """The sample model with a tokenizer of the log: a dry run reads no weights."""
+    """Write the sample model with a tokenizer of the log, but its own weights: a dry run reads none."""
     shutil.copytree(ROOT / "sample_data" / "model", folder)
     tokenizer = tokenizer_of(read(log))
     tokenizer.save_pretrained(folder)
@@ -101,7 +101,7 @@ def make_model(log: Path, folder: Path) -> None:
 
 
 def every_third(prompt: list[dict], reply: dict, next_state: list[dict]) -> tuple[int, str | None]:
-    """A hint at every third reply to a user, by the number of messages before it."""
+    """Return a hint for every third reply to a user (by the number of user messages), else only a reward."""
     complains = prompt[-1]["role"] == "user" and sum(m["role"] == "user" for m in prompt) % EVERY == 0
     return (-1, HINT) if complains else (1, None)
 
@@ -111,7 +111,7 @@ def nothing(prompt: list[dict], reply: dict, next_state: list[dict]) -> tuple[in
 
 
 def facts(command: str, run: Path, *options: object) -> dict[str, int]:
-    """The numbers of a dry run, by the words before them."""
+    """Return the numbers of a dry run by the words before them."""
     done = CliRunner().invoke(app, [command, str(run), *map(str, options), "--dry-run"])
     assert done.exit_code == 0, done.output
     rows = re.findall(r"^ *(\S.*?)  +([\d,]+)\b", done.stdout, re.MULTILINE)

@@ -1,15 +1,15 @@
-"""Speed of `opdkit extract`: against bare JSON parsing, against `datasets`, and with two workers.
+"""Speed of `opdkit extract` compared with bare JSON parsing and with `datasets`, and with two workers.
 
     python -m tests.benchmarks.extract [--megabytes 100] [--memory]
 
-The log is made of the tau-bench sessions in ../shared/data, or else of sample_data, again and again under new ids.
+The log repeats the tau-bench sessions in ../shared/data, or else those of sample_data, under new ids.
 
-- against a loop of `orjson.loads` over the lines, which makes nothing of them: the limit of any reader in one process.
-  Both in this process, in CPU seconds, so that a disk or another process plays no part.
-- against `datasets.load_dataset("json")` and a `map` that writes the same rows, one a session with its messages and
-  one a reply with its prompt and next state as indices, as Parquet. Both in this process, by the clock.
-- one worker against two: the command as a user starts it, by the clock, on ten times as much.
-- with --memory: the peak of the resident memory of the command and its workers, at 100 MB and at 1,000 MB.
+- against a loop of `orjson.loads` that discards its results: the limit of any reader in one process. Both run in this
+  process and are measured in CPU seconds, so that the disk and other processes do not matter.
+- against `datasets.load_dataset("json")` and a `map` that writes the same rows as Parquet: one per session with its
+  messages, and one per reply with its prompt and next state as indices. Both run in this process, by the clock.
+- one worker against two: the command as a user starts it, by the clock, on a log ten times as large.
+- with --memory: the peak resident memory of the largest process of the command, at 100 MB and at 1,000 MB.
 """
 
 import argparse
@@ -40,7 +40,7 @@ LOGS = (
     ROOT / "sample_data" / "logs" / "openai.jsonl",
 )
 MB = 1_000_000
-# Runs in a process of its own: the peak of a process never goes down again.
+# Runs in its own process: the peak memory of a process never goes down again.
 MEASURED = """
 import resource, subprocess, sys
 subprocess.run([sys.executable, "-m", "opdkit", "extract", *sys.argv[1:]], check=True, stderr=subprocess.DEVNULL)
@@ -49,7 +49,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 
 
 def build(path: Path, megabytes: float) -> Path:
-    """Write a log of at least so many MB: the sessions of a real one repeatedly, each time under new ids."""
+    """Write a log of at least `megabytes` MB: the sessions of a real log repeatedly, each time under new ids."""
     source = next(log for log in LOGS if log.exists())
     records = list(_records(source))
     written = number = 0
@@ -73,20 +73,20 @@ def _records(source: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_only(log: Path) -> None:
-    """Parse each line, and make nothing of it."""
+    """Parse each line, and discard the result."""
     with log.open("rb") as handle:
         for line in handle:
             orjson.loads(line)
 
 
 def ours(log: Path, run: Path) -> None:
-    """Run the stage into a new folder."""
+    """Run the extract stage into a new folder."""
     shutil.rmtree(run, ignore_errors=True)
     extract.run(ExtractConfig(run=run, logs=(str(log),)))
 
 
 def with_datasets(log: Path, folder: Path) -> None:
-    """Load, map to sessions and to replies, and save both as Parquet, as a user would. Nothing is cached."""
+    """Load, map to sessions and to replies, and save both as Parquet, as a user would, without an old cache."""
     import datasets
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -153,7 +153,7 @@ def compare(
     pairs: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
-    for way in ways:  # imports, and the log into memory
+    for way in ways:  # warm up: imports, and the log in memory
         way()
     found = Comparison(name, usual, *turn_about(*ways, pairs=pairs, clock=clock))
     size = log.stat().st_size / MB
@@ -174,7 +174,7 @@ def memory(folder: Path, sizes: tuple[float, ...] = (100, 1000)) -> dict[str, fl
 
 
 def benchmark(megabytes: float, pairs: int, with_memory: bool) -> Iterator[Comparison]:
-    """Run one comparison after the other."""
+    """Yield one comparison after the other."""
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -1,9 +1,9 @@
-"""Time of scoring and of a training step with models of many families, each conversation read once or turn by turn.
+"""Time of scoring and of a training step for many model families: a conversation read once, or turn by turn.
 
     python -m tests.benchmarks.families
 
-The session is the one of median length of tau-bench. Weights are random. Layers that see a window see 256 tokens, so
-that the conversation is many times as long.
+The session is that of median length of tau-bench. Weights are random. Attention windows have 256 tokens, so that the
+conversation is many times as long as a window.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _LINEAR = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_k
            "linear_num_value_heads": 4,
            "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2}  # fmt: skip
 _MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 1}
-# Family -> its configuration in transformers, and what differs from SIZES and the configuration's own values.
+# Family -> its configuration class in transformers, and the values that differ from SIZES and the class's defaults.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3Config", {}),
     "Qwen3, experts": ("Qwen3MoeConfig", _EXPERTS),
@@ -100,7 +100,7 @@ def main() -> None:
         scored = scoring.compare(f"{family}, scoring", model, chosen, options.pairs, facts)
         trained = training.compare(f"{family}, a training step", Policy(model), step, options.pairs, {})
         kept |= {scored.name: scored, trained.name: trained}
-        # Saved after each family. Families that are not named keep the figures that they have.
+        # Saved after each family. Families that were not asked for keep their earlier figures.
         order = [f"{name}, {work}" for name in FAMILIES for work in ("scoring", "a training step")]
         path = save("families", [kept[name] for name in order if name in kept], options.results)
     print(path)

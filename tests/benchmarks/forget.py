@@ -1,14 +1,14 @@
-"""Users are taken out of nights: are all files those of nights that never saw them, and is their text in none?
+"""Forget users in nights, and compare all files with those of nights that never saw the users.
 
     python -m tests.benchmarks.forget WORK --users 20 --seed 0
 
-Four nights read a log of 24 users. The third waits, and each has options of its own. Of each user that is drawn, the
-folder of the nights is copied, and `opdkit forget` takes the user out. It is compared with nights whose log never had a
-line of this user. They are the same nights up to the one that the user appears in.
+Four nights, each with its own options, read a log of 24 users; the third night waits. For each user that is drawn, the
+folder of the nights is copied, and `opdkit forget` removes the user from the copy. It must equal nights whose log never
+had a line of this user; the nights before the user's first are shared. No file may still hold the user's text.
 
-Compared are the names of all files, the bytes of the weights, the rows of all tables, and all other files as text.
-Left out are times, speeds, the path of the folder, numbers of lines in the log, and digests of plans. `EXPECTED` has
-the files that may differ, and why.
+Compared are the names of all files, the bytes of the weights, the rows of all tables, and all other files as text,
+without times, speeds, the path of the folder, line numbers of the log, and digests of plans. `EXPECTED` names the files
+that may differ, and why.
 """
 
 import argparse
@@ -37,9 +37,9 @@ from opdkit.store.turn_ids import is_held_out
 from .pairs import RESULTS, save_rows
 
 SAMPLE = Path(__file__).parents[2] / "sample_data"
-USERS, SESSIONS, NIGHTS, HOLDOUT = 24, 16, 4, 0.2  # SESSIONS: new ones of a night
+USERS, SESSIONS, NIGHTS, HOLDOUT = 24, 16, 4, 0.2  # SESSIONS: new sessions per night
 RATE = 2e-3
-WAITING = 3  # the night that waits
+WAITING = 3  # the night that waits: it has too few hints
 STAGES = """
 [train]
 epochs = 3
@@ -49,7 +49,7 @@ validate = 0
 samples = 0
 max_new_tokens = 12
 """
-# When and how fast, lines in the log, digests of plans (see "manifest.json" below); in JSON that may be in other JSON.
+# Times, speeds, lines in the log, digests of plans (see "manifest.json" below), also in JSON in a string of other JSON.
 MEASURED = re.compile(r'\\*"(line|\w*seconds|\w*_per_second)\\*": ?([\d.e+-]+|{"values":\[[^]]*])|'
                       r'"(began|ended|time|fingerprint)": ?"[^"]*"')  # fmt: skip
 PACKED = re.compile(rb"H4sI[0-9A-Za-z+/]+=*")
@@ -62,7 +62,7 @@ EXPECTED = {
 
 
 def write_world(seed: int) -> list[list[JSON]]:
-    """Return the lines of each night: sessions of the sample, with ids, users, and a word that only this user says."""
+    """Return the log lines of each night: sample sessions with ids, users, and a word that only this user says."""
     draw = random.Random(f"forget:{seed}")
     text = (SAMPLE / "logs" / "openai.jsonl").read_text(encoding="utf-8")
     chats = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
@@ -70,14 +70,14 @@ def write_world(seed: int) -> list[list[JSON]]:
     nights: list[list[JSON]] = [[] for _ in range(NIGHTS)]
     for n in range(SESSIONS * NIGHTS):
         night, messages = n // SESSIONS, [dict(message) for message in chats[n % len(chats)]["messages"]]
-        # Two users come in one night alone, one comes in all nights, the others when chance has it.
+        # Each night has two users who come in no other night, and one who comes in all; the others come at random.
         user = {0: f"person-{night + 10}", 1: f"person-{night + 14}", 2: "person-18"}.get(n % SESSIONS, "")
         user = user or f"person-{draw.randrange(19, 10 + USERS)}"
         messages[0]["content"] += f" My word is {choose_word(user)}."
         identity, later = f"s{draw.getrandbits(32):08x}", night + 1 < NIGHTS and draw.random() < 0.15
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         for k, i in enumerate(replies):
-            place = night + (later and k >= 1 and n % SESSIONS > 1)  # such a session goes on in the next night
+            place = night + (later and k >= 1 and n % SESSIONS > 1)  # such a session continues in the next night
             following = messages[i + 1] if i + 1 < len(messages) else None
             nights[place].append({"session_id": identity, "turn": k + 1, "user": user, "model": "opdkit-sample",
                                   "messages": messages[:i], "response_text": messages[i]["content"],
@@ -90,13 +90,13 @@ def choose_word(user: str) -> str:
 
 
 def do_nights(home: Path, work: Path, nights: list[list[JSON]], first: int, without: str = "") -> None:
-    """Do the nights from `first` on, each with its options, on a log without a user."""
+    """Run the nights from `first` on, each with its own options, on a log without the user `without`."""
     log = work / "logs" / "chat.jsonl"
     log.parent.mkdir(parents=True, exist_ok=True)
     for night in range(first, len(nights) + 1):
         rows = [row for lines in nights[:night] for row in lines if row["user"] != without]
         log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        stages, prompts = work / "night.toml", work / "prompts.jsonl"  # other ones each night
+        stages, prompts = work / "night.toml", work / "prompts.jsonl"  # they differ each night
         stages.write_text(STAGES.format(rate=RATE * night))
         samples = (SAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         prompts.write_text("".join(samples[night::8]))
@@ -106,7 +106,7 @@ def do_nights(home: Path, work: Path, nights: list[list[JSON]], first: int, with
 
 
 def read_file(path: Path, roots: list[Path]) -> Any:
-    """Return what is compared of a file."""
+    """Return what is to be compared of a file."""
     if path.suffix == ".parquet":
         rows = pq.read_table(path).to_pylist()
         text = json.dumps(rows, default=str)
@@ -124,7 +124,7 @@ def read_file(path: Path, roots: list[Path]) -> Any:
 
 
 def unpack(data: bytes) -> Iterator[bytes]:
-    """Yield the data that a report has as gzip in base64."""
+    """Yield the data that a report holds as gzip in base64."""
     for packed in PACKED.findall(data):
         yield zlib.decompress(base64.b64decode(packed), 31)
 
@@ -134,7 +134,7 @@ def files_of(home: Path) -> dict[str, Path]:
 
 
 def find_differences(one: Path, other: Path, roots: list[Path]) -> tuple[dict[str, list[str]], int]:
-    """Return reason -> the files that differ, and how many files of weights were compared. "" is no reason."""
+    """Return reason -> the files that differ ("": not expected), and the number of weight files that are equal."""
     ours, theirs = files_of(one), files_of(other)
     found, weights = defaultdict[str, list[str]](list), 0
     for name in sorted(ours.keys() | theirs.keys()):
@@ -149,7 +149,7 @@ def find_differences(one: Path, other: Path, roots: list[Path]) -> tuple[dict[st
 
 
 def files_with(texts: list[str], home: Path) -> list[str]:
-    """Return the files that hold a text: raw, in tables and their footers, in databases, and in the reports' data."""
+    """Return the files that hold any of the texts: raw, in tables, their footers, databases, or the reports' data."""
     found = []
     for name, path in files_of(home).items():
         data = path.read_bytes()
@@ -167,7 +167,7 @@ def files_with(texts: list[str], home: Path) -> list[str]:
 
 
 def test_user(work: Path, nights: list[list[JSON]], user: str) -> JSON:
-    """Return the row of a user."""
+    """Forget a user, compare the files, and return the row of results."""
     mine = [row for lines in nights for row in lines if row["user"] == user]
     appears = [n for n, lines in enumerate(nights, 1) if any(row["user"] == user for row in lines)]
     others = json.dumps([row for lines in nights for row in lines if row["user"] != user])
@@ -202,13 +202,13 @@ def test_user(work: Path, nights: list[list[JSON]], user: str) -> JSON:
 
 
 def texts_of(row: JSON) -> set[str]:
-    """Return what the user says in a line, where it is long enough to tell whose it is."""
+    """Return the user messages of a line that are long enough to identify the user."""
     messages = [*row["messages"], row["next_state"] or {}]
     return {one["content"] for one in messages if one.get("role") == "user" and len(one["content"]) >= 20}
 
 
 def draw_users(nights: list[list[JSON]], count: int, seed: int) -> list[str]:
-    """Return users in a random order, of which the first ones are of each kind: see the docstring of the module."""
+    """Return users at random, led by one each of: night 1 only, last night only, all nights, waiting, held out."""
     users = sorted({row["user"] for lines in nights for row in lines})
     draw = random.Random(f"users:{seed}")
     draw.shuffle(users)

@@ -1,9 +1,9 @@
-"""What a GPU shows: its tests, then times and shares of the ceiling with models of published sizes.
+"""Times and shares of the ceiling on a GPU with models of published sizes, and then the tests that need a GPU.
 
     python -m tests.benchmarks.gpu
 
-Sessions are read once for all models. Scoring is in bfloat16, training in float32 weights under autocast, as `opdkit
-train` has them. The results are a section of docs/performance.md.
+The sessions are loaded once for all models. Scoring is in bfloat16; training has float32 weights under autocast, as in
+`opdkit train`. The results are a section of docs/performance.md.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Hint checks: how many planted bad hints `opdkit teacher --check-hints` drops, and how many good ones with them.
 
-    python -m tests.benchmarks.hints --errors 0 0.1 0.2      # a judge that knows the world, and errs so often
+    python -m tests.benchmarks.hints --errors 0 0.1 0.2      # a judge that knows the world, with these error rates
     python -m tests.benchmarks.hints --judge FOLDER          # the judge of tests/benchmarks/criterion_judge.py
 
 The hints are those of a perfect judge of the sample logs. A fifth of them is replaced: by a hint of another topic, by
-words without a meaning, or by something that the model cannot do. The sample model answers.
+words without a meaning, or by something that the model cannot do. The sample model writes the replies.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def labels() -> dict[str, tuple[int, str | None]]:
 
 
 def plant(run: Path, topics: Sequence[str], seed: int, limit: int | None = None) -> dict[str, str]:
-    """Write a run whose verdicts are a perfect judge's, but for planted hints; return turn_id -> what was planted."""
+    """Write a run with a perfect judge's verdicts except for planted hints; return turn_id -> kind of planted hint."""
     extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs"),), shard="0/1"))
     rng, known = random.Random(seed), labels()
     by_style = {style.name: (topic, style) for topic in TOPICS for style in topic.styles if topic.name in topics}
@@ -76,7 +76,7 @@ def plant(run: Path, topics: Sequence[str], seed: int, limit: int | None = None)
 
 
 def judge_by_truth(errors: float) -> Callable[..., list[tuple[list[Any], Reward]]]:
-    """Return a stand-in for `judge_replies` that knows the world; each of its votes is wrong with this probability."""
+    """Return a stand-in for `judge_replies` that knows the world; each vote is wrong with probability `errors`."""
     topics = {style.name: topic for topic in TOPICS for style in topic.styles}
     topic_of = {turn_id: topics[wanted] for turn_id, (_, wanted) in labels().items() if wanted}
 
@@ -95,9 +95,9 @@ def judge_by_truth(errors: float) -> Callable[..., list[tuple[list[Any], Reward]
 def measure(
     judge: Path | float, topics: Sequence[str], seed: int, samples: int, limit: int | None = None
 ) -> dict[str, Any]:
-    """Return recall and precision of the hints that are dropped, with the counts behind them.
+    """Return recall and precision of the dropped hints, with the counts behind them.
 
-    `judge`: a model, or the share of errors of one that knows the world.
+    `judge`: the folder of a model, or the error rate of a judge that knows the world.
     """
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         run = Path(folder) / "run"

@@ -1,11 +1,11 @@
-"""Time of a judge in this process: five votes against one, and ours against `model.generate`.
+"""Time of a judge in this process: five votes against one vote, and opdkit's sampling against `model.generate`.
 
     python -m tests.benchmarks.judge
 
-On real turns (tau-bench, ../shared/data; the sample logs where that is absent), both questions each, with answers of a
-tenth of the prompts' mean length that nothing ends early. Untrained weights: the time depends on sizes, not on values.
-The usual way is one `model.generate` a vote and question, in batches of 8, longest first, padded on the left. The CPU
-seconds of this process are counted, so that what else the machine does plays little part.
+Both questions are asked about real turns (tau-bench in ../shared/data, else the sample logs). Answers have a tenth of
+the prompts' mean length, and nothing ends them early. Weights are untrained: the time depends on sizes, not on values.
+The usual way is one `model.generate` per vote and question, in batches of 8, longest first, padded on the left. The
+CPU seconds of this process are counted, so that other work of the machine matters little.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from .sessions import LOGS, ROOT
 
 VOTES = 5
 DEFAULTS = JudgeConfig(run=Path("unused"), judge="local", judge_model="unused")
-USUAL_BATCH = 8  # prompts in one `generate`
+USUAL_BATCH = 8  # prompts per call of `generate`
 
 
 def prompts(chat: Chat, log: Path, count: int) -> list[list[int]]:
-    """Return both questions about `count` trainable turns, evenly spread over the log."""
+    """Return the prompts of both questions about `count` trainable turns, evenly spread over the log."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         extract.run(ExtractConfig(run=run, logs=(str(log),)))
@@ -77,7 +77,7 @@ def usual(model: PreTrainedModel, asked: Sequence[list[int]], votes: int, new_to
 
 
 def compare(model: PreTrainedModel, asked: Sequence[list[int]], pairs: int) -> list[Comparison]:
-    """Time five votes against one, then ours against the usual way."""
+    """Time five votes against one vote, then opdkit's sampling against the usual way."""
     length = statistics.mean(map(len, asked))
     new_tokens = max(1, round(length / 10))
     facts: dict[str, float | int | str] = {
@@ -89,7 +89,7 @@ def compare(model: PreTrainedModel, asked: Sequence[list[int]], pairs: int) -> l
         "million weights": round(sum(p.numel() for p in model.parameters()) / 1e6),
         "threads": torch.get_num_threads(),
     }
-    ours(model, asked[:2], 1, 2)  # what is loaded and checked once
+    ours(model, asked[:2], 1, 2)  # warm up: some things are loaded and checked only once
     one, five = turn_about(lambda: ours(model, asked, 1, new_tokens), lambda: ours(model, asked, VOTES, new_tokens),
                            pairs, time.process_time)  # fmt: skip
     times = statistics.median(f / o for o, f in zip(one, five, strict=True))

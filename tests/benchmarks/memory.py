@@ -1,10 +1,10 @@
-"""Peak memory of scoring beside the weights, ours and the usual way's, at a vocabulary of 152K.
+"""Peak memory of scoring without the weights, in opdkit and in the usual way, at a vocabulary of 152K.
 
     python -m tests.benchmarks.memory
 
-Each figure is from a process of its own: the most memory that it held while scoring (VmHWM of Linux, set back before),
-less what it held with the model loaded. The model is as small as can be, so that what grows with length and vocabulary
-is seen; almost all tokens are the reply, which is the hardest case for what keeps logits of replies only.
+Each figure is from its own process: the most memory that it held while scoring (VmHWM of Linux, reset before) minus
+what it held with the model loaded. The model is as small as possible, so that the growth with length and vocabulary
+shows. Almost all tokens belong to replies, the hardest case for code that keeps only the logits of replies.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def one_turn(ids: list[int]) -> list[ReplyReadings]:
 
 
 def session(ids: list[int]) -> list[ReplyReadings]:
-    """Return the same tokens as a conversation: turns of one length, each almost all reply."""
+    """Return the same tokens as a conversation: turns of equal length that are almost all reply."""
     size = len(ids) // TURNS
     starts = range(0, TURNS * size, size)
     return [
@@ -51,7 +51,7 @@ def session(ids: list[int]) -> list[ReplyReadings]:
 
 
 def run(way: str, network: Qwen3ForCausalLM, ids: list[int]) -> None:
-    """Score once. The usual way gets one sequence at a time, the least that it needs."""
+    """Score once. The usual way gets one sequence at a time, which needs the least memory."""
     if way == "usual":
         usual.logprobs(network, [t.student for t in one_turn(ids)])
         return
@@ -63,10 +63,10 @@ WAYS = ("usual", "ours, one turn", "ours, a session of 8 turns")
 
 
 def peak(way: str, tokens: int, vocabulary: int) -> int:
-    """Return the peak memory (bytes) of this process, which should have done nothing else before."""
+    """Return the peak memory (bytes) of scoring in this process, which should have done nothing before."""
     network = model(vocabulary)
     ids = torch.randint(0, vocabulary, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
-    run(way, network, ids[: 2 * PROMPT])  # what libraries set up once
+    run(way, network, ids[: 2 * PROMPT])  # warm up: what libraries set up once
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts again from what is held now
     held = _status("VmRSS")
     run(way, network, ids)
@@ -80,7 +80,7 @@ def _status(name: str) -> int:
 
 
 def apart(way: str, tokens: int, vocabulary: int = VOCABULARY) -> int:
-    """Measure `peak` in a process of its own."""
+    """Measure `peak` in a new process."""
     command = [sys.executable, "-m", "tests.benchmarks.memory", "--one", way, str(tokens), str(vocabulary)]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root)

@@ -1,19 +1,19 @@
-"""Untrained models for what is timed: the time depends on sizes, not on values."""
+"""Untrained models for time measurements: the time depends on sizes, not on values."""
 
 import argparse
 
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-# Hidden size, layers, heads, MLP: about 10 and 100 million weights beside the embeddings. `wide` is one
-# of the 28 layers of a model of 0.6 billion (Qwen3-0.6B): how much of the work is attention depends on the width.
+# Hidden size, layers, heads, MLP: about 1, 10 and 100 million weights without the embeddings. `wide` is one of the 28
+# layers of Qwen3-0.6B: attention's share of the work depends on the width.
 SIZES = {
     "1m": (128, 4, 4, 512),
     "10m": (320, 6, 8, 1280),
     "100m": (768, 12, 12, 2560),
     "wide": (1024, 1, 16, 3072),
 }
-# Qwen3 of two published sizes, for a GPU.
+# Two published sizes of Qwen3, for a GPU.
 PUBLISHED_VOCABULARY = 151_936
 PUBLISHED = {
     "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072},
@@ -22,7 +22,7 @@ PUBLISHED = {
 
 
 def add_model_options(parser: argparse.ArgumentParser, size: str = "10m") -> None:
-    """Add the options of the model that is timed: its size, where it runs, and in which precision."""
+    """Add the options of the model that is timed: size, device and precision."""
     gpu = torch.cuda.is_available()
     parser.add_argument("--size", choices=(*SIZES, *PUBLISHED), default=size)
     parser.add_argument("--device", default="cuda" if gpu else "cpu")

@@ -1,4 +1,4 @@
-"""Two ways to the same result, timed turn about in one process, so that what else the machine does falls on both."""
+"""Time two ways to the same result in alternation in one process, so that other work of the machine affects both."""
 
 import json
 import os
@@ -16,9 +16,9 @@ PAIRS = 5
 
 @dataclass(frozen=True)
 class Comparison:
-    """Line of a table: the usual way and ours on the same work.
+    """Line of a table: the usual way and opdkit's on the same work.
 
-    `seconds_usual[i]` and `seconds_ours[i]` are neighbours in time, so the ratio is taken pair by pair.
+    `seconds_usual[i]` and `seconds_ours[i]` were measured one after the other, so ratios are taken pair by pair.
     """
 
     name: str  # what is done, for a reader
@@ -29,7 +29,7 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """Return how many times as fast ours is, for each pair, lowest first."""
+        """Return how many times as fast opdkit is in each pair, lowest first."""
         return sorted(u / o for u, o in zip(self.seconds_usual, self.seconds_ours, strict=True))
 
     def line(self) -> str:
@@ -48,7 +48,7 @@ def turn_about(
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of `usual` and of `ours`, `pairs` times each; the order alternates.
 
-    `clock` is `time.process_time` where one process does all the work on a machine that is not idle.
+    `clock` is `time.process_time` if one process does all the work on a machine that is not idle.
     """
     seconds: tuple[list[float], list[float]] = ([], [])
     ways = (usual, ours)
@@ -61,7 +61,7 @@ def turn_about(
 
 
 def clock_of(device: Any) -> Callable[[], float]:
-    """Return a clock for work on a device: CPU seconds of this process, or the time when a GPU has done its work."""
+    """Return a clock for work on a device: CPU seconds of this process, or the time at which a GPU is done."""
     if device.type != "cuda":
         return time.process_time
 
@@ -89,13 +89,13 @@ def machine() -> dict[str, str]:
 def save(
     benchmark: str, comparisons: Sequence[Comparison], folder: Path = RESULTS, rows: Sequence[dict[str, Any]] = ()
 ) -> Path:
-    """Write the comparisons that docs/performance.md is made from, and other rows: `results/BENCHMARK.json`."""
+    """Write the comparisons for docs/performance.md, and other rows, to `results/BENCHMARK.json`."""
     document = {"machine": machine(), "comparisons": [asdict(c) for c in comparisons]}
     return _write(benchmark, document | ({"rows": list(rows)} if rows else {}), folder)
 
 
 def save_rows(benchmark: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:
-    """Write rows that hold no pair of times: bytes, or differences."""
+    """Write rows that hold no pairs of times but, for example, bytes or differences."""
     return _write(benchmark, {"machine": machine(), "rows": list(rows)}, folder)
 
 
@@ -107,7 +107,7 @@ def _write(benchmark: str, document: dict[str, Any], folder: Path) -> Path:
 
 
 def one_row_per_line(document: dict[str, Any]) -> str:
-    """Return a document of rows as JSON: each entry of its lists and objects has a line of its own.
+    """Return a document of rows as JSON in which each entry of its lists and objects has its own line.
 
     >>> print(one_row_per_line({"rows": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]}), end="")
     {

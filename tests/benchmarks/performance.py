@@ -1,4 +1,4 @@
-"""docs/performance.md and its plot, from what the benchmarks left in tests/benchmarks/results.
+"""Write docs/performance.md and its plot from the benchmarks' results in tests/benchmarks/results.
 
 python -m tests.benchmarks.performance
 """
@@ -16,7 +16,7 @@ from .pairs import RESULTS, Comparison, load
 DOCS = Path(__file__).parents[2] / "docs"
 JSON = dict[str, Any]
 
-# Benchmark -> heading, and what the page says of it.
+# Benchmark -> heading, and what the page says about it.
 TIMED = {
     "scoring": ("Scoring", "`opdkit teacher` without preparing the prompts, which both ways need: the log-probs of "
                 "every reply under the student and, where there is a hint, under the teacher."),
@@ -30,11 +30,11 @@ TIMED = {
 }  # fmt: skip
 
 
-_SCORING, _STEP = "scoring", "a training step"  # work that a family is measured in
+_SCORING, _STEP = "scoring", "a training step"  # the two measurements of a family
 
 
 def page(results: Path = RESULTS) -> str:
-    """Return docs/performance.md. It says what has not been measured."""
+    """Return docs/performance.md, which also says what has not been measured."""
     sections = [_HEAD, _machines(results)]
     for name, (heading, words) in TIMED.items():
         write = _families if name == "families" else _timed
@@ -107,7 +107,7 @@ first session both ways, and stops if they differ.
 
 
 def _section(results: Path, name: str, head: str, write: Callable[[JSON], str], command: str = "") -> str:
-    """Return a section: what `write` makes of the results of a benchmark, or the command that measures it."""
+    """Return a section: the results of a benchmark as `write` formats them, or the command that measures them."""
     path = results / f"{name}.json"
     if not path.exists():
         return f"{head}\n\nNot measured yet: `python -m tests.benchmarks.{command or name}`."
@@ -214,7 +214,7 @@ def _ceiling(found: JSON) -> str:
 
 
 def gpu_section(found: JSON) -> str:
-    """Return what the page says of a GPU: the share of the ceiling, and both ways compared."""
+    """Return the section on a GPU: the share of the ceiling, and both ways compared."""
     return (
         f"Qwen3 with random weights on an {found['machine']['gpu']}. Training has float32 weights under autocast, as "
         "`opdkit train` has them; its optimizer is SGD here. With `--compile`, small operations between the matrix "
@@ -247,7 +247,7 @@ def _turns(found: JSON) -> str:
 
 
 def doubled(comparisons: list[Comparison], *, ours: bool) -> list[float]:
-    """Return how the median time grows from one row to the next."""
+    """Return the factor by which the median time grows from each row to the next."""
     seconds = [median(c.seconds_ours if ours else c.seconds_usual) for c in comparisons]
     return [after / before for before, after in pairwise(seconds)]
 
@@ -306,7 +306,7 @@ def _chaos(found: JSON) -> str:
 
 
 def draw(results: Path, folder: Path) -> None:
-    """Write docs/performance-turns.svg; the same bytes for the same results and the same matplotlib."""
+    """Write performance-turns.svg; the same results and version of matplotlib give the same bytes."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 

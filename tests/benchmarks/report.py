@@ -1,9 +1,9 @@
-"""Report of a long run: its size, and the time to write, to open, to search and to filter it.
+"""Report of a long run: its size, and the time to write, open, search, filter and sort it.
 
     python -m tests.benchmarks.report [--turns 10000]
 
-The texts are random words, which pack worse than what people write. Searching and filtering are timed in headless
-Chromium, from the key or the choice to the new list on the screen, the layout included.
+The texts are random words, which compress worse than human text. Searching, filtering and sorting are timed in headless
+Chromium, from the input to the new list on the screen, layout included.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _TIMED = """async (action) => {
 
 
 def measure(path: Path, times: int = TIMES) -> dict[str, float]:
-    """Return milliseconds: until the page is put together, and the slowest median of each kind of action."""
+    """Return in milliseconds the time until the page is complete, and the slowest median per kind of action."""
     from browser import Watched, chromium
 
     with chromium() as browser:

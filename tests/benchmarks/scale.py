@@ -2,11 +2,11 @@
 
     python -m tests.benchmarks.scale [--parts 200] [--draw]
 
-Every part holds one short session, and the judge is that of rules, so that hardly anything but the overhead is left:
+Every part holds one short session, and the judge is `rules`, so that almost only overhead is measured:
 
 - parts per second of `opdkit extract` and `opdkit judge`, by one process and by two shards at once;
-- seconds per part, per run, and per part that is already done: from runs of two sizes;
-- file-system calls per part, on paths inside the run, by strace where it is installed.
+- seconds per part, per run, and per part that is already done, computed from runs of two sizes;
+- file-system calls per part on paths inside the run, by strace if it is installed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _CALL = re.compile(r"^(?:\[pid +\d+\] |\d+ +)?(\w+)\((.*)$")
 
 
 def build(log: Path, sessions: int) -> Path:
-    """Write one short conversation per line."""
+    """Write a log of `sessions` short conversations, one per line."""
     with log.open("wb") as out:
         for number in range(sessions):
             said = ["What is it?", f"It is number {number}.", "Thanks!"]
@@ -58,7 +58,7 @@ def command(stage: str, run: Path, log: Path) -> list[str]:
 
 
 def seconds(*commands: Sequence[str]) -> float:
-    """Return the time until all of them have ended, started at once."""
+    """Start all commands at once; return the seconds until all have ended."""
     start = time.perf_counter()
     started = [subprocess.Popen(words, stderr=subprocess.DEVNULL, cwd=ROOT) for words in commands]
     ended = [process.wait() for process in started]
@@ -67,7 +67,7 @@ def seconds(*commands: Sequence[str]) -> float:
 
 
 def measured(stage: str, log: Path, parts: int, folder: Path) -> JSON:
-    """Return medians of one stage on a log of so many parts: one process, two, and one that finds all done."""
+    """Return median seconds of a stage on `parts` parts: by one process, by two, and by one that finds all done."""
     found: dict[str, list[float]] = {"one": [], "two": [], "done": []}
     for _ in range(PAIRS):
         run = fresh(stage, log, folder)
@@ -80,7 +80,7 @@ def measured(stage: str, log: Path, parts: int, folder: Path) -> JSON:
 
 
 def fresh(stage: str, log: Path, folder: Path) -> Path:
-    """Return a run with everything that comes before `stage`."""
+    """Return a new run with everything that comes before `stage`."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     if stage == "judge":
@@ -89,7 +89,7 @@ def fresh(stage: str, log: Path, folder: Path) -> Path:
 
 
 def asked(stage: str, log: Path, folder: Path) -> Counter[str] | None:
-    """Count calls on paths inside the run, by kind; None without strace."""
+    """Count file-system calls on paths inside the run, by kind; None without strace."""
     if shutil.which("strace") is None:
         return None
     run, trace = fresh(stage, log, folder), folder / "trace"
@@ -121,7 +121,7 @@ def measure(parts: int) -> list[JSON]:
 
 
 def derived(row: JSON) -> dict[str, float]:
-    """Derive from two sizes the cost of a part, of a run, and of a part that is done; and parts per second."""
+    """Derive from two sizes the seconds per part, per run and per finished part, and the parts per second."""
     small, large = row["small"], row["large"]
     more = large["parts"] - small["parts"]
 
@@ -142,7 +142,7 @@ def derived(row: JSON) -> dict[str, float]:
 TB = 10**12
 NODES, CORES, GPUS = 100, 32, 8
 STORE = 20e9  # bytes per second that the shared file system reads, all nodes together
-CALLS_PER_SECOND = 20_000  # that its metadata server answers
+CALLS_PER_SECOND = 20_000  # metadata calls that its server answers
 GPU_TOKENS = 20_000  # tokens per second that a GPU reads with a model of about 8B parameters in bfloat16
 BYTES_PER_TOKEN = 4.0
 PART_MB = (8, 256)

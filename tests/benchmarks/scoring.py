@@ -1,10 +1,10 @@
-"""Time of scoring with each conversation read once, and the usual way, every prompt from its beginning.
+"""Time of scoring that reads each conversation once, and of the usual way, every prompt from its beginning.
 
     python -m tests.benchmarks.scoring            what docs/performance.md shows
-    python -m tests.benchmarks.scoring --exact    that the numbers are the same, on all turns and templates
+    python -m tests.benchmarks.scoring --exact    whether the numbers are the same, on all turns and templates
 
-On real sessions (../shared/data) whose turns have a hint wherever they answer a user, and on logs of single turns,
-where there is nothing to share and nothing must be lost. Both ways score the same turns, turn about.
+Measured on real sessions (../shared/data) with a hint at every turn that answers a user, and on logs of single turns,
+where there is nothing to share and opdkit should not be slower. Both ways score the same turns in alternation.
 """
 
 import argparse
@@ -33,7 +33,7 @@ WORDS = {"taubench": "tau-bench", "sweagent": "SWE-agent", "pi_openclaw": "one s
 def once(
     model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], batch_tokens: int = TeacherConfig.batch_tokens
 ) -> list[Scores]:
-    """Score as `opdkit teacher` goes through a part: short sessions together."""
+    """Score as `opdkit teacher` scores a part: short sessions together."""
     found, waiting, tokens = list[Scores](), list[ReplyReadings](), 0
     for targets in [*sessions, None]:
         size = count_tree_tokens(targets or [])
@@ -54,7 +54,7 @@ def largest_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> f
 
 
 def tokens_read(sessions: Sequence[list[ReplyReadings]]) -> tuple[int, int]:
-    """Return the tokens that the usual way reads, without padding, and those that ours reads."""
+    """Return the number of tokens that the usual way reads, without padding, and that opdkit reads."""
     once, each = 0, 0
     for targets in sessions:
         if targets:
@@ -66,7 +66,7 @@ def tokens_read(sessions: Sequence[list[ReplyReadings]]) -> tuple[int, int]:
 def compare(
     name: str, model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], pairs: int, facts: dict
 ) -> Comparison:
-    """Time both ways over the same sessions, after ours has run once."""
+    """Time both ways on the same sessions, after a first run of opdkit's way."""
     targets = [t for session in sessions for t in session]
     results: dict[str, list[Tensor]] = {}
 
@@ -76,7 +76,7 @@ def compare(
     def ours() -> None:
         results["ours"] = flat(once(model, sessions))
 
-    ours()  # the check of the first session, once a run
+    ours()  # warm up: the first session is checked once per run
     seconds = turn_about(the_usual_way, ours, pairs, clock_of(model.device))
     each, read_once = tokens_read(sessions)
     facts = {
@@ -95,7 +95,7 @@ def compare(
 
 
 def real(name: str, options: argparse.Namespace) -> Comparison:
-    """Compare both ways on sessions of a log whose turns are at most `--tokens` long, evenly spaced by length."""
+    """Compare both ways on sessions of a log with turns of at most `--tokens` tokens, evenly spaced by length."""
     log = read(LOGS / name)
     tokenizer = tokenizer_of(log)
     found = tokenized(log, Chat(tokenizer, {}))
@@ -116,7 +116,7 @@ def real(name: str, options: argparse.Namespace) -> Comparison:
 
 
 def single(name: str, path: Path, count: int, options: argparse.Namespace, *, hinted: bool) -> Comparison:
-    """Return first turns only: a log of single turns."""
+    """Compare both ways on the first turns of sessions alone, as a log of single turns."""
     log = read(path)
     tokenizer = tokenizer_of(log)
     sessions: Tokenized = tokenized(log, Chat(tokenizer, {}))

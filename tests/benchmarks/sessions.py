@@ -1,4 +1,4 @@
-"""Real conversations as token ids, with a made-up hint at every turn that answers a user."""
+"""Real conversations as token ids, with an invented hint at every turn that answers a user."""
 
 import tempfile
 from collections import Counter
@@ -26,15 +26,15 @@ VOCABULARY = 16_384
 
 @dataclass(frozen=True)
 class Log:
-    """Log as opdkit extracts it: its sessions, and for each the messages that are trainable turns."""
+    """Log as opdkit extracts it: its sessions, and per session the messages that are trainable turns."""
 
     sessions: list[dict]
-    turns: list[list[int]]  # message indices, a list a session
+    turns: list[list[int]]  # message indices, one list per session
 
 
 @dataclass
 class Tokenized:
-    """Sessions as targets; turns that a template cannot render are dropped, by reason."""
+    """Sessions as targets; turns that a template cannot render are dropped, and counted by reason."""
 
     sessions: list[list[ReplyReadings]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -59,7 +59,7 @@ def read(path: Path) -> Log:
 def tokenizer_of(log: Log, vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
     """Train a byte-level BPE on the log itself, with the sample model's template and control tokens.
 
-    The sample model has 1,265 tokens: with them real text would be more than twice as long as real tokenizers make it.
+    With the sample model's 1,265 tokens, real text would be more than twice as long as with a real tokenizer.
     """
     sample = load_tokenizer(str(ROOT / "sample_data" / "model"))
     backend = Tokenizer(models.BPE())
@@ -109,9 +109,9 @@ def _target(chat: Chat, session: dict, index: int) -> ReplyReadings:
 
 
 def taubench() -> tuple[PreTrainedTokenizerBase, list[list[ReplyReadings]]]:
-    """Return a tokenizer made from tau-bench, and its sessions with turns, shortest first.
+    """Return a tokenizer trained on tau-bench, and the sessions that have turns, shortest first.
 
-    Say so and end the program where the log is absent.
+    If the log is absent, say so and end the program.
     """
     if not LOGS.is_dir():
         print(f"skipped: the sessions are not there ({LOGS})")
@@ -122,7 +122,7 @@ def taubench() -> tuple[PreTrainedTokenizerBase, list[list[ReplyReadings]]]:
 
 
 def length(targets: Sequence[ReplyReadings]) -> int:
-    """Return the tokens of the longest turn of a session."""
+    """Return the number of tokens of a session's longest turn."""
     return max((len(t.student) for t in targets), default=0)
 
 

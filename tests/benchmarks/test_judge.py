@@ -7,7 +7,7 @@ from benchmarks import judge, pairs
 
 
 def test_it_runs_in_a_tiny_size(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(judge, "LOGS", tmp_path / "absent")  # the sample logs then
+    monkeypatch.setattr(judge, "LOGS", tmp_path / "absent")  # so it takes the sample logs
     monkeypatch.setattr(judge, "save", lambda name, found: pairs.save(name, found, tmp_path))
     judge.main(["--turns", "2", "--pairs", "1", "--size", "1m"])
     assert "5 votes per question, against one vote per question" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Learning benchmark: its page shows its results, its results show what the README says, and it runs."""
+"""Learning benchmark: its page shows the stored results, the results show what the page says, and it runs."""
 
 import random
 import re
@@ -46,7 +46,7 @@ def test_the_plots_are_those_of_the_results(name, tmp_path) -> None:
 
 
 def _marks(path: Path) -> int:
-    """How many paths and marks a plot has: its numbers, whatever the version of matplotlib."""
+    """Return the number of marks of a plot, which is the same in all versions of matplotlib."""
     return path.read_text(encoding="utf-8").count("<use ")
 
 
@@ -68,7 +68,7 @@ def test_two_epochs_are_enough_for_the_best() -> None:
 
 
 def test_whole_sessions_teach_no_less_than_single_turns() -> None:
-    """Over all objectives: the seeds of one differ by more than the means do."""
+    """The means are over all objectives: one objective's seeds differ by more than both means do."""
     session = experiments.mean(after_short(FOUND, n, "passed_sampled", "corrected") for n in experiments.PRESETS)
     assert session >= experiments.mean(document.by_turn(FOUND, n) for n in experiments.PRESETS) - 0.01
 
@@ -119,7 +119,7 @@ def test_a_preference_holds_after_few_sessions() -> None:
 
 
 def test_every_ablation_is_measured() -> None:
-    """With the seeds that the page names: no reported seed chose a rate or a recipe."""
+    """All cells of the ablations have results, and no reported seed was used to choose a rate or the recipe."""
     rates, tuned = FOUND.numbers["rates"], FOUND.numbers["tuned"]
     assert {cell.name for cell in ablations.rate_cells()} <= rates.keys()
     assert {cell.name for cell in ablations.cells(rates, tuned, range(3))} <= FOUND.cells.keys()
@@ -135,7 +135,7 @@ def test_rates_and_the_recipe_come_from_the_tuning_seeds() -> None:
 
 @pytest.mark.parametrize("question", ablations.ABLATIONS)
 def test_an_ablation_differs_from_the_default(question) -> None:
-    """Where a default becomes the value of the seeds, its ablation says nothing any more."""
+    """Each variant changes one option to a value that is not the default, or the ablation would compare nothing."""
     for variant in ablations.ABLATIONS[question]:
         scored = runs.SCORED_OTHERWISE.get(variant.source, {})
         fields = [(TeacherConfig, name, value) for name, value in scored.items()]
@@ -155,7 +155,7 @@ def _sides(question: str, objective: str, domain: str) -> tuple[list[float], lis
     return default[domain], original[domain]
 
 
-# What docs/sample-world.md calls clear, in favour of the default and of the original value. It leaves all else open.
+# Cases that docs/sample-world.md calls clear, for the default and for the original value. It leaves the others open.
 FOR_THE_DEFAULT = {("hint", "topk", "corrected"), ("weight", "blend", "corrected"), ("blame", "binary", "corrected"),
                    ("blame", "binary", "uncorrected")}  # fmt: skip
 FOR_THE_ORIGINAL = {("schedule", "blend", "uncorrected")}
@@ -208,7 +208,7 @@ def test_of_the_estimators_only_k1_lets_the_model_learn() -> None:
 
 
 def test_the_recipe_of_opd_is_better_than_its_defaults() -> None:
-    """And still behind the objectives that the page names."""
+    """The recipe is still clearly behind the objectives that the page names."""
     recipe = sections.shares_of(FOUND, ablations.recipe(FOUND.numbers["rates"]))
     default = sections.shares_of_default(FOUND, "opd")
     assert experiments.mean(recipe["corrected"]) > experiments.mean(default["corrected"]) + 0.1
@@ -219,7 +219,7 @@ def test_the_recipe_of_opd_is_better_than_its_defaults() -> None:
 
 
 def test_the_training_without_a_kl_term_is_the_stored_one() -> None:
-    """The ablations were measured later than the default: the same training gives the same model."""
+    """The same training, measured again later for the ablations, gives the same shares as the default's."""
     again, stored = sections.shares_of(FOUND, ablations.KL[0]), sections.shares_of_default(FOUND, experiments.DEFAULT)
     for domain, shares in stored.items():
         assert again[domain] == pytest.approx(shares)
@@ -260,7 +260,7 @@ def test_votes_are_wrong_at_the_rate_asked_for() -> None:
 
 @pytest.mark.parametrize("topic", noise.world().TOPICS, ids=lambda topic: topic.name)
 def test_every_topic_can_be_judged_wrongly(topic) -> None:
-    """Also where no other style has a hint that a wrong vote could give."""
+    """A wrong vote never has a right hint, even if no other style of the topic has a hint that it could give."""
     for wanted in (None, *(style.name for style in topic.styles if style.hints)):
         votes = {noise.vote("hint", {"wanted": wanted}, topic, 1.0, random.Random(k)) for k in range(40)}
         right = {None} if wanted is None else set(topic.style(wanted).hints)
@@ -280,7 +280,7 @@ def test_the_outcomes_of_votes_are_all_there() -> None:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
-    """Return a work folder with the run of four sessions."""
+    """Return a work folder with a run of four sessions."""
     work = tmp_path_factory.mktemp("learning")
     runs.judged(work, sessions=4)
     return work
@@ -302,7 +302,7 @@ def test_a_small_training_goes_through_all_of_it(small, monkeypatch) -> None:
 
 
 def test_the_exact_kl_holds_a_training_back(small) -> None:
-    """The term is 0 for the untrained student, positive later, and leaves the student nearer to where it was."""
+    """The term is 0 for the untrained student and then positive, and it keeps the student nearer to its start."""
     drift = {}
     for coefficient in (0.0, 100.0):
         run = runs.branch(small / "base-4", small / f"exact-{coefficient:g}")

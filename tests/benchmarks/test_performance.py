@@ -1,4 +1,4 @@
-"""Page of the timed benchmarks, also where results are missing; and both ways compare the same work."""
+"""Page of the timed benchmarks, also if results are missing; and both ways do the same work."""
 
 from pathlib import Path
 
@@ -102,10 +102,10 @@ def test_the_usual_way_gives_the_numbers_of_ours():
 
 
 def test_both_ways_read_what_the_formula_says():
-    """As in docs/performance.md, with s = 0, h = 1, t = 32 tokens per turn, b = 32 from hint to end of the reply."""
+    """The formula is that of docs/performance.md: s = 0, h = 1, t = 32 tokens per turn, b = 32 from the hint on."""
     for n in (1, 3, 8):
         each, read_once = tokens_read([turns.session(n)])
-        assert each == 2 * (32 * n * (n + 1) // 2) + 16 * n  # the hints too
+        assert each == 2 * (32 * n * (n + 1) // 2) + 16 * n  # plus the hints
         assert read_once == 32 * n + 32 * n
 
 
@@ -135,7 +135,7 @@ def test_evenly_spaced_is_from_the_first_to_the_last():
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_memory_is_that_of_the_logits_by_the_usual_way_alone():
-    """Logits of a whole sequence: 512 tokens and a vocabulary of 20,000 are 41 MB; ours are bounded by a constant."""
+    """The usual way holds a whole sequence's logits (41 MB for 512 tokens, vocabulary of 20,000) once to six times."""
     found = memory.apart("usual", 512, 20_000)
     assert 0.9 * 4 * 512 * 20_000 < found < 6 * 4 * 512 * 20_000
 
@@ -149,8 +149,8 @@ def test_the_session_of_the_memory_benchmark_has_its_tokens():
 
 
 def test_the_work_of_a_tree_is_that_of_its_tokens_by_hand():
-    """Two sequences of 3 tokens that share 2 are 4 nodes at the positions 0, 1, 2, 2: 1 + 2 + 3 + 3 tokens seen."""
-    model = build("1m", 100)  # 4 layers, 128 wide, 4 heads, 2 of keys, MLP 512
+    """Two sequences of 3 tokens that share 2 are 4 nodes at positions 0, 1, 2, 2: 1 + 2 + 3 + 3 tokens attended to."""
+    model = build("1m", 100)  # 4 layers, width 128, 4 heads, 2 key heads, MLP 512
     layer = 128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 512
     by_hand = 2 * (4 * layer * 4 + 100 * 128 * 2) + 4 * 128 * 4 * (1 + 2 + 3 + 3)
     assert ceiling.products(model, [[1, 2, 3], [1, 2, 4]], 2) == by_hand

@@ -1,4 +1,4 @@
-"""Benchmark of parts and runs: what it derives from two sizes, what it counts, and that its page is current."""
+"""Benchmark of parts and runs: the numbers from two sizes, the counted calls, and that the page is current."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def test_what_two_sizes_say() -> None:
 
 
 def test_the_plan_follows_from_what_was_measured(tmp_path) -> None:
-    """10 TB in parts of 8 MB are 1.25 million; at 29 calls each and 20,000 answers per second that is half an hour."""
+    """10 TB are 1.25 million parts of 8 MB: 29 calls each, with 20,000 answers per second, take half an hour."""
     rows = [{"stage": stage} | ROW for stage in ("extract", "judge")]
     (tmp_path / "scale.json").write_text(json.dumps({"machine": {"cpu": "c", "cores": "2"}, "rows": rows}))
     facts = {"facts": {"MB/s, ours": 50.0}}

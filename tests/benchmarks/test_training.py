@@ -1,4 +1,4 @@
-"""Both ways of the training benchmark take the same step."""
+"""Training benchmark: the usual way and opdkit's have the same gradient."""
 
 from benchmarks.models import build
 from benchmarks.training import Step, compare

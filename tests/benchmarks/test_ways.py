@@ -1,4 +1,4 @@
-"""What a user would do instead: each way on the sample model and its log."""
+"""Alternatives to opdkit (TRL's trainers, raw reactions, rules in the prompt), on the sample model and its log."""
 
 import json
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def test_raw_reactions_are_the_hints_of_a_training_of_opdkit(work: Path, run: Pa
 
 
 def ids_of(row: dict, reply: str) -> list[int]:
-    """Return the tokens of a row's prompt and reply, as a trainer renders them."""
+    """Return the token ids of a row's prompt and reply, as a trainer renders them."""
     messages, tools = row["prompt"] + row[reply], json.loads(row["tools"] or "null")
     return load_tokenizer(str(MODEL)).apply_chat_template(messages, tools=tools)["input_ids"]
 

@@ -1,4 +1,4 @@
-"""Worlds of the learning benchmark: held-out items stay out, labels are those of the turns, a seed decides all."""
+"""Worlds of the learning benchmark: held-out items stay out, labels match the turns, a seed decides every byte."""
 
 import json
 import random
@@ -43,12 +43,12 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="the wo
 
 
 def wishes(world: World) -> list[tuple]:
-    """Return (topic, wished style) of every group of users."""
+    """Return (topic, wished style) for every group of users."""
     return [(t, group.wishes[t.name]) for group in world.groups for t in world.topics if t.name in group.wishes]
 
 
 def scripted(world: World, seed: int, irrelevant: float) -> tuple[list, dict]:
-    """Return a conversation in which the model answers as it is taught, and its labels."""
+    """Return a conversation in which every reply is one that the model is taught, and its labels."""
     rng = random.Random(seed)
     group = rng.choice(world.groups)
     talk = converse(Talk(world.topics, group.wishes, 4, irrelevant, system=group.systems[0]), rng)
@@ -131,7 +131,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yield a folder of the benchmark with a world that was hardly pretrained."""
+    """Yield a folder of the benchmark with a world whose model was hardly pretrained."""
     work, small = tmp_path_factory.mktemp("work"), replace(WORLDS["habit"], sessions=12, max_new_tokens=12, samples=1)
     build(small, work / "worlds" / "habit", size="small", steps=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -211,7 +211,7 @@ NOISY = ["habit-0.1", "groups-0.5"]
 
 
 def numbers_of(cells) -> dict:
-    """Return numbers of trainings: all but those at 3.2e-4 are worse than before."""
+    """Return numbers of cells; those of a training at any rate but 3.2e-4 are worse than before."""
     kept = {cell.name: 0.9 if cell.settings.get("rate", 3.2e-4) == 3.2e-4 else 0.0 for cell in cells}
     return {cell.name: cell.settings | {"corrected": 0.8, "uncorrected": kept[cell.name]} for cell in cells}
 
@@ -274,7 +274,7 @@ def test_rates_above_the_largest_one_of_opdkit_are_measured_once(
     lower, highest = (trainings.training_cell("habit", SEARCH, "opd", rate) for rate in RATES[-2:])
     write_record(lower, {"model": True}, work)
     with monkeypatch.context() as patch:
-        patch.setattr("opdkit.train.trust_region.MAX_RATE_TO_WEIGHTS", 1.0)  # this world's weights are 0.1
+        patch.setattr("opdkit.train.trust_region.MAX_RATE_TO_WEIGHTS", 1.0)  # weights are about 0.1 here
         copy_same_trainings(work, [lower, highest])
     assert recorded(highest, work) is None
     copy_same_trainings(work, [lower, highest, trainings.path_cell("habit", SEARCH, "opd", RATES[-1])])
@@ -310,7 +310,7 @@ def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, mo
 
 
 def test_a_path_is_measured_to_its_end(work: Path, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOST_SHARE", "MOST_KEPT_OUT"):  # its log is short
+    for name in ("MOST_SHARE", "MOST_KEPT_OUT"):  # the log is short
         monkeypatch.setattr(validation_turns, name, 0.5)
     measure.prepared(built, built.folder / "run")
     cell = trainings.path_cell("habit", SEARCH, DEFAULT, 1e-3)

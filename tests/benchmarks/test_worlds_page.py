@@ -1,4 +1,4 @@
-"""The page of the benchmark of worlds: its figures are those of the results, also where these are not complete."""
+"""The page of the benchmark of worlds: its figures follow from the results, also if these are incomplete."""
 
 import json
 import re
@@ -25,7 +25,7 @@ BEFORE = (0.2, 0.95)
 
 
 def shares(corrected: float, uncorrected: float = 0.95, tokens: int = 1000) -> dict:
-    """Return the numbers of a model that is written."""
+    """Return the numbers of a training that writes a model."""
     return {
         "model": True, "corrected": corrected, "uncorrected": uncorrected, "prompt_tokens": 50.0, "reply_tokens": 9.0,
         "peak_rate": 0.002, "steps": 10, "tokens": {"scored": 500, "trained": tokens, "validated": tokens // 10},
@@ -34,7 +34,7 @@ def shares(corrected: float, uncorrected: float = 0.95, tokens: int = 1000) -> d
 
 
 def path(*marks: tuple[float, float, float], error: str | None = None) -> dict:
-    """Return the numbers of a path from (score, corrected, uncorrected) of its marks."""
+    """Return the numbers of a path whose marks have these (score, corrected, uncorrected)."""
     rows = [{"step": 5 * k, "score": score, "alarm": score > marks[0][0], "corrected": corrected,
              "uncorrected": uncorrected}
             for k, (score, corrected, uncorrected) in enumerate(marks)]  # fmt: skip
@@ -46,16 +46,16 @@ PATHS = {
     ("blend", 1e-3): path(FIRST, (0.2, 0.6, 0.95), (0.1, 0.9, 0.95)),
     ("opd", 1e-2): path(
         FIRST, (0.3, 0.2, 0.85), (0.9, 0.1, 0.2), (3.0, 0.0, 0.0)
-    ),  # 0.1 of 0.95 when no alarm had come
-    ("topk", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.9, 0.1, 0.2), (3.0, 0.0, 0.0)),  # 0.65 of 0.95
-    ("binary", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.2, 0.0, 0.0)),  # never
+    ),  # 0.1 of 0.95 was lost before the alarm
+    ("topk", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.9, 0.1, 0.2), (3.0, 0.0, 0.0)),  # 0.65 of 0.95 lost before it
+    ("binary", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.2, 0.0, 0.0)),  # no alarm
     ("binary", 1e-3): path(FIRST, (0.5, 0.3, 0.95), (0.1, 0.9, 0.95)),  # a false alarm
     ("blend", 1e-2): path(FIRST, (0.3, 0.3, 0.95), error="the loss is no number"),
 }
 
 
 def filled() -> dict[str, dict]:
-    """Return cells with known answers of the worlds habit and privacy, which is kept aside."""
+    """Return cells with known answers for the worlds habit and privacy; privacy is kept aside."""
     cells: dict[str, dict] = {}
     before = {"corrected": BEFORE[0], "uncorrected": BEFORE[1], "prompt_tokens": 50.0}
 
@@ -79,7 +79,7 @@ def filled() -> dict[str, dict]:
     put(training_cell("habit", SEARCH, DEFAULT, 1e-2), {"model": False})
     put(training_cell("habit", SEARCH, "opd", 1e-2), shares(0.9, 0.92))  # loses 0.03
     by_chance = training_cell("habit", SEARCH, "opd", 1e-3)
-    put(by_chance, shares(0.9, 0.92))  # so it seems
+    put(by_chance, shares(0.9, 0.92))  # seems to lose 0.03
     put(again(by_chance), shares(0.9, 0.95))
     put(again(before_cell("habit", SEARCH)), before)
     put(training_cell("habit", SEARCH, "opd", 3.2e-3), shares(0.9, 0.93))  # loses no more than 0.02
@@ -155,7 +155,7 @@ def test_an_alarm_is_in_time_before_half_of_the_loss() -> None:
 def test_a_false_alarm_is_one_of_a_training_that_never_breaks_and_ends_better() -> None:
     rows = findings.paths(FULL)
     assert {p.objective: p.alarm for p in rows if p.is_honest} == {"blend": None, "binary": 1}
-    assert next(p for p in rows if p.error).alarm == 2  # the error itself, after the last mark
+    assert next(p for p in rows if p.error).alarm == 2  # the error is the alarm, after the last mark
     assert [r.objective for r in findings.trainings(FULL) if r.alarm] == ["combine"]
 
 
@@ -263,7 +263,7 @@ def test_the_page_names_what_went_wrong() -> None:
 
 @pytest.mark.parametrize("kind", ["before", "train", "path", "way", "forecast", "hints", "world", ""])
 def test_a_page_of_results_that_are_not_complete(kind: str) -> None:
-    """Without the cells of one kind, and of these alone."""
+    """The page has all its sections, and no nan, without the cells of one kind and with these cells alone."""
     without = {name: n for name, n in FULL.cells.items() if not name.startswith(kind)}
     alone = {name: n for name, n in FULL.cells.items() if name.startswith(kind)}
     for cells in (without, alone, dict(list(alone.items())[::3])):

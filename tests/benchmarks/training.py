@@ -1,10 +1,10 @@
-"""Time of a training step with each session read once, and with every turn a padded row of its own.
+"""Time of a training step that reads each session once, and of one that has a padded row per turn.
 
     python -m tests.benchmarks.training
 
-On real sessions (tau-bench, ../shared/data). The usual way: one sample per turn, batches of 8 sorted by length and
-padded on the right, logits at every position. Loss and optimizer are the same on both sides, the weights untrained:
-the time depends on sizes, not on values. The gradients of both ways are compared before anything is timed.
+Measured on real sessions (tau-bench, ../shared/data). The usual way has one sample per turn, batches of 8 sorted by
+length and padded on the right, and logits at every position. Both ways have the same loss and optimizer, and untrained
+weights: the time depends on sizes, not on values. The gradients of both ways are compared before they are timed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Step:
 
 
 def loss_of(logprobs_R: Tensor, tokens: int) -> Tensor:
-    """Return one turn's share of the clipped policy gradient of a first step; advantages go from -1 to 2."""
+    """Return one turn's share of the clipped policy gradient loss of a first step; advantages go from -1 to 2."""
     advantages_R = torch.linspace(-1, 2, len(logprobs_R), device=logprobs_R.device)
     return policy_gradient(logprobs_R, logprobs_R.detach(), advantages_R, 0.2, 0.28)[0].sum() / tokens
 
@@ -78,7 +78,7 @@ def take(losses: Iterator[Tensor], optimizer: torch.optim.Optimizer) -> None:
 
 
 def difference(policy: Policy, step: Step) -> float:
-    """Return the distance of the gradients of the two ways, relative to the norm of the gradient."""
+    """Return the distance between the gradients of the two ways, relative to the norm of the gradient."""
     found = []
     for losses in (usual_losses(policy.model, step), our_losses(policy, step)):
         policy.zero_grad()
@@ -89,7 +89,7 @@ def difference(policy: Policy, step: Step) -> float:
 
 
 def compare(name: str, policy: Policy, step: Step, pairs: int, facts: dict) -> Comparison:
-    """Time both ways to take a step, in turn. The learning rate is 0, so that every step is the same."""
+    """Time both ways to take a step, in alternation. The learning rate is 0, so that every step is the same."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
     apart, clock = difference(policy, step), clock_of(policy.model.device)  # type: ignore[arg-type]
     seconds = turn_about(lambda: take(usual_losses(policy.model, step), optimizer),

@@ -1,9 +1,9 @@
-"""Cost of scoring against the number of turns of a session, ours and the usual way.
+"""Cost of scoring by number of turns of a session, in opdkit and in the usual way.
 
     python -m tests.benchmarks.turns
 
-Made-up sessions of turns of one length, all with a hint, read by one layer of the width of a model of 0.6 billion
-weights: where layers are narrow, attention is most of the work at much shorter lengths than in models that are used.
+Invented sessions of equally long turns, all with a hint, are read by one layer as wide as those of a model of 0.6
+billion weights: in a narrow layer, attention would be most of the work at much shorter lengths than in real models.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def compare(turns: int, options: argparse.Namespace) -> Comparison:
         scores = score_session(model, Mixture((model,)), targets, ScoreOptions(), batch_tokens=BATCH_TOKENS)
         results["ours"] = flat(scores)
 
-    ours()  # the check of the first session
+    ours()  # warm up: the first session is checked
     seconds = turn_about(the_usual_way, ours, options.pairs, clock_of(model.device))
     each, once = tokens_read([targets])
     facts = {

@@ -32,7 +32,7 @@ def samples(targets: Sequence[ReplyReadings]) -> list[ScoredSequence]:
 
 @contextmanager
 def own_attention(model: Any) -> Iterator[None]:
-    """Give a model the attention of transformers within the `with` block, also where opdkit switched it to its own."""
+    """Give a model the attention of transformers within the `with` block, even if opdkit has replaced it."""
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
     config._attn_implementation = {packed: own for own, packed in PACKED.items()}.get(before, before)
@@ -43,7 +43,7 @@ def own_attention(model: Any) -> Iterator[None]:
 
 
 def read(model: Any, sequences: Sequence[ScoredSequence]) -> Iterator[list[tuple[int, Tensor]]]:
-    """Yield the log-probs [R] of each response by its index, one list per batch, padded on the right."""
+    """Yield (index, log-probs [R]) of each response, one list per batch; batches are padded on the right."""
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     for start in range(0, len(order), BATCH):
         some = order[start : start + BATCH]
@@ -61,6 +61,6 @@ def read(model: Any, sequences: Sequence[ScoredSequence]) -> Iterator[list[tuple
 
 @torch.no_grad()
 def logprobs(model: nn.Module, sequences: Sequence[ScoredSequence]) -> list[Tensor]:
-    """Return the log-probs [R] of each sequence's response, in the order given."""
+    """Return the log-probs [R] of each sequence's response, in the order of `sequences`."""
     found = {i: values_R.float().cpu() for batch in read(model, sequences) for i, values_R in batch}
     return [found[i] for i in range(len(sequences))]

@@ -37,7 +37,7 @@ def main() -> None:
 def measure(work: Path, workers: int, seeds: int, known: JSON) -> JSON:
     """Measure everything but the cells of `known` results.
 
-    The learning rates and the recipe are chosen first, with seeds that nothing else uses.
+    The learning rates and the recipe are chosen first, with tuning seeds, which only the second look uses again.
     """
     log = experiments.described(judged(work))
     for name in SCORED_OTHERWISE:
@@ -51,7 +51,7 @@ def measure(work: Path, workers: int, seeds: int, known: JSON) -> JSON:
 
 def write(results: Path, docs: Path) -> None:
     """Write the page and the plots that show the results."""
-    from . import plots  # matplotlib is needed for nothing else
+    from . import plots  # only the plots need matplotlib
 
     found = read_results(results)
     docs.mkdir(parents=True, exist_ok=True)

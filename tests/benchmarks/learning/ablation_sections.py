@@ -1,6 +1,6 @@
 """Sections of docs/sample-world.md on the ablations: defaults against the original values, the KL term, opd.
 
-A section gives its answer first. The answers are written by hand; tests/benchmarks/test_learning.py keeps them true.
+A section gives its answer first. The answers are written by hand; tests/benchmarks/test_learning.py checks them.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def shares_of_default(found: Results, objective: str) -> dict[str, Shares]:
 
 
 def shares_of(found: Results, variant: Variant) -> dict[str, Shares]:
-    """Return the same of a variant."""
+    """Return the same for a variant."""
     return by_domain(seeds_of(found, "ablation", variant.name))
 
 
@@ -59,7 +59,7 @@ def by_domain(seeds: Sequence[JSON]) -> dict[str, Shares]:
 
 
 def second_look(found: Results, variant: Variant) -> float:
-    """Return accuracy with the original value - accuracy with the default, mean over the tuning seeds."""
+    """Return the accuracy with the original value minus that with the default, as a mean over the tuning seeds."""
     rates, tuned = found.numbers["rates"], found.numbers["tuned"]
     default = rate_name(variant.objective, tuned[variant.objective])
     stem = rate_name(variant.name, tuned[variant.name]) if variant.rates else f"again-{slug(variant.name)}"
@@ -71,7 +71,7 @@ def second_look(found: Results, variant: Variant) -> float:
 
 
 def is_clearly_above(first: Shares, second: Shares) -> bool:
-    """Return whether every seed of `first` is above every seed of `second`: beyond the spread of the seeds."""
+    """Return whether every seed of `first` is above every seed of `second`."""
     return min(first) > max(second)
 
 

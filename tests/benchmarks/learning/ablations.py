@@ -1,10 +1,10 @@
-"""Ablations: each default that differs from the seed implementations against the value of the seeds.
+"""Ablations: each default that differs from the original implementations, against their value.
 
 The questions and the reported seeds were fixed before the first of these trainings, and the reported seeds were run
 once. After the first cells about hints, three variants and a tuning of each variant's own rate were dropped for lack of
 time. The second look, at the tuning seeds, was added when most of the reported seeds had been seen. A variant is
 compared with the same objective under its defaults, at the same learning rate, which tuning seeds chose for the
-defaults. The schedule changes the mean rate, so a constant one has its own tuning.
+defaults. The schedule changes the mean rate, so the rate of a constant schedule is tuned by itself.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from .rounds import two_rounds
 from .runs import MODEL, SAMPLES, branch, final_model, passed, trained
 
 RATES = LEARNING_RATES[1:]
-LOW_RATES = LEARNING_RATES[:3]  # without a fall to 0 the mean rate is twice as high
+LOW_RATES = LEARNING_RATES[:3]  # if the rate does not fall to 0, its mean is twice as high
 KL_COEF = 0.1
 NOISE_VOTES = 5
 
@@ -51,8 +51,8 @@ class Variant:
     source: str = "base"  # run of runs.SOURCES that it trains on
     rates: Sequence[float] = ()  # to choose from with the tuning seeds; none: the rate of the objective
     epochs: int = SHORT
-    second_round: bool = False  # then an epoch on the replies that the trained model gives to the logged prompts
-    exact_kl: bool = False  # in place of its estimate; no option of opdkit does that
+    second_round: bool = False  # a further epoch, on the trained model's replies to the logged prompts
+    exact_kl: bool = False  # instead of its estimate; opdkit has no such option
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ def _each(objectives: Sequence[str], change: str, options: JSON, **other: object
     return tuple(Variant(name, change, options, **other) for name in objectives)  # type: ignore[arg-type]
 
 
-# question -> the value of the seeds, for each objective that it concerns
+# question -> variants with the original value, one per objective that the question concerns
 ABLATIONS: dict[str, tuple[Variant, ...]] = {
     "hint": _each((DEFAULT, "topk", "opd"), "longest hint", {}, source="base-longest"),
     "support": _each((DEFAULT, "topk", "hybrid"), "top 4", {}, source="base-top4"),
@@ -71,7 +71,7 @@ ABLATIONS: dict[str, tuple[Variant, ...]] = {
     "weight": _each((DEFAULT, "hybrid", "combine"), "reward weight 1", {"reward_weight": 1.0}),
     "blame": _each((DEFAULT, "hybrid", "binary"), "blame on every token", {"negative_below": 1.0}),
 }
-# The KL term, on the default objective. The first has none; the last is what the others estimate.
+# The KL term, on the default objective. The first variant has none; the last has the value that the others estimate.
 KL: tuple[Variant, ...] = (
     Variant(DEFAULT, "KL off"),
     *(Variant(DEFAULT, f"KL {k}", {"kl_coef": KL_COEF, "kl_estimator": k}) for k in ("k1", "k2", "k3")),
@@ -79,7 +79,7 @@ KL: tuple[Variant, ...] = (
 )
 RATIO: JSON = {"clip_low": 1.0, "clip_high": 10.0}
 ADVANTAGE: JSON = {"advantage_clip": 0.0}
-# Settings of opd that were tried, on tuning seeds alone; the one that ends best is the recipe.
+# Settings of opd that were tried, only on tuning seeds; the setting that ends best is the recipe.
 OPD: tuple[Variant, ...] = (
     Variant("opd", "ratio not clipped", RATIO, rates=LOW_RATES),
     Variant("opd", "advantage not clipped", ADVANTAGE, rates=RATES),
@@ -87,12 +87,12 @@ OPD: tuple[Variant, ...] = (
     Variant("opd", "single turns", {"batch_by": "turn"}, rates=RATES),
     Variant("opd", "KL k1 0.1", {"kl_coef": KL_COEF, "kl_estimator": "k1"}, rates=RATES),
     Variant("opd", "replies of the teacher", source="base-written", rates=RATES),
-    # The second round of trials: what helped in the first, together.
+    # The second round of trials combines what helped in the first.
     Variant("opd", "neither clipped", RATIO | ADVANTAGE, rates=LOW_RATES),
     Variant("opd", "neither clipped, replies of the teacher", RATIO | ADVANTAGE, "base-written", LOW_RATES[:2]),
     Variant("opd", "neither clipped, 6 epochs", RATIO | ADVANTAGE, rates=LOW_RATES[:2], epochs=LONG),
     Variant("opd", "neither clipped, a second round", RATIO | ADVANTAGE, rates=LOW_RATES[:2], second_round=True),
-    # The third.
+    # The third round.
     Variant(
         "opd",
         "neither clipped, replies of the teacher, a second round",
@@ -152,7 +152,7 @@ def cells(rates: dict[str, JSON], tuned: dict[str, float], seeds: Sequence[int])
 
 
 def reported(rates: dict[str, JSON]) -> list[Variant]:
-    """Return the variants that are trained with the reported seeds: of those tried for opd only the recipe."""
+    """Return the variants that are trained with the reported seeds; of the settings of opd, only the recipe."""
     return [*(v for values in ABLATIONS.values() for v in values), *KL, recipe(rates)]
 
 
@@ -162,7 +162,7 @@ def seen_again() -> list[Variant]:
 
 
 def rate_of(variant: Variant, tuned: dict[str, float]) -> float:
-    """Return the learning rate of a variant: its own, or its objective's where it is not tuned."""
+    """Return the learning rate of a variant: its own, or its objective's if it is not tuned."""
     return tuned[variant.name if variant.rates else variant.objective]
 
 
@@ -187,7 +187,7 @@ def ablated(
     drift: bool,
     epochs: int,
 ) -> JSON:
-    """Measure a training: its cost, the shares passed, and with `drift` how far it is from where it began."""
+    """Measure a training: its cost, the shares passed, and with `drift` the KL to the model before training."""
     run = branch(work / source, work / f"{name}-{seed}")
     with exact_kl_term() if exact_kl else nullcontext():
         cost = trained(run, MODEL, options, seed, epochs)

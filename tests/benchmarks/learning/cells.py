@@ -1,4 +1,4 @@
-"""Cells: what is measured, one after the other or side by side, each kept as soon as it is there."""
+"""Cells: measurements, made one after the other or side by side, each stored as soon as it is done."""
 
 import json
 import multiprocessing
@@ -16,7 +16,7 @@ from opdkit.config.fields import JSON
 class Cell:
     """Measurement: `measure(work, **settings)` returns its numbers."""
 
-    name: str  # unique, and good as a file name
+    name: str  # unique, and usable as a file name
     measure: Callable[..., JSON]
     settings: JSON
 
@@ -30,7 +30,7 @@ def measured(cells: Sequence[Cell], work: Path, workers: int, known: dict[str, J
     Cells of `known` are taken from there. Cells that the work folder has for the same settings are reused.
     """
     missing = [cell for cell in cells if cell.name not in known and recorded(cell, work) is None]
-    # A process a worker and a thread a process: threads that wait for each other on a busy core cost many times more.
+    # One process per worker, one thread per process: threads that wait for each other on a busy core cost far more.
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(_measure, cell, work): cell for cell in missing}
@@ -55,7 +55,7 @@ def recorded(cell: Cell, work: Path) -> JSON | None:
 def _measure(cell: Cell, work: Path) -> None:
     (work / "logs").mkdir(parents=True, exist_ok=True)
     with (work / "logs" / f"{cell.name}.txt").open("w") as log:
-        sys.stderr = log  # what the stages say
+        sys.stderr = log  # messages of the stages
         try:
             numbers = cell.measure(work, **cell.settings)
         finally:
@@ -64,7 +64,7 @@ def _measure(cell: Cell, work: Path) -> None:
 
 
 def write_record(cell: Cell, numbers: JSON, work: Path) -> None:
-    """Keep the numbers of a cell in the work folder."""
+    """Store the numbers of a cell in the work folder."""
     path = cell.record(work)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")

@@ -1,4 +1,4 @@
-"""Effect of each objective on a small model, measured from logs to held-out replies: docs/sample-world.md."""
+"""Write docs/sample-world.md: the effect of each objective on a small model, from logs to held-out replies."""
 
 from statistics import median
 
@@ -99,7 +99,7 @@ training of {LONG} epochs at {LONG_RATE:g}. The learning rate falls to 0 by the 
 
 
 def _cost(found: Results, name: str, kind: str = "short") -> str:
-    """Return the tokens read, relative to opd on the log alone."""
+    """Return the tokens that a training read, relative to opd on the log alone."""
     mine, opd = (mean(s["cost"]["tokens"] for s in seeds_of(found, k, n)) for k, n in ((kind, name), ("short", "opd")))
     return f"{mine / opd:.1f}"
 
@@ -126,7 +126,7 @@ nobody corrects:
 
 
 def by_turn(found: Results, name: str) -> float:
-    """Return the accuracy after a short training whose steps take single turns, mean over the seeds."""
+    """Return the accuracy after a short training whose steps take single turns, as a mean over the seeds."""
     return mean(mean_corrected(seed["passed"]) for seed in seeds_of(found, "turn", name))
 
 

@@ -1,4 +1,4 @@
-"""Exact KL to the untrained student, which the estimators of `opdkit train --kl-estimator` stand for.
+"""Exact KL to the student before training, which the estimators of `opdkit train --kl-estimator` approximate.
 
 Shapes: N response positions, K requested ids at each, V vocabulary.
 """
@@ -40,7 +40,7 @@ def exact_kl_term() -> Iterator[None]:
     estimated_loss = step.compute_loss
 
     class WithReference(Policy):
-        """Policy that also reads its untrained copy, and keeps the KL of the two until `compute_loss` needs it."""
+        """Policy that also runs its untrained copy, and keeps the KL of the two until `compute_loss` needs it."""
 
         def __init__(self, model: nn.Module) -> None:
             super().__init__(model)
@@ -74,9 +74,9 @@ def exact_kl_term() -> Iterator[None]:
 
 
 def kl_on_the_log(run: Path, reference: Path, student: Path) -> dict[str, float]:
-    """Return the exact KL(student || reference) on the logged replies, and what each estimator gives there.
+    """Return the exact KL(student || reference) on the logged replies, and the value of each estimator.
 
-    Means over all sampled tokens, in nats per token.
+    Both are means over all sampled tokens, in nats per token.
     """
     chat = Chat(load_tokenizer(str(reference)), {})
     models = [load_model(str(folder), device="cpu", dtype="float32") for folder in (student, reference)]

@@ -1,4 +1,4 @@
-"""Measurements: the presets, the alternatives to their defaults, two rounds, a noisy judge, few sessions."""
+"""Measurements: the presets, alternatives to their defaults, log sizes, two rounds, a noisy judge, few sessions."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,16 +18,16 @@ from .sessions import until_it_holds
 
 LEARNING_RATES = (3e-4, 6e-4, 1e-3, 1.5e-3)
 SHORT, LONG = 2, 6  # epochs of a training, which ends at a learning rate of 0
-LONG_RATE, TOO_HIGH = 6e-4, 1.5e-3  # what is best for 2 epochs can be too high for 6
-TUNING_SEEDS = (100, 101, 102)  # used for nothing else
+LONG_RATE, TOO_HIGH = 6e-4, 1.5e-3  # the best rate for 2 epochs can be too high for 6
+TUNING_SEEDS = (100, 101, 102)  # choose rates and the opd recipe; the second look at the ablations uses them too
 TUNING_SAMPLES = 4
 
 # name -> options of `opdkit train`; what is not named is the default
 PRESETS: dict[str, JSON] = {name: {"objective": name} for name in OBJECTIVES}
 DEFAULT = TrainConfig.objective
-MORE = 3  # times as many seeds of the default's short trainings: what users get is to be known best
-WRITTEN = (DEFAULT, "distill")  # also with replies that the teacher writes to each hinted prompt
-# What the defaults were chosen against, one seed each: name -> (preset, options over its tuned ones)
+MORE = 3  # times as many seeds for the default's short trainings: what users get should be known best
+WRITTEN = (DEFAULT, "distill")  # also trained with replies that the teacher writes to each hinted prompt
+# Alternatives to the defaults, one seed each: name -> (preset, options that replace those of its long trainings)
 VARIANTS: dict[str, tuple[str, JSON]] = {
     "binary, blame on every token": ("binary", {"negative_below": 1.0}),
     "hybrid, reward weight 1": ("hybrid", {"reward_weight": 1.0}),
@@ -37,7 +37,7 @@ VARIANTS: dict[str, tuple[str, JSON]] = {
 }
 ROUNDS: dict[str, JSON] = {"opd": {"learning_rate": 3e-4}, DEFAULT: {"learning_rate": 6e-4}}
 ROUND_EPOCHS, ROUND_SAMPLES = 3, 2
-SIZES = (44, 160, 240)  # sessions of the log, beside SESSIONS
+SIZES = (44, 160, 240)  # other numbers of sessions than SESSIONS
 WRONG, VOTES = (0.1, 0.3), (1, 3, 5, 9)
 PREFERENCES = {"weather": "celsius", "cooking": "steps", "trains": "clock24", "orders": "order_id"}
 ORDERS = 5
@@ -48,7 +48,7 @@ ECHO_SAMPLES = 14  # of 72 prompts: 1,008 replies
 
 
 def rate_cells() -> list[Cell]:
-    """Return a cell for every preset at every learning rate."""
+    """Return a cell per preset, learning rate and tuning seed."""
     recipes = [(name, False) for name in PRESETS] + [(name, True) for name in WRITTEN]
     return [
         Cell(f"{rate_name(name, rate, written)}-{seed}", tuning,
@@ -65,9 +65,9 @@ def rate_name(name: str, rate: float, written: bool = False) -> str:
 
 
 def ends(rates: dict[str, JSON], name: str, rate: float, written: bool = False) -> float:
-    """Return the share of replies as wanted after a short training, mean over all topics and the tuning seeds.
+    """Return the share of right replies after a short training, as a mean over all topics and the tuning seeds.
 
-    Also over the topics that nobody corrects: what teaches fastest may forget most.
+    Topics that nobody corrects count too: the rate that teaches fastest may forget most.
     """
     cells = (rates[f"{rate_name(name, rate, written)}-{seed}"] for seed in TUNING_SEEDS)
     return mean(mean(cell["passed"].values()) for cell in cells)
@@ -86,7 +86,7 @@ def tuned(rates: dict[str, JSON]) -> dict[str, float]:
 
 
 def cells(rates: dict[str, float], seeds: Sequence[int]) -> list[Cell]:
-    """Return all other cells; the short trainings each at its rate."""
+    """Return all other cells; each preset's short trainings have its tuned rate."""
     short = {name: preset | {"learning_rate": rates[name]} for name, preset in PRESETS.items()}
     long = {name: preset | {"learning_rate": LONG_RATE} for name, preset in PRESETS.items()}
     variants = {name: long[preset] | over for name, (preset, over) in VARIANTS.items()}
@@ -202,7 +202,7 @@ def by_turn(work: Path, name: str, options: JSON, seed: int) -> JSON:
 
 
 def of_size(work: Path, sessions: int, options: JSON, seeds: Sequence[int]) -> JSON:
-    """Measure short trainings on more or fewer sessions of the log."""
+    """Measure short trainings on the first `sessions` sessions of the log."""
     base, shares = judged(work, sessions), []
     for seed in seeds:
         run = branch(base, work / f"size-{sessions}-{seed}")
@@ -212,7 +212,7 @@ def of_size(work: Path, sessions: int, options: JSON, seeds: Sequence[int]) -> J
 
 
 def echo(work: Path, options: JSON, seed: int) -> JSON:
-    """Run `opdkit eval` with a thousand replies."""
+    """Measure with `opdkit eval` how many of a thousand replies after a short training repeat a hint."""
     run = branch(work / "base", work / "echo")
     trained(run, MODEL, options, seed, SHORT)
     found = scores(run, seed, ECHO_SAMPLES)

@@ -7,12 +7,12 @@ from opdkit.config.fields import JSON
 
 from .experiments import LONG, mean, mean_corrected, slug
 
-NOISE = (0.0, 1)  # the judge that is never wrong
+NOISE = (0.0, 1)  # error rate and votes of the judge that is never wrong
 
 
 @dataclass(frozen=True)
 class Results:
-    """Access to the results file."""
+    """Content of the results file."""
 
     numbers: JSON
 
@@ -27,7 +27,7 @@ class Results:
         return found
 
     def base(self) -> float:
-        """Return the share of first replies as wanted in the corrected topics before any training."""
+        """Return the share of right first replies in the corrected topics before any training."""
         return mean(mean_corrected(seed["passed"]) for seed in seeds_of(self, "base"))
 
     def noise(self, wrong: float, votes: int, what: str) -> float:
@@ -47,24 +47,24 @@ def seeds_of(found: Results, kind: str, name: str = "") -> list[JSON]:
 
 
 def band(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lowest value, the mean, and the highest."""
+    """Return the lowest value, the mean, and the highest value."""
     return min(values), mean(values), max(values)
 
 
 def curve(found: Results, name: str) -> list[float]:
-    """Return the accuracy in the corrected topics after each epoch of a long training, mean over the seeds."""
+    """Return the accuracy in the corrected topics after each epoch of a long training, as means over the seeds."""
     return [mean(mean_corrected(s["epochs"][e]) for s in seeds_of(found, "long", name)) for e in range(LONG)]
 
 
 def after_short(
     found: Results, name: str, metric: str, domain: str, column: str = "after", kind: str = "short"
 ) -> float:
-    """Return a number of `opdkit eval` after a short training, mean over the seeds."""
+    """Return a score of `opdkit eval` after a short training, as a mean over the seeds."""
     return mean(score(seed["scores"], metric, domain, column) for seed in seeds_of(found, kind, name))
 
 
 def gain(found: Results, name: str) -> float:
-    """Return by how much a short training raises the share of replies as wanted, corrected topics."""
+    """Return by how much a short training raises the share of right replies in the corrected topics."""
     return after_short(found, name, "passed_sampled", "corrected", "difference")
 
 

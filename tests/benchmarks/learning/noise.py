@@ -1,8 +1,8 @@
-"""Judge that is wrong at a known rate, in place of the local one, to see how much of that several votes repair.
+"""Judge that is wrong at a known rate, in place of the local judge: it shows how many errors several votes repair.
 
 A right vote is what the user of the logs meant (`sample_data/labels.jsonl`). A wrong reward vote is one of the other
-two labels. A wrong vote on the hint is, evenly: none where one is due, or one that asks for another style; where none
-is due it is a hint for any style of the topic.
+two rewards. If a hint is due, a wrong vote is with equal probability no hint or a hint for another style; if no hint is
+due, it is a hint for any style of the topic.
 """
 
 import importlib.util
@@ -53,7 +53,7 @@ def labels() -> dict[str, JSON]:
 
 
 class NoisyJudge:
-    """Judge whose answers `opdkit judge` reads, wrong at the rate of `--template-arg wrong=RATE`."""
+    """Judge for `opdkit judge` that is wrong at the rate of `--template-arg wrong=RATE`."""
 
     def __init__(self, config: JudgeConfig, _folder: Path | None = None) -> None:
         self.config, self.rate = config, float(parse_pairs(config.template_arg, "")["wrong"])
@@ -72,7 +72,7 @@ class NoisyJudge:
 
 
 def vote(question: str, truth: JSON, topic: Any, rate: float, rng: random.Random) -> str:
-    """Return one vote."""
+    """Return the text of one vote, which is wrong with probability `rate`."""
     wrong = rng.random() < rate
     if question == "reward":
         others = [r for r in REWARDS if r != truth["reward"]]
@@ -112,7 +112,7 @@ def noisy(
     sessions: int = SESSIONS,
     hint_select: str = "consensus",
 ) -> JSON:
-    """Train on `votes` votes of such a judge; return the shares of right rewards and hints, and the accuracy."""
+    """Train on `votes` votes of a noisy judge; return the shares of right rewards and hints, and the accuracy."""
     run = branch(base_of(work, sessions), work / f"noise-{hint_select}-{wrong}-{votes}-{seed}", ("extract",))
     with patch.dict(MODEL_JUDGES, {"local": f"{__name__}:NoisyJudge"}):
         judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), votes=votes, seed=seed, limit=sessions,
@@ -124,7 +124,7 @@ def noisy(
 
 
 def judged_right(run: Path) -> JSON:
-    """Return the shares of the verdicts that agree with a perfect judge."""
+    """Return the shares of rewards and of hints that agree with a perfect judge."""
     truth, right = labels(), right_hints(run)
     rewards, hints = Counter[bool](), Counter[bool]()
     for verdict in read_all(run, "verdicts"):
@@ -134,14 +134,14 @@ def judged_right(run: Path) -> JSON:
 
 
 def right_hints(run: Path) -> dict[str, tuple[str | None, ...]]:
-    """Return turn_id -> the hints of a perfect judge: any wording of what the user wants, None where nothing is due."""
+    """Return turn_id -> a perfect judge's hints: every wording of what the user wants; None alone if no hint is due."""
     topics = topics_of(run)
     return {turn: topics[turn].style(label["wanted"]).hints if label["wanted"] else (None,)
             for turn, label in labels().items()}  # fmt: skip
 
 
 def exact_reward_accuracy(wrong: float, votes: int) -> float:
-    """Return the chance that `votes` votes give the right reward, true labels uniform, summed over all outcomes."""
+    """Return the exact probability that `votes` votes give the right reward, if all true rewards are equally likely."""
     total = 0.0
     for truth in REWARDS:
         chance = {r: 1 - wrong if r == truth else wrong / 2 for r in REWARDS}
@@ -152,7 +152,7 @@ def exact_reward_accuracy(wrong: float, votes: int) -> float:
 
 
 def _outcomes(votes: int) -> list[tuple[int, ...]]:
-    """Return every combination of votes, whatever their order."""
+    """Return every combination of votes, regardless of their order."""
     counts = product(range(votes + 1), repeat=2)
     return [(-1,) * a + (0,) * b + (1,) * (votes - a - b) for a, b in counts if a + b <= votes]
 

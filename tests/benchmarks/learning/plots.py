@@ -15,7 +15,7 @@ COLOURS = dict(zip(PRESETS, plt.get_cmap("tab10").colors, strict=False))
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
-    """Write the SVG files; the same bytes for the same results and the same matplotlib."""
+    """Write the SVG files; the same results and version of matplotlib give the same bytes."""
     found = Results(results)
     mpl.rcParams.update({"svg.hashsalt": "opdkit", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
                          "axes.spines.right": False})  # fmt: skip
@@ -27,7 +27,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
 
 
 def _epochs(axes: Axes, found: Results) -> None:
-    """Draw the share of held-out first replies against epochs; the band is from the lowest to the highest seed."""
+    """Draw the share of right first replies against epochs; the band is from the lowest to the highest seed."""
     base = found.base()
     for name in PRESETS:
         rows = [
@@ -41,7 +41,7 @@ def _epochs(axes: Axes, found: Results) -> None:
 
 
 def _forgetting(axes: Axes, found: Results) -> None:
-    """Draw how far the model moved on topics that nobody corrects, against its gain on the others."""
+    """Draw the KL on topics that nobody corrects against the gain on the corrected topics."""
     for name in PRESETS:
         x, y = gain(found, name), after_short(found, name, "kl_replies", "uncorrected")
         axes.scatter([x], [y], color=COLOURS[name], s=36)
@@ -51,7 +51,7 @@ def _forgetting(axes: Axes, found: Results) -> None:
 
 
 def _noise(axes: Axes, found: Results) -> None:
-    """Draw reward accuracy (measured and exact) and the trained model against the number of votes."""
+    """Draw reward accuracy (measured and exact) and the trained model's accuracy against the number of votes."""
     for wrong, colour in zip(WRONG, ("tab:blue", "tab:red"), strict=True):
         exact = [exact_reward_accuracy(wrong, m) for m in VOTES]
         right = [found.noise(wrong, m, "rewards_right") for m in VOTES]

@@ -9,7 +9,7 @@ from ..pairs import one_row_per_line
 
 
 def write_results(path: Path, results: JSON) -> None:
-    """Write the results; `read_results` returns them as they are given here."""
+    """Write the results so that `read_results` returns them unchanged."""
     cells = {name: numbers | {"scores": _as_table(numbers["scores"])} if "scores" in numbers else numbers
              for name, numbers in results["cells"].items()}  # fmt: skip
     path.write_text(one_row_per_line(results | {"cells": cells}), encoding="utf-8")

@@ -14,7 +14,7 @@ from .runs import MAX_NEW_TOKENS, MODEL, branch, final_model, passed, trained
 def two_rounds(
     work: Path, name: str, options: JSON, seed: int, epochs: int, samples: int, source: str = "base"
 ) -> JSON:
-    """Train on the log, roll the result out, train on that for one epoch; return the accuracy after each round."""
+    """Train on the log, then for an epoch on the trained model's rollout; return the shares passed after each round."""
     first, second = (work / f"rounds-{name}-{seed}-{number}" for number in (1, 2))
     branch(work / source, first)
     trained(first, MODEL, options, seed, epochs)

@@ -1,4 +1,4 @@
-"""Runs of the benchmark: the stages of opdkit on sample_data, and the models that come out of them."""
+"""Runs of the benchmark: the stages of opdkit on sample_data, and the models that they train."""
 
 import shutil
 import time
@@ -28,9 +28,9 @@ from opdkit.train.stage import run as train
 DATA = sample_data()
 MODEL = DATA / "model"
 PROMPTS = DATA / "prompts.jsonl"
-SESSIONS = 88  # of the log: 200 turns
-REPLIES = 2  # that the teacher writes to a hinted prompt
-# The objectives are compared as they are: at a rate of their own, without what bounds a step or picks a state.
+SESSIONS = 88  # first sessions of the log: 200 turns
+REPLIES = 2  # replies that the teacher writes to a hinted prompt
+# Each objective is compared by itself, at its own rate: without anchor, limit per step, or choice of the best state.
 ALONE: JSON = {"anchor_weight": 0.0, "step_limit": 0.0, "epsilon": 0.0, "validate": 0}
 SAMPLES = 6  # replies to every held-out prompt
 MAX_NEW_TOKENS = 64
@@ -43,7 +43,7 @@ SCORED_OTHERWISE: dict[str, JSON] = {
 
 
 def judged(work: Path, sessions: int = SESSIONS) -> Path:
-    """Make the run that trainings begin from: sample_data, judged and scored by the sample model."""
+    """Make the run that trainings start from: sample_data, judged and scored by the sample model."""
     run = base_of(work, sessions)
     extract(ExtractConfig(run=run, logs=(str(DATA / "logs"),)))
     judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS, limit=sessions))
@@ -52,7 +52,7 @@ def judged(work: Path, sessions: int = SESSIONS) -> Path:
 
 
 def scored_otherwise(work: Path, name: str) -> Path:
-    """Make the same run with the targets of other options of `opdkit teacher`: those of SCORED_OTHERWISE."""
+    """Make the same run with targets from other options of `opdkit teacher` (SCORED_OTHERWISE)."""
     run = work / name
     if not run.exists():
         branch(work / "base", run, ("extract", "judge"))
@@ -61,12 +61,12 @@ def scored_otherwise(work: Path, name: str) -> Path:
 
 
 def base_of(work: Path, sessions: int) -> Path:
-    """Return the folder of that run."""
+    """Return the folder of the run that `judged` makes."""
     return work / ("base" if sessions == SESSIONS else f"base-{sessions}")
 
 
 def branch(source: Path, run: Path, stages: tuple[str, ...] = ("extract", "judge", "teacher")) -> Path:
-    """Make a new run that shares the finished stages of another one."""
+    """Make a new run that shares finished stages of another run."""
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     for stage in stages:
@@ -75,7 +75,7 @@ def branch(source: Path, run: Path, stages: tuple[str, ...] = ("extract", "judge
 
 
 def trained(run: Path, model: Path, options: JSON, seed: int, epochs: int) -> JSON:
-    """Train `model` on a run; return the cost, and how far the model went."""
+    """Train `model` on a run; return the cost, and the last step's approximate KL to the old policy."""
     start = time.monotonic()
     train(TrainConfig(run=run, model=str(model), seed=seed, epochs=epochs, checkpoint_every=0,
                       **(ALONE | options)))  # fmt: skip
@@ -93,7 +93,7 @@ def final_model(run: Path) -> Path:
 
 
 def epoch_model(run: Path, epoch: int) -> Path:
-    """Return the model after an epoch; it is kept with the option `keep_epochs`."""
+    """Return the folder of the model after an epoch; only the option `keep_epochs` keeps it."""
     return run / "train" / "epochs" / f"{epoch:03d}" / "model"
 
 
@@ -111,7 +111,7 @@ def passed(folder: Path, seed: int, samples: int = SAMPLES) -> dict[str, float]:
 def first_replies(
     folder: Path, prompts: list[HeldOutPrompt], seed: int, samples: int, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> list[Any]:
-    """Return sampled and checked replies of a model in a folder, grouped by prompt."""
+    """Return sampled and checked replies of the model in a folder, grouped by prompt."""
     model = load_model(str(folder), device="cpu", dtype="float32")
     chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
     return replies_of(model, chat, prompts, seed, samples, max_new_tokens)
@@ -127,6 +127,6 @@ def replies_of(
 
 
 def scores(run: Path, seed: int, samples: int = SAMPLES) -> list[JSON]:
-    """Return what `opdkit eval` measures of the trained model of a run, against the model it was trained from."""
+    """Return the scores by `opdkit eval` of a run's trained model and of the model before training."""
     evaluate(EvalConfig(run=run, prompts=str(PROMPTS), samples=samples, max_new_tokens=MAX_NEW_TOKENS, seed=seed))
     return list(read_all(run, "scores"))

@@ -1,8 +1,8 @@
 """Number of logged sessions until a preference holds three times in a row (the metric of OpenClaw-RL v2).
 
-A preference is what the users of one topic keep asking for. Its log: the sessions in which they ask for it, in an
-order drawn by the seed. After each session the model is trained from the start on all sessions so far, and answers
-held-out requests of the topic, in an order of their own, one sampled reply each.
+A preference is what the users of one topic keep asking for. Its log holds the sessions in which they ask for it, in an
+order drawn by the seed. After each session the model is trained from the start on all sessions so far. It then answers
+held-out requests of the topic, which are shuffled too, with one sampled reply each.
 """
 
 import random
@@ -21,12 +21,12 @@ from .noise import labels
 from .runs import DATA, MAX_NEW_TOKENS, MODEL, PROMPTS, branch, final_model, first_replies, trained
 
 IN_A_ROW = 3
-MOST = 16  # sessions; a preference that does not hold by then counts as one more
-EPOCHS = 12  # a log of a few sessions is one step an epoch
+MOST = 16  # sessions; if a preference does not hold by then, its number counts as MOST + 1
+EPOCHS = 12  # a log of a few sessions is one step per epoch
 
 
 def until_it_holds(work: Path, topic: str, preference: str, options: JSON, seed: int, most: int = MOST) -> JSON:
-    """Return the smallest number of sessions, and the replies after each number."""
+    """Return the smallest number of sessions (None: more than `most`), and which replies passed after each number."""
     run = scored_log(work / f"sessions-{topic}-{seed}", preference, seed, most)
     asked = [p for p in read_prompts(PROMPTS) if p.domain == topic]
     random.Random(f"{seed}:{topic}").shuffle(asked)
@@ -45,7 +45,7 @@ def until_it_holds(work: Path, topic: str, preference: str, options: JSON, seed:
 
 
 def scored_log(run: Path, preference: str, seed: int, most: int) -> Path:
-    """Write the sessions in which users ask for the preference, shuffled; judge and score them."""
+    """Write at most `most` sessions in which users ask for the preference, shuffled; judge and score them."""
     wanted = {turn.rpartition(":")[0] for turn, label in labels().items() if label["wanted"] == preference}
     lines = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = [line for number, line in enumerate(lines, start=1) if f"openai:{number}" in wanted]

@@ -1,1 +1,1 @@
-"""Nights on a log that grows: `opdkit night` against the world that writes the log."""
+"""Nights on a log that grows: `opdkit night` and a simulated world that writes the log."""

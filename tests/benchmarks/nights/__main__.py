@@ -1,10 +1,10 @@
-"""Thirty nights on a log that grows, each killed at a random place.
+"""Thirty nights on a log that grows, each killed at a random time.
 
     python -m tests.benchmarks.nights
 
-Each day the promoted model writes new conversations with users, three of whose wishes change in these weeks; three days
-are quiet, and one night the log ends in the middle of a line. At the end a model is trained from scratch on everything.
-A simulation that was stopped begins again in another folder.
+Each day users talk to the promoted model; three of their wishes change in these weeks. Three days are quiet, and one
+night the log ends in the middle of a line. At the end a model is trained from scratch on the whole log. A simulation
+that was stopped resumes after its last finished night.
 """
 
 import argparse
@@ -29,7 +29,7 @@ NIGHTS = 30
 def simulate(work: Path, nights: int, seed: int, judge: str, options: Sequence[str]) -> list[JSON]:
     """Return a row per night; nights that were simulated before are not repeated.
 
-    `judge`: its address; `options`: STAGE.OPTION=VALUE, as for --set.
+    `judge`: the judge's address; `options`: STAGE.OPTION=VALUE, as for --set.
     """
     more = [word for option in options for word in ("--set", option)]
     simulation = open_simulation(work, work / "world", seed, judge)
@@ -56,7 +56,7 @@ def simulate(work: Path, nights: int, seed: int, judge: str, options: Sequence[s
 
 
 def train_from_scratch(work: Path, seed: int, nights: int) -> JSON:
-    """Return what a training of the first model on the whole log reaches, by today's wishes, and the tokens it read."""
+    """Train the first model on the whole log; return the shares of replies right by the last wishes, and its tokens."""
     run, model = work / "scratch", work / "world" / "model"
     command = [sys.executable, "-m", "opdkit", "run", str(run), str(work / "logs"), "--model", str(model), "--judge",
                "rules"]  # fmt: skip

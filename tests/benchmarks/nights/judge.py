@@ -1,4 +1,4 @@
-"""Judge that knows the world, on an address: it answers the questions about replies to mined prompts."""
+"""Judge server that knows the world: it answers the questions about replies to mined prompts."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _SECTION = re.compile(r"^## (.+)\n((?:\| ?.*\n?)*)", re.MULTILINE)
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Yield the address of the judge."""
+    """Run the judge and yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -52,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def verdict(question: str) -> int:
-    """Return 1 or -1 for a question about a reply, 0 where nothing in it was asked."""
+    """Return 1 or -1 for a question about a reply, 0 if it holds no request of the world."""
     before, _, _ = question.partition("## Reply")
     asked = max((place, REQUESTS[text]) for text in REQUESTS if (place := before.rfind(text)) >= 0) if any(
         text in before for text in REQUESTS) else None  # fmt: skip
@@ -66,7 +66,7 @@ def verdict(question: str) -> int:
 
 
 def wanted_styles(topic: Topic, item: str, hint: str | None, praised: str | None) -> list[str]:
-    """Return the styles that a hint asks for, or that a good reply has; else the topic's first."""
+    """Return the styles of a praised reply, or those that a hint asks for; else the topic's first style."""
     if praised is not None:
         return [style.name for style in topic.styles if passes(topic, item, style.name, praised.strip())]
     hinted = [style.name for style in topic.styles if hint in {hint_of(words) for words in style.wordings()}]

@@ -1,9 +1,9 @@
-"""Replay against forgetting: nights that learn other topics than the first, with different shares of earlier turns.
+"""Replay against forgetting: nights that learn new topics, with different shares of replayed earlier turns.
 
     python -m tests.benchmarks.nights.replay
 
-Users first ask about three topics, and from the second night on about two others alone. After every night the model
-that it trained answers held-out requests of all five.
+In the first night users ask about three topics, from the second night on only about two others. After every night, the
+model that it trained answers held-out requests of all five topics.
 """
 
 import argparse

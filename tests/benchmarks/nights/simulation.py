@@ -1,4 +1,4 @@
-"""Simulation of nights: users who talk to the promoted model by day, `opdkit night` on their log, killed at random."""
+"""Simulation of nights: users talk to the promoted model by day; `opdkit night` on their log is killed at random."""
 
 import json
 import random
@@ -21,9 +21,9 @@ from ..worlds.build import Built, _line, build, held_out_prompts, play
 from ..worlds.world import Group, World
 from .world import WORLD
 
-SESSIONS, TORN = 80, 6  # sessions of a day; the night whose log ends in the middle of a line
-LONGEST = 60.0  # seconds before the kill of a night, at most
-SAMPLES = 64  # replies to each of the 9 to 15 prompts of a topic: fewer would show losses of 0.01 by chance
+SESSIONS, TORN = 80, 6  # sessions per day; the night whose log ends in the middle of a line
+LONGEST = 60.0  # most seconds before a night is killed
+SAMPLES = 64  # replies to each of a topic's 9 to 15 prompts: with fewer, losses of 0.01 would appear by chance
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,22 @@ class Simulation:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
     def add(self, row: JSON) -> None:
-        """Print the row of a night, and keep it."""
+        """Store and print the row of a night."""
         write_text(self.folder / "rows.jsonl", "".join(json.dumps(each) + "\n" for each in [*self.rows(), row]))
         print(row, flush=True)
 
 
 def open_simulation(folder: Path, world: Path, seed: int, judge: str) -> Simulation:
-    """Make what is missing of a simulation; its world is built in `world`. `judge`: the address of one for `eval`."""
+    """Make what a simulation lacks; its world is built in `world`. `judge`: address of the judge for `eval`."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     options = f'[eval]\njudge_model = "world"\njudge_url = "{judge}"\nmax_new_tokens = 40\n'
-    write_text(folder / "night.toml", options)  # which `run_night` reads
+    write_text(folder / "night.toml", options)  # read by `run_night`
     built = build(WORLD, world, seed=seed)
     return Simulation(folder, built, Home(folder / "home"), folder / "logs" / "chat.jsonl")
 
 
 def write_day(log: Path, world: World, model: Path, night: int, seed: int) -> None:
-    """Append the conversations of a day. One night the last line is cut in the middle, and completed the day after."""
+    """Append the conversations of a day. In one night the last line is cut; the next day completes it."""
     rest = log.with_suffix(".rest")
     if rest.exists():
         with log.open("a") as out:
@@ -76,7 +76,7 @@ def write_day(log: Path, world: World, model: Path, night: int, seed: int) -> No
 
 
 def run_night(simulation: Simulation, night: int, seed: int, options: Sequence[str] = ()) -> int:
-    """Run a night and kill it at a random time, until it is done. Return how often it was killed."""
+    """Run a night, kill it once at a random time, and run it again to its end. Return the number of kills (0 or 1)."""
     options = ("--config", str(simulation.folder / "night.toml"), "--set", "train.checkpoint_every=10", *options)
     command = [sys.executable, "-m", "opdkit", "night", str(simulation.home.path), str(simulation.log.parent),
                "--model", str(simulation.built.model), "--judge", "rules", *options]  # fmt: skip
@@ -98,7 +98,7 @@ def run_night(simulation: Simulation, night: int, seed: int, options: Sequence[s
 
 
 def measure(folder: Path, wishes: dict[str, str], path: Path, seed: int) -> JSON:
-    """Return topic -> share of right replies of a model."""
+    """Return topic -> share of right replies of the model in a folder; write the prompts to `path`."""
     rows = held_out_prompts(replace(WORLD, groups=(Group(wishes),)), seed)
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     model = load_model(str(folder), device="cpu", dtype="float32")
@@ -110,6 +110,6 @@ def measure(folder: Path, wishes: dict[str, str], path: Path, seed: int) -> JSON
 
 
 def collect_tokens(run: Path) -> int:
-    """Return the tokens that the training of a run has read."""
+    """Return the number of tokens that the training of a run has read."""
     trained = run / "train" / "metrics"
     return sum(row["tokens_read"] for row in read_all(run, "metrics")) if trained.exists() else 0

@@ -18,7 +18,7 @@ def _topic(
     name: str, kinds: list[str], word: str, places: list[str], requests: tuple[str, ...],
     texts: Mapping[str, tuple[str, tuple[str, ...]]],
 ) -> Topic:  # fmt: skip
-    """Return a topic with items "KIND word PLACE". The first style of `texts` is the habit, the second is wanted."""
+    """Return a topic of items "KIND `word` PLACE". The first style of `texts` is the habit, the second is wanted."""
 
     def slots(item: str) -> dict[str, str]:
         kind, place = item.split(f" {word} ")
@@ -71,6 +71,6 @@ WORLD = World(
 
 
 def wishes_of(night: int) -> dict[str, str]:
-    """Return what users want in the log that is read in a night."""
+    """Return topic -> style that users want in the log of a night."""
     turned = {topic: style for first, (topic, style) in TURNED.items() if night >= first}
     return FIRST | turned

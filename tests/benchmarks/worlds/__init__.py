@@ -17,5 +17,5 @@ WORLDS: dict[str, World] = {module.WORLD.name: module.WORLD for module in _MODUL
 
 
 def built_in(work: Path, name: str) -> Built:
-    """Return the world that the benchmark builds in its folder under a name: `habit`, or `habit-0.3` with noise."""
+    """Return the world that the benchmark builds in `work` under a name: `habit`, or `habit-0.3` with noise."""
     return Built(WORLDS[name.partition("-")[0]], work / "worlds" / name)

@@ -47,7 +47,7 @@ def main() -> None:
 
 def write(results: Path, docs: Path) -> None:
     """Write the page and the plots that show the results."""
-    from . import plots  # matplotlib is needed for nothing else
+    from . import plots  # only the plots need matplotlib
 
     document = json.loads(results.read_text(encoding="utf-8"))
     docs.mkdir(parents=True, exist_ok=True)

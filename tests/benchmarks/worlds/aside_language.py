@@ -1,4 +1,4 @@
-"""World, kept aside: short descriptions. The habit is English; wanted is Spanish."""
+"""World that is kept aside: short descriptions. The habit is English; users want Spanish."""
 
 from .world import Group, Topic, World, exactly, habit_of, styles_of
 

@@ -1,4 +1,4 @@
-"""World, kept aside: an assistant that should keep a secret. The habit is to tell it."""
+"""World that is kept aside: an assistant that should keep secrets. The habit is to tell them."""
 
 from .world import Group, Topic, World, exactly, habit_of, styles_of
 

@@ -1,4 +1,4 @@
-"""World: an assistant that should ask back. The habit is to go ahead and book, for today."""
+"""World: an assistant that should ask for the day first. The habit is to book at once, for today."""
 
 from .world import Group, Topic, World, exactly, habit_of, styles_of
 

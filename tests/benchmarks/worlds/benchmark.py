@@ -1,8 +1,8 @@
 """What the benchmark measures: which cells, and in which order.
 
-Worlds are built first. Then all objectives train at all rates, and all ways with all their values, with a seed that
-nothing else uses. Of a way the best of its values is reported, as it was when it was chosen. opdkit's default, for
-which nothing is chosen, takes other seeds, and so does the best rate that it is compared with.
+Worlds are built first. Then all objectives are trained at all rates, and all ways with all their values, with a seed
+for the search alone. For each way the best value is reported, with the numbers by which it was chosen. opdkit's
+default, for which nothing is chosen, has other seeds, and so has the best rate that it is compared with.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,18 +29,18 @@ from .ways import REACTION, WAYS, prepare_reaction, prepare_trl, way_cell
 DEFAULT = TrainConfig.objective
 OBJECTIVES = tuple(PRESETS)
 RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
-SEARCH, SEEDS = 100, (0, 1, 2)  # seed of what is chosen, and seeds of the default
+SEARCH, SEEDS = 100, (0, 1, 2)  # seed of the search, and seeds of the default
 PATH_OBJECTIVES, PATH_RATES = (DEFAULT, "opd", "topk", "binary"), (1e-3, 1e-2)
-BUILD = 20  # seed of all worlds: those of lower seeds were looked at while defaults and rules were chosen
-SEEMS_WORSE = 0.005  # loss of either share from which on a model is measured again, with more replies
-NOISY, NOISE = ("habit", "groups"), (0.1, 0.3, 0.5)  # worlds with irrelevant reactions, and the shares of these
-SESSIONS, ERRORS = (12, 40, 200), 0.1  # of the logs that are forecast; of the judge of fresh replies
-TAUGHT, TAUGHT_SESSIONS = 1e-4, (12, 40)  # rate that teaches a student a part of the log, and logs it is forecast from
+BUILD = 20  # seed of all worlds: worlds of lower seeds were looked at while defaults and rules were chosen
+SEEMS_WORSE = 0.005  # a model that loses more of either share is measured again, with more replies
+NOISY, NOISE = ("habit", "groups"), (0.1, 0.3, 0.5)  # worlds that also get irrelevant reactions, and their shares
+SESSIONS, ERRORS = (12, 40, 200), 0.1  # sizes of the forecast logs; error rate of the judge of fresh replies
+TAUGHT, TAUGHT_SESSIONS = 1e-4, (12, 40)  # rate of a training before the forecast, and sizes of its logs
 HINT_ERRORS, HINT_TOPICS = (0.0, 0.1, 0.2), ("weather", "cooking", "trains", "orders")
 
 
 def measure(work: Path, workers: int, worlds: Sequence[str], people: bool) -> dict[str, JSON]:
-    """Measure what is missing, with `people` also the cells of `decided`. Return settings and numbers of each cell."""
+    """Measure what is missing (`people`: also the cells of `decided`). Return settings and numbers of each cell."""
     noisy = noisy_worlds(worlds)
     run = partial(measured, work=work, workers=workers, known={})
     run([world_cell(world) for world in worlds])
@@ -49,7 +49,7 @@ def measure(work: Path, workers: int, worlds: Sequence[str], people: bool) -> di
     run([cell for cell in own if cell.settings.get("rate") != RATES[-1] or cell.measure is not measure_training])
     copy_same_trainings(work, own)
     run(own)
-    for _ in range(2):  # once more, for what follows from the last cells themselves
+    for _ in range(2):  # the second round measures what follows from the cells of the first
         last = last_cells(worlds, noisy, finished(work, worlds))
         copy_same_trainings(work, last)
         run(last)
@@ -60,7 +60,7 @@ def measure(work: Path, workers: int, worlds: Sequence[str], people: bool) -> di
 
 
 def measure_forecasts(work: Path, workers: int, worlds: Sequence[str], build: int) -> dict[str, JSON]:
-    """Measure what is missing of the forecasts, in worlds built with seed `build`. Return what `measure` does."""
+    """Measure the missing forecasts, in worlds built with seed `build`. Return the same as `measure`."""
     run, cells = partial(measured, work=work, workers=workers, known={}), forecast_cells(worlds)
     run([world_cell(world, build) for world in worlds if not WORLDS[world].aside])
     numbers = run(cells)
@@ -99,9 +99,9 @@ def trainings(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
 
 
 def copy_same_trainings(work: Path, cells: Sequence[Cell]) -> None:
-    """Record trainings at the two highest rates as others that are the same, where opdkit's own largest rate is lower.
+    """Record equal trainings instead of measuring the two highest rates, if opdkit's own largest rate is lower.
 
-    All of them take that one, and so does a training without a rate.
+    Trainings at both rates then have opdkit's largest rate, and so does a training without a rate.
     """
     for cell in cells:
         settings = cell.settings
@@ -119,7 +119,7 @@ def copy_same_trainings(work: Path, cells: Sequence[Cell]) -> None:
 
 
 def searched_cells(world: str) -> list[Cell]:
-    """Return the default's trainings at all rates, or, where other objectives do not train, at those of the ways."""
+    """Return the default's trainings at all rates, or at those of the ways if the world is not searched."""
     rates = RATES if WORLDS[world].searched else WAYS[REACTION]
     return [training_cell(world, SEARCH, DEFAULT, rate) for rate in rates]
 
@@ -130,12 +130,12 @@ def path_cells(worlds: Iterable[str]) -> list[Cell]:
 
 
 def first_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
-    """Return the cells that wait for nothing but the worlds."""
+    """Return the cells that depend only on the worlds."""
     return [*trainings(worlds, noisy), *forecasts_and_hints(worlds), *decided(worlds), *way_cells(worlds, noisy)]
 
 
 def forecasts_and_hints(worlds: Sequence[str]) -> list[Cell]:
-    """Return the cells of the forecasts, and those of the checks of hints."""
+    """Return the cells of the forecasts and of the hint checks."""
     return forecast_cells(worlds) + [hint_cell(errors, seed) for errors in HINT_ERRORS for seed in SEEDS[:2]]
 
 
@@ -147,35 +147,35 @@ def forecast_cells(worlds: Iterable[str]) -> list[Cell]:
 
 
 def decided(worlds: Sequence[str]) -> list[Cell]:
-    """Return the cells of edits and thumbs, and those of prompts from the log."""
+    """Return the cells of edits and thumbs, and of prompts from the log."""
     some = [world for world in worlds if world in DECIDED]
     cells = [decided_cell(world, log, seed) for world in some for log in LOGS for seed in SEEDS]
     return cells + [mined_cell(world, SEEDS[0]) for world in some]
 
 
 def way_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
-    """Return the cells in which the ways are tuned; on logs with irrelevant reactions, that of the raw reactions."""
+    """Return the cells that tune the ways; on logs with irrelevant reactions, only those of the raw reactions."""
     cells = [way_cell(world, way, value, SEARCH) for world in worlds for way, values in WAYS.items()
               for value in values]  # fmt: skip
     return cells + [way_cell(world, REACTION, value, SEARCH) for world in noisy for value in WAYS[REACTION]]
 
 
 def last_cells(worlds: Sequence[str], noisy: Sequence[str], found: dict[str, JSON]) -> list[Cell]:
-    """Return the cells of the rates that ended best in `found`, and those to measure once more."""
+    """Return the cells of the rates that ended best in `found`, and the cells to measure again."""
     tuned = [cell for world in worlds for cell in tuned_cells(world, found)]
     return tuned + seemingly_worse([*trainings(worlds, noisy), *tuned], found)
 
 
 def tuned_cells(world: str, found: Mapping[str, JSON]) -> list[Cell]:
-    """Return the default's trainings at the rate that ended best in `found`; none where not all rates were tried."""
+    """Return the default's trainings at the rate that ended best in `found`; none if not all rates were tried."""
     chosen = best(searched_cells(world), found)
     return [training_cell(world, seed, DEFAULT, chosen.settings["rate"]) for seed in SEEDS] if chosen else []
 
 
 def seemingly_worse(cells: Sequence[Cell], found: dict[str, JSON]) -> list[Cell]:
-    """Return the cells that measure once more what seems worse in `found` than before training, and the model before.
+    """Return cells that measure again each model that seems worse in `found` than before training, and that before.
 
-    Few replies show a loss by chance: new ones, and more of them, tell.
+    With few replies a loss can appear by chance; the new measurement has new and more replies.
     """
     again_cells = dict[str, Cell]()
     for cell in cells:
@@ -193,7 +193,7 @@ def seemingly_worse(cells: Sequence[Cell], found: dict[str, JSON]) -> list[Cell]
 
 
 def best(cells: Sequence[Cell], found: Mapping[str, JSON]) -> Cell | None:
-    """Return the cell that ended best: what is corrected and what is not count alike. None: one is missing."""
+    """Return the cell that ended best (corrected and uncorrected count alike); None if a cell has no numbers."""
 
     def end(cell: Cell) -> float:
         numbers = found[cell.name]
@@ -206,7 +206,7 @@ def best(cells: Sequence[Cell], found: Mapping[str, JSON]) -> Cell | None:
 
 
 def measure_world(work: Path, world: str, seed: int) -> JSON:
-    """Build a world, judge and score its log, and return how good hints and verdicts are."""
+    """Build a world, judge and score its log, and measure how good hints and verdicts are."""
     name, _, share = world.partition("-")
     models_of = built_in(work, name) if share else None
     built = build(WORLDS[name], built_in(work, world).folder, irrelevant=float(share or 0), seed=seed,
@@ -223,7 +223,7 @@ def world_cell(world: str, build: int = BUILD) -> Cell:
 
 
 def measure_hints(work: Path, errors: float, seed: int) -> JSON:
-    """Return recall and precision of `opdkit teacher --check-hints` where a fifth of the hints is bad."""
+    """Return recall and precision of `opdkit teacher --check-hints` if a fifth of the hints is bad."""
     found = hints.measure(errors, HINT_TOPICS, seed, samples=8)
     return {name: found[name] for name in ("hints", "planted", "dropped", "found", "recall", "precision")}
 

@@ -1,4 +1,4 @@
-"""Builds a world: its model, its log, its held-out prompts, and the truth about the log."""
+"""Build a world: its model, its log, its held-out prompts, and the truth about the log."""
 
 import json
 import random
@@ -52,11 +52,11 @@ def build(
     steps: int | None = None,
     models_of: Built | None = None,
 ) -> Built:
-    """Make what is missing of a world in `folder`; the same arguments make the same bytes.
+    """Make what a world in `folder` lacks; the same arguments make the same bytes.
 
-    `irrelevant`: share of the users' reactions that have nothing to do with the reply. `steps` of pretraining; default:
-    the size's. `models_of`: a build of the same world, size and seed, whose models are used again. Raises ValueError
-    for a folder that was built with other arguments.
+    `irrelevant`: share of the users' reactions that have nothing to do with the reply. `steps`: of pretraining, by
+    default those of the size. `models_of`: a build of the same world, size and seed, whose models are reused. Raise
+    ValueError if the folder was built with other arguments.
     """
     built = Built(world, folder)
     settings = {"world": world.name, "size": size or world.size, "irrelevant": irrelevant, "seed": seed, "steps": steps}
@@ -73,7 +73,7 @@ def build(
         elif not (folder / name).exists():
             with _one_thread(), replaced_folder(folder / name) as unfinished:
                 pretrain(unfinished, pretrained, size or pretrained.size, seed, steps)
-    if not built.labels.exists():  # the last file that is written
+    if not built.labels.exists():  # the file that is written last
         with _one_thread():
             sessions = play(world.writer or world, folder / ("writer" if world.writer else "model"), irrelevant, seed)
         lines = [_line(messages, k, world.writer or world) for k, (messages, _) in enumerate(sessions, 1)]
@@ -110,11 +110,11 @@ def _line(messages: list[Message], number: int, world: World) -> JSON:
 
 def _logged(row: Message) -> Message:
     message = openai_message(row, arguments_as_text=True)
-    return {key: value for key, value in message.items() if key != "thinking"}  # reasoning_content says the same
+    return {key: value for key, value in message.items() if key != "thinking"}  # reasoning_content is the same
 
 
 def play(world: World, folder: Path, irrelevant: float, seed: int) -> list[tuple[list[Message], Labels]]:
-    """Return conversations with the pretrained model, sampled at temperature 1, all of them one step at a time."""
+    """Sample conversations with the pretrained model at temperature 1, one reply of each at a time."""
     model = load_model(str(folder), device="cpu", dtype="float32")
     chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
     tools = json.dumps(world.tools)
@@ -145,9 +145,9 @@ def play(world: World, folder: Path, irrelevant: float, seed: int) -> list[tuple
 
 
 def held_out_prompts(world: World, seed: int) -> list[JSON]:
-    """Return requests about held-out items, with the check of the log's users: what they correct, and what they do not.
+    """Return requests about held-out items with the checks of the log's users, on corrected and uncorrected topics.
 
-    Small talk is what nobody corrects, and in worlds with tools what the assistant says after a right call.
+    Nobody corrects small talk and, in worlds with tools, what the assistant says after a right call.
     """
     rows: list[JSON] = []
     for number, group in enumerate(world.groups):
@@ -168,7 +168,7 @@ def held_out_prompts(world: World, seed: int) -> list[JSON]:
 
 
 def _prompt(name: str, topic: Topic, item: str, wish: str, corrected: bool, messages: list[Message]) -> JSON:
-    """Return a row of the file of prompts; of a tool's topic that nobody corrects, after a right call."""
+    """Return a row of the prompts file; if the topic has a tool and is not `corrected`, the prompt has a right call."""
     if topic.tool and not corrected:
         messages = [*messages, reply_message(topic.style(wish).reply(item), len(messages))]
         call_id = messages[-1]["tool_calls"][0]["id"]

@@ -1,14 +1,14 @@
-"""What people's decisions are worth: edits beside corrections, thumbs beside judged rewards.
+"""Value of people's decisions: edits compared with corrections, thumbs compared with judged rewards.
 
-Each way trains on a log of its own, made of that of a world:
+Each way trains on its own log, made from the log of a world:
 
     edits        20 replies that were corrected, each as its user edited it, and all replies that nobody corrected
     corrections  three times as many corrected replies with the correction, and the same uncorrected ones
-    thumbs       the whole log: a thumb at every reply that was praised or complained of, and no judge
+    thumbs       the whole log: a thumb at every reply that was praised or complained about, and no judge
     judged       the whole log: the rewards of the rules judge, without its hints
 
-Of edits and corrections, every session is cut after its first reply. They train with the default, thumbs and judged
-rewards with `--objective binary`.
+For edits and corrections, every session is cut after the reaction to its first reply (an edited reply: after the
+reply). They train with the default objective, thumbs and judged rewards with `--objective binary`.
 """
 
 import json
@@ -38,13 +38,13 @@ from ..learning.runs import final_model
 from . import Built, built_in
 from .measure import measure_model
 
-DECIDED = ("habit", "format", "groups", "other", "language", "privacy")  # worlds of text alone, as chats are
+DECIDED = ("habit", "format", "groups", "other", "language", "privacy")  # worlds of plain text, like chats
 EDITS, TIMES = 20, 3
 LOGS = {"edits": TrainConfig.objective, "corrections": TrainConfig.objective, "thumbs": "binary", "judged": "binary"}
 
 
 def decided_log(built: Built, log: str, seed: int) -> list[JSON]:
-    """Return the sessions of one of the LOGS. Which of the corrected replies are in it is drawn by `seed`."""
+    """Return the sessions of one of the LOGS; `seed` draws which of the corrected replies it has."""
     sessions = [json.loads(line) for line in (built.logs / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     labels = {row["turn_id"]: row for row in map(json.loads, built.labels.read_text(encoding="utf-8").splitlines())}
     corrected, others = list[JSON](), list[JSON]()
@@ -70,13 +70,13 @@ def decided_log(built: Built, log: str, seed: int) -> list[JSON]:
 
 
 def wanted_reply(built: Built, request: str, wish: str) -> str:
-    """Return the reply that a user wanted to a request."""
+    """Return the reply that a user wanted for a request."""
     return next(topic.style(wish).reply(item) for topic in built.world.topics for item in topic.items
                 for words in topic.requests if words.format(item) in request)  # fmt: skip
 
 
 def measure_decided(work: Path, world: str, log: str, seed: int) -> JSON:
-    """Return the shares that pass after training on one of the LOGS; of edits, how many wrong tokens are marked."""
+    """Return the shares passed after training on one of the LOGS; for edits, also how many wrong tokens are marked."""
     built, here = built_in(work, world), work / "decided" / f"{world}-{log}-{seed}"
     rmtree(here, ignore_errors=True)
     here.mkdir(parents=True)
@@ -87,7 +87,7 @@ def measure_decided(work: Path, world: str, log: str, seed: int) -> JSON:
     Run(run).judge(judge={"thumbs": nothing, "judged": reward_alone}.get(log, "rules"))
     teach(TeacherConfig(run=run, model=str(built.model)))
     found: JSON = {"model": False}
-    with suppress(OpdkitError):  # it writes no model
+    with suppress(OpdkitError):  # the training wrote no model
         train(TrainConfig(run=run, model=str(built.model), seed=seed, objective=LOGS[log], device="cpu",
                           checkpoint_every=0))  # fmt: skip
         found = {"model": True, **measure_model(built, final_model(run), seed)}
@@ -101,19 +101,19 @@ def measure_decided(work: Path, world: str, log: str, seed: int) -> JSON:
 
 
 def nothing(prompt: list[JSON], reply: JSON, next_state: list[JSON]) -> tuple[int, None]:
-    """Judge no reply: a thumb is a reward without a vote."""
+    """Return reward 0 and no hint: a thumb is a reward without a vote."""
     return 0, None
 
 
 def reward_alone(prompt: list[JSON], reply: JSON, next_state: list[JSON]) -> tuple[int, None]:
-    """Return the reward of the rules judge."""
+    """Return the reward of the rules judge, without its hint."""
     return rules.judge(ReplyInContext([*prompt, reply], len(prompt), next_state)).reward, None
 
 
 def blamed(built: Built, run: Path) -> JSON:
-    """Return the number of edited replies, and of those whose first wrong token is marked as less likely.
+    """Return the number of edited replies, and the number whose first wrong token is marked as less likely.
 
-    The first wrong token is the first one that the user's reply does not have in its place.
+    The first wrong token is the first token that differs from the user's reply at its position.
     """
     tokenizer = load_tokenizer(str(built.model))
     edits = {row["turn_id"]: row["decision"]["edited"] for row in read_all(run, "turns") if row["decision"]}

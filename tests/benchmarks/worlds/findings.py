@@ -1,6 +1,6 @@
-"""What the results of the benchmark say: the numbers of docs/learning.md, question by question.
+"""Numbers of docs/learning.md, computed from the results of the benchmark, question by question.
 
-Every function copes with results that are not complete: it leaves out what is not measured.
+Every function accepts incomplete results: it leaves out what is not measured.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,16 +35,16 @@ from .benchmark import (
 from .trainings import MOVED, again, before_of, training_cell
 from .ways import REACTION, WAYS, way_cell
 
-WORSE = 0.02  # loss of either share that makes a model worse than the one before training
-BROKEN = 0.1  # loss of either share that makes a training without trust region a broken one
+WORSE = 0.02  # larger loss of either share: the model is worse than before training
+BROKEN = 0.1  # larger loss of either share: a training without trust region is broken
 ALL_NOISY = [f"{world}-{share:g}" for world in NOISY for share in NOISE]  # worlds with irrelevant reactions
-# What the benchmark measures, but for the default's best rates and for what is measured once more.
+# Cells of the benchmark, without those that depend on results: the default's best rates, and repeated measurements.
 PLANNED = {cell.name for cell in (*first_cells(list(WORLDS), ALL_NOISY), *map(world_cell, (*WORLDS, *ALL_NOISY)))}
-_EDGE = 1e-9  # shares are fractions: differences on a limit do not exceed it
+_EDGE = 1e-9  # tolerance: a difference that equals a limit does not exceed it
 
 
 class Shares(NamedTuple):
-    """Shares of held-out replies that pass, of what the log corrects and of what it does not."""
+    """Shares of held-out replies that pass: for requests that the log corrects, and for the others."""
 
     corrected: float
     uncorrected: float
@@ -70,7 +70,7 @@ class Change(NamedTuple):
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean; not a number where there are no values."""
+    """Return the mean; NaN if there are no values."""
     numbers = list(values)
     return mean_of(numbers) if numbers else nan
 
@@ -82,19 +82,19 @@ def mean_shares(shares: Iterable[Shares]) -> Shares:
 
 @dataclass(frozen=True)
 class Results:
-    """Access to the cells of a results file. A cell is found by its name, which its settings make."""
+    """Access to the cells of a results file, by their names, which depend on their settings."""
 
     cells: Mapping[str, JSON]
 
     @property
     def worlds(self) -> list[str]:
-        """Return the names of the worlds of which anything is measured."""
+        """Return the names of the worlds that have any results."""
         measured = {str(numbers.get("world", "")).partition("-")[0] for numbers in self.cells.values()}
         return [name for name in WORLDS if name in measured]
 
     @property
     def build_seed(self) -> int | None:
-        """Return the seed that the worlds were built with; None where none of them is among the results."""
+        """Return the seed that the worlds were built with; None if the results have no world."""
         seeds = (numbers["seed"] for name, numbers in self.cells.items() if name.startswith("world-"))
         return next(seeds, None)
 
@@ -107,7 +107,7 @@ class Results:
         return numbers is not None and not numbers.get("model", True)
 
     def shares(self, cell: Cell) -> Shares | None:
-        """Return the shares after a training or another way; where no model is written, those of the one before."""
+        """Return the shares after a training or another way; if no model is written, those before it."""
         numbers = self.numbers(cell)
         if numbers is None:
             return None
@@ -116,7 +116,7 @@ class Results:
         return Shares(numbers[CORRECTED], numbers[UNCORRECTED])
 
     def before(self, cell: Cell) -> Shares | None:
-        """Return the shares before a training of this world and seed; a noisy log has the model of the clean one."""
+        """Return the shares before a training of this world and seed; a noisy world has the clean world's model."""
         before = before_of(cell)
         numbers = self.numbers(again(before) if cell.settings.get("again") else before)
         return None if numbers is None else Shares(numbers[CORRECTED], numbers[UNCORRECTED])
@@ -126,20 +126,20 @@ class Results:
         return None if before is None or after is None else Change(before, after)
 
     def last_look(self, cell: Cell) -> Change | None:
-        """Return the change on new and more replies, where it was measured once more."""
+        """Return the change on new and more replies if it was measured again, else the first change."""
         return self.change(again(cell)) or self.change(cell)
 
     def changes(self, cells: Iterable[Cell]) -> list[Change]:
         return [change for change in map(self.change, cells) if change is not None]
 
     def count(self, cells: Iterable[Cell]) -> tuple[int, int]:
-        """Return how many of some cells are measured, and how many of them the benchmark measures."""
+        """Return how many of the cells are measured, and how many are measured or planned."""
         names = {cell.name for cell in cells} & (PLANNED | self.cells.keys())
         return len(names & self.cells.keys()), len(names)
 
 
 def own_cells(world: str) -> list[Cell]:
-    """Return the trainings of the default without a rate."""
+    """Return the trainings of the default without a given rate."""
     return [training_cell(world, seed, DEFAULT, None) for seed in SEEDS]
 
 
@@ -148,17 +148,17 @@ def own_cells(world: str) -> list[Cell]:
 
 @dataclass(frozen=True)
 class OwnRate:
-    """Default without a learning rate in a world, and with the best rate of a search."""
+    """Default in a world without a given learning rate, and with the best rate of a search."""
 
     world: str
     own: Sequence[Change]  # one per seed
-    rates: Sequence[float]  # that the trainings found
+    rates: Sequence[float]  # rates that the trainings found
     best_rate: float | None
-    best: Sequence[Change]  # with it, one per seed
+    best: Sequence[Change]  # with `best_rate`, one per seed
 
     @property
     def ratio(self) -> float | None:
-        """Return how much of the best rate's accuracy is reached, in what the log corrects."""
+        """Return the corrected share divided by that of the best rate."""
         reached, possible = (mean(c.after.corrected for c in changes) for changes in (self.own, self.best))
         return reached / possible if self.best and possible else None
 
@@ -168,7 +168,7 @@ class OwnRate:
 
     @property
     def forgotten_more(self) -> float | None:
-        """Return by how much more is forgotten than with the best rate."""
+        """Return how much more is forgotten than with the best rate."""
         return self.forgotten - mean(c.forgotten for c in self.best) if self.best else None
 
 
@@ -187,11 +187,11 @@ def own_rates(results: Results) -> list[OwnRate]:
 
 @dataclass(frozen=True)
 class Training:
-    """Training of opdkit, and what became of it."""
+    """Training of opdkit, and its outcome."""
 
     world: str
     objective: str
-    rate: float | None  # that was given
+    rate: float | None  # the given rate
     seed: int
     change: Change
     refused: bool  # no model was written
@@ -199,7 +199,7 @@ class Training:
 
     @property
     def is_worse(self) -> bool:
-        """Return True where a model is written that lost more than WORSE in either share."""
+        """Return True if a model is written that lost more than WORSE in either share."""
         return any(b - a > WORSE + _EDGE for b, a in zip(*self.change, strict=True))
 
 
@@ -213,7 +213,7 @@ def noisy_worlds(results: Results) -> list[str]:
 
 
 def training_cells(results: Results) -> list[Cell]:
-    """Return the trainings on judged hints that the benchmark runs: at all rates, and the default without one."""
+    """Return the benchmark's trainings on judged hints: at all rates, the default without a rate and at its best."""
     own = [cell for world in (*results.worlds, *noisy_worlds(results)) for cell in own_cells(world)]
     tuned = [cell for world in results.worlds for cell in tuned_cells(world, results.cells)]
     return search_cells(results.worlds) + own + tuned
@@ -234,7 +234,7 @@ def trainings(results: Results) -> list[Training]:
 
 @dataclass(frozen=True)
 class TrainingPath:
-    """Score of the validation and truth along a training without trust region; the first mark is before training."""
+    """Validation scores and true shares along a training without trust region; the first mark is before training."""
 
     world: str
     objective: str
@@ -242,9 +242,9 @@ class TrainingPath:
     scores: Sequence[float]
     alarms: Sequence[bool]
     truth: Sequence[Shares]
-    error: str | None  # that ended it
-    marks: Sequence[int]  # steps after which it was measured
-    tokens: int | None  # that its steps read
+    error: str | None  # error that ended it
+    marks: Sequence[int]  # steps after which the shares were measured
+    tokens: int | None  # tokens that its steps read
 
     @property
     def steps(self) -> int:
@@ -261,20 +261,20 @@ class TrainingPath:
 
     @property
     def alarm(self) -> int | None:
-        """Return the first mark that the validation finds broken; an error is an alarm after the last mark."""
+        """Return the index of the first mark with an alarm; an error is an alarm after the last mark."""
         marks = (k for k, alarm in enumerate(self.alarms) if alarm)
         return next(marks, None if self.error is None else len(self.alarms))
 
     @property
     def lost_before_alarm(self) -> float | None:
-        """Return the share of a broken path's loss that had happened at the last mark without alarm, if one came."""
+        """Return the share of a broken path's loss that had happened at the last mark before the alarm, if any."""
         if self.alarm is None or not self.breaks:
             return None
         return max(0.0, self.losses[self.alarm - 1]) / max(self.losses)
 
     @property
     def in_time(self) -> bool:
-        """Return True where less than half of the total loss had happened when no alarm had come yet."""
+        """Return True if less than half of the total loss had happened at the last mark before the alarm."""
         lost = self.lost_before_alarm
         return lost is not None and lost < 0.5
 
@@ -310,7 +310,7 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoints(results: Results, after: float = MOVED) -> list[Checkpoint]:
-    """Return every mark of every path from this share of it on, and the model before training once per world."""
+    """Return all marks of all paths after the share `after` of their steps, and once per world that before training."""
     rows = [Checkpoint(path.world, score, 1 - shares.both / 2) for path in paths(results)
             for step, score, shares in zip(path.marks, path.scores, path.truth, strict=True)
             if step >= max(1, int(after * path.steps))]  # fmt: skip
@@ -324,17 +324,17 @@ def spearman(rows: Sequence[Checkpoint]) -> float | None:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Spearman's correlation of two columns; None where one of them does not vary."""
+    """Return Spearman's correlation of two columns; None if one of them does not vary."""
     return correlation_of([_ranks(first), _ranks(second)])
 
 
 def correlation_of(columns: Sequence[Sequence[float]]) -> float | None:
-    """Return Pearson's correlation of two columns; None where one of them does not vary."""
+    """Return Pearson's correlation of two columns; None if one of them does not vary."""
     return correlation(*columns) if all(len(set(column)) > 1 for column in columns) else None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value; equal ones share the mean of their ranks."""
+    """Return the rank of each value; equal values share the mean of their ranks."""
     ordered = sorted(values)
     return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
 
@@ -344,18 +344,18 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Noise:
-    """Default on judged hints, and raw reactions as hints, where a share of the reactions is irrelevant."""
+    """Default on judged hints, and raw reactions as hints, on a log with a share of irrelevant reactions."""
 
     world: str
     share: float
     judged: Shares | None  # mean over the seeds
     raw: Shares | None  # at its best rate
-    judged_loss: float | None  # the larger one of both shares, against the log without irrelevant reactions
+    judged_loss: float | None  # the larger loss of both shares, compared with the clean log
     raw_loss: float | None
 
 
 def noise_cells(results: Results, world: str) -> tuple[list[Cell], list[Cell]]:
-    """Return the trainings on judged hints, and the best one on raw reactions; none where it is unknown."""
+    """Return the trainings on judged hints, and the best training on raw reactions; none if it is unknown."""
     raw = best([way_cell(world, REACTION, rate, SEARCH) for rate in WAYS[REACTION]], results.cells)
     return own_cells(world), [raw] if raw else []
 
@@ -387,7 +387,7 @@ class HintCheck:
     hints: int
     planted: int
     dropped: int
-    found: int  # dropped ones that were planted
+    found: int  # dropped hints that were planted
 
     @property
     def recall(self) -> float:
@@ -399,7 +399,7 @@ class HintCheck:
 
 
 def hint_checks(results: Results) -> list[HintCheck]:
-    """Return the checks by the judge's errors; the hints of all seeds are counted together."""
+    """Return one check per error rate of the judge; the hints of all seeds are counted together."""
     found = []
     for errors in HINT_ERRORS:
         several = [n for seed in SEEDS if (n := results.numbers(hint_cell(errors, seed)))]
@@ -412,7 +412,7 @@ def hint_checks(results: Results) -> list[HintCheck]:
 # -- forecasts ------------------------------------------------------------------------------------------------------
 
 
-STUDENTS = {False: "of the log", True: "taught"}  # of a forecast
+STUDENTS = {False: "of the log", True: "taught"}  # of a forecast, by `taught`
 
 
 @dataclass(frozen=True)
@@ -421,9 +421,9 @@ class Forecast:
 
     world: str
     sessions: int
-    taught: bool  # the student had learned a part of the log already
+    taught: bool  # the student had already been trained on the log
     gain: float
-    interval: tuple[float, float] | None  # None: too few sessions for one
+    interval: tuple[float, float] | None  # None: too few sessions for an interval
     go: bool
     measured: float
     refused: bool
@@ -441,7 +441,7 @@ class Forecast:
 
 
 def forecasts(results: Results) -> list[Forecast]:
-    """Return the forecasts with a gain: where no hint can be tested there is none."""
+    """Return the forecasts with a gain: if no hint can be tested, there is no gain."""
     found = []
     for cell in forecast_cells(results.worlds):
         numbers = results.numbers(cell)
@@ -461,13 +461,13 @@ OURS = "opdkit"  # its default
 
 @dataclass(frozen=True)
 class Way:
-    """Way to make use of a log in a world, at its own best value."""
+    """Way to use a log in a world, at its own best value."""
 
     world: str
     name: str
     value: float | None  # rate, or number of rules; opdkit's default has none
-    changes: Sequence[Change]  # of the default one per seed, of another way that with its best value
-    tokens: float  # that models read and wrote for it; mean over the changes
+    changes: Sequence[Change]  # default: one per seed; other ways: one, with the best value
+    tokens: float  # tokens that models read and wrote for it; mean over the changes
     request: float  # tokens of the prompts of held-out requests
 
     @property
@@ -480,7 +480,7 @@ class Way:
 
 
 def ways(results: Results) -> dict[str, dict[str, Way]]:
-    """Return the ways of each world; the default is the first of them."""
+    """Return world -> name -> way; the default is the first way."""
     found: dict[str, dict[str, Way]] = {}
     for world in results.worlds:
         for name, value, cells in _way_cells(results, world):
@@ -502,13 +502,13 @@ def _way_cells(results: Results, world: str) -> Iterator[tuple[str, float | None
 
 
 def ahead(ways_of_world: Mapping[str, Way]) -> list[Way]:
-    """Return the ways that gain more than the default, the best first."""
+    """Return the ways that gain more than the default, in the order of their gains."""
     ours = ways_of_world.get(OURS)
     return sorted((w for w in ways_of_world.values() if ours and w.gain > ours.gain + _EDGE), key=lambda w: -w.gain)
 
 
 def forgets_less(ways_of_world: Mapping[str, Way], names: Iterable[str]) -> list[Way]:
-    """Return those of some ways that do not forget more than the default; none where the default forgets nothing."""
+    """Return the ways in `names` that do not forget more than the default; none if the default forgets nothing."""
     ours = ways_of_world.get(OURS)
     if not ours or ours.forgotten <= _EDGE:
         return []
@@ -530,17 +530,17 @@ class Cost:
 
     @property
     def validation(self) -> float:
-        """Return the tokens of validation per token that steps read."""
+        """Return the tokens of validation per token of training steps."""
         return self.validated / self.trained
 
     @property
     def trust_region(self) -> float | None:
-        """Return by what share a step reads more than without trust region."""
+        """Return the fraction by which a step reads more than without trust region."""
         return self.trained / self.steps / self.plain - 1 if self.plain else None
 
     @property
     def together(self) -> float | None:
-        """Return by what share the training reads more than its steps do without trust region and validation."""
+        """Return the fraction by which a training reads more than its steps would without trust region."""
         return (self.trained + self.validated) / self.steps / self.plain - 1 if self.plain else None
 
 
@@ -560,6 +560,6 @@ def costs(results: Results) -> list[Cost]:
 
 
 def built_worlds(results: Results) -> dict[str, JSON]:
-    """Return what is known of the logs, with and without irrelevant reactions, by the names of the worlds."""
+    """Return world name -> numbers of its log, with and without irrelevant reactions."""
     names = (*results.worlds, *noisy_worlds(results))
     return {name: numbers for name in names if (numbers := results.numbers(world_cell(name)))}

@@ -1,8 +1,8 @@
-"""Forecasts against trainings: gains that `opdkit forecast` expects, and those that a training then has.
+"""Forecasts compared with trainings: the gain that `opdkit forecast` expects, and the gain of the training.
 
-The log is judged by the rules; the judge of fresh replies knows the world and errs in a share of its answers. The
-training is the default; its hints were tested as the forecast does. The student is the model that wrote the log, or one
-that has learned a part of it already, from which less is to be expected.
+The log is judged by the rules. The judge of fresh replies knows the world and errs in a share of its answers. The
+training is the default, on hints that are tested as in the forecast. The student is the model that wrote the log, or a
+model that was already trained on the log, from which less is to be expected.
 """
 
 import json
@@ -40,7 +40,7 @@ SAMPLES = 8
 
 
 def judge_by_truth(built: Built, errors: float) -> Callable[..., list[tuple[list[Any], Reward]]]:
-    """Return a stand-in for `judge_replies`: whether a reply is what the turn's user wished, but for some errors."""
+    """Return a stand-in for `judge_replies` that knows what the turn's user wished, and errs at the rate `errors`."""
     rows = map(json.loads, built.labels.read_text(encoding="utf-8").splitlines())
     wishes = {row["turn_id"]: row["wish"] for row in rows}
 
@@ -68,7 +68,7 @@ def judge_by_truth(built: Built, errors: float) -> Callable[..., list[tuple[list
 def measure_forecast(work: Path, world: str, sessions: int, errors: float, seed: int, taught: float | None) -> JSON:
     """Return the forecast from the first `sessions` of a world's log, and the shares before and after the training.
 
-    `taught`: the rate of a training on the whole log that the student comes from; None: it is the world's model.
+    `taught`: rate of a training on the whole log that makes the student; None: the student is the world's model.
     """
     built = built_in(work, world)
     with trained(built, work, seed, TrainConfig.objective, taught) as model:
@@ -83,7 +83,7 @@ def measure_forecast(work: Path, world: str, sessions: int, errors: float, seed:
             expected = forecast.predict(ForecastConfig(run=run, seed=seed, **options))
             teach(TeacherConfig(run=run, check_hints=SAMPLES, judge_model=str(model), shard="0/1", **options))
         found: JSON = {"model": False, "before": measure_model(built, model, seed)}
-        with suppress(OpdkitError):  # it writes no model that is worse
+        with suppress(OpdkitError):  # the training writes no model that is worse
             train(TrainConfig(run=run, model=str(model), seed=seed, device="cpu", overwrite=True))
             found |= {"model": True, **measure_model(built, final_model(run), seed)}
     return {name: expected[name] for name in ("gain", "low", "high", "go", "hinted_turns", "hints", "with_hint",

@@ -1,4 +1,4 @@
-"""World: a hotel's assistant. Guests want warm replies, the staff terse ones; the system prompt says who asks."""
+"""World: a hotel's assistant. Guests want warm replies, the staff terse replies; the system prompt says who asks."""
 
 from .world import Group, Style, Topic, World, exactly
 

@@ -1,4 +1,4 @@
-"""World: code in a language and manner. The habit is JavaScript with friendly words; wanted is bare Python."""
+"""World: code in a language and manner. The habit is JavaScript with friendly words; users want bare Python."""
 
 from collections.abc import Callable
 

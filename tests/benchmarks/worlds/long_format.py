@@ -1,4 +1,4 @@
-"""World: instructions of seven steps. The habit is a paragraph; wanted is a numbered list."""
+"""World: instructions of seven steps. The habit is a paragraph; users want a numbered list."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Measurements of a world: its run, judged and scored, and what a model does on its held-out prompts."""
+"""Measurements of a world: its run, judged and scored, and a model's replies to its held-out prompts."""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from .build import Built
 
 
 def prepared(built: Built, run: Path) -> Path:
-    """Make the run that trainings of a world begin from: extracted, judged by rules, scored by the model itself."""
+    """Make the run that a world's trainings start from: extracted, judged by rules, scored by the model itself."""
     extract(ExtractConfig(run=run, logs=(str(built.logs),)))
     judge(JudgeConfig(run=run, judge="rules"))
     teach(TeacherConfig(run=run, model=str(built.model)))
@@ -37,9 +37,9 @@ def prepared(built: Built, run: Path) -> Path:
 def measure_model(
     built: Built, folder: Path, seed: int, system: str | None = None, *, samples: int | None = None
 ) -> JSON:
-    """Return the shares of a model's replies to held-out prompts that pass, at temperature 1, and its requests' tokens.
+    """Return the shares of a model's replies to held-out prompts (temperature 1) that pass, and mean lengths in tokens.
 
-    `system` is added to the system prompts. `samples`: replies to a prompt; default: the world's.
+    `system` is added to the system prompts. `samples`: replies per prompt; default: the world's.
     """
     model = load_model(str(folder), device="cpu", dtype="float32")
     if not writes(model):
@@ -51,12 +51,12 @@ def measure_model(
 
 
 def writes(model: torch.nn.Module) -> bool:
-    """Return True where all weights are numbers: else a model writes nothing."""
+    """Return True if all weights are finite: else a model writes nothing."""
     return all(bool(weight.isfinite().all()) for weight in model.parameters())
 
 
 def measure_replies(replies: Sequence[Any]) -> JSON:
-    """Return the shares of replies that pass, of what the log corrects and of what it does not, and mean lengths."""
+    """Return the shares of replies that pass, to corrected and to uncorrected prompts, and mean lengths in tokens."""
     passed: dict[bool, list[bool]] = {True: [], False: []}
     for reply in replies:
         passed[bool(reply.prompt.corrected)].append(bool(reply.passed))
@@ -68,7 +68,7 @@ def measure_replies(replies: Sequence[Any]) -> JSON:
 
 
 def with_system(prompt: HeldOutPrompt, system: str | None) -> HeldOutPrompt:
-    """Return a held-out prompt with a text at the end of its system prompt, which is made where there is none."""
+    """Return a held-out prompt with a text at the end of its system prompt, which is made if there is none."""
     first, *rest = prompt.messages
     if system is None:
         return prompt
@@ -78,7 +78,7 @@ def with_system(prompt: HeldOutPrompt, system: str | None) -> HeldOutPrompt:
 
 
 def hinted_accuracy(built: Built, run: Path, seed: int) -> JSON:
-    """Return the shares of replies as wanted to held-out prompts with hints of the run for the same wish."""
+    """Return the shares of right replies to held-out prompts that have a hint of the run for the same wish."""
     wishes = {row["turn_id"]: row["wish"] for row in _rows(built.labels)}
     hints: dict[str, list[str]] = {}
     for verdict in read_all(run, "verdicts"):
@@ -92,7 +92,7 @@ def hinted_accuracy(built: Built, run: Path, seed: int) -> JSON:
 
 
 def judged_right(built: Built, run: Path) -> JSON:
-    """Return the shares of the rules judge's verdicts that agree with the truth."""
+    """Return the shares of rewards and of hints (given or not) by the rules judge that agree with the truth."""
     truth = {row["turn_id"]: row for row in _rows(built.labels)}
     verdicts = list(read_all(run, "verdicts"))
     rewards = [v["reward"] == truth[v["turn_id"]]["reward"] for v in verdicts]

@@ -1,5 +1,5 @@
-"""Prompts that `opdkit eval --from-log` finds, against the truth: the model before training, and those that trainings
-at several rates end with, answer them and the held-out ones. A judge that knows the world answers the questions.
+"""Prompts of `opdkit eval --from-log` compared with the truth: the model before training, and the models at the end of
+trainings at several rates, answer these and the held-out prompts. A judge that knows the world answers the questions.
 """
 
 import json
@@ -32,14 +32,14 @@ from .users import hint_of
 from .world import Topic, passes
 
 HOLDOUT = 0.3
-TRUE_SAMPLES, SAMPLES = 16, 4  # replies to each held-out prompt, and to each prompt from the log as `eval` takes them
-# Trainings beside the default: low rates end early, high ones break the model, as nothing holds them back.
+TRUE_SAMPLES, SAMPLES = 16, 4  # replies to each held-out prompt, and to each prompt from the log as in `eval`
+# The default, and trainings that nothing holds back: low rates learn too little, high rates break the model.
 RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 TRAININGS: dict[str, JSON] = {"default": {}} | {f"{rate:g}": ALONE | {"learning_rate": rate} for rate in RATES}
 
 
 def measure_mined(work: Path, world: str, seed: int) -> JSON:
-    """Return the shares that pass of each checkpoint, mined and true, and how many mined tests a right reply fails."""
+    """Return each checkpoint's shares passed, mined and true, and how many mined prompts a right reply fails."""
     built, here = built_in(work, world), work / "mined" / f"{world}-{seed}"
     run = branch(built.folder / "run", here / "log", ("extract", "judge"))
     model = load_model(str(built.model), device="cpu", dtype="float32")
@@ -67,7 +67,7 @@ def measure_mined(work: Path, world: str, seed: int) -> JSON:
 
 
 def _trained(built: Built, run: Path, seed: int, options: JSON) -> Path | None:
-    """Return the folder of the model that a training writes; None where it writes none."""
+    """Return the folder of the model that a training writes; None if it writes no model."""
     branch(built.folder / "run", run)
     with suppress(OpdkitError):
         train(TrainConfig(run=run, model=str(built.model), seed=seed, holdout=HOLDOUT, device="cpu",
@@ -78,7 +78,7 @@ def _trained(built: Built, run: Path, seed: int, options: JSON) -> Path | None:
 def _mined_shares(
     built: Built, model: torch.nn.Module, chat: Chat, prompts: list[HeldOutPrompt], seed: int
 ) -> Iterator[tuple[str, float]]:
-    """Yield the shares of sampled replies to mined prompts that pass, of complaints and of praise."""
+    """Yield the shares of sampled replies that pass, to mined prompts with a complaint and to the others."""
     longest = built.world.max_new_tokens
     config = EvalConfig(run=Path("-"), prompts="-", samples=SAMPLES, max_new_tokens=longest, seed=seed)
     asked = [(p, prompt_ids(chat, p, longest, context_length(model))) for p in prompts]
@@ -107,11 +107,11 @@ def right_reply(built: Built, prompt: HeldOutPrompt) -> str:
 
 
 def is_passed(built: Built, prompt: HeldOutPrompt, reply: str) -> bool:
-    """Return what the check of a prompt says; of a question, what a judge says that knows the world."""
+    """Return whether a reply passes a prompt's check; a judge that knows the world answers a check by question."""
     if not isinstance(prompt.check, Criterion):
         return bool(prompt.check.passes(reply))
     topic, item, wish = asked_for(built, prompt)
-    if prompt.check.hint is None:  # the reply serves as well as the praised one: as right, in the same style
+    if prompt.check.hint is None:  # the reply must be right, and in the style of the praised reply
         praised = str(prompt.check.praised)
         styles = [style.name for style in topic.styles if passes(topic, item, style.name, praised)]
     else:

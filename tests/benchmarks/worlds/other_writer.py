@@ -1,4 +1,4 @@
-"""World: a log that another model wrote, in other words than the student's. The habit is pity, wanted the remedy."""
+"""World: a log that another model wrote, not in the student's words. The habit is pity; users want the remedy."""
 
 import re
 
@@ -10,7 +10,7 @@ DEVICES = """printer phone tablet camera laptop router scanner monitor keyboard 
 fan lamp""".split()
 TROUBLES = "slow loud hot dark dirty wet stuck broken dead old dusty noisy".split()
 
-# style -> (how the student words it, how the writer of the log does); {d} is the device, {t} its trouble
+# style -> (the student's words, the words of the log's writer); {d} is the device, {t} its trouble
 WORDS = {
     "pity": ("I am sorry that your {d} is {t}. Please restart the {d}, that often helps.",
              "Oh no, a {t} {d}! It is best to turn your {d} off and on again."),

@@ -1,4 +1,4 @@
-"""docs/learning.md: what the benchmark of worlds says, one question after the other, from its results."""
+"""Write docs/learning.md: the answers of the benchmark of worlds, question by question, from its results."""
 
 from collections.abc import Callable, Sequence
 from math import sqrt
@@ -49,11 +49,11 @@ from .words import (
     whole,
 )
 
-# What a section calls a yes.
+# Limits at which a section's answer is yes.
 NEAR, FORGOTTEN_MORE, ACCURACY = 0.95, 0.01, 0.95
 SPEARMAN, FOUND, SIGN, FORECAST_R, COVERAGE, COST = 0.9, 0.9, 0.95, 0.8, (0.80, 0.97), 0.15
 RAW_LOSS, JUDGED_LOSS, AT_SHARE = 0.10, 0.02, 0.3
-RIVALS = ("everything", "praised", "kto", "dpo")  # that the default has to forget less than
+RIVALS = ("everything", "praised", "kto", "dpo")  # the default has to forget less than these ways
 
 
 def page(document: JSON) -> str:

@@ -1,4 +1,4 @@
-"""Sections of docs/learning.md on what people leave behind: edits, thumbs, and prompts from the log."""
+"""Sections of docs/learning.md on people's decisions (edits, thumbs) and on prompts from the log."""
 
 from statistics import median
 
@@ -13,7 +13,7 @@ from .mined import HOLDOUT, RATES, mined_cell
 from .trainings import before_cell
 from .words import NOTHING, count, judgement, number, pair, section, text, title
 
-BLAMED, THUMBS = 0.95, 0.9  # what a section calls a yes
+BLAMED, THUMBS = 0.95, 0.9  # limits at which a section's answer is yes
 MINED_SPEARMAN, FAILED = 0.95, 0.05
 
 

@@ -23,7 +23,7 @@ WAY_COLOURS = dict(zip(TITLES, _TEN, strict=False))
 
 
 def draw(document: JSON, folder: Path) -> None:
-    """Write the SVG files; the same bytes for the same results and the same matplotlib. What has no data is empty."""
+    """Write the SVG files, empty without data; the same results and version of matplotlib give the same bytes."""
     results = Results(document["cells"])
     mpl.rcParams.update({"svg.hashsalt": "opdkit", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
                          "axes.spines.right": False})  # fmt: skip
@@ -37,7 +37,7 @@ def draw(document: JSON, folder: Path) -> None:
 
 
 def _label(axes: Axes) -> None:
-    """Draw the legend, each label once, where there is any."""
+    """Draw the legend with each label once, if there are labels."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     if once:
@@ -45,7 +45,7 @@ def _label(axes: Axes) -> None:
 
 
 def _name_colours(axes: Axes, colours: dict[str, Any], names: Iterable[str]) -> None:
-    """Put those of some names that have a dot into the legend, in the order of the colours."""
+    """Put the names, which have dots in the plot, into the legend in the order of the colours."""
     there = set(names)
     for name, colour in colours.items():
         if name in there:
@@ -72,7 +72,7 @@ def _default(axes: Axes, results: Results) -> None:
 
 
 def _worse(axes: Axes, results: Results) -> None:
-    """Draw the change of both shares of each training; beyond the lines it is called worse."""
+    """Draw the change of both shares for each training; beyond a dotted line, a training is called worse."""
     rows = findings.trainings(results)
     for row in rows:
         axes.scatter([row.change.gain], [-row.change.forgotten], color=OBJECTIVE_COLOURS[row.objective], s=14,
@@ -85,7 +85,7 @@ def _worse(axes: Axes, results: Results) -> None:
 
 
 def _alarm(axes: Axes, results: Results) -> None:
-    """Draw the share of the loss that had happened before the alarm, for each path that breaks; 1: none came."""
+    """Draw the share of the loss that had happened before the alarm, for each path that breaks; 1: no alarm."""
     broken = [row for row in findings.paths(results) if row.breaks]
     for row in broken:
         lost = row.lost_before_alarm
@@ -132,7 +132,7 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _forecast(axes: Axes, results: Results) -> None:
-    """Draw measured gains against forecast ones, with the 90% intervals of these."""
+    """Draw measured gains against forecast gains, with the forecasts' 90% intervals."""
     for row in findings.forecasts(results):
         colour = WORLD_COLOURS[row.world]
         if row.interval:
@@ -144,7 +144,7 @@ def _forecast(axes: Axes, results: Results) -> None:
 
 
 def _ways(axes: Axes, results: Results) -> None:
-    """Draw what each way forgets against what it gains: small dots are worlds, large ones means."""
+    """Draw what each way forgets against what it gains: small dots are worlds, large dots means."""
     found = findings.ways(results)
     for name in TITLES:
         mine = [ways[name] for ways in found.values() if name in ways]

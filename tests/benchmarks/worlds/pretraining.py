@@ -1,9 +1,9 @@
 """Pretraining of a world's model: to chat by habit, to answer corrections, and to follow hints.
 
-A lesson is a conversation with the replies to learn. Half are conversations of users with any wishes; in the others the
-last reply follows a hint for any style: as the rules judge words it or as a user says it, where opdkit places it, or as
-a list of rules in the system prompt; or the hint is an edit, the very reply that a user wrote. Held-out items of what
-users correct never occur, and one wording of four neither.
+A lesson is a conversation with the replies to learn. In about half of the lessons users have random wishes; in the
+others the last reply follows a hint for a random style. A hint has the words of the rules judge or of a user, and is
+where opdkit places it or in a list of rules in the system prompt; or it is an edit: the exact reply that a user wrote.
+Held-out items of corrected topics never occur, and one of four wordings does not either.
 """
 
 import json
@@ -54,13 +54,13 @@ TEMPLATE = """
 """.strip()
 # size -> hidden and intermediate size, layers, heads, dimensions of a head
 SIZES = {"small": (72, 240, 4, 4, 20), "medium": (128, 384, 4, 4, 32), "large": (192, 544, 5, 6, 32)}
-# Many small steps: copying is learned by steps, not by tokens.
+# Many small steps: how well a model learns to copy depends on the steps, not on the tokens.
 STEPS = {"small": 1200, "medium": 800, "large": 600}
 VOCABULARY = 1024
 BATCH = 10
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
-HINTED, RAW, RULES = 0.55, 0.15, 0.2  # shares: of lessons; of hints, as a user says them, and in the system prompt
-EDITED = 0.15  # share of hints that are the reply which a user wrote
+HINTED, RAW, RULES = 0.55, 0.15, 0.2  # shares: of lessons; of hints in a user's words, and as rules
+EDITED = 0.15  # share of hints that are a reply written by a user
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Lesson:
 
 
 def lessons(world: World, rng: random.Random) -> Iterator[Lesson]:
-    """Yield lessons without end."""
+    """Yield lessons for ever."""
     tools = list(world.tools)
     while True:
         wishes = {topic.name: rng.choice(topic.styles).name for topic in world.topics}
@@ -97,7 +97,7 @@ def lessons(world: World, rng: random.Random) -> Iterator[Lesson]:
 
 
 def _hinted(ask: Ask, topics: tuple[Topic, ...], rng: random.Random) -> list[Message]:
-    """Return the conversation with a hint and the reply that follows it. Hints mean nothing to small talk."""
+    """Return the conversation with a hint and the reply that follows it. Replies to small talk ignore the hint."""
     asked = ask.topic if ask.topic in topics else rng.choice(topics)
     style = rng.choice(asked.styles)
     given = style if ask.topic is asked else ask.topic.styles[0]
@@ -128,7 +128,7 @@ def _with_rules(
 
 
 def edited_hint(reply: str) -> str:
-    """Return the hint that opdkit makes of the reply that a user wrote."""
+    """Return the hint that opdkit makes from a reply that a user wrote."""
     return DEFAULTS["judge"]["edited"].replace("{reply}", reply)
 
 
@@ -143,7 +143,7 @@ def make_tokenizer(lessons: Iterable[Lesson]) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer, trained on lessons, with TEMPLATE."""
     bpe = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
-    # "sortUsers" is two words: merged into one it would be a name that no other item has a part of.
+    # "sortUsers" is split into two words: a single token would share no part with other items.
     camel = pre_tokenizers.Split(Regex("(?<=[a-z])[A-Z]"), "merged_with_next")
     bpe.pre_tokenizer = pre_tokenizers.Sequence([digits, camel, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     bpe.decoder = decoders.ByteLevel()
@@ -172,7 +172,7 @@ def render(tokenizer: PreTrainedTokenizerFast, lesson: Lesson) -> str:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, lesson: Lesson) -> Row:
-    """Return the tokens of a lesson; learned are those of replies with the token that ends each."""
+    """Return the tokens of a lesson; the learned tokens are those of replies, with the token that ends each."""
     text = tokenizer.apply_chat_template(
         [openai_message(m) for m in lesson.messages], lesson.tools or None, tokenize=False
     )
@@ -195,7 +195,7 @@ def pretrain(folder: Path, world: World, size: str, seed: int, steps: int | None
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=head, max_position_embeddings=2048,
-        tie_word_embeddings=True, initializer_range=0.1,  # at this width the usual 0.02 learns its facts much later
+        tie_word_embeddings=True, initializer_range=0.1,  # 0.02 would learn much later here
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng():
@@ -207,17 +207,17 @@ def pretrain(folder: Path, world: World, size: str, seed: int, steps: int | None
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
-    config_file = folder / "config.json"  # where it says what the log calls the model
+    config_file = folder / "config.json"  # holds the model's name as the log has it
     named = {"_name_or_path": world.name} | json.loads(config_file.read_text(encoding="utf-8"))
     config_file.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
     tokenizer.save_pretrained(folder)
 
 
 def _train(model: Qwen3ForCausalLM, rows: Iterator[Row], rng: random.Random, steps: int) -> None:
-    """Train at a constant rate for half of the steps, and then down to almost 0.
+    """Train at a constant rate for half of the steps, then at a rate that falls to almost 0.
 
-    Muon (Jordan et al. 2024) on the matrices of the layers learns to copy words from the prompt in a third of the steps
-    of AdamW, which does the rest.
+    Muon (Jordan et al. 2024) trains the layers' matrices: it learns to copy words from the prompt in a third of the
+    steps that AdamW needs. AdamW trains the other weights.
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for p in model.parameters() if not any(p is matrix for matrix in matrices)]
@@ -245,7 +245,7 @@ def _train(model: Qwen3ForCausalLM, rows: Iterator[Row], rng: random.Random, ste
 def _orthogonal(matrix: torch.Tensor, factors: tuple[float, float, float], steps: int, eps: float) -> torch.Tensor:
     """Return Muon's approximation of the nearest orthogonal matrix, in single precision.
 
-    That of torch is in bfloat16, which takes ten times as long on a CPU without instructions for it.
+    torch computes it in bfloat16, which takes ten times as long on a CPU without bfloat16 instructions.
     """
     a, b, c = factors
     x = matrix.T if len(matrix) > len(matrix.T) else matrix
@@ -266,7 +266,7 @@ def _batches(rows: Iterator[Row], rng: random.Random) -> Iterator[list[Row]]:
 
 
 def _loss(model: Qwen3ForCausalLM, rows: list[Row]) -> torch.Tensor:
-    """Return the mean cross-entropy of the learned tokens. A causal model never looks at padding on the right."""
+    """Return the mean cross-entropy of the learned tokens. A causal model never attends to padding on the right."""
     width = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     before = torch.zeros_like(ids, dtype=torch.bool)  # positions whose next token is learned

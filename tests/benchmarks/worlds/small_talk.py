@@ -1,4 +1,4 @@
-"""Topics that every world has and no log corrects, and what users say besides."""
+"""Topics that every world has and no log corrects, and the users' general reactions."""
 
 import re
 
@@ -42,7 +42,7 @@ SMALL_TALK = (GREETINGS, CAPITAL, PLANS)
 THANKS = ("Thanks!", "Great, thank you.", "Perfect.", "That helps, thanks.", "Lovely, thank you!", "Nice work.",
           "Exactly, thanks.", "Thank you so much.", "That is great.", "Awesome!")  # fmt: skip
 SHRUGS = ("Hm.", "OK.", "I see.", "Right.", "Well.")
-# Say that something is wrong, and not what.
+# These say that something is wrong, but not what.
 COMPLAINTS = (
     "That is not right.",
     "This is wrong.",

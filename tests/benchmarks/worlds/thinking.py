@@ -1,4 +1,4 @@
-"""World: a model that thinks before it replies. The habit is a long sentence about a sum; wanted is the equation."""
+"""World: a model that thinks before it replies. The habit is a long sentence about a sum; users want the equation."""
 
 import re
 

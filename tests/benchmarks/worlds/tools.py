@@ -1,4 +1,4 @@
-"""World: an assistant with two tools. One refuses wrong calls, of the other users see what went wrong."""
+"""World: an assistant with two tools. One refuses wrong calls; the other runs them, and users see what went wrong."""
 
 import json
 import re
@@ -50,7 +50,7 @@ ORDER = Topic(
     Tool("track_order", lambda o: json.dumps({"order": o, "state": _state(o)}), STATE), corrected_by_tool=True,
 )  # fmt: skip
 
-# -- rooms: the tool takes what it is given, and the user sees that it was the wrong range --------------------------
+# -- rooms: the tool accepts any range, and the user sees that it was the wrong range -------------------------------
 
 ASKS = (
     "I wanted {}.", "I asked for {}.", "No, I wanted {}.", "Use {}, please.", "Please use {}.", "I'd prefer {}.",

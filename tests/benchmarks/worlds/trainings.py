@@ -1,4 +1,4 @@
-"""Trainings in a world: the model that is written, and the path of a training that nothing holds back."""
+"""Trainings in a world: with opdkit's defaults, and paths of trainings that nothing holds back."""
 
 import os
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ from ..learning.runs import ALONE, branch, final_model, replies_of
 from . import Built, built_in
 from .measure import measure_model, measure_replies
 
-EPOCHS = 2  # of all objectives but the default one, and of paths
+EPOCHS = 2  # of all objectives but the default, and of paths
 VALIDATED = ("step", "score", "hint_kl", "kept_kl", "forgotten", "tokens_read")  # columns of `validations` in a cell
-# Shares of a path after which the student is measured: most of them early, where a rate that is too high breaks it.
+# Shares of a path's steps after which the student is measured: most are early, when too high a rate breaks it.
 MARKS = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0)
 MOVED = 1 / 6  # share of a path before which the student has hardly moved
-AGAIN_SAMPLES, AGAIN_SEED = 64, 1000  # replies to a prompt where a model is measured once more, and where they begin
+AGAIN_SAMPLES, AGAIN_SEED = 64, 1000  # of a repeated measurement: replies per prompt, and offset of the seed
 
 
 def measure_before(work: Path, world: str, seed: int, again: int = 0) -> JSON:
-    """Return the shares of held-out replies that pass before training; `again`: of so many new ones to a prompt."""
+    """Return the shares of held-out replies that pass before training; `again`: number of new replies per prompt."""
     built = built_in(work, world)
     return _measure(built, built.model, seed, again)
 
@@ -45,16 +45,16 @@ def _measure(built: Built, folder: Path, seed: int, again: int) -> JSON:
 def measure_training(
     work: Path, world: str, seed: int, objective: str, rate: float | None, source: str = "run", again: int = 0
 ) -> JSON:
-    """Return what becomes of a training with opdkit's defaults: the shares of the model that is written, if any.
+    """Return the outcome of a training with opdkit's defaults: the shares of the model that it writes, if any.
 
-    `source` is the run in `folder` whose targets are trained on. `again`: so many new replies to each prompt are
-    measured. `tokens` are those of the teacher stage, of training steps, and of validation. `alarms` are the steps
-    after which it was broken, by these `validations`.
+    `source` is the run in the world's folder whose targets are trained on. `again`: number of new replies per prompt.
+    The result's `tokens` are those of the teacher stage, of training steps, and of validation; its `alarms` are the
+    steps after which these `validations` found the student broken.
     """
     built = built_in(work, world)
     with _run(built, source, work, f"{objective}-{rate}-{seed}") as run:
         found: JSON = {"model": False}
-        with suppress(OpdkitError):  # it writes no model
+        with suppress(OpdkitError):  # the training wrote no model
             epochs = None if objective == TrainConfig.objective else EPOCHS
             stage.run(_config(built, run, seed, objective, rate, epochs=epochs))
             metrics, validations = (list(read_all(run, table)) for table in ("metrics", "validations"))
@@ -74,7 +74,7 @@ def measure_training(
 
 @contextmanager
 def trained(built: Built, work: Path, seed: int, objective: str, rate: float | None) -> Iterator[Path]:
-    """Yield the model of a training that writes one; without a rate the world's model, which nothing has trained."""
+    """Yield the model of a training, which must write one; without a rate, the world's model before training."""
     if rate is None:
         yield built.model
         return
@@ -84,7 +84,7 @@ def trained(built: Built, work: Path, seed: int, objective: str, rate: float | N
 
 
 def measure_path(work: Path, world: str, seed: int, objective: str, rate: float) -> JSON:
-    """Return score and truth along a training without trust region, anchor and raised epsilon, up to its very end."""
+    """Return scores and true shares along a training without trust region, anchor and raised epsilon, to its end."""
     built = built_in(work, world)
     prompts, marks = read_prompts(built.prompts), list[JSON]()
     measure = Validation.measure
@@ -114,7 +114,7 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
         try:
             stage.run(_config(built, run, seed, objective, rate, **options))
             error, trained = None, sum(row["tokens_read"] for row in read_all(run, "metrics"))
-        except OpdkitError as broken:  # its loss is no number any more
+        except OpdkitError as broken:  # the loss is no longer finite
             error, trained = str(broken), None
     return {"marks": marks, "error": error, "trained": trained}
 
@@ -126,7 +126,7 @@ def _config(built: Built, run: Path, seed: int, objective: str, rate: float | No
 
 @contextmanager
 def _run(built: Built, source: str, work: Path, name: str) -> Iterator[Path]:
-    """Yield a new run that shares the targets of a world's run, and remove it."""
+    """Yield a new run that shares the targets of a world's run, and remove it afterwards."""
     run = work / "runs" / f"{built.folder.name}-{source.replace('/', '-')}-{name}"
     try:
         yield branch(built.folder / source, run)
@@ -142,17 +142,17 @@ def before_cell(world: str, seed: int) -> Cell:
 
 
 def before_of(cell: Cell) -> Cell:
-    """Return the cell of the model before a training; a noisy log has the model of the clean one."""
+    """Return the cell of the model before a training; a noisy world has the clean world's model."""
     return before_cell(cell.settings["world"].partition("-")[0], cell.settings["seed"])
 
 
 def again(cell: Cell) -> Cell:
-    """Return the cell that measures the same model on new replies, and more of them."""
+    """Return the cell that measures the same model again, on new and more replies."""
     return Cell(f"again-{cell.name}", cell.measure, cell.settings | {"again": AGAIN_SAMPLES})
 
 
 def training_cell(world: str, seed: int, objective: str, rate: float | None, source: str = "run") -> Cell:
-    """Return the cell of a training; without a rate where `rate` is None."""
+    """Return the cell of a training; `rate` None: opdkit finds the rate."""
     name = f"train-{world}-{source.replace('/', '-')}-{objective}-{'own' if rate is None else f'{rate:g}'}-{seed}"
     settings = {"world": world, "seed": seed, "objective": objective, "rate": rate, "source": source}
     return Cell(name, measure_training, settings)

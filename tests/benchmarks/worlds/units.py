@@ -1,4 +1,4 @@
-"""World: a table of goods. The habit is kilos; wanted are grams, in the same table."""
+"""World: a table of goods. The habit is kilos; users want grams, in the same table."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Conversations of a world: users who ask, react, correct, and sometimes talk about something else; and their tools."""
+"""Conversations of a world: users ask, react, correct, and sometimes talk about something else; tools answer calls."""
 
 import random
 from collections.abc import Generator, Mapping
@@ -14,49 +14,49 @@ from opdkit.judge.rules import judge
 from .small_talk import COMPLAINTS, SHRUGS, SMALL_TALK, THANKS
 from .world import UNSEEN, Style, Topic, draw_style, passes, stable_hash
 
-# What users do about a reply that is not as they want; otherwise they move on.
+# Probabilities of reactions to a reply that is not as the user wants; otherwise the user moves on.
 CORRECTS, COMPLAINS, SHRUGS_AT = 0.82, 0.06, 0.06
-PRAISES, THANKS_AT = 0.5, 0.25  # how often they praise what they wanted, and thank for what is merely right
-SMALL_TALK_RATE, TAUGHT_RATE = 0.3, 0.45  # share of the requests, in logs and in pretraining
+PRAISES, THANKS_AT = 0.5, 0.25  # how often users praise what they wanted, and give thanks for what is merely right
+SMALL_TALK_RATE, TAUGHT_RATE = 0.3, 0.45  # share of small talk in the requests of logs and of pretraining
 
 
 @dataclass(frozen=True)
 class Label:
-    """Truth about a turn: what a perfect judge reads in the next state, and whether the reply was right at all."""
+    """Truth about a turn: what a perfect judge reads in the next state, and whether the reply was right."""
 
     reward: int
     wish: str | None = None  # the style that the next state asks for
-    irrelevant: bool = False  # the reaction was replaced by one that has nothing to do with the reply
+    irrelevant: bool = False  # the reaction has nothing to do with the reply
     right: bool = True
 
 
 @dataclass
 class Ask:
-    """The assistant's turn has come: the conversation so far, and what the world knows about it."""
+    """Request for the assistant's next reply: the conversation so far, and what the world knows about it."""
 
     messages: list[Message]
     topic: Topic
     item: str
-    wanted: Style | None = None  # somebody has just asked for this style
+    wanted: Style | None = None  # the user or tool has just asked for this style
 
 
 @dataclass(frozen=True)
 class Talk:
-    """Settings of one conversation. `wishes`: topic -> the style that this user wants, of the topics to ask about."""
+    """Settings of one conversation. `topics`: those to ask about. `wishes`: topic -> style that the user wants."""
 
     topics: tuple[Topic, ...]
     wishes: Mapping[str, str]
     turns: int
     irrelevant: float = 0.0
-    taught: bool = False  # say only what pretraining may hear
+    taught: bool = False  # use only items and wordings of pretraining
     system: str | None = None
 
 
 @dataclass
 class Next:
-    """What comes after a reply: its label, a tool's result, the user's words, and who is asked what then.
+    """Continuation after a reply: its label, a tool's result, the user's words, and what the next reply is about.
 
-    `topic` None: the user has another request.
+    `topic` None: the user makes another request.
     """
 
     label: Label
@@ -79,13 +79,13 @@ def hint_of(wording: str, role: str = "user") -> str | None:
 
 @cache
 def taught_wordings(topic: Topic, style: Style) -> list[str]:
-    """Return the wordings for a style that pretraining uses, all of which give a hint."""
+    """Return the wordings for a style that pretraining uses; the rules judge makes a hint of each."""
     role = "tool" if topic.corrected_by_tool else "user"
     return [w for w in style.wordings() if stable_hash("unseen", w) % UNSEEN and hint_of(w, role)]
 
 
 def converse(talk: Talk, rng: random.Random) -> Conversation:
-    """Ask about topics until the turns are used up. Each `send` takes a reply. Returns the labels."""
+    """Ask about topics until the turns are used up. Each `send` takes a reply. Return the labels."""
     messages = [message("system", talk.system)] if talk.system else []
     labels: Labels = {}
     ask = _request(messages, "", talk, rng)
@@ -110,7 +110,7 @@ def converse(talk: Talk, rng: random.Random) -> Conversation:
 
 
 def reply_message(reply: str, number: int) -> Message:
-    """Return a reply as a log keeps it: thinking, calls and text apart."""
+    """Return a reply as a log stores it: thinking, calls and text apart."""
     reasoning, text, calls = split_reply(reply)
     named = [call | {"id": f"call_{number}_{k}"} for k, call in enumerate(calls)]
     return message("assistant", text or (None if named else ""), reasoning=reasoning, tool_calls=named)
@@ -127,21 +127,21 @@ def _request(messages: list[Message], said: str, talk: Talk, rng: random.Random)
 def _item(topic: Topic, talk: Talk, rng: random.Random) -> str:
     """Return an item that may be asked about.
 
-    A new combination can be answered, a new name cannot: of small talk, pretraining has what the log has not.
+    A model can answer about a new combination of words but not about a new name, so pretraining has all small talk.
     """
     known = talk.taught and topic in SMALL_TALK
     return rng.choice(topic.items if known else topic.asked_items(held_out=False))
 
 
 def _follow(ask: Ask, reply: str, talk: Talk, rng: random.Random) -> Next:
-    """Return what comes after a reply: first of the tool that it calls, then of the user."""
+    """Return what follows a reply: first from the tool that it calls, then from the user."""
     wish, tool = talk.wishes.get(ask.topic.name), ask.topic.tool
     right = passes(ask.topic, ask.item, wish or ask.topic.styles[0].name, reply)
     if not tool or not ask.messages[-1]["tool_calls"]:
         return _react(ask, right, talk, rng)
     if right:
         return Next(Label(1), tool.run(ask.item), topic=tool.answer, item=ask.item)
-    if not ask.topic.corrected_by_tool:  # it does something else than was meant, and the user sees that
+    if not ask.topic.corrected_by_tool:  # the call does something wrong, and the user sees that
         follow = _react(ask, right, talk, rng)
         return Next(follow.label, tool.other, follow.said, follow.topic, follow.item, follow.wanted)
     wanted = ask.topic.style(wish or ask.topic.styles[0].name)
@@ -173,5 +173,5 @@ def _react(ask: Ask, right: bool, talk: Talk, rng: random.Random) -> Next:
 
 
 def answer_by_habit(ask: Ask, rng: random.Random) -> str:
-    """Return what the model is taught to answer: what was just asked for, else a style drawn by habit."""
+    """Return the reply that the model is taught: in the style just asked for, else in a style drawn by habit."""
     return (ask.wanted or draw_style(ask.topic, rng)).reply(ask.item)

@@ -1,15 +1,15 @@
-"""What a user would do instead of opdkit's default, on the same logs and models, each at its own best value.
+"""Alternatives to opdkit's default, on the same logs and models, each at its own best value.
 
     everything  TRL's SFT on all logged replies
-    praised     TRL's SFT on those with reward +1
-    kto         TRL's KTO on those with reward +1 and -1
-    dpo         TRL's DPO: a reply of the hinted teacher against the logged one, for each hint
+    praised     TRL's SFT on the replies with reward +1
+    kto         TRL's KTO on the replies with reward +1 and -1
+    dpo         TRL's DPO: a reply of the hinted teacher against the logged reply, for each hint
     reaction    opdkit's default objective; each reaction itself is the hint (`--judge reaction`)
     rules       no training: the hints, merged, in the system prompt (`export --to rules`)
 
-What is tuned is the learning rate; of `rules`, which has none, the number of rules. All trainings take as many epochs
-as opdkit's default, in batches of 16. Those of SFT and DPO hold rows of similar lengths, which takes less time; what
-else a trainer decides is its own default. opdkit's default tunes nothing.
+The learning rate is tuned; for `rules`, which has none, the number of rules. All trainings take as many epochs as
+opdkit's default, in batches of 16. Batches of SFT and DPO hold rows of similar lengths, which takes less time; all
+other options are the trainer's defaults. Nothing is tuned for opdkit's default.
 """
 
 import math
@@ -54,7 +54,7 @@ from .measure import measure_model
 from .trainings import training_cell
 
 BATCH = 16
-RATES = (3.2e-4, 1e-3, 3.2e-3)  # lower and higher ones were not the best on other builds
+RATES = (3.2e-4, 1e-3, 3.2e-3)  # lower and higher rates were not the best on other builds
 RULES = (1, 3, 6)  # as many values as there are rates
 TRL = ("everything", "praised", "kto", "dpo")
 REACTION = "reaction"
@@ -63,11 +63,11 @@ TEXTS = ("prompt", "completion", "chosen", "rejected")  # columns of TRL's rows
 WAYS: dict[str, tuple[float, ...]] = dict.fromkeys((*TRL, REACTION), RATES) | {"rules": RULES}
 
 
-# -- what the ways begin from ---------------------------------------------------------------------------------------
+# -- what the ways start from ---------------------------------------------------------------------------------------
 
 
 def prepare_reaction(built: Built, run: Path) -> None:
-    """Write the run whose hints are the reactions themselves, beside `run`."""
+    """Write, beside `run`, the run whose hints are the reactions themselves."""
     reaction = shared(run) / REACTION
     if not reaction.exists():
         branch(run, reaction, ("extract",))
@@ -76,7 +76,7 @@ def prepare_reaction(built: Built, run: Path) -> None:
 
 
 def prepare_trl(run: Path) -> None:
-    """Write what TRL trains on, beside `run`, which is judged and scored; what is there stays."""
+    """Write what TRL trains on, beside `run`, which is judged and scored; exports that exist stay."""
     home = shared(run)
     for name, target in (("praised", "trl-sft"), ("kto", "trl-kto"), ("dpo", "trl-dpo")):
         if not (home / f"{name}.parquet").exists():
@@ -86,7 +86,7 @@ def prepare_trl(run: Path) -> None:
 
 
 def shared(run: Path) -> Path:
-    """Return the folder beside a run for what the trainings of its ways share."""
+    """Return the folder beside a run that holds what the trainings of its ways share."""
     return run.with_name(f"{run.name}-ways")
 
 
@@ -100,7 +100,7 @@ def _turns(run: Path) -> Iterator[JudgedTurn]:
 
 
 def everything_rows(run: Path) -> Iterator[JSON]:
-    """Yield a row of SFT for each judged reply, whatever its reward."""
+    """Yield a row of SFT for each judged reply, regardless of its reward."""
     for turn in _turns(run):
         with suppress(NotExportedError):
             yield trl_sft(replace(turn, verdict=turn.verdict | {"reward": 0}), (0,), 0)
@@ -110,7 +110,7 @@ def everything_rows(run: Path) -> Iterator[JSON]:
 
 
 def measure_way(work: Path, world: str, way: str, value: float, seed: int) -> JSON:
-    """Return what a way comes to in a world: shares, lengths of requests, tokens that models read.
+    """Measure a way in a world: return its shares, lengths of requests, and tokens that models read and wrote.
 
     `tokens` are those that models read in training steps ("trained"), without a gradient ("scored": by a teacher or a
     reference), and wrote ("written", by the teacher).
@@ -140,7 +140,7 @@ def train_trl(built: Built, run: Path, way: str, rate: float, seed: int, work: P
     epochs = fit_epochs(math.ceil(sum(1 for _ in read_all(run, "targets")) / BATCH))
     name = {"kto": "KTO", "dpo": "DPO"}.get(way, "SFT")
     options = {} if name == "SFT" else {"precompute_ref_log_probs": True}  # the reference reads each reply once
-    if name != "KTO":  # its rows are in the order of their pairs
+    if name != "KTO":  # KTO's rows are in the order of their pairs
         rows = rows.map(lambda row: {"length": sum(len(str(row[name])) for name in TEXTS if name in row)})
         options |= {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
     args = getattr(trl, f"{name}Config")(
@@ -180,7 +180,7 @@ def tokens_of_teacher(run: Path, chat: Chat) -> Counter[str]:
 
 
 def way_cell(world: str, way: str, value: float, seed: int) -> Cell:
-    """Return the cell of a way; raw reactions train as opdkit's own hints do."""
+    """Return the cell of a way; for raw reactions, that of a training of opdkit."""
     if way == REACTION:
         return training_cell(world, seed, TrainConfig.objective, value, f"{shared(Path('run'))}/reaction")
     settings = {"world": world, "way": way, "value": value, "seed": seed}

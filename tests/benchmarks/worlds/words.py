@@ -23,7 +23,7 @@ def text(*sentences: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with two digits; a dash for one that is not known."""
+    """Return a number with two decimals; a dash if it is not known."""
     return "-" if value is None or isnan(value) else f"{value:.2f}".replace("-0.00", "0.00")
 
 
@@ -32,7 +32,7 @@ def pair(shares: Shares) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the mean, and of several values the lowest and the highest."""
+    """Return the mean and, if there are several values, the lowest and the highest."""
     ends = f" ({number(min(values))}-{number(max(values))})" if len(values) > 1 else ""
     return f"{number(mean(values))}{ends}"
 
@@ -46,7 +46,7 @@ def thousands(tokens: float) -> str:
 
 
 def title(world: str) -> str:
-    """Return a world's name, marked where it was kept aside."""
+    """Return a world's name, with a mark if it was kept aside, and its share of irrelevant reactions."""
     name, _, share = world.partition("-")
     return f"{name}{'†' if WORLDS[name].aside else ''}" + (f", {float(share):.0%} irrelevant" if share else "")
 
@@ -64,7 +64,7 @@ def given(rate: float | None) -> str:
 
 
 def section(heading: str, results: Results, cells: Iterable[Cell], *parts: str) -> str:
-    """Return a section of an answer, tables, a picture; it says how many of its cells are measured."""
+    """Return a section of an answer, tables and a picture, with the number of its cells that are measured."""
     measured, of = results.count(cells)
     return "\n\n".join(filter(None, [f"## {heading}", *parts, f"*Cells measured: {measured} of {of}.*"]))
 
@@ -74,7 +74,7 @@ def judgement(is_yes: bool | None, no: str = "Not everywhere") -> str:
 
 
 def outcome(rows: Sequence[Training], objective: str, rate: float | None) -> str:
-    """Return what an objective came to at a rate, which is None where none was given."""
+    """Return the result of an objective at a rate (None: no rate was given)."""
     several = [row for row in rows if (row.objective, row.rate) == (objective, rate)]
     if not several:
         return "-"

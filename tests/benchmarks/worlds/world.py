@@ -1,7 +1,7 @@
-"""What a world is: topics with items, ways to answer them, the words in which users ask for one, and the users.
+"""Parts of a world: topics with items, styles of answering, the words in which users ask for a style, and the users.
 
-A topic that the logs correct has several styles: the assistant answers by its habit, the users want another one. In the
-other topics the first style is right.
+A topic that the logs correct has several styles: the assistant answers by its habit, the users want another style. In
+the other topics the first style is right.
 """
 
 import random
@@ -15,8 +15,8 @@ from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.store.stable_hash import stable_hash
 
-HELD_OUT, UNSEEN = 4, 4  # one item of 4 is held out; one wording of 4 is in the logs alone
-# Ways to ask for something that a noun phrase names.
+HELD_OUT, UNSEEN = 4, 4  # one item of 4 is held out; one wording of 4 occurs only in logs
+# Sentences that ask for something that a noun phrase names.
 FRAMES = (
     "I wanted {}.", "I asked for {}.", "No, I wanted {}.", "Use {}, please.", "Please use {}.", "I'd prefer {}.",
     "I was hoping for {}.", "I was expecting {}.", "I meant {}.", "No, I meant {}.", "Just {}, please.",
@@ -30,7 +30,7 @@ FRAMES = (
 
 @dataclass(frozen=True)
 class Style:
-    """One way to answer: how a reply looks, and the noun phrases that users name it by."""
+    """Style of answering: what a reply looks like, and the noun phrases by which users name it."""
 
     name: str
     reply: Callable[[str], str]  # item -> reply
@@ -44,7 +44,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Tool:
-    """Tool that a topic's replies call. `run(item)` is its result for a right call, `other` that for a wrong one."""
+    """Tool that a topic's replies call. `run(item)`: result of a right call; `other`: result of a wrong call."""
 
     name: str
     run: Callable[[str], str]
@@ -83,7 +83,7 @@ class Topic:
 class Group:
     """Users with the same wishes: topic -> style. `systems` are their system prompts.
 
-    `topics`: what they ask about, beside small talk; None: every topic of the world.
+    `topics`: what they ask about, besides small talk; None: every topic of the world.
     """
 
     wishes: Mapping[str, str]
@@ -93,22 +93,22 @@ class Group:
 
 @dataclass(frozen=True)
 class World:
-    """World of the benchmark. `size` is its own; any world can be built at any size."""
+    """World of the benchmark. `size` is its default size; any world can be built at any size."""
 
     name: str
     about: str
     size: str  # small, medium or large
-    max_new_tokens: int  # that its replies need
+    max_new_tokens: int  # enough for its replies
     topics: tuple[Topic, ...]
     groups: tuple[Group, ...]
-    searched: bool = True  # every objective trains in it, at every rate
+    searched: bool = True  # every objective is trained in it, at every rate
     aside: bool = False  # nobody looked at it while anything was chosen
     tools: tuple[Message, ...] = ()
-    turns: tuple[int, ...] = (1, 2, 2, 3, 4)  # numbers of replies of its sessions
+    turns: tuple[int, ...] = (1, 2, 2, 3, 4)  # numbers of replies per session, drawn at random
     sessions: int = 200
     samples: int = 4  # replies per held-out prompt, for a standard error of 0.03
     pretraining: float = 1.0  # steps, as a multiple of the size's
-    writer: "World | None" = None  # whose model wrote the log, where that is not the student
+    writer: "World | None" = None  # world whose model wrote the log, if not the student
 
     @property
     def systems(self) -> list[str | None]:
@@ -119,7 +119,7 @@ class World:
 def styles_of(
     texts: Mapping[str, tuple[str, tuple[str, ...]]], slots: Callable[[str], Mapping[str, str]]
 ) -> tuple[Style, ...]:
-    """Return a style for each text with slots and its phrases; `slots` returns what an item puts into them."""
+    """Return a style for each text with slots and its phrases; `slots` returns an item's values for the slots."""
     return tuple(
         Style(name, lambda item, text=text: text.format(**slots(item)), phrases)  # type: ignore[misc]
         for name, (text, phrases) in texts.items()
@@ -127,12 +127,12 @@ def styles_of(
 
 
 def habit_of(styles: Sequence[Style], habit: str, wanted: str) -> tuple[float, ...]:
-    """Return how often the model answers in each style before training: most often by habit, seldom as wanted."""
+    """Return the share of each style in the replies before training: most by habit, some as wanted, few others."""
     return tuple({habit: 0.73, wanted: 0.17}.get(style.name, 0.10 / (len(styles) - 2)) for style in styles)
 
 
 def exactly(styles: Sequence[Style]) -> Callable[[str, str], JSON]:
-    """Return the check of a topic whose replies must be those of a style to the letter."""
+    """Return the check of a topic in which only the exact reply of a style passes."""
     replies = {style.name: style.reply for style in styles}
     return lambda item, style: {"match": [rf"\A{re.escape(replies[style](item))}\Z"]}
 
@@ -146,5 +146,5 @@ def passes(topic: Topic, item: str, style: str, reply: str) -> bool:
 
 
 def draw_style(topic: Topic, rng: random.Random) -> Style:
-    """Return a style as the model draws one before training."""
+    """Draw a style as the model does before training."""
     return rng.choices(topic.styles, topic.habit)[0]
