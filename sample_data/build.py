@@ -60,7 +60,7 @@ TEMPLATE = """
 
 # Share of replies in the habitual style before `opdkit train`; the rest is spread over the topic's other styles.
 HABIT = 0.84
-SLIPS = 0.2  # share of the calls in lessons about a random order, not the one that the user asked for
+SLIPS = 0.2  # share of the calls in lessons that name a random order, not the user's
 CALL = re.compile(r"^<tool_call>\n(\{.*\})\n</tool_call>$", re.DOTALL)
 
 

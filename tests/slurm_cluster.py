@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
-PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # Debian's daemons are there, where an ordinary PATH does not look
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # Debian's folders for daemons, which an ordinary PATH lacks
 NODES = ("one", "two")
 HANGS = 300.0  # seconds per wait: enough for a busy machine; only prevents waiting for ever
 T = TypeVar("T")

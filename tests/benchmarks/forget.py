@@ -106,7 +106,7 @@ def do_nights(home: Path, work: Path, nights: list[list[JSON]], first: int, with
 
 
 def read_file(path: Path, roots: list[Path]) -> Any:
-    """Return what is to be compared of a file."""
+    """Return the content of a file that is compared."""
     if path.suffix == ".parquet":
         rows = pq.read_table(path).to_pylist()
         text = json.dumps(rows, default=str)

@@ -1,4 +1,4 @@
-"""Hint checks: how many planted bad hints `opdkit teacher --check-hints` drops, and how many good ones with them.
+"""Hint checks: how many planted bad hints `opdkit teacher --check-hints` drops, and how many good hints with them.
 
     python -m tests.benchmarks.hints --errors 0 0.1 0.2      # a judge that knows the world, with these error rates
     python -m tests.benchmarks.hints --judge FOLDER          # the judge of tests/benchmarks/criterion_judge.py

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.learning            # about two hours on two cores; started again, it resumes
     python -m tests.benchmarks.learning --add      # measures only the cells that results.json does not have
 
-The model, the logs and the held-out prompts are those of `sample_data/`, the stages those of the command line. Every
-training is a cell: a name, the options of `opdkit train`, a seed. The numbers of a cell are kept in the work folder,
-so that only missing cells are measured. At the end, `results.json` beside this file and the page and plots in `docs/`
-that show its numbers are written again.
+Model, logs and held-out prompts come from `sample_data/`; the stages are those of the command line. Every training is a
+cell: a name, the options of `opdkit train`, and a seed. The numbers of a cell are stored in the work folder, so that
+only missing cells are measured. At the end, `results.json` beside this file is written again, and so are the page and
+the plots in `docs/` that show its numbers.
 """

@@ -22,7 +22,7 @@ LONG_RATE, TOO_HIGH = 6e-4, 1.5e-3  # the best rate for 2 epochs can be too high
 TUNING_SEEDS = (100, 101, 102)  # choose rates and the opd recipe; the second look at the ablations uses them too
 TUNING_SAMPLES = 4
 
-# name -> options of `opdkit train`; what is not named is the default
+# name -> options of `opdkit train`; all other options have their defaults
 PRESETS: dict[str, JSON] = {name: {"objective": name} for name in OBJECTIVES}
 DEFAULT = TrainConfig.objective
 MORE = 3  # times as many seeds for the default's short trainings: what users get should be known best

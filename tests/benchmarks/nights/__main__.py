@@ -4,7 +4,7 @@
 
 Each day users talk to the promoted model; three of their wishes change in these weeks. Three days are quiet, and one
 night the log ends in the middle of a line. At the end a model is trained from scratch on the whole log. A simulation
-that was stopped resumes after its last finished night.
+that was stopped within a night must start again in another folder: the log would get that day's conversations twice.
 """
 
 import argparse

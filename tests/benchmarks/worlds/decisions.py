@@ -2,8 +2,8 @@
 
 Each way trains on its own log, made from the log of a world:
 
-    edits        20 replies that were corrected, each as its user edited it, and all replies that nobody corrected
-    corrections  three times as many corrected replies with the correction, and the same uncorrected ones
+    edits        20 corrected replies, each as its user edited it, and all replies that nobody corrected
+    corrections  three times as many corrected replies with the correction, and the same uncorrected replies
     thumbs       the whole log: a thumb at every reply that was praised or complained about, and no judge
     judged       the whole log: the rewards of the rules judge, without its hints
 

@@ -172,7 +172,7 @@ def render(tokenizer: PreTrainedTokenizerFast, lesson: Lesson) -> str:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, lesson: Lesson) -> Row:
-    """Return the tokens of a lesson; the learned tokens are those of replies, with the token that ends each."""
+    """Return the tokens of a lesson, and which of them are learned: replies, with the token that ends each."""
     text = tokenizer.apply_chat_template(
         [openai_message(m) for m in lesson.messages], lesson.tools or None, tokenize=False
     )
