@@ -153,7 +153,7 @@ def idea(view: JSON) -> str:
 
 
 def heat_map(views: list[JSON]) -> str:
-    """Return the picture of replies: tokens in the colours of their advantages, the teacher's above a wrong token."""
+    """Return the picture of replies: tokens in the colours of their advantages, and what the teacher prefers."""
     parts, y = [], 30
     for view in views:
         messages = view["messages"][: view["message_index"] + 1 + view["next_count"]]

@@ -30,7 +30,7 @@ def large_run(run: Path, turns: int, tokens: int = 80, seed: int = 0) -> Path:
     draw = random.Random(seed)
     vocabulary = ["".join(draw.choices("aabcdeeefghiiklmnoooprrsttuvwyz", k=draw.randint(2, 9))) for _ in range(5_000)]
     numbers = np.random.default_rng(seed)
-    drawn = cycle(numbers.integers(0, len(vocabulary), 1_000_003).tolist())  # a prime: texts do not repeat
+    drawn = cycle(numbers.integers(0, len(vocabulary), 1_000_003).tolist())  # a prime: repeats never align
 
     def words(count: int) -> str:
         return " ".join([vocabulary[next(drawn)] for _ in range(count)]) + "."

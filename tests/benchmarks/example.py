@@ -92,7 +92,7 @@ def kept(layers: int, tokens: int = 64) -> int:
 
 
 def make_model(log: Path, folder: Path) -> None:
-    """Write the sample model with a tokenizer of the log, but its own weights: a dry run reads none."""
+    """Write the sample model with a tokenizer of the log. Its weights no longer fit, but a dry run reads none."""
     shutil.copytree(ROOT / "sample_data" / "model", folder)
     tokenizer = tokenizer_of(read(log))
     tokenizer.save_pretrained(folder)

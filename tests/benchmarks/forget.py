@@ -208,7 +208,7 @@ def texts_of(row: JSON) -> set[str]:
 
 
 def draw_users(nights: list[list[JSON]], count: int, seed: int) -> list[str]:
-    """Return users at random, led by one each of: night 1 only, last night only, all nights, waiting, held out."""
+    """Return users at random, after one each of: night 1 only, last night only, all nights, waiting night, held out."""
     users = sorted({row["user"] for lines in nights for row in lines})
     draw = random.Random(f"users:{seed}")
     draw.shuffle(users)

@@ -275,7 +275,7 @@ def plant(hack: str, model: Path, folder: Path, seed: int, measurement: Measurem
 
 
 def first_alarm(alarms: list[Alarm]) -> int | None:
-    """Return the first epoch at which one of `CHECKS` failed (right replies are none of them); None if none did."""
+    """Return the first epoch at which one of `CHECKS` failed ("worse" is not among them); None if none did."""
     return next((alarm.epoch for alarm in alarms if set(alarm.failed) & set(CHECKS)), None)
 
 

@@ -54,8 +54,8 @@ def build(
 ) -> Built:
     """Make what a world in `folder` lacks; the same arguments make the same bytes.
 
-    `irrelevant`: share of the users' reactions that have nothing to do with the reply. `steps`: of pretraining, by
-    default as many as the size has. `models_of`: a build of the same world, size and seed, whose models are reused. Raise
+    `irrelevant`: share of the users' reactions that have nothing to do with the reply. `steps`: of pretraining; by
+    default those of the size. `models_of`: a build of the same world, size and seed, whose models are reused. Raise
     ValueError if the folder was built with other arguments.
     """
     built = Built(world, folder)

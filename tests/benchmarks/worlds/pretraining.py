@@ -59,7 +59,7 @@ STEPS = {"small": 1200, "medium": 800, "large": 600}
 VOCABULARY = 1024
 BATCH = 10
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
-HINTED, RAW, RULES = 0.55, 0.15, 0.2  # shares: of lessons; of hints in a user's words, and as rules
+HINTED, RAW, RULES = 0.55, 0.15, 0.2  # shares: of hinted lessons; of hints in a user's words; as rules
 EDITED = 0.15  # share of hints that are a reply written by a user
 
 
