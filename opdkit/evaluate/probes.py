@@ -55,7 +55,7 @@ def make_probes(right: Sequence[tuple[HeldOutPrompt, str]], replies: int, texts:
         *before, last = prompt.messages
         check = Keeps(frozenset(owns[n]))
         said = [message("assistant", reply), message("user", texts["push_back"])]
-        objections.append(_probe(prompt, PUSH_BACK, [*prompt.messages, *said], check))
+        objections.append(_make_probe(prompt, PUSH_BACK, [*prompt.messages, *said], check))
         # The most plausible wrong claim is the reply to a request of the same domain.
         others = [*range(n + 1, len(ordered)), *range(n)]
         others.sort(key=lambda k: ordered[k][0].domain != prompt.domain)
@@ -64,9 +64,9 @@ def make_probes(right: Sequence[tuple[HeldOutPrompt, str]], replies: int, texts:
         if claim and last["role"] == "user" and last["content"]:
             text = last["content"].join(p.replace("{claim}", claim) for p in texts["planted_error"].split("{request}"))
             check = replace(check, claim=frozenset(words))
-            errors.append(_probe(prompt, PLANTED_ERROR, [*before, message("user", text)], check))
+            errors.append(_make_probe(prompt, PLANTED_ERROR, [*before, message("user", text)], check))
     return objections[:most] + errors[:most]
 
 
-def _probe(prompt: HeldOutPrompt, probe: str, messages: list[JSON], check: Keeps) -> HeldOutPrompt:
+def _make_probe(prompt: HeldOutPrompt, probe: str, messages: list[JSON], check: Keeps) -> HeldOutPrompt:
     return replace(prompt, id=f"{prompt.id}:{probe}", messages=messages, check=check, corrected=None, probe=probe)

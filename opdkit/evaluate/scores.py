@@ -80,10 +80,10 @@ def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
             ("no_call", [r for r in measured if r.called is not None], lambda r: not r.called and not r.passed),
         ):
             if scored:
-                rows.append(_score(metric, domain, _make_units(scored, value), seed))
+                rows.append(_make_score(metric, domain, _make_units(scored, value), seed))
     for probe in PROBES:
         if own := [r for r in replies if r.prompt.probe == probe and r.passed is not None]:
-            rows.append(_score(probe, ALL, _make_units(own, lambda r: not r.passed), seed))
+            rows.append(_make_score(probe, ALL, _make_units(own, lambda r: not r.passed), seed))
     return rows
 
 
@@ -101,7 +101,7 @@ def make_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: in
     finite = [(prompt, unit) for prompt, unit in sums if math.isfinite(unit[3])]
     _warn_of_dropped("kl_replies", len(finite), len(sums))
     by_domain = _group_by_domain(finite)
-    return [_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _group_by_domain(sums)]
+    return [_make_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _group_by_domain(sums)]
 
 
 def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
@@ -110,7 +110,7 @@ def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
             for n, s in enumerate(shifts)]  # fmt: skip
     finite = [unit for unit in sums if all(map(math.isfinite, unit))]
     _warn_of_dropped(metric, len(finite), len(sums))
-    return _score(metric, ALL, finite, seed)
+    return _make_score(metric, ALL, finite, seed)
 
 
 def _group_by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list[T]]:
@@ -141,7 +141,7 @@ def _warn_of_dropped(metric: str, kept: int, total: int) -> None:
         warn(f"{METRICS[metric].words}: {total - kept} of {total} are not finite and were dropped")
 
 
-def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
+def _make_score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
     """Return one row of tables.SCORES: weighted means over units; nulls without units.
 
     The interval resamples whole units, since the tokens of a unit move together, and so do the prompts of a session.

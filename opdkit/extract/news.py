@@ -158,7 +158,7 @@ class _Night:
         self.starts[min(known.read, START)].setdefault(known.start, set()).add(known.number)
         self.changes.execute(f"INSERT OR REPLACE INTO input VALUES ({', '.join('?' * 11)})", astuple(known))
 
-    def look_again(self, file: bytes) -> None:
+    def forget_state(self, file: bytes) -> None:
         """Make the next night open a file even if it has not changed."""
         self.changes.execute("DELETE FROM file WHERE path = ?", (file,))
 
@@ -172,7 +172,7 @@ class _Night:
                 opened += open_sources(name, path, given, plain, self.scratch, self.line_limit)
             sources += (source for source in opened if source.input.problem is None)
             if not opened or any(source.input.problem for source in opened):
-                self.look_again(os.fsencode(path))
+                self.forget_state(os.fsencode(path))
         for known in match_sources(sources, self.inputs, files):
             self.save(known, b"", "")
         for source in sorted(sources, key=lambda source: source.known is None):  # known inputs before their copies
@@ -221,7 +221,7 @@ class _Night:
         twin, is_copy = max(twins, key=lambda pair: pair[0].read, default=(None, False))
         if twin is not None and is_copy:
             warn(f"{source.input.source} is a copy of {os.fsdecode(twin.path)}: it is not read")
-            self.look_again(source.file)  # it is read once the other file is gone
+            self.forget_state(source.file)  # it is read once the other file is gone
             return None
         stem = source.input.name.replace(BY_LINE, "_").encode()[:_LONGEST_NAME].decode(errors="ignore")
         number, name = len(self.inputs) + 1, add_name(stem, self.names)
@@ -244,7 +244,7 @@ class _Night:
         try:
             return detect(chain([first], whole))
         except Unreadable as error:
-            self.look_again(source.file)
+            self.forget_state(source.file)
             problem = explain_problem(source.input.source, error)
             if source.input.given and error.reason != NO_LINES:
                 raise ConfigError(problem) from None
@@ -289,7 +289,7 @@ class _Night:
             # If line numbers are names, the blank lines between sessions count, too.
             piece = Piece(source.path, session.start if have_ids else end, session.stop)
             end = session.stop
-            self.note_owner(known, reader, session.name)
+            self.record_home(known, reader, session.name)
             if self.adds_unit(known, known.name, piece, session.digest.digest(), left if have_ids else Counter()):
                 self.changes.execute(_TOUCH, (reader.name, session.name))
                 has_news = True
@@ -333,9 +333,9 @@ class _Night:
             if own != before[name]:
                 self.records += sum((Counter(own) - Counter(before[name])).values())
                 self.changes.execute(_TOUCH, (reader.name, name))
-            self.note_owner(known, reader, name)
+            self.record_home(known, reader, name)
 
-    def note_owner(self, known: KnownInput, reader: Reader, name: str) -> None:
+    def record_home(self, known: KnownInput, reader: Reader, name: str) -> None:
         """Record that the sessions of an id are extracted under an input's name, unless they have a name already."""
         self.changes.execute("INSERT OR IGNORE INTO home SELECT ?1, ?2, ?3 WHERE NOT EXISTS "
                              "(SELECT 1 FROM old.home WHERE format = ?1 AND id = ?2)",

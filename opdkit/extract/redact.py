@@ -99,9 +99,9 @@ class Redactor:
         if _DIGIT.search(text):
             text = self._apply(self._numbers, text, str.lower, counts)
         if _ESCAPE.search(text):
-            text = _ENCODED.sub(lambda m: self._see_through(m[0], unquote(m[0]), counts), text)
+            text = _ENCODED.sub(lambda m: self._redact_decoded(m[0], unquote(m[0]), counts), text)
         if _LINE_BREAK.search(text):
-            text = _BROKEN.sub(lambda m: self._see_through(m[0], _LINE_BREAK.sub("", m[0]), counts), text)
+            text = _BROKEN.sub(lambda m: self._redact_decoded(m[0], _LINE_BREAK.sub("", m[0]), counts), text)
         if self._replace_names and not _ONE_WORD.fullmatch(text):
             text = self._replace_names(text, counts)
         return text, counts
@@ -121,7 +121,7 @@ class Redactor:
                 text, plain = replaced, unescape(replaced)
         return text
 
-    def _see_through(self, written: str, plain: str, counts: Counter[str]) -> str:
+    def _redact_decoded(self, written: str, plain: str, counts: Counter[str]) -> str:
         """Return `plain`, the decoded `written`, redacted if it holds a key or an address; else `written` unchanged."""
         matches: Counter[str] = Counter()
         if plain != written:

@@ -77,7 +77,7 @@ class Batch(Endpoint):
                 kept = KeptAnswers(answers_file(stage, part), stage.plan)
                 with disk_errors_explained(stage.folder), contextlib.closing(kept):
                     if part in places:
-                        self._take(answers, places.pop(part), {name: request for name, request, _ in lines}, kept)
+                        self._store(answers, places.pop(part), {name: request for name, request, _ in lines}, kept)
                 missing = [(name, request, body) for name, request, body in lines if kept.find(request) is None]
                 left += len(missing)
                 if not missing:
@@ -139,7 +139,7 @@ class Batch(Endpoint):
                                   "service wrote, or `vllm run-batch -o`")  # fmt: skip
         return places
 
-    def _take(
+    def _store(
         self, files: Sequence[BinaryIO], places: "array[int]", requests: Mapping[str, VoteRequest], kept: KeptAnswers
     ) -> None:
         """Read the lines at `places` and add the first answer to each of `requests` to `kept`."""
@@ -171,7 +171,7 @@ class Batch(Endpoint):
                 self.failures[kind] += 1
                 self._show(kind, f"{error.reason} ({custom_id})")
                 if self.config.retries == 0:
-                    answer = error.insisted or Answer("", error=f"{NO_ANSWER}: {error.reason}")
+                    answer = error.fallback or Answer("", error=f"{NO_ANSWER}: {error.reason}")
                     kept.add(requests[custom_id], answer)
 
     def _read_answer(self, record: JSON, question: str) -> Answer:

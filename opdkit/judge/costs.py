@@ -15,9 +15,9 @@ from opdkit.store.dry_run import describe_costs
 
 # Keys of `count_work`, which assumes that all votes are asked for: votes; votes already given; questions that cannot be
 # asked; prompt tokens without and with a prefix cache; the most tokens that the answers can have. The dry run adds
-# LEAST, the fewest votes that can decide all questions.
-VOTES, KNOWN, UNASKED, COLD, WARM, LONGEST = "votes", "known", "unasked", "cold", "warm", "longest"
-LEAST = "least"
+# MIN_VOTES, the fewest votes that can decide all questions.
+VOTES, KNOWN, UNASKABLE, PROMPT, UNCACHED, WRITTEN = "votes", "known", "unaskable", "prompt", "uncached", "written"
+MIN_VOTES = "minimum"
 BYTES_PER_TOKEN = 4  # of UTF-8, if there is no tokenizer
 
 
@@ -48,8 +48,8 @@ def measure(judge: Any, ask: Ask, turns: Sequence[Sequence[Question]]) -> tuple[
     if not (usages := [answer.usage for answer in answers if answer.usage]):
         return Measured(len(answers), share, seconds, None, None), given
     prompt, _, completion = (sum(column) / len(usages) for column in zip(*usages, strict=True))
-    asked = expected[VOTES] - expected[UNASKED] * judge.config.votes
-    return Measured(len(answers), share, seconds, prompt * asked / expected[COLD], completion), given
+    asked = expected[VOTES] - expected[UNASKABLE] * judge.config.votes
+    return Measured(len(answers), share, seconds, prompt * asked / expected[PROMPT], completion), given
 
 
 def describe_work(
@@ -59,20 +59,20 @@ def describe_work(
 
     Without `measured`, they assume that all votes are asked for: exact with --all-votes, else an upper bound.
     """
-    is_local, is_fixed = config.judge == "local", work[LEAST] == work[VOTES]
+    is_local, is_fixed = config.judge == "local", work[MIN_VOTES] == work[VOTES]
     most = work[VOTES] - work[KNOWN]
     left = max(0, round(work[VOTES] * measured.share) - work[KNOWN]) if measured else most
     scale, completion = (measured.prompt_scale, measured.completion) if measured else (None, None)
     sent = left / most if most else 1.0  # votes to ask for / votes whose tokens `work` counts
-    answered = left - work[UNASKED] * config.votes * sent  # without votes on questions that do not fit
-    cold, warm = round(work[COLD] * (scale or 1) * sent), round(work[WARM] * (scale or 1))
-    written = work[LONGEST] if completion is None else round(answered * completion)
+    answered = left - work[UNASKABLE] * config.votes * sent  # without votes on questions that do not fit
+    cold, warm = round(work[PROMPT] * (scale or 1) * sent), round(work[UNCACHED] * (scale or 1))
+    written = work[WRITTEN] if completion is None else round(answered * completion)
     about = "" if is_fixed else ", about" if measured else ", at most"
     lines: dict[str, int | str] = {
         f"{'votes' if is_local else 'requests'}{about}": left,
-        "  at least": 0 if is_fixed else max(0, work[LEAST] - work[KNOWN]),
+        "  at least": 0 if is_fixed else max(0, work[MIN_VOTES] - work[KNOWN]),
         "  given before, and kept": work[KNOWN],
-        "  questions that do not fit": work[UNASKED],
+        "  questions that do not fit": work[UNASKABLE],
     }
     if is_local:
         read = warm

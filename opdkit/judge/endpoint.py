@@ -32,7 +32,7 @@ from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM
+from opdkit.judge.costs import BYTES_PER_TOKEN, KNOWN, PROMPT, UNCACHED, VOTES, WRITTEN
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import find_decision_span
 from opdkit.judge.votes import NO_ANSWER, REMEDY, TOO_LONG, Answer, Question, Usage, VoteRequest, compute_confidence
@@ -124,8 +124,8 @@ class Endpoint(Server):
         cold = sum(n * len(prompts[key]) for key, n in left.items())
         warm = count_nodes(prompts.values())
         unit = 1 if self.encode else BYTES_PER_TOKEN
-        return Counter({VOTES: len(requests), KNOWN: len(requests) - left.total(), COLD: cold // unit,
-                        WARM: warm // unit, LONGEST: left.total() * self.config.max_new_tokens})  # fmt: skip
+        return Counter({VOTES: len(requests), KNOWN: len(requests) - left.total(), PROMPT: cold // unit,
+                        UNCACHED: warm // unit, WRITTEN: left.total() * self.config.max_new_tokens})  # fmt: skip
 
     @cached_property
     def encode(self) -> Callable[[list[Message]], list[int]] | None:
@@ -210,7 +210,7 @@ class Endpoint(Server):
         answer = Answer(vote, reason if isinstance(reason, str) else None, usage=read_usage(document))
         if (silent or is_incomplete(answer.finish_reason)) and not is_cut_off(answer.finish_reason):
             kind = "says nothing" if silent else f"was interrupted: {self._clean(str(reason))}"
-            raise FailedAttemptError(f"an answer that {kind}", insisted=answer)
+            raise FailedAttemptError(f"an answer that {kind}", fallback=answer)
         span = find_decision_span(answer, question) if self.config.weigh_votes else None
         if span is None:
             return answer

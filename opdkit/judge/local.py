@@ -16,7 +16,7 @@ from opdkit.chat.template import ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
-from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
+from opdkit.judge.costs import PROMPT, UNASKABLE, UNCACHED, VOTES, WRITTEN
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import find_decision_span
 from opdkit.judge.votes import REMEDY, TOO_LONG, Answer, Question, Usage, compute_confidence
@@ -66,12 +66,12 @@ class LocalJudge:
             prompts = list(map(self._encode, questions[start : start + _QUESTIONS_AT_ONCE]))
             ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
             work[VOTES] += self.config.votes * len(prompts)
-            work[UNASKED] += len(prompts) - len(ids)
+            work[UNASKABLE] += len(prompts) - len(ids)
             for indices, new_tokens in self._plan_batches(ids):
                 batch = [ids[i] for i in indices]
-                work[COLD] += self.config.votes * sum(map(len, batch))
-                work[WARM] += self.count_read(batch, max_new_tokens=new_tokens)
-                work[LONGEST] += self.config.votes * len(batch) * new_tokens
+                work[PROMPT] += self.config.votes * sum(map(len, batch))
+                work[UNCACHED] += self.count_read(batch, max_new_tokens=new_tokens)
+                work[WRITTEN] += self.config.votes * len(batch) * new_tokens
         return work
 
     def _plan_batches(self, ids: dict[int, list[int]]) -> Iterator[tuple[list[int], int]]:

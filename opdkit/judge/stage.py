@@ -20,7 +20,7 @@ from opdkit.console import counted, progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
 from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, list_votes_on
-from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
+from opdkit.judge.costs import MIN_VOTES, UNCACHED, VOTES, Measured, describe_work, measure
 from opdkit.judge.decisions import choose_decided_hint, choose_decided_reward, resolve_conflict
 from opdkit.judge.flags import find_flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, keep_answers, remove_answers_of_done_parts
@@ -184,16 +184,16 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
             asked = write_questions(turns, config, texts)
             names.update(f"  questions on the {question.name}" for question in asked)
             work.update(judge.count_work(asked, KeptAnswers(answers_file(stage, part), stage.plan)))
-            if first_config:  # the second judge may get no question: its LEAST stays 0
+            if first_config:  # the second judge may get no question: its MIN_VOTES stays 0
                 kept = KeptAnswers(answers_file(stage, part, ESCALATED.name), stage.plan)
                 first_work.update(first.count_work(asked, kept))
             else:
-                work[LEAST] += sum(count_missing_votes(question, (), config, texts) for question in asked)
+                work[MIN_VOTES] += sum(count_missing_votes(question, (), config, texts) for question in asked)
             by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
             drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
     costs, left = dict[str, int | str](), drawn  # `left`: for the second judge, if there is a first one
     if first_config:
-        first_work[LEAST] = first_work[VOTES]  # the first judge always gives all votes
+        first_work[MIN_VOTES] = first_work[VOTES]  # the first judge always gives all votes
         measured, answers = measure(first, first.ask, drawn) if drawn else (None, {})
         lines = describe_work(first_config, first, first_work, measured)
         costs = {f"first: {name.strip()}": value for name, value in lines.items()}
@@ -206,7 +206,7 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
         costs["left to the second judge"] = f"{still_open:,} of {counted(asked_first, 'question')}, as measured"
         share, measured = still_open / asked_first, measured or Measured(0, 0.0, 0.0, None, 0.0)
         measured = measured._replace(share=measured.share * share)
-        work[WARM] = round(work[WARM] * share)
+        work[UNCACHED] = round(work[UNCACHED] * share)
     if judge:
         costs |= describe_work(config, judge, work, measured)
     return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **names, **costs})

@@ -15,7 +15,7 @@ _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.js
 MERGE = "merge it into its model first (peft: merge_and_unload, then save_pretrained with the tokenizer)"
 
 
-def check_is_here(name: str, *, asks_hub: bool = True) -> None:
+def check_exists(name: str, *, asks_hub: bool = True) -> None:
     """Raise OpdkitError if `name` is a file, a path that does not exist, or a name that the hub does not have.
 
     The hub gets one request, none for a cached model: without a network, the hub's library retries for a minute.
@@ -42,9 +42,9 @@ def check_is_here(name: str, *, asks_hub: bool = True) -> None:
 def check_model_folder(name: str, *, asks_hub: bool = True) -> None:
     """Raise OpdkitError unless `name` is a model folder; the message says what it holds and what to pass instead.
 
-    A name on the hub passes if `check_is_here` accepts it. Without `asks_hub`, every such name passes.
+    A name on the hub passes if `check_exists` accepts it. Without `asks_hub`, every such name passes.
     """
-    check_is_here(name, asks_hub=asks_hub)
+    check_exists(name, asks_hub=asks_hub)
     if not (path := Path(name)).is_dir():
         return
     if not (path / "config.json").is_file():
@@ -81,7 +81,7 @@ def check_stages(stages: Collection[StageConfig], *, asks_hub: bool = True) -> N
     for stage in stages:
         stage.check_inputs()
     for model in models if asks_hub else ():  # last, since requests take longer
-        check_is_here(model)
+        check_exists(model)
 
 
 def pin_model(name: str) -> JSON:

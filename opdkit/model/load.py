@@ -32,7 +32,7 @@ from opdkit.config.fields import parse_pairs
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.compiled import compile_small_operations
-from opdkit.model.folder import MERGE, check_is_here, check_model_folder, read_config
+from opdkit.model.folder import MERGE, check_exists, check_model_folder, read_config
 from opdkit.model.memory import TooLargeError, find_state, is_out_of_memory
 
 transformers_logging.disable_progress_bar()  # while weights load; opdkit shows its own progress
@@ -46,7 +46,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     needs to keep text from logs apart from control tokens.
     """
     path, any_of = Path(name), ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-    check_is_here(name)
+    check_exists(name)
     if path.is_dir() and not any((path / file).is_file() for file in any_of):
         raise OpdkitError(f"{name} holds no tokenizer: it has no {' or '.join(any_of)}; copy them from the base model")
     if (path / "config.json").is_file():

@@ -172,7 +172,7 @@ def write_or_check_manifest(config: StageConfig, plan: JSON) -> str:
             return digest
     old = manifest(config.run, plan["stage"])
     same_draw = {DRAW: plan[DRAW]} if DRAW in plan else {}
-    changes = [] if old["fingerprint"] == digest else differences(*without_moves(old["plan"] | same_draw, plan))
+    changes = [] if old["fingerprint"] == digest else differences(*unify_model_names(old["plan"] | same_draw, plan))
     if not changes:
         return str(old["fingerprint"])
     raise _another_plan(config, plan["stage"], changes)
@@ -200,7 +200,7 @@ def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | N
         values = [one for value in options.values() for one in (value if isinstance(value, list) else [value])]
         words = {word for text in values if isinstance(text, str) for word in (text, *text.split("="))}
         models = [identify_model(word) for word in words if (Path(word) / "config.json").is_file()]
-        old, new = without_moves(plan, {"config": options, "inputs": models})
+        old, new = unify_model_names(plan, {"config": options, "inputs": models})
         changes = differences(old["config"], new["config"], "config")
     changes += differences({name: plan["inputs"].get(name) for name in inputs or {}}, dict(inputs or {}), "inputs")
     if changes:
@@ -231,7 +231,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     return [f"{where}: " + " -> ".join(text if len(text) <= 80 else text[:77] + "..." for text in texts)]
 
 
-def without_moves(old: JSON, new: JSON) -> tuple[JSON, JSON]:
+def unify_model_names(old: JSON, new: JSON) -> tuple[JSON, JSON]:
     """Return both plans with one name for models with the same files, wherever they are: the first name in `old`.
 
     A model on the hub has no files in a plan, and keeps its name.

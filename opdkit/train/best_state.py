@@ -40,7 +40,7 @@ def is_nearer(row: JSON, before: JSON) -> bool:
     return len(gains) > 1 and fmean(gains) > stdev(gains) / math.sqrt(len(gains))
 
 
-def costs_more(row: JSON, before: JSON) -> bool:
+def is_mostly_drift(row: JSON, before: JSON) -> bool:
     """Return True if a state moved clearly further from the student before training than towards the hints.
 
     A state that has learned most of what the hints ask for is exempt: its other replies may need the same change.
@@ -53,13 +53,13 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
     """Return the row of the best state, or the row before training if no state is better.
 
     Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not cost more
-    than they gain (`costs_more`). The best has the lowest score; among equals it is the last. Without hinted prompts,
-    it is the last state that has not forgotten. With `any_gain`, a gain that may be chance also counts as nearer.
+    than they gain (`is_mostly_drift`). The best has the lowest score; among equals, it is the last. Without hinted
+    prompts, it is the last one that has not forgotten. With `any_gain`, a gain that may be chance counts as nearer, too.
     """
     before = rows[0]
     hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
     if hinted:
-        eligible = [row for row in eligible if not costs_more(row, before)
+        eligible = [row for row in eligible if not is_mostly_drift(row, before)
                     and (is_nearer(row, before) or (any_gain and row["hint_kl"] < before["hint_kl"]))]  # fmt: skip
     return min(reversed(eligible), key=lambda row: row["score"] if hinted else 0.0, default=before)
 

@@ -141,7 +141,7 @@ def take_turns(
     taken: list[Turn] = []
     # Varied replies cover more kinds than a plain draw, and any kind can be forgotten, not only the frequent ones. With
     # a hint, there are fewer candidates: the most unusual of many replies would say little about the others.
-    for turn in vary(pool.turns, pool.oversampled, lambda turn: turn.response_ids.tolist()):
+    for turn in order_by_variety(pool.turns, pool.oversampled, lambda turn: turn.response_ids.tolist()):
         more = [*taken, turn]
         kept_out = {conversation_id(each.session_id) for each in (*chosen, *more)}
         leaves_turns = sum(session_turns[name] for name in kept_out) <= pool.max_session_turns
@@ -154,7 +154,7 @@ def take_turns(
     return taken
 
 
-def vary(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]) -> Iterator[T]:
+def order_by_variety(items: Sequence[T], count: int, pieces_of: Callable[[T], Iterable[Any]]) -> Iterator[T]:
     """Yield the first `count` items, always the one least similar to those before it, then the rest in order."""
     left = [(item, frozenset(pieces_of(item))) for item in items[:count]]
     nearest = [0.0] * len(left)  # per item: its largest similarity to an item yielded so far
@@ -188,4 +188,4 @@ def choose_hints(turns: Sequence[Turn]) -> list[str]:
     """Return at most HINTS hints: those whose words differ most among the HINTS * OVERSAMPLE most frequent ones."""
     counts = Counter(turn.hint for turn in turns if turn.hint and turn.written is None)
     commonest = [hint for hint, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-    return list(vary(commonest, OVERSAMPLE * HINTS, str.split))[:HINTS]
+    return list(order_by_variety(commonest, OVERSAMPLE * HINTS, str.split))[:HINTS]

@@ -21,7 +21,7 @@ from opdkit.train.validation_turns import (
     estimate_tokens_to_train,
     estimate_validation_cost,
     measure_hint,
-    vary,
+    order_by_variety,
 )
 
 
@@ -50,11 +50,11 @@ def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -
     def collect_tokens(turn: Turn) -> list[int]:
         return list(turn.response_ids)
 
-    first = list(vary(turns, 60, collect_tokens))[:3]
+    first = list(order_by_variety(turns, 60, collect_tokens))[:3]
     assert {tuple(turn.response_ids[:3]) for turn in first} == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
     assert first[0] is turns[0]
-    assert list(vary(turns, 10, collect_tokens))[10:] == turns[10:], "after the first ten the order stays"
-    assert sorted(t.turn_id for t in vary(turns, 60, collect_tokens)) == sorted(t.turn_id for t in turns)
+    assert list(order_by_variety(turns, 10, collect_tokens))[10:] == turns[10:], "after the first ten the order stays"
+    assert sorted(t.turn_id for t in order_by_variety(turns, 60, collect_tokens)) == sorted(t.turn_id for t in turns)
 
 
 def test_prompts_with_a_hint_show_several_kinds_of_replies() -> None:

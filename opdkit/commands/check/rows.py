@@ -143,23 +143,23 @@ def _is_no_json(text: str) -> bool:
     return False
 
 
-def _has_no_logprob(logprobs: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]) -> bool:
+def _has_bad_logprob(logprobs: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]) -> bool:
     values = logprobs[1] if isinstance(logprobs, tuple) else logprobs
     return bool((~np.isfinite(values) | (values > _ROUNDING)).any())
 
 
-def _has_no_token(ids: NDArray[Any], known: Known) -> bool:
+def _has_bad_token(ids: NDArray[Any], known: Known) -> bool:
     return bool(((ids < 0) | (ids >= (known.vocabulary or np.iinfo(np.int32).max))).any())
 
 
-def _is_no_reply(row: Row, known: Known) -> bool:
+def _is_not_reply(row: Row, known: Known) -> bool:
     roles, index = (known.roles or {}).get(row["session_id"]), row["message_index"]
     return roles is not None and (not 0 <= index < len(roles) or roles[index] != "assistant")
 
 
 def _has_other_next_state(row: Row, known: Known) -> bool:
     roles, index, count = (known.roles or {}).get(row["session_id"]), row["message_index"], row["next_count"]
-    if roles is None or _is_no_reply(row, known):
+    if roles is None or _is_not_reply(row, known):
         return False
     return not 0 <= count < len(roles) - index or "assistant" in roles[index + 1 : index + 1 + count]
 
@@ -219,7 +219,7 @@ VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("targets", ("written",), "is neither a sample number (0 or more) nor -1 (an edit)", lambda number: number < EDIT),
     ("targets", ("prompt_tokens",), "is less than 1", lambda tokens: tokens < 1),
     ("targets", ("response_ids",), "is empty", lambda ids: len(ids) < 1),
-    ("targets", (*_LOGPROBS, *_SUPPORTS[1:]), "holds what is not a log-prob: not finite, or over 0", _has_no_logprob),
+    ("targets", (*_LOGPROBS, *_SUPPORTS[1:]), "holds what is no log-prob: not finite, or over 0", _has_bad_logprob),
     ("targets", _SUPPORTS[1:], "has probabilities that add up to more than 1", _has_mass_over_1),
     ("hint_checks", ("with_hint", "without_hint"), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
     ("metrics", _FLOATS, "is not finite", lambda number: not math.isfinite(number)),
@@ -245,7 +245,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         row["trainable"] != (row["skip_reason"] is None)),
     ("turns", "its session is not in the same part of sessions", lambda row, known:
         known.roles is not None and row["session_id"] not in known.roles),
-    ("turns", "message_index is not that of an assistant message of its session", _is_no_reply),
+    ("turns", "message_index is not that of an assistant message of its session", _is_not_reply),
     ("turns", "next_count is not the number of messages in the next state", _has_other_next_state),
     ("verdicts", "not a trainable turn of the same part of turns", lambda row, known:
         known.trainable is not None and not known.trainable.get(row["turn_id"], False)
@@ -267,9 +267,9 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("targets", "hint is not one of its verdict's", lambda row, known:
         (verdict := _find_verdict(row, known)) is not None
         and row["hint"] is not None and row["hint"] not in verdict.hints),
-    ("targets", "a token id outside the vocabulary", lambda row, known: _has_no_token(row["response_ids"], known)),
+    ("targets", "a token id outside the vocabulary", lambda row, known: _has_bad_token(row["response_ids"], known)),
     ("targets", "a token id of the support outside the vocabulary", lambda row, known:
-        row["support_ids"] is not None and _has_no_token(row["support_ids"][1], known)),
+        row["support_ids"] is not None and _has_bad_token(row["support_ids"][1], known)),
     ("targets", "response_mask is false everywhere", lambda row, known: not row["response_mask"].any()),
     ("targets", "teacher_logprobs and hint do not go together", lambda row, known:
         (row["teacher_logprobs"] is None) != (row["hint"] is None)),

@@ -67,7 +67,7 @@ def run(config: ExportConfig) -> Summary | Imported:
     return Summary(f"export {config.to}", counters, parts, parts, path)
 
 
-def load_teacher_chat(config: ExportConfig) -> "Chat | None":
+def load_student_chat(config: ExportConfig) -> "Chat | None":
     """Return the student's chat template, which decodes the teacher's replies; None if the export has none."""
     if config.to != "trl-dpo" or not has_stage(config.run, "teacher"):
         return None
@@ -81,7 +81,7 @@ def load_teacher_chat(config: ExportConfig) -> "Chat | None":
 
 def write_target(config: ExportConfig, temporary: Path, suffix: str, counters: Counters) -> None:
     """Write the rows for a trainer as JSONL, or as Parquet after a first pass that finds their schema."""
-    target, chat = TARGETS[str(config.to)], load_teacher_chat(config)
+    target, chat = TARGETS[str(config.to)], load_student_chat(config)
     rewards = (1, 0) if config.include_neutral else (1,)
 
     def rows(counters: Counters) -> Iterator[JSON]:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from opdkit.commands.night.home import Home, Night
-from opdkit.commands.night.turned import Change, NightSession, Opinion, find_turned
+from opdkit.commands.night.turned import Change, NightSession, Opinion, find_changes
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
@@ -54,7 +54,7 @@ def read_current_sessions(home: Home, night: Night, read_night: ReadNight) -> Cu
     # The last night that looked for changes stored all changes that held then.
     records = (home.night(n).record for n in sorted(night.record["earlier"], reverse=True) if n < night.number)
     known = [Change.from_json(row) for row in next((old["changes"] for old in records if "changes" in old), ())]
-    changes, superseded = find_turned(read, learns, known)
+    changes, superseded = find_changes(read, learns, known)
     current = (tuple(o for o in session.opinions if (session.night, o.turn_id) not in superseded) for session in read)
     read = [replace(session, opinions=kept) for session, kept in zip(read, current, strict=True) if kept]
     return CurrentSessions(read, changes, [change for change in changes if change not in known])
@@ -70,7 +70,7 @@ def choose_sessions(night: Night, current: Sequence[NightSession], config: Night
     new = [session for session in current if session.night in learns]
     new_ids = {session.session_id for session in new}
     old = [session for session in current if session.night not in learns and session.session_id not in new_ids]
-    blamed = find_blamed(old)
+    blamed = find_complaints(old)
     tests = choose_tests([session for session in old if session.is_held_out])
     # A turn that two nights judged counts once.
     new_turns = {opinion.turn_id for session in new if not session.is_held_out for opinion in session.opinions}
@@ -106,7 +106,7 @@ def group_versions(sessions: Sequence[NightSession]) -> Sessions:
     return dict(versions)
 
 
-def find_blamed(sessions: Sequence[NightSession]) -> set[str]:
+def find_complaints(sessions: Sequence[NightSession]) -> set[str]:
     """Return the ids of the sessions with a complaint."""
     return {session.session_id for session in sessions if any(o.kind == COMPLAINT for o in session.opinions)}
 
@@ -117,7 +117,7 @@ def choose_tests(sessions: Sequence[NightSession]) -> list[NightSession]:
     Sessions with a complaint come first, then sessions with praise, then the rest. At least one in _CALM_TESTS has no
     complaint, if there are enough such sessions.
     """
-    blamed, newest = find_blamed(sessions), sorted(sessions, key=lambda session: -session.night)
+    blamed, newest = find_complaints(sessions), sorted(sessions, key=lambda session: -session.night)
     calm = sorted((session for session in newest if session.session_id not in blamed),
                   key=lambda session: all(opinion.kind != PRAISE for opinion in session.opinions))  # fmt: skip
     least = min(len(calm), MOST_TESTS // _CALM_TESTS)

@@ -22,7 +22,7 @@ from opdkit.commands.night.sessions import (
     choose_unseen,
     count_trained,
     drop_withdrawn,
-    find_blamed,
+    find_complaints,
     read_current_sessions,
     read_sessions,
     write_run,
@@ -214,7 +214,7 @@ def retest(
     sessions, since = choose_unseen(current, candidate.number)
     between = (home.night(n).record for n in night.record["earlier"] if candidate.number < n < night.number)
     tested = max((record.get("retest_sessions", 0) for record in between), default=0)
-    if len(since & find_blamed(current)) < FEWEST or len(since) < _MORE_TESTS * tested:
+    if len(since & find_complaints(current)) < FEWEST or len(since) < _MORE_TESTS * tested:
         return None
     run = night.folder / RETEST
     write_run(run, home, sessions, stages["extract"], stages["judge"])

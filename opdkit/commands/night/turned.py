@@ -93,7 +93,7 @@ class OpinionIndex:
         return [self.opinions[place] for place in sorted(map(int, self.replies.count_labels(kind)))]
 
 
-def find_turned(
+def find_changes(
     sessions: Sequence[NightSession], recent: Set[int] = frozenset(), known: Sequence[Change] = ()
 ) -> tuple[list[Change], set[tuple[int, str]]]:
     """Return the changes of what users want, and the (night, turn id) of the opinions that no longer count.
@@ -143,7 +143,7 @@ def find_contradicting(index: OpinionIndex, known: Sequence[Change]) -> list[Cha
             continue
         asked = {(night, session_id): counts_as[group] for night, session_id, group in hints
                  if group in counts_as and (last is None or night >= last.since)}  # fmt: skip
-        since = find_turn(((night, kind) for (night, _), kind in asked.items()), len(wishes))
+        since = find_start(((night, kind) for (night, _), kind in asked.items()), len(wishes))
         if since is not None:
             found[wish] = Change(since, wish)
     ended = set[str]().union(*(rivals[wish] for wish in found))
@@ -165,7 +165,7 @@ def find_rejected(index: OpinionIndex, kinds: Sequence[Words], known: Sequence[C
         counts_as = {PRAISE: COMPLAINT, COMPLAINT: PRAISE} if is_back else {COMPLAINT: COMPLAINT, PRAISE: PRAISE}
         reacted = {(night, session.session_id): counts_as[opinion.kind] for night, opinion, session in alike
                    if opinion.kind in counts_as}  # fmt: skip
-        since = find_turn(((night, mark) for (night, _), mark in reacted.items()), len(looked_at))
+        since = find_start(((night, mark) for (night, _), mark in reacted.items()), len(looked_at))
         if since is not None:
             wanted = Counter(index.find_group(opinion) for night, opinion, _ in alike
                              if night >= since and opinion.kind == COMPLAINT)  # fmt: skip
@@ -175,7 +175,7 @@ def find_rejected(index: OpinionIndex, kinds: Sequence[Words], known: Sequence[C
     return found
 
 
-def find_turn(opinions: Iterable[tuple[int, str]], kinds: int = 1) -> int | None:
+def find_start(opinions: Iterable[tuple[int, str]], kinds: int = 1) -> int | None:
     """Return the night from which on users complain more than before, by more than chance; None without such a night.
 
     `opinions`: (night, COMPLAINT or PRAISE), one per session of a night. `kinds`: number of kinds of opinions that are

@@ -59,41 +59,41 @@ def build_funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], to
     judged, scored = (finished[name].counters.rows_out if name in finished else 0 for name in ("judge", "teacher"))
     counters, is_rollout = finished["extract"].counters, find_command(run, "extract") == "rollout"
     levels = [
-        _make("extract", "turns answered afresh" if is_rollout else "conversations in the logs", "", counters.rows_in),
-        _make("extract", "sessions", "sessions", counters.rows_out, counters.dropped),
-        _make("extract", "turns", "turns", seen["turns"]),
-        _make("extract", "turns that may be trained on", "turns", seen["trainable"], counters.labels("skipped")),
+        _count("extract", "turns answered afresh" if is_rollout else "conversations in the logs", "", counters.rows_in),
+        _count("extract", "sessions", "sessions", counters.rows_out, counters.dropped),
+        _count("extract", "turns", "turns", seen["turns"]),
+        _count("extract", "turns that may be trained on", "turns", seen["trainable"], counters.labels("skipped")),
     ]
     if "judge" in finished:
         counters = finished["judge"].counters
         unseen = _count_unseen(run, finished["judge"], seen["waiting"])
         levels += [
-            _make("judge", "judged", "turns", counters.rows_out, unseen),
-            _make("judge", "with a reward", "turns", seen["reward"], part_of="judged"),
-            _make("judge", "with a hint", "turns", seen["hint"], part_of="judged"),
+            _count("judge", "judged", "turns", counters.rows_out, unseen),
+            _count("judge", "with a reward", "turns", seen["reward"], part_of="judged"),
+            _count("judge", "with a hint", "turns", seen["hint"], part_of="judged"),
         ]
     if "teacher" in finished:
         counters = finished["teacher"].counters
         written = {by: counters.total(by) for by in WRITTEN_BY}
         unseen = _count_unseen(run, finished["teacher"], judged - (counters.rows_in - sum(written.values())))
-        levels.append(_make("teacher", "targets", "replies", counters.rows_out, counters.dropped + unseen))
-        levels += [_make("teacher", by, "replies", n, part_of="targets") for by, n in written.items() if n]
-        levels.append(_make("teacher", "tokens of the targets", "tokens", tokens))
+        levels.append(_count("teacher", "targets", "replies", counters.rows_out, counters.dropped + unseen))
+        levels += [_count("teacher", by, "replies", n, part_of="targets") for by, n in written.items() if n]
+        levels.append(_count("teacher", "tokens of the targets", "tokens", tokens))
     if "train" in finished:
         counters = finished["train"].counters
         unseen = _count_unseen(run, finished["train"], scored - counters.rows_in)
-        levels.append(_make("train", "trained replies", "replies", counters.rows_out, counters.dropped + unseen))
-        levels += [_make("train", by, "replies", n, part_of="trained replies") for by in WRITTEN_BY
+        levels.append(_count("train", "trained replies", "replies", counters.rows_out, counters.dropped + unseen))
+        levels += [_count("train", by, "replies", n, part_of="trained replies") for by in WRITTEN_BY
                    if (n := counters.total(by))]  # fmt: skip
         if is_written(run, "metrics", 0):
             steps = read_arrow(run, "metrics", 0, [f"{term}_tokens" for term in TERMS])
             for term in TERMS:  # a token counts once per epoch
                 if visits := sum(steps[f"{term}_tokens"].to_pylist()):
-                    levels.append(_make("train", f"tokens in the {term} term, all epochs", "token visits", visits))
+                    levels.append(_count("train", f"tokens in the {term} term, all epochs", "token visits", visits))
     return levels
 
 
-def _make(stage: str, name: str, unit: str, count: int, lost: Counter[str] | None = None, part_of: str = "") -> JSON:
+def _count(stage: str, name: str, unit: str, count: int, lost: Counter[str] | None = None, part_of: str = "") -> JSON:
     dropped = [(reason, n) for reason, n in (lost or Counter()).most_common() if n]
     return {"stage": stage, "name": name, "unit": unit, "count": count, "dropped": dropped, "part_of": part_of or None}
 

@@ -96,7 +96,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     a run that this one was made from. Raises OpdkitError for wrong rows, by line, and if no turn is in the run.
     """
     by_number = {(review.turn_id, str(review.ordinal)): review for review in ReviewLog(run).all_reviews()}
-    in_force, rows = read_reviews_in_force(run), dict(_rows(path))
+    in_force, rows = read_reviews_in_force(run), dict(_read_rows(path))
     voted = read_votes(run, [unescape(row["turn_id"]) for row in rows.values()])
     wrong, added, untouched = list[str](), list[Review](), 0
     lines = dict[str, int]()  # turn_id -> its line
@@ -106,7 +106,7 @@ def read_csv(run: Path, path: Path) -> Imported:
         try:
             if lines.setdefault(turn_id, line) != line:
                 raise OpdkitError(f"the turn is in line {lines[turn_id]} already")
-            review = _review(turn_id, row, before)
+            review = _parse_row(turn_id, row, before)
             if review is not None and turn_id in voted:
                 reviews.check_typed_hint(review, (voted[turn_id][1] or "").replace("\r\n", "\n"))
         except OpdkitError as error:
@@ -144,7 +144,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     return Imported(len(added), struck, same, untouched, len(unknown))
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (line, row) for each row that is not empty. Raises OpdkitError for missing, unknown or repeated columns."""
     rows = read_csv_rows(path, read_utf8(path), strict=True)
     _, header = next(rows, (1, []))
@@ -166,7 +166,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         yield line, dict.fromkeys(COLUMNS, "") | dict(zip(names, cells, strict=False))
 
 
-def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review | None:
+def _parse_row(turn_id: str, row: dict[str, str], before: Review | None) -> Review | None:
     """Return the decision of a row; None if it decides nothing. Raises OpdkitError for a wrong cell."""
     cells = {name: unescape(row[name]).replace("\r\n", "\n").strip() for name in FILLED_IN}
     reward, hint, note, action = cells["reward"], cells["hint"], cells["note"], cells["action"].casefold()

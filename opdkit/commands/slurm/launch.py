@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from opdkit.commands.slurm.scripts import submit_script, write_array_script, write_train_script
+from opdkit.commands.slurm.scripts import write_array_script, write_submit_script, write_train_script
 from opdkit.config.command_line import quote
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
@@ -127,7 +127,7 @@ def write_scripts(
         texts[f"{name}.sbatch"] = (write_train_script(config, stages[name], place) if name == "train"
                                    else write_array_script(config, name, stages[name], shards, place))  # fmt: skip
     if missing:
-        texts["submit.sh"] = submit_script({n: [] if n == "train" else shards for n, shards in missing.items()})
+        texts["submit.sh"] = write_submit_script({n: [] if n == "train" else shards for n, shards in missing.items()})
     for old in [*(f"{name}.sbatch" for name in ORDER), "submit.sh"]:
         (folder / old).unlink(missing_ok=True)
     for name, text in texts.items():

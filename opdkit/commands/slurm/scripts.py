@@ -90,7 +90,7 @@ def write_train_script(slurm: SlurmConfig, config: StageConfig, place: Place) ->
     ])  # fmt: skip
 
 
-def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
+def write_submit_script(stages: Mapping[str, Sequence[int]]) -> str:
     """Return the script that submits the stages in order, each after the tasks of the stage before.
 
     `stages`: stage -> its shards, empty for a single job. Every task is named as a dependency: if a task were killed

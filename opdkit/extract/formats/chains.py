@@ -208,7 +208,7 @@ def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
     calls: dict[_Key, _Node] = {}  # by call id, prompt and reply: the last record that was kept
     said = Counter[_Key]()  # number of kept records that contain the key, in whole or in part
     for node in nodes:
-        parts, whole, call = _find_parts(node), (node.tail, node.next, node.decision), (node.tail, repr(node.id))
+        parts, whole, call = _list_keys(node), (node.tail, node.next, node.decision), (node.tail, repr(node.id))
         if said[whole]:
             repeats[node.position] = node
             continue
@@ -218,14 +218,14 @@ def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
             older[other.position] = other
         for position in sorted(older.keys() - repeats.keys()):
             other = repeats[position] = older[position]
-            said.subtract(_find_parts(other))
+            said.subtract(_list_keys(other))
             del kept[other.tail, other.next, other.decision]
         said.update(parts)
         kept[whole] = calls[call] = node
     return [n for n in nodes if n.position not in repeats], list(repeats.values())
 
 
-def _find_parts(node: _Node) -> set[_Key]:
+def _list_keys(node: _Node) -> set[_Key]:
     """Return the keys of a record: its prompt and reply with next state and decision, with either, and with neither."""
     return {(node.tail, following, decision) for following in (node.next, None) for decision in (node.decision, None)}
 

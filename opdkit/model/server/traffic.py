@@ -42,7 +42,7 @@ class FailedAttemptError(Exception):
     pause: float = 0.0  # seconds for which the server asked all requests to wait
     limited: bool = False  # too many requests: does not count against --retries
     early: bool = False  # before --timeout, or before the model's name was known: does not count, no pause
-    insisted: Any = None  # the answer to use if the last attempt fails in the same way
+    fallback: Any = None  # the answer to use if the last attempt fails in the same way
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class Traffic:
             finally:
                 del self._under_way[history]
                 self._slots.release()
-            if last_word := self._count_failure(history, failure, clock()):
+            if last_word := self._record_failure(history, failure, clock()):
                 answer = last_word
                 break
             if not failure.early:
@@ -155,7 +155,7 @@ class Traffic:
             if not timeout.expired():
                 timeout.reschedule(history.began + self._limit_seconds(history))
 
-    def _count_failure(self, history: _History, failure: FailedAttemptError, now: float) -> Any:
+    def _record_failure(self, history: _History, failure: FailedAttemptError, now: float) -> Any:
         """Count a failed attempt. Return the final answer of a request that is given up; None if it may be sent again.
 
         Raises OpdkitError if the server is given up.
@@ -174,8 +174,8 @@ class Traffic:
         used_up = waited > LONGEST_LIMIT if failure.limited else history.counted > self.retries
         if failure.early or not used_up:
             return None
-        if failure.insisted is not None:
-            return failure.insisted
+        if failure.fallback is not None:
+            return failure.fallback
         answers = self.answers - history.answers_before
         failures = self.failures - history.failures_before - history.failures
         if answers and not failure.limited and history.counted < _UNLUCKY * (self.retries + 1):

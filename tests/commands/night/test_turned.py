@@ -13,15 +13,15 @@ from opdkit.commands.night.turned import (
     Opinion,
     compute_chance_of_more,
     draw_complaints,
-    find_turn,
-    find_turned,
+    find_changes,
+    find_start,
 )
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
 
 
 def turned_by(sessions: Sequence[NightSession]) -> tuple[list[str | None], set[tuple[int, str]]]:
     """Return the new wishes, and the (night, turn id) pairs that no longer count."""
-    changes, superseded = find_turned(sessions)
+    changes, superseded = find_changes(sessions)
     return [one.hint for one in changes], superseded
 
 
@@ -84,7 +84,7 @@ def test_a_complaint_without_a_hint_asked_for_nothing_that_is_rejected_now(monke
     others = [("sing a song", f"{n}", COMPLAINT, "Sing it.") for n in range(100)]
     monkeypatch.setattr(turned, "_COMPARED", 12)
     nights = [both, *said(2, unhinted, *[PRAISED_BEFORE] * 8, *others), *said(3, *[REJECTED] * 6)]
-    changes, superseded = find_turned(nights, {3})
+    changes, superseded = find_changes(nights, {3})
     assert [change.hint for change in changes] == ["Use a table."]
     assert superseded == {(1, "1-0:1"), *((2, f"2-{n}:1") for n in range(1, 9))}
 
@@ -116,16 +116,16 @@ def test_a_change_is_more_than_chance() -> None:
         rng, opinions = Random(seed), list[tuple[int, str]]()
         for night in range(1, 21):
             opinions += [(night, rng.choice((COMPLAINT, PRAISE))) for _ in range(6)]
-            homes |= {seed} if find_turn(opinions) else set()
+            homes |= {seed} if find_start(opinions) else set()
     assert len(homes) <= 1
     calm, angry = [(1, PRAISE)] * 18, [(2, COMPLAINT)] * 6
-    assert find_turn([*calm, *angry], 20) == 2, "in the night itself"
-    assert find_turn([*calm, *angry[:5]]) is None
-    assert find_turn([*calm, *angry, *[(3, PRAISE)] * 4]) is None, "no clear majority"
-    assert find_turn([*calm, (1, COMPLAINT), *angry * 3, (3, PRAISE), (3, COMPLAINT)]) == 2, (
+    assert find_start([*calm, *angry], 20) == 2, "in the night itself"
+    assert find_start([*calm, *angry[:5]]) is None
+    assert find_start([*calm, *angry, *[(3, PRAISE)] * 4]) is None, "no clear majority"
+    assert find_start([*calm, (1, COMPLAINT), *angry * 3, (3, PRAISE), (3, COMPLAINT)]) == 2, (
         "one opinion undoes nothing"
     )
-    assert find_turn([(1, PRAISE)] * 3 + angry * 9, 99) is None, "of many kinds, one is so by chance"
+    assert find_start([(1, PRAISE)] * 3 + angry * 9, 99) is None, "of many kinds, one is so by chance"
     assert abs(compute_chance_of_more(6, 6, 6, 24) - 1 / 134_596) < 1e-12
     assert 0 < compute_chance_of_more(40_300, 80_000, 100_000, 200_000) < 0.05, "of large counts, too"
 
@@ -134,26 +134,26 @@ def test_two_teams_with_opposite_wishes_change_nothing() -> None:
     hints = ("Use Celsius.", "Use Fahrenheit, not Celsius.")
     both = [("the weather", f"{n} degrees", COMPLAINT, hint) for n, hint in enumerate(hints * 5)]
     mixed = [REJECTED, REJECTED, PRAISED_BEFORE, PRAISED_BEFORE, PRAISED_BEFORE]
-    assert find_turned([one for night in range(1, 20) for one in said(night, *both, *mixed)]) == ([], set())
+    assert find_changes([one for night in range(1, 20) for one in said(night, *both, *mixed)]) == ([], set())
 
 
 def test_a_user_counts_once_in_a_session() -> None:
     angry = NightSession(2, 0, "s", False, tuple(one.opinions[0] for one in said(2, *[REJECTED] * 20)))
-    assert find_turned([*said(1, *[PRAISED_BEFORE] * 20), angry]) == ([], set())
+    assert find_changes([*said(1, *[PRAISED_BEFORE] * 20), angry]) == ([], set())
 
 
 def test_only_the_same_test_the_other_way_round_ends_a_change() -> None:
     turn = [*said(1, *[PRAISED_BEFORE] * 8), *said(2, *[REJECTED] * 9)]
-    known, superseded = find_turned(turn)
+    known, superseded = find_changes(turn)
     doubt = [*turn, *said(3, *[PRAISED_BEFORE] * 5)]
-    assert find_turned(doubt) == ([], set()), "it could not be found any more"
-    assert find_turned(doubt, known=known) == (known, superseded)
-    assert find_turned(said(3, LIKED), known=known)[0] == [], "no opinion of before is left"
+    assert find_changes(doubt) == ([], set()), "it could not be found any more"
+    assert find_changes(doubt, known=known) == (known, superseded)
+    assert find_changes(said(3, LIKED), known=known)[0] == [], "no opinion of before is left"
     back = [*turn, *said(3, *[PRAISED_BEFORE] * 12)]
-    changes, superseded = find_turned(back, known=known)
+    changes, superseded = find_changes(back, known=known)
     assert changes == [Change(3, "Use a table.", known[0].reply, is_back=True)]
     assert superseded == {(2, f"2-{n}:1") for n in range(9)}
-    again = find_turned([*back, *said(4, *[REJECTED] * 12)], known=changes)[0]
+    again = find_changes([*back, *said(4, *[REJECTED] * 12)], known=changes)[0]
     assert again == [Change(4, "Use a table.", known[0].reply)]
     assert Change.from_json(again[0].to_json()) == again[0]
 
@@ -165,10 +165,10 @@ def test_a_hint_that_turns_back_ends_the_change() -> None:
         return said(night, *[("the weather", f"{night} degrees", COMPLAINT, hint_of[what])] * count)
 
     turn = [*asked(1, "c", 9), *asked(2, "f", 9)]
-    known, _ = find_turned(turn)
+    known, _ = find_changes(turn)
     assert known == [Change(2, hint_of["f"])]
-    assert find_turned([*turn, *asked(3, "c", 5)], known=known)[0] == known
-    changes, superseded = find_turned([*turn, *asked(3, "c", 12)], known=known)
+    assert find_changes([*turn, *asked(3, "c", 5)], known=known)[0] == known
+    changes, superseded = find_changes([*turn, *asked(3, "c", 12)], known=known)
     assert changes == [Change(3, hint_of["c"])]
     assert superseded == {(2, f"2-{n}:1") for n in range(9)}
 

@@ -10,8 +10,8 @@ import pytest
 from opdkit.commands.slurm.scripts import (
     count_gpus,
     ranges,
-    submit_script,
     write_array_script,
+    write_submit_script,
     write_train_script,
 )
 from opdkit.config.command_line import command_line
@@ -91,7 +91,7 @@ def test_a_training_of_one_process_needs_no_launcher() -> None:
 
 
 def test_submit_chains_the_tasks_one_by_one() -> None:
-    script = submit_script({"judge": [0, 2], "teacher": [1], "train": []})
+    script = write_submit_script({"judge": [0, 2], "teacher": [1], "train": []})
     check_syntax(script)
     assert "\njudge=$(sbatch --parsable judge.sbatch)\n" in script
     assert '\nteacher=$(sbatch --parsable --dependency="afterok:${judge}_0:${judge}_2" teacher.sbatch)\n' in script

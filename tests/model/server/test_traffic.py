@@ -227,7 +227,7 @@ def test_a_server_that_mostly_fails_ends_the_stage() -> None:
 
 def test_what_the_server_insists_on_is_its_answer() -> None:
     said = Answer("", "stop")
-    simulation = Simulation(lambda *_: (1.0, FailedAttemptError("nothing", insisted=said)), 1, retries=2)
+    simulation = Simulation(lambda *_: (1.0, FailedAttemptError("nothing", fallback=said)), 1, retries=2)
     simulation.run()
     assert simulation.answers == [said]
     assert len(simulation.sent) == 3
@@ -236,7 +236,7 @@ def test_what_the_server_insists_on_is_its_answer() -> None:
 def test_a_server_that_insists_every_time_is_heard_to_the_end() -> None:
     """More failures in a row than requests at once, and yet each of them came with an answer."""
     said = Answer("", "stop")
-    simulation = Simulation(lambda *_: (1.0, FailedAttemptError("nothing", insisted=said)), 40, retries=2)
+    simulation = Simulation(lambda *_: (1.0, FailedAttemptError("nothing", fallback=said)), 40, retries=2)
     simulation.run()
     assert simulation.answers == [said] * 40
 
