@@ -1,4 +1,4 @@
-"""The judge that is asked in files: requests out, answers in, and the same verdicts as from a server."""
+"""Tests of the batch judge: a file of requests out, files of answers in, and the same verdicts as from a server."""
 
 import gc
 import gzip
@@ -52,7 +52,7 @@ def judge(path: Path, out: Path | None = None, *files: Path, **options) -> Summa
 
 
 def judge_by_server(path: Path, **options) -> list[dict]:
-    """Judge by a server that gives the same answers; return the bodies of its requests."""
+    """Judge with a server that gives the same answers; return the bodies of its requests."""
     with serving(lambda body, number: Reply(body=said(body))) as server:
         run(
             JudgeConfig(
@@ -69,18 +69,18 @@ def judge_by_server(path: Path, **options) -> list[dict]:
 
 
 def said(body: dict, model: str = MODEL) -> dict:
-    """The answer to a request: it depends on its messages and its seed alone."""
+    """Return the answer to a request, which depends only on its messages and its seed."""
     return completion(text_of(body)).body | {"model": model, "usage": USAGE}
 
 
 def answer(request: Line, body: dict | None = None, **line: Any) -> Line:
-    """A line of OpenAI's output file."""
+    """Return a line of OpenAI's output file; `line` replaces its fields."""
     response = {"status_code": 200, "request_id": "r", "body": body or said(request["body"])}
     return {"id": "batch_req", "custom_id": request["custom_id"], "response": response, "error": None} | line
 
 
 def vllm_error(request: Line, error: Any, status: int = 400) -> Line:
-    """A line that `vllm run-batch` writes for a request that failed."""
+    """Return the line that `vllm run-batch` writes for a request that failed."""
     return answer(request, response={"status_code": status, "request_id": "r", "body": None}, error={"error": error})
 
 
@@ -127,7 +127,7 @@ def test_each_request_has_a_name_that_any_service_takes(tmp_path: Path) -> None:
 
 
 class ChatCompletionRequest(BaseModel):
-    """What opdkit uses of vLLM's class of this name (vllm/entrypoints/openai/chat_completion/protocol.py, 002032e).
+    """Fields that opdkit uses of this vLLM class (vllm/entrypoints/openai/chat_completion/protocol.py, 002032e).
 
     vLLM ignores fields that it does not know, with a warning; here they are refused.
     """
@@ -143,7 +143,7 @@ class ChatCompletionRequest(BaseModel):
 
 
 class BatchRequestInput(BaseModel):
-    """A line as vLLM reads it (vllm/entrypoints/openai/run_batch.py, 0056ae7), which tells bodies apart by the url."""
+    """Line as vLLM reads it (vllm/entrypoints/openai/run_batch.py, 0056ae7); the url says which kind of body it has."""
 
     model_config = ConfigDict(extra="forbid")
     custom_id: str
@@ -163,7 +163,7 @@ def test_the_file_has_the_types_of_the_openai_client_and_of_vllm(options: dict, 
         assert line["body"].keys() <= CompletionCreateParamsNonStreaming.__annotations__.keys()
         client.validate_python(line["body"], strict=True)
         BatchRequestInput.model_validate_json(json.dumps(line), strict=True)
-    judge(path, tmp_path / "own.jsonl", overwrite=True, template_arg=("enable_thinking=false",))  # a server's own
+    judge(path, tmp_path / "own.jsonl", overwrite=True, template_arg=("enable_thinking=false",))  # a server's own field
     for line in read(tmp_path / "own.jsonl"):
         assert BatchRequestInput.model_validate(line).body.chat_template_kwargs == {"enable_thinking": False}
 
@@ -187,7 +187,7 @@ def test_a_dry_run_counts_the_requests_and_writes_nothing(extracted: Path, tmp_p
 def test_two_rounds_with_errors_and_losses_give_the_verdicts_of_the_server(
     extracted: Path, tmp_path: Path, capsys
 ) -> None:
-    """Shuffled, 3% errors, 1% missing, 5% given twice, in two files: the second round asks for what is left."""
+    """Answers come shuffled in two files, 3% errors, 1% missing, 5% twice; the second round asks for the rest."""
     first = judge(extracted, tmp_path / "1.jsonl")
     lines, draw = read(tmp_path / "1.jsonl"), random.Random(0)
     assert (len(lines), first.parts_done) == (VOTES, 0)
@@ -354,7 +354,7 @@ def test_the_judge_is_known_by_the_name_that_most_answers_bear(extracted: Path, 
 
 
 def test_answers_stay_valid_where_what_is_sent_stays_the_same(extracted: Path, tmp_path: Path) -> None:
-    """Another choice among the hints, or fewer votes, needs no new answers; another temperature does."""
+    """Another --hint-select, or fewer votes, needs no new answers; another temperature or seed does."""
     judge(extracted, tmp_path / "out.jsonl")
     file = write(tmp_path / "in.jsonl", [answer(line) for line in read(tmp_path / "out.jsonl")])
     with pytest.raises(ConfigError, match="hint_select"):
@@ -475,7 +475,7 @@ def test_the_pipeline_waits_for_the_answers(tmp_path: Path, plain_model_dir: Pat
 
 
 def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch) -> None:
-    """The second one, of vLLM, is played by this test."""
+    """The guide's commands run as printed, except the second (vLLM's), whose output this test writes."""
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     (block,) = (block for block in re.findall(r"```sh\n(.*?)```", guide, re.DOTALL) if "run-batch" in block)
     write_extract(tmp_path / "runs" / "night", SESSIONS)
@@ -504,7 +504,7 @@ def test_later_stages_ask_the_model_of_a_batch_only_at_an_address(extracted: Pat
 
 
 def answer_file(requests: Path, answers: Path, errors: float) -> int:
-    """Answer the requests of a file in random order, a share of them with errors, with few of them in memory."""
+    """Answer a file's requests in random order, a share `errors` with errors, line by line. Return their number."""
     offsets, draw = [0], random.Random(0)
     with requests.open("rb") as lines, answers.open("w") as out:
         for line in lines:
@@ -520,14 +520,14 @@ def answer_file(requests: Path, answers: Path, errors: float) -> int:
 
 
 def resident(name: str) -> float:
-    """Memory of this process, in MB, as Linux says: VmHWM is the most since the last `clear_refs`."""
+    """Return this process's memory in MB, as Linux counts it: VmHWM is the peak since the last `clear_refs`."""
     return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1000
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux counts it")
 def test_100_000_requests_take_the_memory_of_one_part(tmp_path: Path) -> None:
-    """Written, answered in random order with 3% errors, read, written again, and judged."""
+    """Requests are written, answered in random order with 3% errors, read, written again and judged within 40 MB."""
     grown, counts = list[float](), list[int]()
 
     def exchange(name: str, sessions: int) -> Path:
@@ -544,7 +544,7 @@ def test_100_000_requests_take_the_memory_of_one_part(tmp_path: Path) -> None:
                 counts.append(answer_file(out, answers, errors))
         return out
 
-    exchange("small", 2)  # one part; what it takes is there from then on
+    exchange("small", 2)  # one part; the process keeps the memory that it takes
     del grown[:], counts[:]
     out = exchange("large", 100)
     assert counts == [100_000, 3_000]

@@ -1,4 +1,4 @@
-"""Every hint that was voted for says what became of it, and the reasons are those of the judge's own filter."""
+"""Tests of what became of each hint that was voted for; the reasons are those of the judge's own filter."""
 
 import pytest
 from runs import in_context, talk
@@ -45,7 +45,7 @@ def test_each_candidate_once_the_chosen_one_first_with_why_the_others_lost():
     ("votes", "words"), [({"against": 3}, "nothing to learn"), ({"failed": 3}, "half of the votes")]
 )
 def test_what_the_votes_did_not_carry_is_not_chosen(votes, words):
-    """One lucky vote."""
+    """A single vote for a hint is not enough against a majority or without a quorum, and its status says so."""
     (found,) = explain_candidates(SAID, TURN, verdict([LONG], **votes), CONFIG)
     assert words in found["status"]
 

@@ -1,4 +1,4 @@
-"""`--judge-first`: a small judge decides where its votes agree, a large one the rest."""
+"""Tests of `--judge-first`: a small judge decides if its votes agree, and a large judge decides the rest."""
 
 import random
 import re
@@ -46,12 +46,12 @@ def question_of(body: dict) -> str:
 
 
 def number_of(body: dict) -> int:
-    """The number of the session that a request is about."""
+    """Return the number of the session that a request is about."""
     return int(re.search(r"(?:What is|case) (\d+)", body["messages"][-1]["content"])[1])
 
 
 def small(body: dict, _number: int) -> Reply:
-    """A judge that is sure of sessions 0 to 3 (no hint, +1), sees a hint in 4 and 5, and wavers in the others."""
+    """Answer as a judge that is sure of sessions 0 to 3 (no hint, +1), sees a hint in 4 and 5, and else wavers."""
     n, wavers = number_of(body), body["seed"] % 2
     if question_of(body) == "reward":
         return completion(r"\boxed{1}" if n < 6 or wavers else r"\boxed{-1}")
@@ -60,12 +60,12 @@ def small(body: dict, _number: int) -> Reply:
 
 
 def decides_all(body: dict, _number: int) -> Reply:
-    """A judge whose votes on a question are all equal, and that sees no hint."""
+    """Answer as a judge whose votes on a question are all equal, and that sees no hint."""
     return completion(r"\boxed{1}" if question_of(body) == "reward" else r"\boxed{-1}")
 
 
 def large(body: dict, _number: int) -> Reply:
-    """A judge that answers otherwise: -1, and a hint of its own."""
+    """Answer as a judge that disagrees: -1, and a hint of its own."""
     return completion(r"\boxed{-1}" if question_of(body) == "reward"
                       else r"\boxed{1} [HINT_START]Name large rivers.[HINT_END]")  # fmt: skip
 
@@ -82,7 +82,7 @@ def by_session(run: Path, column: str) -> dict[int, set]:
 
 
 def test_who_decides_what(tmp_path: Path) -> None:
-    """Equal votes decide the reward, and that there is no hint; every hint is the large judge's."""
+    """The small judge's equal votes decide a reward, or that there is no hint; the large judge writes every hint."""
     run = write_extract(tmp_path / "run", SESSIONS, per_part=5)
     with serving(small) as first, serving(large) as second:
         summary = judge.run(config(run, first.url, second.url))
@@ -96,7 +96,7 @@ def test_who_decides_what(tmp_path: Path) -> None:
     asked = {(number_of(body), question_of(body)) for body in second.requests}
     assert {n for n, question in asked if question == "reward"} <= set(range(6, 12))
     assert {n for n, question in asked if question == "hint"} >= {4, 5}
-    # The table of what was left open names each such question, with votes that differ or see a hint.
+    # The table `escalated` holds each question left open, with first votes that differ or all see a hint.
     escalated = {row["turn_id"]: row for row in rows(run, "escalated")}
     left = {
         (turn_id, name) for turn_id, row in escalated.items() for name in ("hint", "reward") if row[f"{name}_votes"]
@@ -146,7 +146,7 @@ def test_a_cascade_whose_first_judge_is_never_sure_equals_the_second_alone(tmp_p
 
 @pytest.mark.parametrize("stops_at", ["first", "second"])
 def test_no_answer_of_either_judge_is_asked_for_twice(stops_at: str, tmp_path: Path) -> None:
-    """The server of one judge gives up within a part; resumed, the tables are those of a run that was not."""
+    """One judge's server fails within a part; the resumed run has the tables of a run that was not interrupted."""
     whole, broken = (write_extract(tmp_path / name, SESSIONS, per_part=6) for name in ("whole", "broken"))
     with serving(small) as first, serving(large) as second:
         judge.run(config(whole, first.url, second.url))
@@ -158,7 +158,7 @@ def test_no_answer_of_either_judge_is_asked_for_twice(stops_at: str, tmp_path: P
         with pytest.raises(OpdkitError, match="the first judge at" if stops_at == "first" else "the judge at"):
             judge.run(config(broken, first.url, second.url, concurrency=1))
         given = {"first": len(first.requests), "second": len(second.requests)}
-    given[stops_at] -= 1  # the one that was refused
+    given[stops_at] -= 1  # the request that was refused
     with serving(small) as first, serving(large) as second:
         judge.run(config(broken, first.url, second.url))
         assert given["first"] + len(first.requests) == needed["first"]
@@ -186,7 +186,7 @@ def test_another_first_judge_is_another_plan(tmp_path: Path) -> None:
         for changed in ({"judge_first": "smaller"}, {"judge_first": None, "judge_first_url": None}):
             with pytest.raises(ConfigError, match=r"config\.judge_first"):
                 judge.run(config(run, first.url, second.url, **changed))
-        with pytest.raises(OpdkitError, match="the first judge at"):  # nothing is removed for a judge that is not there
+        with pytest.raises(OpdkitError, match="the first judge at"):  # nothing is removed if a judge does not answer
             judge.run(config(run, unused_address(), second.url, overwrite=True, retries=0))
         assert snapshot(run) == before
         judge.run(config(run, first.url, second.url))  # resumes: nothing is left to do
@@ -194,7 +194,7 @@ def test_another_first_judge_is_another_plan(tmp_path: Path) -> None:
 
 
 def test_answers_of_another_first_model_are_not_taken(tmp_path: Path) -> None:
-    """Each judge has a name of its own that its server answers under."""
+    """The name that a server answers under is recorded per judge, so a new first model is refused."""
     run = write_extract(tmp_path / "run", SESSIONS)
 
     def named(script, name: str):
@@ -298,7 +298,7 @@ def difficulty(turn_id: str, deceptive: float) -> str:
     return "deceptive" if drawn < deceptive else "hard" if drawn < deceptive + HARD else "easy"
 
 
-# How often a vote is right. On deceptive turns the small judge is wrong and sure, and the large one errs often, too.
+# How often a vote is right. On deceptive turns the small judge is sure and wrong, and the large judge often errs, too.
 RIGHT = {
     "small": {"easy": 0.99, "hard": 0.6, "deceptive": 0.05},
     "large": {"easy": 0.995, "hard": 0.93, "deceptive": 0.7},
@@ -306,16 +306,16 @@ RIGHT = {
 
 
 def majority_of(script, turn_id: str) -> int | None:
-    """The reward that all votes of a judge of the sample give a turn."""
+    """Return the reward that all votes of a `sample_judge` give a turn."""
     seeds = [stable_hash(0, turn_id, "reward", vote, bits=31) for vote in range(5)]
     texts = [script({"seed": seed}, 0).body["choices"][0]["message"]["content"] for seed in seeds]
     return choose_reward([parse_reward(Answer(text)).score for text in texts]).reward
 
 
 def sample_judge(name: str, deceptive: float, votes: dict[int, tuple[str, str]], right: dict[str, dict]):
-    """A judge that votes as the labels of sample_data say, but for errors at the rates of `RIGHT`.
+    """Return a judge that votes as the labels of sample_data say, with errors at the rates of `RIGHT`.
 
-    `votes`: the turn and the question of each seed, which a request bears.
+    `votes`: seed of a request -> turn and question.
     """
 
     def script(body: dict, _number: int) -> Reply:
@@ -324,7 +324,7 @@ def sample_judge(name: str, deceptive: float, votes: dict[int, tuple[str, str]],
         truth = (1 if label["wanted"] else -1) if question == "hint" else label["reward"]
         others = [value for value in ((1, -1) if question == "hint" else (1, 0, -1)) if value != truth]
         is_right = drawn.random() < RIGHT[name][difficulty(turn_id, deceptive)]
-        vote = truth if is_right else random.Random(f"error:{turn_id}").choice(others)  # errors agree with each other
+        vote = truth if is_right else random.Random(f"error:{turn_id}").choice(others)  # all errors on a turn agree
         hint = f" [HINT_START]The user wants {label['wanted']}.[HINT_END]" if vote == 1 and question == "hint" else ""
         return completion(rf"\boxed{{{vote}}}{hint}")
 
@@ -340,9 +340,9 @@ def extracted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("deceptive", "limit"), [pytest.param(0.01, None, marks=pytest.mark.slow), (0.05, 16)])
 def test_the_labelled_sample(deceptive: float, limit: int | None, extracted: Path, tmp_path: Path) -> None:
-    """What the cascade loses are the turns on which the small judge alone is wrong and sure, and nothing else.
+    """The cascade loses accuracy only on turns that the small judge decides, and decides wrongly.
 
-    Where these are rare, it keeps the large judge's accuracy within 0.01, at 40% of its requests at most.
+    If these are rare, it stays within 0.01 of the large judge's accuracy, with at most 40% of its requests.
     """
     right = {label["turn_id"]: label for label in labels()}
     votes = {stable_hash(0, turn_id, question, vote, bits=31): (turn_id, question)
@@ -361,7 +361,7 @@ def test_the_labelled_sample(deceptive: float, limit: int | None, extracted: Pat
     right = {turn_id: right[turn_id] for turn_id in rewards["large"]}
     rewards["small"] = {turn_id: majority_of(scripts["small"], turn_id) for turn_id in right}
     left = {row["turn_id"] for row in rows(runs["cascade"], "escalated") if row["reward_votes"]}
-    for turn_id in right:  # by construction: who decides, and as that judge alone would
+    for turn_id in right:  # each reward is that of the deciding judge alone
         assert rewards["cascade"][turn_id] == rewards["large" if turn_id in left else "small"][turn_id]
     is_right = {
         name: {turn_id: rewards[name][turn_id] == right[turn_id]["reward"] for turn_id in right} for name in rewards
@@ -373,7 +373,7 @@ def test_the_labelled_sample(deceptive: float, limit: int | None, extracted: Pat
     hints = {name: one.hints for name, one in found.items()}
     print(f"deceptive {deceptive}: accuracy {accuracy}, requests {sent}, {share:.3f}, hints {hints}")
     assert limit or (lost <= 0.01 and share <= 0.4)
-    # What calibrate says of the cascade alone.
+    # What calibrate reports for a cascade only.
     cascade = found["cascade"].cascade
     both, alone, decided, first_there, second_there = cascade.scores
     assert both.accuracy == accuracy["cascade"]

@@ -1,4 +1,4 @@
-"""The judge's server at its worst: a real one that fails at three answers of ten, in every way, and dead ones."""
+"""Tests of the endpoint judge with a real server that fails at three answers of ten, in every way, or that is dead."""
 
 import os
 import re
@@ -57,14 +57,14 @@ def expected(asked: list[Question]) -> list[str]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_votes_in_the_end_and_none_invented(seed: int) -> None:
-    """Each text is what the server says to these messages and this seed, whatever came in between."""
+    """Each vote is the server's answer to its messages and seed, however many attempts failed before it."""
     chaos, asked = Chaos(seed, hang=20.0, told=0.1), questions(30)
     with serving(chaos) as server:
         answers = flat(client(server.url).ask(asked))
     assert [a.text for a in answers] == expected(asked)
     assert {a.error for a in answers} == {None}
     assert set(chaos.sent) == {*FAULTS, "answer"}
-    assert server.most_at_once <= 16 + chaos.sent["hang"]  # a hanging one is counted until the server notices
+    assert server.most_at_once <= 16 + chaos.sent["hang"]  # a hanging request counts until the server sees it closed
 
 
 def test_the_table_is_that_of_a_calm_server(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_table_is_that_of_a_calm_server(tmp_path: Path) -> None:
 
 
 def test_nobody_asks_while_the_server_is_to_be_left_alone() -> None:
-    """The one that was told pauses for a second, and whoever comes next for what is left of it."""
+    """The request that got Retry-After pauses for a second, and the next request for what is left of this second."""
 
     def script(body, number: int) -> Reply:
         return Reply(429, {}, {"Retry-After": "1"}) if number == 10 else completion("fine")
@@ -112,7 +112,7 @@ def judge(path: Path, url: str, *more: str) -> Result:
 
 
 def test_a_dead_server_ends_the_command_and_keeps_what_is_finished(tmp_path: Path) -> None:
-    """No part holds votes that nobody gave."""
+    """A part is written only with all its votes, and finished parts stay as they are when the run resumes."""
     path = write_extract(tmp_path / "run", SESSIONS)
     verdicts = path / "judge" / "verdicts"
     refused = judge(path, unused_address())
@@ -141,7 +141,7 @@ def named(name: str | None, text: str = "text") -> Reply:
 
 
 def test_a_server_that_changes_its_model_is_refused(capsys) -> None:
-    """Votes of two judges in one table could not be told apart. It is said once."""
+    """The stage ends, with one warning: votes of two judges in one table could not be told apart."""
     with serving(lambda body, number: named(MODEL if number < 10 else "other")) as server:
         judge = client(server.url, retries=1, concurrency=2)
         assert len(flat(judge.ask(questions(2)))) == 10
@@ -160,7 +160,7 @@ def test_a_single_answer_of_another_model_is_asked_for_again() -> None:
 @pytest.mark.parametrize("name", ["judge-model-2026-01-01", None])
 @pytest.mark.parametrize("concurrency", [1, 16])
 def test_a_server_may_know_the_model_by_another_name(name: str | None, concurrency: int, capsys) -> None:
-    """The first answers, which settle the name, cost no attempt: the server is healthy."""
+    """The first answers settle the judge's name; asking for them again takes no attempt and no pause."""
     with serving(lambda body, number: named(name)) as server, recorded_pauses() as pauses:
         answers = flat(client(server.url, retries=0, concurrency=concurrency).ask(questions(6)))
     assert [answer.error for answer in answers] == [None] * 30
@@ -172,7 +172,7 @@ def test_a_server_may_know_the_model_by_another_name(name: str | None, concurren
 
 @pytest.mark.parametrize("first", [MODEL, "judge-model-2026-01-01"])
 def test_whoever_goes_on_takes_no_other_model(first: str, tmp_path: Path) -> None:
-    """A server that was given another model between two starts, or that another shard asked under the first one."""
+    """A resumed run refuses answers under another name than that of the existing votes; --overwrite accepts it."""
     path = write_extract(tmp_path / "run", SESSIONS)
     verdicts = path / "judge" / "verdicts"
     with serving(lambda body, number: named(first, r"\boxed{1}") if number < 20 else Reply(500, "")) as server:
@@ -191,7 +191,7 @@ def test_whoever_goes_on_takes_no_other_model(first: str, tmp_path: Path) -> Non
     with serving(lambda body, number: named(first, r"\boxed{1}")) as server:
         assert judge(path, server.url).exit_code == 0  # nothing is left to ask
         (verdicts / "part-00001.parquet").unlink()
-        assert judge(path, server.url).exit_code == 1  # the votes are the other's now
+        assert judge(path, server.url).exit_code == 1  # the existing votes are by "other" now
 
 
 def test_of_two_processes_the_first_to_know_the_name_decides(tmp_path: Path, capsys) -> None:
@@ -212,7 +212,7 @@ def test_of_two_processes_the_first_to_know_the_name_decides(tmp_path: Path, cap
 
 
 def test_votes_that_are_gone_and_that_targets_stand_on_are_not_given_anew(tmp_path: Path) -> None:
-    """They might be others, and nobody would know; `opdkit check --recompute` removes such targets."""
+    """New votes might differ, unnoticed, from those behind the targets; `opdkit check --recompute` removes such targets."""
     path = write_extract(tmp_path / "run", SESSIONS)
     with serving(lambda body, number: completion(r"\boxed{1}")) as server:
         assert judge(path, server.url).exit_code == 0
@@ -233,7 +233,7 @@ def test_votes_that_are_gone_and_that_targets_stand_on_are_not_given_anew(tmp_pa
         part_path(path, "verdicts", 0).unlink()
         with stage.writing(0):
             pass
-        anew = judge(path, server.url, "--overwrite")  # other votes throughout: the targets are refused as a whole
+        anew = judge(path, server.url, "--overwrite")  # all votes are new: the targets are refused as a whole
         assert anew.exit_code == 0, anew.stderr
 
 

@@ -1,4 +1,4 @@
-"""opdkit/judge/claims.py: which hints contradict each other, and which ask for like things."""
+"""Tests of opdkit/judge/claims.py: which hints contradict each other, and which ask for similar things."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_contradictions(a: str, b: str, is_one: bool) -> None:
 
 
 def test_hints_that_ask_for_like_things_are_one_group() -> None:
-    """The commonest first; an opposite, and one that shares a single word of two, are groups of their own."""
+    """The most frequent comes first; opposites, and hints that share one word of two, are in groups of their own."""
     clock = [("Use the 24-hour clock for times.", 60), ("Write the time on the 24-hour clock.", 11)]
     celsius = [("Report the temperature in degrees Celsius.", 35), ("Give the temperature in Celsius.", 16)]
     tools = [("Call track_order with the argument order_id.", 48), ("Pass the order as order_id to track_order.", 34)]

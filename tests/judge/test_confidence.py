@@ -1,4 +1,4 @@
-"""Confidences of votes: from a real model's logits, from a server's log-probs, and votes that are weighed by them."""
+"""Tests of vote confidences, from a model's logits or a server's log-probs, and of votes that are weighed by them."""
 
 import math
 import os
@@ -60,7 +60,7 @@ def decision_of(vote: dict) -> int | None:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[tuple[list[int], list[int]]]]]:
-    """A run of three sessions, judged at a high temperature; and raw text -> (prompt ids, sampled ids) of its votes."""
+    """Return three sessions judged at a high temperature, and raw text of a vote -> [(prompt ids, sampled ids)]."""
     run = tmp_path_factory.mktemp("confidence") / "run"
     extract(run, LOGS, limit=3)
     chat, drawn = Chat(load_tokenizer(str(MODEL)), {}), defaultdict(list)
@@ -85,7 +85,7 @@ def local_config(run: Path, **fields) -> JudgeConfig:
 
 
 def test_the_confidence_is_the_softmax_of_a_plain_forward(judged) -> None:
-    """Recomputed from prompt and vote in one forward; the decision's tokens are found from its pieces."""
+    """A confidence is the probability of the decision's tokens, recomputed in one forward pass over prompt and vote."""
     run, drawn = judged
     model, chat = load_model(str(MODEL), device="cpu", dtype="float32"), Chat(load_tokenizer(str(MODEL)), {})
     compared, low = 0, 1.0
@@ -107,7 +107,7 @@ def test_the_confidence_is_the_softmax_of_a_plain_forward(judged) -> None:
         assert any(vote["confidence"] == pytest.approx(value, rel=1e-4) for value in expected)
         compared, low = compared + 1, min(low, vote["confidence"])
     assert compared >= 10
-    assert low < 0.9  # a model that is sure of everything would prove nothing
+    assert low < 0.9  # confidences that are all near 1 would prove nothing
 
 
 def test_weighing_changes_no_draw_and_decides_by_the_column(judged, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_where_the_decision_stands(text: str, question: str, shown: str | None) 
 
 
 def test_tokens_are_found_by_the_characters_they_decode_to(plain_tokenizer) -> None:
-    """Characters of several tokens stand before the decision; each token is one byte or more."""
+    """The decision's tokens are found although characters of several tokens, each a byte or more, precede them."""
     chat = Chat(plain_tokenizer, {})
     text = "Très bien 🙂🙂 摄氏 \\boxed{-1} 好"
     ids = plain_tokenizer.encode(text, add_special_tokens=False)
@@ -164,7 +164,7 @@ def test_tokens_are_found_by_the_characters_they_decode_to(plain_tokenizer) -> N
 
 
 def test_tokens_of_a_vocabulary_that_falls_back_to_bytes() -> None:
-    """SentencePiece's kind: unknown characters are bytes, whose incomplete runs decode to replacement characters."""
+    """As in SentencePiece, unknown characters are byte tokens; incomplete runs decode to replacement characters."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁So.\\box{-1}ed", "bo", "box", "{-", "1}"]
     vocabulary = {piece: n for n, piece in enumerate(dict.fromkeys(pieces))}
     merges = [("b", "o"), ("bo", "x"), ("{", "-"), ("1", "}")]
@@ -216,8 +216,8 @@ TOKENS = [token("So. \\", 0.9), token("boxed", 0.99), token("{-", 0.5), token("1
     [
         (TOKENS, 0.4),
         ([*TOKENS, token("<|im_end|>", 1.0)], 0.4),
-        ([token("<think>\\boxed{1", 0.1), token("}</think>\n", 0.1), *TOKENS], 0.4),  # content without its thinking
-        ([t | {"bytes": None} for t in TOKENS], 0.4),  # as some servers have it
+        ([token("<think>\\boxed{1", 0.1), token("}</think>\n", 0.1), *TOKENS], 0.4),  # content without the thinking
+        ([t | {"bytes": None} for t in TOKENS], 0.4),  # as some servers send it
         ([token("So. \\boxed", 1.0), token("{", 0.5), token("-1}", 0.25)], 0.125),
         (TOKENS[:-2], None),
         ([t | {"logprob": None} for t in TOKENS], None),
@@ -256,7 +256,7 @@ def server_config(run: Path, url: str, **fields) -> JudgeConfig:
 
 
 def answered(body: dict, number: int) -> Reply:
-    """Votes 1, 1 and -1 on everything: two of little confidence against one of much."""
+    """Answer every question with votes 1, 1 and -1: two of low confidence against one of high confidence."""
     score, probability = ((1, 0.4), (1, 0.45), (-1, 0.9))[number % 3]
     hint = "[HINT_START]Answer in two short sentences.[HINT_END]" if score == 1 else ""
     pieces = [token("\\boxed", 1.0), token("{", 1.0), token(str(score), probability), token("}" + hint, 1.0)]
@@ -292,7 +292,7 @@ def test_without_the_option_nothing_is_asked_for_and_votes_are_equal(extracted: 
 def test_a_server_without_log_probs_gives_equal_votes_and_is_named_once(
     extracted: Path, status: int | None, capsys
 ) -> None:
-    """`status` None: it leaves them out; else it refuses the request."""
+    """`status` None: the server leaves log-probs out; else it refuses a request for them."""
 
     def script(body: dict, number: int) -> Reply:
         if status and "logprobs" in body:
@@ -331,7 +331,7 @@ WEIGHED = st.lists(st.tuples(st.sampled_from([1, 0, -1, None]), CONFIDENCE), min
 
 
 def oracle(votes: list[tuple[int | None, float | None]]) -> int | None:
-    """The value with the largest exact sum; None without a quorum."""
+    """Return the value with the largest exact sum of weights, 0 for a tie, None without a quorum."""
     valid = [(score, Fraction(weight)) for score, weight in votes if score is not None]
     if not valid or 2 * len(valid) < len(votes):
         return None
@@ -351,10 +351,10 @@ def weighed(votes: list[tuple[int | None, float | None]]):
         ([(1, 0.5), (1, 0.5), (-1, 0.95)], 1, "ok", 2 / 3),
         ([(1, 0.25), (1, 0.5), (-1, 0.75)], 0, "tie", 0.0),
         ([(1, 0.25), (0, 0.5), (-1, 0.5)], 0, "tie", 1 / 3),
-        ([(1, 1.0), (None, None), (None, None)], None, "no_quorum", None),  # by number, however sure
+        ([(1, 1.0), (None, None), (None, None)], None, "no_quorum", None),  # a quorum counts votes, not confidences
         ([(None, None), (None, None)], None, "failed", None),
-        ([(1, 0.9), (-1, 0.1), (-1, None), (0, 0.9)], -1, "ok", 0.5),  # one without: all count as one
-        ([(1, 0.9), (-1, 0.1), (-1, 0.1), (None, None)], 1, "ok", 1 / 3),  # a failed vote needs none
+        ([(1, 0.9), (-1, 0.1), (-1, None), (0, 0.9)], -1, "ok", 0.5),  # a vote has no confidence: each counts as one
+        ([(1, 0.9), (-1, 0.1), (-1, 0.1), (None, None)], 1, "ok", 1 / 3),  # a failed vote needs no confidence
         ([(1, 0.0), (1, 0.0)], 1, "ok", 1.0),
     ],
 )

@@ -1,4 +1,4 @@
-"""Costs before they arise: the dry run's tokens against those that a judge then reads and writes, time and money."""
+"""Tests of the dry run's costs (tokens, time, money) against those of the judge's real run."""
 
 import re
 from collections import Counter
@@ -58,7 +58,7 @@ def config(run: Path, url: str, model: Path | str, **options) -> JudgeConfig:
 
 
 def facts(printed: str) -> dict[str, str]:
-    """Name -> value of each printed line, without the commas of its numbers."""
+    """Return name -> value of each printed line, with no commas in the numbers."""
     return dict(re.split(r"  +", line.strip().replace(",", ""), maxsplit=1) for line in printed.splitlines())
 
 
@@ -67,7 +67,7 @@ def number(text: str) -> float:
 
 
 def counting(chat: Chat):
-    """A server that counts with the tokenizer of its model; the lengths of its answers vary."""
+    """Return a server script that counts with its model's tokenizer and gives answers of varying length."""
 
     def script(body: dict, _number: int) -> Reply:
         said = text_of(body) + " and so on" * (body["seed"] % 5)
@@ -100,7 +100,7 @@ def test_a_server_whose_tokenizer_is_here_is_counted_token_by_token(
 
 
 def test_another_server_is_measured_or_said_to_be_a_guess(extracted, chat, capsys) -> None:
-    """This tokenizer has few words, so that four bytes per token are far off: the server's own count is within 10%."""
+    """The measured count is within 10%; four bytes per token would be far off, as this tokenizer knows few words."""
     with serving(counting(chat)) as server:
         judge.run(config(extracted, server.url, "a-model", dry_run=True))
         guess = facts(capsys.readouterr().out)
@@ -156,7 +156,7 @@ def test_a_shared_beginning_is_counted_once() -> None:
 
 
 def test_the_first_turn_only_warms_up(monkeypatch) -> None:
-    """Its time is not that of the others."""
+    """The first turn warms the judge up, so that its time, which is longer, is left out."""
     clock = iter([0.0, 100.0, 100.0, 106.0])
     monkeypatch.setattr(costs.time, "monotonic", lambda: next(clock))
     model = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Decisions of people in the log: ratings, edits, replies that were given up, comments, and where they disagree."""
+"""Tests of people's decisions in the log: ratings, edits, replaced replies and comments, and conflicts of these."""
 
 import re
 from pathlib import Path
@@ -52,7 +52,7 @@ HINT = "Use kilometres."
 
 
 def decided_run(run: Path) -> Path:
-    """Write the run as extract does: whatever says something of the reply makes its turn trainable."""
+    """Write the run as extract does: a decision that says something about the reply makes its turn trainable."""
     turns = {f"{name}:1": {"decision": NO_DECISION | decision} for name, (_, decision) in LOG.items() if decision}
     for fields in turns.values():
         if fields["decision"] | {"tags": []} != NO_DECISION:
@@ -135,7 +135,7 @@ def test_the_teacher_reads_the_edit(tmp_path: Path, plain_model_dir: Path) -> No
 
 
 def advise(prompt: list, reply: dict, next_state: list) -> tuple[int, str]:
-    """Judge that quotes a long message, and else asks for kilometres."""
+    """Return -1 and a hint: a next message of over 40 characters quoted, else a wish for kilometres."""
     said = next_state[0]["content"]
     return -1, said if len(said) > 40 else HINT
 
@@ -171,7 +171,7 @@ def test_show_names_the_decision(tmp_path: Path, capsys) -> None:
 
 
 def test_a_dry_run_asks_about_no_decided_turn(tmp_path: Path, plain_model_dir: Path, capsys) -> None:
-    """Of 14 turns, 8 have a reaction that is read for a hint, and 2 have no decided reward."""
+    """Of 14 turns, 8 have a reaction to ask about a hint, and only 2 have no reward from a decision."""
     run = decided_run(tmp_path / "run")
     judge.run(JudgeConfig(run=run, judge="local", judge_model=str(plain_model_dir), shard="0/1", dry_run=True))
     told = {line.rsplit("  ", 1)[0].strip(): line.rsplit("  ", 1)[1].strip()

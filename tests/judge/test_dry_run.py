@@ -1,4 +1,4 @@
-"""`opdkit judge --dry-run`: what the real run would ask, without weights, without a request, and nothing written."""
+"""Tests of `opdkit judge --dry-run`: it counts what the real run asks, loads no weights, and sends or writes nothing."""
 
 import re
 import unittest.mock
@@ -39,7 +39,7 @@ def config(run: Path, model: Path | str | None, **options) -> JudgeConfig:
 
 @contextmanager
 def counted_reading():
-    """Yield a list that fills with the number of tokens of each pass in which a model reads prompts to sample from."""
+    """Yield a list of the tokens in each forward pass in which a model reads prompts to sample from."""
     read_group, fed = shared_cache._read_group, list[int]()
 
     def counted(model, *args):
@@ -54,7 +54,7 @@ def counted_reading():
 
 
 def facts(printed: str) -> dict[str, str]:
-    """Name -> value of each printed line, without the commas of its numbers."""
+    """Return name -> value of each printed line, with no commas in the numbers."""
     return dict(re.split(r"  +", line.strip().replace(",", ""), maxsplit=1) for line in printed.splitlines())
 
 
@@ -80,14 +80,14 @@ def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, mon
         read += len(hint) + len(reward) - count_common(hint, reward)
     prompt, cached = found.total("prompt tokens"), found.total("cached prompt tokens")
     assert int(shown["tokens to read"]) == sum(fed) == prompt - cached
-    assert 0.97 * read < sum(fed) < read  # neighbouring turns share the rules
+    assert 0.97 * read < sum(fed) < read  # neighbouring turns share the instructions
     assert int(shown["read without a prefix cache"]) == prompt
     assert 12 * 2 * 3 <= found.total("completion tokens") <= int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
     assert shown["would write"] == f"{extracted}/judge/verdicts/part-00000.parquet and 2 more"
 
 
 def test_a_server_gets_no_request(extracted, capsys) -> None:
-    """The address answers nobody. A token is taken for four bytes."""
+    """No server listens at the address, so a request would fail. Tokens are counted as four bytes each."""
     before = snapshot(extracted)
     server = {"judge": "endpoint", "judge_url": "http://127.0.0.1:9/v1", "dry_run": True}
     for overwrite in (False, True):

@@ -1,4 +1,4 @@
-"""The judge behind a server, against a real one on loopback that fails in every way it can."""
+"""Tests of the endpoint judge, with a real server on loopback that fails in many ways."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ def client(url: str, **fields) -> Endpoint:
 
 
 def ask(url: str, count: int = 1, **fields) -> list[Answer]:
-    """One vote on each of `count` equal questions."""
+    """Return one vote on each of `count` equal questions."""
     return [answer for (answer,) in client(url, **fields).ask([ONE] * count)]
 
 
@@ -46,7 +46,7 @@ def once(failure: Reply):
     return lambda body, number: failure if number == 0 else GOOD
 
 
-# -- what may pass ----------------------------------------------------------------------------------------------------
+# -- passing failures -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_a_server_that_is_silent_is_said_to_be(capsys) -> None:
 
 @pytest.mark.parametrize("fault", ["hang", "drip"])
 def test_a_request_that_takes_too_long_is_tried_again(fault: str) -> None:
-    """A server that sends one byte now and then never trips a socket's own timeout."""
+    """The limit holds for the whole answer: a server that drips bytes never trips a socket's own timeout."""
     with serving(once(Reply(body=GOOD.body, fault=fault))) as server:
         assert ask(server.url, timeout=0.5, retries=30)[0].finish_reason == "stop"
-    assert len(server.requests) >= 2  # more where this machine is too busy to answer in time
+    assert len(server.requests) >= 2  # more if this machine is too busy to answer in time
 
 
 def test_retry_after_may_be_a_date() -> None:
@@ -128,7 +128,7 @@ def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
     assert len(server.requests) == 1
 
 
-# -- what will not pass -----------------------------------------------------------------------------------------------
+# -- lasting failures -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
     ],
 )
 def test_another_4xx_ends_it_once_it_cannot_be_a_filter(status: int, fields: dict, requests: int) -> None:
-    """At once where it names a parameter, else when nothing is answered: a filter may refuse the first prompts only."""
+    """The stage ends at once if the error names a parameter, else if nothing is answered: it may come from a filter."""
     with (
         serving(lambda body, number: Reply(status, {"error": {"message": "no such thing"} | fields})) as server,
         pytest.raises(OpdkitError, match=rf"{status}.*no such thing"),
@@ -154,11 +154,11 @@ def test_another_4xx_ends_it_once_it_cannot_be_a_filter(status: int, fields: dic
 
 @pytest.mark.parametrize("code", ["content_filter", "1301"])
 def test_a_filter_may_be_faster_than_the_first_answer(code: str) -> None:
-    """It takes milliseconds, and refuses all votes on a question before any other vote is given."""
+    """A filter that refuses all votes on a question before any answer comes does not end the stage."""
     refused = threading.Event()
 
     def script(body, number: int) -> Reply:
-        if number == 8:  # the three slots are free again
+        if number == 8:  # the slots of the three refused requests are in use again
             refused.set()
         if body["messages"][0]["content"] == "BAD":
             return Reply(400, {"error": {"message": "cannot be answered", "code": code, "param": "prompt"}})
@@ -174,7 +174,7 @@ def test_a_filter_may_be_faster_than_the_first_answer(code: str) -> None:
 
 
 def test_the_limit_of_tokens_has_another_name_for_reasoning_models() -> None:
-    """OpenAI's. Each of the requests that are under way is sent again, and the log-probs stay."""
+    """OpenAI's reasoning models refuse max_tokens: requests under way are sent again with the new name and logprobs."""
     said = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
     error, together = {"code": "unsupported_parameter", "param": "max_tokens", "message": said}, threading.Barrier(3)
 
@@ -202,7 +202,7 @@ def test_the_limit_of_tokens_has_another_name_for_reasoning_models() -> None:
     ],
 )  # fmt: skip
 def test_a_judge_without_system_messages_reads_them_in_that_of_the_user(status: int, said) -> None:
-    """As `--judge local` has it, with the templates of Gemma 2 and others. The seed and the log-probs stay."""
+    """As with `--judge local` and templates like Gemma 2's, system and user text are merged; seed and logprobs stay."""
     messages = [{"role": "system", "content": "You judge <|im_end|>."}, {"role": "user", "content": "A reply."}]
 
     def script(body, number: int) -> Reply:
@@ -228,7 +228,7 @@ def test_a_judge_without_system_messages_reads_them_in_that_of_the_user(status: 
     ],
 )
 def test_a_server_that_takes_no_seed_is_asked_without_one(said, capsys) -> None:
-    """Mistral's, and others that check what they are sent. The log-probs stay."""
+    """Mistral's and other strict servers refuse `seed`; it is left out from then on, and logprobs stay."""
 
     def script(body, number: int) -> Reply:
         return Reply(422, said) if "seed" in body else GOOD
@@ -246,7 +246,7 @@ def test_a_server_that_takes_no_seed_is_asked_without_one(said, capsys) -> None:
     [(403, "insufficient_quota"), (429, "insufficient_quota"), (400, "budget_exceeded"), (429, "budget_exceeded")],
 )
 def test_a_key_without_credit_ends_it_at_once(status: int, kind: str, field: str) -> None:
-    """LiteLLM's budgets, too: at 400, each refused request would be a failed vote."""
+    """This includes LiteLLM's budgets, which come as HTTP 400: each refusal would otherwise be a failed vote."""
     with (
         serving(lambda body, number: Reply(status, {"error": {"message": "pay", field: kind}})) as server,
         pytest.raises(OpdkitError, match="OPENAI_API_KEY has no credit left"),
@@ -263,7 +263,7 @@ def test_a_prompt_that_a_filter_refuses_is_a_failed_vote_and_many_in_a_row_end_i
     assert [bool(answer.text) for answer in answers].count(True) == 4
     with serving(lambda body, number: refusal if number else GOOD) as server, pytest.raises(OpdkitError, match="400"):
         ask(server.url, 60, concurrency=1)
-    with serving(lambda body, number: refusal) as server:  # it says that it is a filter: no answer has to prove it
+    with serving(lambda body, number: refusal) as server:  # the code names a filter, so no answer is needed to prove it
         assert {answer.error for answer in ask(server.url, 3)} == {f"{NO_ANSWER}: filtered"}
 
 
@@ -279,7 +279,7 @@ def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:
 
 
 def test_a_vote_that_echoes_the_key_is_kept_without_it(monkeypatch) -> None:
-    """a server that shows its request in the answer itself; the answer goes into the verdicts."""
+    """Some servers show the request in the answer, and the answer is stored in the verdicts."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with serving(
         lambda body, number: Reply(200, {"choices": [{"message": {"content": f"You sent {KEY}. \\boxed{{1}}"}}]})
@@ -301,7 +301,7 @@ def test_an_error_that_echoes_the_key_is_redacted(status: int, monkeypatch) -> N
 
 
 def test_a_key_that_cannot_be_one_is_refused_without_showing_it(monkeypatch) -> None:
-    """the HTTP library would show it in its error."""
+    """The HTTP library would show the value in its error."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret\nvalue")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
         client("http://127.0.0.1:1/v1")
@@ -396,7 +396,7 @@ def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
 
 
 def test_advice_about_a_prompt_that_is_too_long_names_an_option_of_the_command() -> None:
-    """`eval`, `rollout` and `teacher` ask about a criterion, and have no --max-section-chars."""
+    """Questions on a criterion come from `eval`, `rollout` and `teacher`, which have no --max-section-chars."""
     with serving(lambda body, number: Reply(413, {"error": "prompt is too long: 9 tokens"})) as server:
         ((answer,),) = client(server.url).ask([replace(ONE, name="criterion")])
     assert "--max-section-chars" not in str(answer.error)
@@ -462,7 +462,7 @@ def test_answers_come_in_the_order_of_the_requests_however_they_finish() -> None
 
 @pytest.mark.parametrize("concurrency", [1, 6])
 def test_no_more_requests_are_under_way_than_asked(concurrency: int) -> None:
-    """And no fewer: nobody is answered until so many have arrived."""
+    """There are no fewer either: the server answers only once this many requests have arrived."""
     arrived = threading.Barrier(concurrency, timeout=300)
     with serving(lambda body, number: arrived.wait() * 0 or GOOD) as server:
         ask(server.url, 12, concurrency=concurrency, timeout=300.0)
@@ -474,7 +474,7 @@ def test_no_requests_no_connection() -> None:
 
 
 def test_it_works_inside_a_running_loop() -> None:
-    """A notebook runs one."""
+    """A notebook runs an event loop, in which `asyncio.run` would fail."""
     with serving(lambda body, number: GOOD) as server:
 
         async def cell():
@@ -488,7 +488,7 @@ def test_seeds() -> None:
     seeds = {stable_hash(*parts, bits=31) for parts in names}
     assert len(seeds) == 16
     assert all(0 <= s < 2**31 for s in seeds)
-    assert stable_hash(0, "a:1", "hint", 0, bits=31) == 668564671  # pinned: another number is another run
+    assert stable_hash(0, "a:1", "hint", 0, bits=31) == 668564671  # pinned: another value would change every run
 
 
 # -- the stage --------------------------------------------------------------------------------------------------------
@@ -529,7 +529,7 @@ def test_verdicts_from_a_server(tmp_path) -> None:
 
 
 def test_an_outage_writes_no_verdicts_and_the_next_start_goes_on(tmp_path) -> None:
-    """an outage is never written into the table as verdicts."""
+    """A part without all its answers is not written; the next start asks only for the answers that are missing."""
     path = write_extract(tmp_path / "run", SESSIONS)
     with (
         serving(lambda body, number: by_question(body, number) if number < 30 else Reply(503, "")) as server,

@@ -1,4 +1,4 @@
-"""Signs in the log itself that a turn went wrong."""
+"""Tests of the signs in the log itself that a turn went wrong: errors, truncation, repeated calls and loops."""
 
 import pytest
 from runs import in_context, message, talk
@@ -47,7 +47,7 @@ FAILED = [
     '{"success": false}',
     '{"isError": true, "content": []}',
     '{"stdout": "", "exit_code": 1}',
-    "{'seat': 12}\nKeyError: 'row'",  # not JSON: its words are looked at
+    "{'seat': 12}\nKeyError: 'row'",  # not JSON, so its words are searched
 ]
 FINE = [
     "",
@@ -93,7 +93,7 @@ def test_what_only_speaks_of_failure_is_none(result: str) -> None:
 
 
 def test_repeated_calls() -> None:
-    """The same call again since the user last spoke, or twice at once."""
+    """A call is repeated if it was made before since the user last spoke, or twice in one message."""
     search = ("search", '{"q": "a", "n": 1}')
     again = ("search", '{"n":1,  "q":"a"}')
     asked, result = message("user", "go"), message("tool", "[]")
@@ -123,12 +123,12 @@ def test_repeated_calls() -> None:
     ],
 )
 def test_loops(text: str, looping: bool) -> None:
-    """A judge must not reward what visibly failed."""
+    """A text loops if it ends in a piece with letters that repeats often; rules, lists and numbers do not loop."""
     assert loops(text) is looping
 
 
 def test_flags_of_a_turn() -> None:
-    """Tool error, truncation, duplicate tool call, loop."""
+    """Each sign gives the turn a flag; an error in the user's words and a loop in the thinking give none."""
     call = ("search", "{}")
     turns = [
         message("user", "go"),

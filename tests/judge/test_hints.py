@@ -1,4 +1,4 @@
-"""Hint candidates: filter, duplicates, selection, and what the votes make of them."""
+"""Tests of hint candidates: the filter, duplicates, the selection, and what the votes decide."""
 
 import math
 from collections import Counter
@@ -59,14 +59,14 @@ def test_the_filter_says_why(hint: str, reason: str | None) -> None:
     assert find_fault(hint, NEXT, min_chars=2, max_chars=600) == reason
 
 
-# Every one of these says what to do.
+# Each of these says what to do.
 ACTIONABLE = [
     "Use Python", "Be brief", "JSON", "No emojis.", "User correction: No, Paris.", "用摄氏度回答", "用列表",
     "简洁", "摄氏で答えてください", "箇条書きで", "섭씨로", "목록으로 써 줘", "ตอบเป็นภาษาไทย", "ใช้รายการ",
     "أجب بالعربية", "استخدم القوائم", "Ответь по-русски", "Короче", "Auf Deutsch", "En français",
     "Usa una lista", "हिंदी में लिखिए", "ענה בעברית", "Στα ελληνικά",
 ]  # fmt: skip
-# None of these does: what was wrong, and not what would be right.
+# Each of these says that something was wrong, and not what would be right.
 EMPTY = [
     "User correction: incorrect", "User correction: That was bad", "User correction: That's wrong.", "Wrong!",
     "no", "Nope, still not right.", "User correction: This doesn't work", "不对", "这是错误的",
@@ -100,7 +100,7 @@ def test_the_shortest_hint_is_an_option(tmp_path: Path) -> None:
 
 
 def test_a_hint_that_quotes_the_next_state_leaks() -> None:
-    """A run of 8 words is a quotation, 7 are not; case and punctuation hide nothing."""
+    """A run of 8 words from the next state is a leak, 7 are not; case and punctuation do not matter."""
     seven = "please give me the temperature for tomorrow"
     eight = seven + " in"
     assert len(split_words(seven)) == 7
@@ -113,7 +113,7 @@ def test_a_hint_that_quotes_the_next_state_leaks() -> None:
 
 
 def test_a_next_state_is_split_into_words_once(monkeypatch) -> None:
-    """It may be the result of a tool of megabytes, and there are as many candidates as votes."""
+    """It may be a tool result of megabytes, so it is not split again for each of the candidates."""
     said, split = f"{NEXT} Thank you.", []
     monkeypatch.setattr(hints, "split_words", lambda text: split.append(text) or split_words(text))
     texts = ["Use Celsius", "Use Kelvin", f"Say {NEXT}", "Answer in degrees Celsius", "Show a table"]
@@ -130,7 +130,7 @@ def test_a_word_is_matched_whole() -> None:
 
 
 def test_a_leak_in_a_script_without_spaces() -> None:
-    """16 Han or Kana characters stand for eight words, and 32 characters of Thai; a wish in its words is no leak."""
+    """16 Han or Kana characters, or 32 Thai ones, count as eight words; a wish in the user's words is not a leak."""
     said = "我想知道明天下午北京的最高气温大概是多少度"
     assert is_leak("应该说明天下午北京的最高气温大概是多少", said)
     assert not is_leak("应该说下午北京的最高气温大概是多少", said)
@@ -157,7 +157,7 @@ def test_no_two_alike_and_shortest_first() -> None:
     ("Keep rows with x >= 3.", "Keep rows with x < 3."), ("Give the price in €.", "Give the price in $."),
 ])  # fmt: skip
 def test_a_sign_that_changes_the_meaning_is_part_of_a_hint(most: str, other: str) -> None:
-    """Wrong before: the two counted as one hint, and the shorter one, of a single vote, was taken."""
+    """Regression: the two counted as one hint, and the shorter text won, although it had a single vote."""
     choice = chosen([1] * 5, [most] * 4 + [other], select="consensus")
     assert choice.hint == most
     assert sorted(choice.hints) == sorted([most, other])
@@ -202,7 +202,7 @@ def test_candidates_are_the_votes_with_decision_1() -> None:
 
 
 def test_one_lucky_vote_gives_no_hint() -> None:
-    """One vote of five that says 1, with the longest text, does not decide."""
+    """One vote of five for a hint is outvoted; two of three valid votes give a hint, and so does a single vote."""
     found = chosen([1, -1, -1, -1, -1], [GOOD, None, None, None, None])
     assert (found.hints, found.hint, found.status) == ([GOOD], None, "outvoted")
     assert chosen([1, -1], [GOOD, None]).status == "outvoted"
@@ -211,7 +211,7 @@ def test_one_lucky_vote_gives_no_hint() -> None:
 
 
 def test_fewer_than_half_valid_is_no_quorum() -> None:
-    """A failed vote is never a neutral one."""
+    """A failed vote is not a vote: if fewer than half are valid, there is no hint."""
     found = chosen([1, 1, None, None, None], [GOOD, GOOD, None, None, None])
     assert (found.hints, found.hint, found.status) == ([GOOD], None, "no_quorum")
     assert chosen([None, None], [None, None]).status == "no_quorum"
@@ -230,7 +230,7 @@ def test_why_there_is_no_hint() -> None:
 
 
 def test_the_consensus_is_the_hint_that_most_votes_give() -> None:
-    """Two of three name the 24-hour clock; the longest vote names both clocks, and is alone with that."""
+    """Two of three votes name the 24-hour clock only; `longest` takes the third, which names both clocks."""
     clock, reworded = "Use the 24-hour clock for times.", "Write the time on the 24-hour clock."
     both = "Use the 24-hour clock with am or pm as they like it."
     assert chosen([1, 1, 1], [clock, both, reworded], select="consensus").hint == clock
@@ -238,7 +238,7 @@ def test_the_consensus_is_the_hint_that_most_votes_give() -> None:
 
 
 def test_the_consensus_counts_equal_votes_and_sums_similarities() -> None:
-    """Words {a b}, {a c}, {a c}: sums 1 + 1/3 + 1/3 and 1/3 + 1 + 1."""
+    """The words are {a b}, {a c} and {a c}: the Jaccard similarities sum to 1 + 1/3 + 1/3 and 1/3 + 1 + 1."""
     first, second = "alpha beta", "alpha gamma"
     assert choose_by_consensus([first, second], [first, second, second]) == second
     assert choose_by_consensus([first, second], [first, first, second]) == first
@@ -253,7 +253,7 @@ def test_a_majority_of_equal_votes_is_the_consensus(votes: list[str]) -> None:
 
 
 def test_a_verbose_quotation_does_not_win_as_the_longest() -> None:
-    """One lucky vote and the longest text must not win."""
+    """A quotation and a text that is too long are rejected, so that the shorter hint wins."""
     found = chosen([1, 1, 1], [NEXT * 3, "z" * 700, GOOD])
     assert (found.hint, found.status) == (GOOD, "ok")
     assert found.rejected == {"leak": 1, "too_long": 1}

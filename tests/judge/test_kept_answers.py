@@ -1,4 +1,4 @@
-"""Answers of a server are kept as they come: a killed process loses none, and nobody else reads them."""
+"""Tests of answers that are kept as they come: a killed process loses none, and no other plan reads them."""
 
 import json
 import os
@@ -47,14 +47,14 @@ def kept_file(path: Path) -> Path:
 
 
 def seeds_in(file: Path) -> list[int]:
-    """Return the seeds of the answers in a file, but for torn lines."""
+    """Return the seeds of the answers in a file, except those in torn lines."""
     return [json.loads(line)[3] for line in file.read_bytes().split(b"\n") if line.endswith(b"]")]
 
 
 def interrupt(path: Path, answers: int, **options) -> int:
-    """Judge until the server has given so many answers, and nothing but errors from then on.
+    """Judge with a server that gives this number of `answers`, and only errors after them.
 
-    Return how many were kept: answers that were under way when the command ended are lost.
+    Return how many answers were kept: those under way when the command ended are lost.
     """
     with (
         serving(lambda body, number: said(body) if number < answers else Reply(500, "")) as server,
@@ -73,7 +73,7 @@ def judge_rest(path: Path, **options) -> list[int]:
 
 @pytest.mark.slow
 def test_killed_processes_lose_no_answered_vote(extracted: Path, tmp_path: Path) -> None:
-    """SIGKILL of the command at its 60th, 130th and 239th request: what was kept is never asked for again."""
+    """The command is killed at the 60th, 130th and 239th request; no answer that was kept is asked for again."""
     calm = write_extract(tmp_path / "calm", SESSIONS, per_part=12)
     judge_rest(calm)
     asked, lock, kept = Counter[int](), threading.Lock(), list[int]()
@@ -109,7 +109,7 @@ def test_killed_processes_lose_no_answered_vote(extracted: Path, tmp_path: Path)
 
 
 def test_a_part_that_takes_longer_than_a_job_may_is_judged_in_several_jobs(extracted: Path) -> None:
-    """A scheduler asks to stop, and does not wait for the end of the part: the answers are kept, so it may resume."""
+    """If a scheduler stops the command within a part, the answers are kept, and the next job asks only for the rest."""
 
     def script(body: dict, number: int) -> Reply:
         if number == 60:
@@ -139,7 +139,7 @@ def test_the_tokens_that_the_server_counts_are_summed_whoever_asked(extracted: P
 
 
 def test_of_several_shards_the_last_one_records_the_tokens(tmp_path: Path) -> None:
-    """One that sums the parts before the others end, and writes after them, would leave too small a sum."""
+    """A shard that sums the parts before the others end, but writes after them, would record too small a sum."""
     path = write_extract(tmp_path / "run", SESSIONS, per_part=6)
     assert 0 < len(judge_rest(path, shard="0/2")) < VOTES
     assert "usage" not in manifest(path, "judge")
@@ -161,7 +161,7 @@ def test_a_torn_line_is_asked_for_again_and_harms_no_other(extracted: Path) -> N
     file = kept_file(extracted)
     torn = seeds_in(file)[-1]
     file.write_bytes(file.read_bytes()[:-9])
-    count = interrupt(extracted, 50)  # appends to it
+    count = interrupt(extracted, 50)  # appends to the torn file
     known = set(seeds_in(file))
     assert 90 <= count == len(known)
     asked = judge_rest(extracted)
@@ -172,7 +172,7 @@ def test_a_torn_line_is_asked_for_again_and_harms_no_other(extracted: Path) -> N
 
 @pytest.mark.parametrize("options", [{"seed": 1}, {"judge_model": "another"}, {"temperature": 0.5}, {}], ids=str)
 def test_another_plan_never_reads_them(options: dict, extracted: Path, tmp_path: Path) -> None:
-    """Nor does the same one that was begun again with --overwrite: its server may be another."""
+    """Nor does the same plan if it is started again with --overwrite: its server may be another."""
     interrupt(extracted, 50)
     shutil.copy(kept_file(extracted), tmp_path / "answers")
     interrupt(extracted, 1, overwrite=True, **options)  # the trial question
@@ -188,7 +188,7 @@ def test_the_trial_question_is_one_request(extracted: Path) -> None:
 
 
 def test_errors_are_not_answers(extracted: Path) -> None:
-    """A prompt that does not fit is asked for again, after a larger server was started."""
+    """A prompt that did not fit is asked about again, as the next server may have a larger context."""
     too_long = Reply(400, {"error": {"message": "the prompt is longer than the context length"}})
 
     def script(body: dict, number: int) -> Reply:
@@ -203,7 +203,7 @@ def test_errors_are_not_answers(extracted: Path) -> None:
 
 
 def test_a_file_of_a_part_that_is_done_is_removed(extracted: Path) -> None:
-    """It is left by a kill between the commit and the removal."""
+    """A process that is killed between the commit of a part and the removal leaves such a file."""
     interrupt(extracted, 50)
     left = kept_file(extracted).read_bytes()
     judge_rest(extracted)

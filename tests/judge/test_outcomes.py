@@ -1,4 +1,4 @@
-"""Rewards that the log brings along: `--good` and `--bad`."""
+"""Tests of rewards that come from fields of the log: `--good` and `--bad`."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ SESSIONS = dict.fromkeys(("solved", "failed", "unknown"), TALK)
 
 
 def outcome(good: list[str], bad: list[str], index: int = 1, **metadata: object) -> Reward | None:
-    """The reward that such conditions give the turn at `index` of a session with these metadata."""
+    """Return the reward that the conditions give the turn at `index` of a session with these metadata."""
     conditions = {1: parse_filters(good), -1: parse_filters(bad)}
     return find_outcomes(session(**metadata), [index], conditions).get(index)
 
@@ -46,7 +46,7 @@ def session(**metadata: object) -> dict:
     ({"reward": None}, None), ({"reward": True}, None), ({"reward": [0, 1]}, None),
 ])  # fmt: skip
 def test_a_number_and_what_is_none(metadata: dict, reward: int | None) -> None:
-    """Of a list one element is enough: then both sides hold, and nobody knows."""
+    """A list meets a condition if one of its elements does; a list that meets both gives no reward."""
     expected = Reward(reward, "outcome", None) if reward else None
     assert outcome(["metadata.reward>=1"], ["metadata.reward<1"], **metadata) == expected
 
@@ -71,7 +71,7 @@ def test_scores_that_are_a_list_of_names_and_values() -> None:
 
 
 def test_a_turn_is_told_by_the_call_that_wrote_it() -> None:
-    """What is said of the whole session holds where its call says nothing; another call's feedback never does."""
+    """The feedback on a turn's own call comes first, then that on the session; another call's never counts."""
     calls = [{"line": 1, "message_index": 1, "reward": 1.0}, {"line": 2, "message_index": 3, "reward": 0.0},
              {"line": 3, "message_index": 5}, "no call", {"message_index": "7", "reward": 1}]  # fmt: skip
     conditions = {1: parse_filters(["metadata.reward>0"]), -1: parse_filters(["metadata.reward<=0"])}
@@ -103,7 +103,7 @@ GOOD, BAD = ("metadata.reward=1",), ("metadata.reward=0",)
 
 
 def test_every_turn_of_a_session_has_its_outcome_and_the_others_are_voted_on(extracted: Path) -> None:
-    """Hints are asked for all the same."""
+    """An outcome replaces the reward votes only: hints of such turns are still voted on."""
     before = JudgeConfig(run=extracted, judge="rules", shard="0/1")
     judge.run(before)
     voted = {row["turn_id"]: row for row in read_all(extracted, "verdicts")}
@@ -131,7 +131,7 @@ def test_a_server_is_not_asked_for_what_the_log_says(extracted: Path, monkeypatc
 
 
 def test_an_outcome_is_a_reaction_too(tmp_path: Path, monkeypatch) -> None:
-    """A reply that nobody answered is rewarded by its rating, and asked nothing about; the others are left alone."""
+    """A rated reply without a next state gets its reward without a request; an unrated one gets no verdict."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     lines = [{"messages": talk("2 + 2?", "5") if stars is None else talk("2 + 2?", f"{stars}")} | {"stars": stars}
              for stars in (5, 1, None)]  # fmt: skip
@@ -158,7 +158,7 @@ def test_a_field_that_no_log_has_is_said(extracted: Path, capsys) -> None:
 
 
 def test_what_comes_after_takes_it_for_a_reward(extracted: Path, tmp_path: Path) -> None:
-    """show lists it by its status, and calibrate does not call it the judge's."""
+    """`show` lists outcomes by their status, and `calibrate` does not count them as rewards of the judge."""
     judge.run(JudgeConfig(run=extracted, judge="rules", shard="0/1", good=GOOD, bad=BAD))
     listed = CliRunner().invoke(app, ["show", str(extracted), "--status", "outcome", "--json"])
     assert listed.exit_code == 0, listed.stderr

@@ -1,4 +1,4 @@
-"""Raw judge answers to votes."""
+"""Tests of parsing raw judge answers into votes."""
 
 import pytest
 from hypothesis import given
@@ -56,7 +56,7 @@ ONES = [
 
 @pytest.mark.parametrize("text", ONES)
 def test_ways_to_write_one(text: str) -> None:
-    """`\\boxed{1.0}` and `\\boxed{ 1 }` are decisions."""
+    """Every usual way to box a 1 is a decision, such as `\\boxed{1.0}` and `\\boxed{ 1 }`."""
     assert reward(f"It did. {text}") == 1
     assert hint(f"{text} [HINT_START]Use metric units.[HINT_END]") == (1, "Use metric units.")
 
@@ -83,7 +83,7 @@ def test_the_other_scores(text: str, score: int) -> None:
     ["2", "-2", "10", "11", "0.5", "1.5", "yes", "", " ", "1 or -1", "1/-1", "1, -1", "±1", "l", "--1"],
 )
 def test_a_decision_that_is_not_on_offer_is_no_vote(content: str) -> None:
-    """And no earlier decision stands in for it."""
+    """The vote fails; an earlier decision in the same answer does not replace it."""
     vote = parse_reward(Answer(rf"First \boxed{{1}}. No: \boxed{{{content}}}"))
     assert vote.score is None
     assert vote.error is not None
@@ -124,7 +124,7 @@ def test_the_last_decision_counts() -> None:
 
 
 def test_only_what_follows_the_thinking_counts() -> None:
-    """A draft inside the thinking is no answer."""
+    """A decision inside the thinking is only a draft."""
     assert reward(r"<think>maybe \boxed{1}</think>\boxed{-1}") == -1
     assert reward(r"<think>a</think>\boxed{1}<think>b</think> \boxed{0}") == 0
     assert reward(r"maybe \boxed{1}</think> It failed: \boxed{-1}", thinking=True) == -1
@@ -133,7 +133,7 @@ def test_only_what_follows_the_thinking_counts() -> None:
 
 
 def test_thinking_that_never_ends_is_no_vote() -> None:
-    """The draft of an answer that was cut off."""
+    """A decision in thinking that never closes is a draft of an answer that was cut off."""
     assert parse_reward(Answer(r"<think>\boxed{1}")).error == OPEN_THINKING
     assert parse_reward(Answer(r"<think>a</think> \boxed{1} <think>wait, \boxed{-1}")).error == OPEN_THINKING
     assert parse_reward(Answer(r"so \boxed{1}", thinking=True)).error == OPEN_THINKING
@@ -141,7 +141,7 @@ def test_thinking_that_never_ends_is_no_vote() -> None:
 
 
 def test_a_vote_cut_off_by_the_token_limit_is_none() -> None:
-    """Also when a decision was already there."""
+    """An answer that was cut off or interrupted is a failed vote, even if it holds a decision."""
     assert parse_reward(Answer(r"\boxed{1} because", "length")).error == CUT_OFF
     assert parse_reward(Answer(r"\boxed{1} because", "abort")).error == "interrupted: abort"
     vote = parse_hint(Answer(r"\boxed{1}[HINT_START]Use metric units.[HINT_END] and", "length"))
@@ -163,12 +163,12 @@ def test_a_vote_cut_off_by_the_token_limit_is_none() -> None:
     ],
 )
 def test_a_vote_that_repeats_the_rules_is_none(text: str) -> None:
-    """ "\\boxed{1} or \\boxed{-1}" is no vote."""
+    """An answer such as "\\boxed{1} or \\boxed{-1}" lists the options and chooses none."""
     assert parse_reward(Answer(text)).error == ECHO
 
 
 def test_the_hint_question_repeated_is_no_vote() -> None:
-    """A list of the options is no choice."""
+    """An answer that only repeats the question lists the options and chooses none."""
     for text in (HINT_QUESTION, HINT_QUESTION.replace("\n", " ")):
         assert hint(text) == (None, None)
 
@@ -193,7 +193,7 @@ def test_an_answer_that_could_not_be_asked_for_says_why() -> None:
 
 
 def test_an_unclosed_hint_is_no_hint_and_the_decision_stands() -> None:
-    """An unclosed block must not swallow the reasoning and win as the longest hint."""
+    """An unclosed block would take in the reasoning after it, and could win as the longest hint."""
     assert hint(r"\boxed{1} [HINT_START] Use metric units. And then I thought about it for long") == (1, None)
     assert hint(r"\boxed{1} [HINT_START]Use A.[HINT_END] or rather [HINT_START] use B") == (1, None)
     assert hint(r"[HINT_START] let me think \boxed{1} [HINT_START]Use metric units.[HINT_END]") == (

@@ -1,4 +1,4 @@
-"""Judge "reaction": each reaction is the hint as it stands, from extract to a trained model."""
+"""Tests of judge "reaction": each reaction is the hint, word for word, from the judge to the trained model."""
 
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def test_outcomes_in_the_log_are_rewards_all_the_same(run: Path) -> None:
     judge.run(config(run, bad=("source=*",)))
     rewards = {row["turn_id"]: (row["reward"], row["hint"]) for row in read_all(run, "verdicts")}
     assert rewards["more:1"] == (-1, "And 3 + 3?")
-    assert rewards["more:3"] == (-1, None)  # the last reply: an outcome, and no reaction to it
+    assert rewards["more:3"] == (-1, None)  # the last reply has an outcome and no reaction
 
 
 def test_options_of_models_are_refused(run: Path) -> None:

@@ -1,9 +1,9 @@
-"""The rules judge against labels: 217 reactions of many kinds, and the sample data, whose truth is known.
+"""Tests of the rules judge against labels: 217 reactions of many kinds, and the sample data.
 
-The reactions were written and labelled before the patterns were extended. One half ("seen") was looked at while they
-were, the other ("aside") was measured once, at the end: 44 of 54 wishes became true hints (24 before), one complaint
-was rewarded and two harmless reactions counted as corrections. Two of these three were mended then, so that half is
-seen now, too. `wanted` holds words that a true hint names.
+The reactions were written and labelled before the patterns were extended. One half ("seen") was used to extend them;
+the other ("aside") was measured once, at the end: 44 of 54 wishes became true hints (24 before), one complaint was
+rewarded, and two harmless reactions counted as corrections. Two of these three errors were then fixed, so this half is
+no longer unseen either. `wanted` holds the words that a true hint names.
 """
 
 import json
@@ -28,7 +28,7 @@ from opdkit.store.reading import read_all
 REACTIONS = [json.loads(line) for line in (Path(__file__).parent / "reactions.jsonl").open(encoding="utf-8")]
 Judge = Callable[[str, str], tuple[int, str | None]]  # (reply, reaction) -> reward, hint
 
-# The simple patterns of the first offline judge: what they find, the rules must find, too.
+# The patterns of the first rules judge: the rules must find at least as many true hints as these.
 SIMPLE = (
     r"\b(?:no,? )?i (?:said|asked for|asked you to|asked|wanted|meant) (?P<x>[^.!?\n]+)",
     r"\b(?:use|try|switch to) (?P<x>[^.!?\n]+)",
@@ -99,7 +99,7 @@ def test_another_language_gives_no_verdict(row: dict) -> None:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str | None, str, str]]:
-    """Turn of the sample data -> reward and hint by the rules, reply, what the user or the tool said next."""
+    """Return turn of the sample data -> (reward and hint by the rules, reply, text of the next state)."""
     run = tmp_path_factory.mktemp("sample") / "run"
     extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs"),), shard="0/1"))
     judge_stage.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
@@ -119,7 +119,7 @@ def names_wish(hint: str | None, wanted: str | None) -> bool:
 
 
 def test_the_sample_data_judged_by_rules(sample) -> None:
-    """Before, 131 of 262 corrections were rewarded, and there were 37 hints."""
+    """No correction is rewarded, and at most 3 hints are false. At first, 131 of 262 were rewarded, with 37 hints."""
     truth = {row["turn_id"]: row for row in labels() if row["turn_id"] in sample}
     rewards = Counter((row["reward"], sample[turn][0]) for turn, row in truth.items())
     assert sum(number for (reward, _), number in rewards.items() if reward == -1) >= 200
@@ -133,7 +133,7 @@ def test_the_sample_data_judged_by_rules(sample) -> None:
 
 
 def test_a_hint_has_the_users_words() -> None:
-    """Phrases that only look like complaints are read as others; the hint has what the user wrote."""
+    """Phrases that only sound like complaints are left out when a reaction is classified, but stay in the hint."""
     said = "No, I wanted plain Python and nothing else."
     judged = judge_reaction(said, "How do I sort a list?", "Here is JavaScript: list.sort()")
     assert judged.reward == -1
@@ -141,7 +141,7 @@ def test_a_hint_has_the_users_words() -> None:
 
 
 def test_news_that_only_sounds_like_an_objection_is_none() -> None:
-    """Whether something is a correction is decided without it; what the user wrote alone would decide otherwise."""
+    """A phrase such as "no problem" does not make a reaction a correction; a wish beside it still does."""
     answer = judge_reaction("No problem, use that from now on.", "Any address will do.", "Which address shall I use?")
     assert (answer.reward, answer.hint) == (0, None)
     correction = judge_reaction(

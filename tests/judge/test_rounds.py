@@ -1,4 +1,4 @@
-"""Votes that end when they have decided a question: the same rewards and hints as with all votes, at fewer answers."""
+"""Tests of voting that stops once a question is decided: the rewards and hints of all votes, from fewer answers."""
 
 import itertools
 import re
@@ -35,9 +35,9 @@ def loopback(monkeypatch):
 
 
 def outcome(question: str, votes: list[Vote], weigh: bool) -> object:
-    """What all votes on a question come to, as far as training knows it."""
+    """Return what training sees of all votes on a question: reward and status, or hint and whether a quorum failed."""
     weights = list_confidences(votes) if weigh else None
-    decisions = [decision for decision, _ in votes]  # a later hint is longer, and wins
+    decisions = [decision for decision, _ in votes]  # a later hint (below) is longer, and wins
     if question == "reward":
         found = choose_reward(decisions, weights)
         return found.reward, found.status
@@ -47,7 +47,7 @@ def outcome(question: str, votes: list[Vote], weigh: bool) -> object:
 
 
 def is_decided(question: str, votes: list[Vote], most: int, weigh: bool, confidences=(None,)) -> bool:
-    """Try every way in which the other votes can go."""
+    """Return whether the outcome is the same for every way in which the other votes can go."""
     kinds = [(d, c) for d in DECISIONS[question] for c in confidences]
     ways = itertools.product(kinds, repeat=most - len(votes))
     return len({outcome(question, [*votes, *way], weigh) for way in ways}) == 1
@@ -61,14 +61,14 @@ def is_decided(question: str, votes: list[Vote], most: int, weigh: bool, confide
     ("hint", 4, [-1, -1], 0),
 ])  # fmt: skip
 def test_worked_by_hand(question: str, most: int, decisions: list[int | None], missing: int) -> None:
-    """Three equal votes of five decide a reward; of a hint that is wanted, all votes may have the best text."""
+    """Three equal votes of five decide a reward; a wanted hint needs all votes, as any may have the best text."""
     assert count_missing([(decision, None) for decision in decisions], question, most, False) == missing
 
 
 @pytest.mark.parametrize("question", DECISIONS)
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
 def test_against_every_way_in_which_the_votes_can_go(question: str, most: int) -> None:
-    """No vote too few, none too many, and no round that could have been shorter."""
+    """`count_missing` is the smallest number of further votes that can decide the question, by brute force."""
     for count in range(most + 1):
         for decisions in itertools.combinations_with_replacement(DECISIONS[question], count):
             votes: list[Vote] = [(decision, None) for decision in decisions]
@@ -115,7 +115,7 @@ def are_beginnings(short: Path, long: Path) -> bool:
 
 
 def likely(body: dict, _number: int) -> Reply:
-    """A judge of whose votes 8% fail; the seed of a vote decides what it says."""
+    """Answer by the seed of the vote alone; 8% of the votes fail."""
     text = text_of(body)
     return completion("I cannot say." if body["seed"] % 12 == 0 else text)
 
@@ -137,7 +137,7 @@ def test_a_server_is_asked_less_for_the_same_rewards_and_hints(options: dict, tm
 
 
 def test_a_run_that_was_interrupted_asks_for_no_vote_twice(tmp_path: Path) -> None:
-    """The second round is under way when the server gives up."""
+    """The server fails during the second round; the resumed run asks only for the votes that are missing."""
     whole, broken = (write_extract(tmp_path / name, SESSIONS, per_part=12) for name in ("whole", "broken"))
     with serving(likely) as server:
         judge.run(config(whole, server.url))
@@ -170,7 +170,7 @@ def test_a_dry_run_says_at_most_and_once_measured_how_many(tmp_path: Path, capsy
 
 
 def test_the_sample_judge_answers_a_third_less(tmp_path: Path) -> None:
-    """A local judge gives all votes, a server that answers as it does is asked for a part of them."""
+    """A local judge gives all votes; a server with the same answers is asked for at most 70% of them."""
     runs = [tmp_path / name for name in ("stopped", "all")]
     for run in runs:
         extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs/openai.jsonl"),), limit=12, shard="0/1"))

@@ -1,4 +1,4 @@
-"""The offline judge, sentence by sentence."""
+"""Tests of the rules judge, sentence by sentence."""
 
 import json
 import subprocess
@@ -80,7 +80,7 @@ CORRECTIONS = [
     ("Well, I think that is wrong", "User correction: Well, I think that is wrong"),
     ("your code throws an exception", "User correction: your code throws an exception"),
 ]
-COMPLAINTS = [  # they say that it was wrong, and nothing of what would be right
+COMPLAINTS = [  # say that the reply was wrong, and not what would be right
     "That's wrong.",
     "That is not what I need",
     "you misunderstood me",
@@ -94,7 +94,7 @@ COMPLAINTS = [  # they say that it was wrong, and nothing of what would be right
     "undo that",
 ]
 NO_CORRECTIONS = [
-    # what looks like a correction and is none
+    # looks like a correction and is not
     ("no problem, thanks!", 1),
     ("No worries, thank you", 1),
     ("not bad", 1),
@@ -130,7 +130,7 @@ NO_CORRECTIONS = [
     ("I am looking for a train that isn't full", 0),
     ("I was told that I didn't need insurance", 0),
     ("I think it is KHIK97. Can you confirm if that's correct?", 0),
-    # a new request in words that a wish about the reply could have
+    # a new request in words that could also be a wish about the reply
     ("I want a list of hotels in Rome.", 0),
     ("I want a refund.", 0),
     ("I need that in an hour.", 0),
@@ -168,7 +168,7 @@ NO_CORRECTIONS = [
     # a new request says nothing about the reply before it
     ("And what is the weather there?", 0),
     ("Now book a hotel.", 0),
-    # alone it says nothing
+    # says nothing on its own
     ("ok", 0),
     ("Fine.", 0),
     ("sure", 0),
@@ -182,7 +182,7 @@ NO_CORRECTIONS = [
     ("> quoted only", 0),
 ]
 ANSWERS = [
-    # the reply asked a question; this is its answer, not a verdict on it
+    # said after a reply that asks a question: an answer to it is not a verdict on the reply
     ("No, an aisle seat", 0),
     ("No, I don't need one.", 0),
     ("use my gift card", 0),
@@ -218,7 +218,7 @@ def test_harmless_words_are_no_correction(said: str, reward: int) -> None:
 
 @pytest.mark.parametrize(("said", "reward"), ANSWERS)
 def test_an_answer_to_the_replys_question_is_no_verdict(said: str, reward: int) -> None:
-    """A reply that only asks is not rewarded because the user answers."""
+    """An answer to the reply's question gives no reward, unless it also thanks or corrects."""
     assert heard(said, reply=ASKED).reward == reward, heard(said, reply=ASKED)
 
 
@@ -267,7 +267,7 @@ def tools(*results: str, then: str | None = None):
 
 
 def test_tool_results() -> None:
-    """A failed call is -1, and all parallel results are looked at."""
+    """A failed call gives -1, also if only one of several parallel results reports the failure."""
     assert (tools('{"id": 7}').reward, tools('{"id": 7}').hint) == (1, None)
     assert (tools("Error: no seats left").reward, tools("Error: no seats left").hint) == (-1, None)
     assert tools("Error: no seats left", '{"id": 7}').reward == -1
@@ -332,7 +332,7 @@ LANGUAGES = json.loads((Path(__file__).parent / "languages.json").read_text(enco
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_another_language_is_told_from_english(language: str) -> None:
-    """Twelve reactions each, short ones, too: at most one is taken for English."""
+    """Of twelve reactions per language, some of them short, at most one is taken for English."""
     assert sum(is_english(said) for said in LANGUAGES[language]) <= 1
 
 

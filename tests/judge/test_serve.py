@@ -1,4 +1,4 @@
-"""The endpoint judge against `transformers serve`, with the model of sample_data behind it."""
+"""Tests of the endpoint judge with `transformers serve`, which serves the model of sample_data."""
 
 import re
 from collections.abc import Iterator
@@ -39,14 +39,14 @@ def config(run: Path, url: str, model: Path = MODEL, **fields) -> JudgeConfig:
 
 
 def test_a_real_server_judges_the_sample_logs(server: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    """The same prompts, parse and votes as in the process; the server ignores `n`, so a vote is a request."""
+    """At least 90% of rewards and hints are right. The server ignores `n`, so each vote is a request of its own."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     logs = str(MODEL.parent / "logs" / "openai.jsonl")
     extract.run(ExtractConfig(run=tmp_path, logs=(logs,), limit=5, shard="0/1"))
     judge.run(config(tmp_path, server, dry_run=True))
     shown = re.search("tokens to read +([0-9,]+)\n", capsys.readouterr().out)
     summary = judge.run(config(tmp_path, server))
-    counted = summary.counters.total("prompt tokens")  # by the server
+    counted = summary.counters.total("prompt tokens")  # as the server counts them
     assert int(shown[1].replace(",", "")) == pytest.approx(counted, rel=0.1)
     rows = {row["turn_id"]: row for row in read_all(tmp_path, "verdicts")}
     assert summary.counters.total("votes") == 6 * len(rows)

@@ -1,4 +1,4 @@
-"""The judge stage from parts to verdicts: counters, shards, resume, limits, warnings."""
+"""Tests of the judge stage, from parts to verdicts: counters, shards, resume, limits, warnings."""
 
 import os
 import shutil
@@ -72,7 +72,7 @@ def test_rules_from_turns_to_verdicts(extracted: Path) -> None:
 
 
 def test_reactions_that_the_rules_cannot_read_are_counted_and_said(tmp_path: Path, capsys) -> None:
-    """English rules say nothing about another language; who reads the summary learns that."""
+    """The rules read only English; the summary and a warning count reactions in another language."""
     said = {"de": "Das ist falsch, bitte auf Deutsch", "zh": "不对，我要的是Python", "en": "No, I said Tuesday"}
     run = write_extract(tmp_path / "run", {name: talk("hi", "hello", said[name], "oh", said[name]) for name in said})
     summary = judge.run(config(run))
@@ -97,7 +97,7 @@ def test_only_trainable_turns_are_judged(tmp_path: Path) -> None:
 
 
 def test_nothing_to_judge_is_said(tmp_path: Path) -> None:
-    """Nothing is left out without a word."""
+    """A run without a turn to judge ends with an error that gives the reason."""
     run = write_extract(tmp_path / "run", {"short": SESSIONS["short"]})
     with pytest.raises(OpdkitError, match=r"none of 1 .*no next state"):
         judge.run(config(run))
@@ -126,7 +126,7 @@ def test_limit_takes_the_first_sessions(extracted: Path, limit: int, turns: int)
 
 
 def test_shards_give_what_one_process_gives(extracted: Path, tmp_path: Path) -> None:
-    """Any number of shards, in any order, and the summary covers all of it."""
+    """Three shards in any order write the same verdicts, and the last summary covers all parts."""
     other = tmp_path / "other"
     shutil.copytree(extracted, other)
     whole = judge.run(config(extracted))
@@ -139,7 +139,7 @@ def test_shards_give_what_one_process_gives(extracted: Path, tmp_path: Path) -> 
 
 
 def test_a_resume_does_what_is_missing_and_sums_up_everything(extracted: Path) -> None:
-    """A resumed run is counted as a whole."""
+    """A resumed run judges only the missing part, and its summary counts all parts."""
     first = judge.run(config(extracted))
     before = verdicts(extracted)
     kept = extracted / "judge" / "verdicts" / "part-00000.parquet"
@@ -160,7 +160,7 @@ def test_another_plan_is_refused(extracted: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
-    """Kill -9 in the middle, start again, and the verdicts are those of one run."""
+    """A process is killed in the middle and started again; the verdicts are those of an uninterrupted run."""
     sessions = {f"s{n}": talk("a", "b", "Use Celsius instead", "c", f"thanks {n}") for n in range(12)}
     run = write_extract(tmp_path / "run", sessions, per_part=1)
     code = (
@@ -189,7 +189,7 @@ def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
 
 
 def counters(**counts: int | dict[str, int]) -> Counters:
-    """100 turns, 50 rewards of each kind and 10 hints in 200 votes, except where `counts` says otherwise."""
+    """Return counters of 100 turns, 50 rewards of +1 and 50 of -1, and 10 hints in 200 votes, updated by `counts`."""
     fine: dict[str, int | dict[str, int]] = {"votes": 200, "hints": 10, "rewards": {"+1": 50, "-1": 50}}
     numbers = {name: n if isinstance(n, dict) else {"": n} for name, n in (fine | counts).items()}
     return Counters(rows_in=100, rows_out=100, counts={name: Counter(n) for name, n in numbers.items()})
@@ -219,7 +219,7 @@ def test_what_looks_right_is_not(tmp_path: Path) -> None:
 
 
 def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
-    """A failed call that was voted +1 stays +1 in the table, and is counted."""
+    """A turn with a failed call that was voted +1 stays +1 in the table, and the contradiction is counted."""
     turn = next(judge.read_turns(config(extracted), 1, Counters()))
     counted = Counters()
     votes = [RewardVote(1, "yes")] * 3
@@ -250,7 +250,7 @@ def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
 
 
 def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
-    """All parallel tool results, not only the last."""
+    """The filter compares a hint with all parallel tool results, not only with the last."""
     results = ["one two three four five six seven eight", "nine"]
     turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
     run = write_extract(tmp_path / "run", {"s": turn})
@@ -272,7 +272,7 @@ def test_the_rules_judge_imports_no_torch(extracted: Path) -> None:
 
 
 def test_the_rules_may_quote_the_user(tmp_path: Path) -> None:
-    """Their hint is the user's own instruction: the leak filter is for judges that write hints."""
+    """The rules' hint is the user's own instruction; the leak filter is for judges that write hints."""
     asked = "No, I wanted the report for the third quarter of last year with all the regions in one table."
     run = write_extract(tmp_path / "run", {"s": talk("report", "Here is the first quarter.", asked)})
     judge.run(config(run))
@@ -286,7 +286,7 @@ def test_the_rules_may_quote_the_user(tmp_path: Path) -> None:
     ({"judge": "local", "judge_model": "no-such-folder/no-such-model/x"}, "no-such-model"),
 ])  # fmt: skip
 def test_a_judge_that_is_not_there_costs_no_votes(extracted: Path, options: dict, words: str) -> None:
-    """--overwrite throws the old votes away only for a judge that answers."""
+    """--overwrite removes the old votes only if the new judge answers."""
     judge.run(config(extracted))
     before = verdicts(extracted)
     with pytest.raises(OpdkitError, match=words):
@@ -295,7 +295,7 @@ def test_a_judge_that_is_not_there_costs_no_votes(extracted: Path, options: dict
 
 
 def test_lost_turns_cost_no_votes(extracted: Path) -> None:
-    """Found out before anything is thrown away."""
+    """Lost turns are detected before --overwrite removes any vote."""
     judge.run(config(extracted))
     before = verdicts(extracted)
     part_path(extracted, "turns", 0).unlink()

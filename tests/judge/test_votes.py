@@ -1,4 +1,4 @@
-"""Reward votes to rewards."""
+"""Tests of how reward votes become a reward."""
 
 import math
 from itertools import permutations
@@ -29,7 +29,7 @@ VOTE_LISTS = st.lists(st.sampled_from([1, 0, -1, None]), min_size=1, max_size=9)
     ],
 )
 def test_worked_by_hand(scores: list[int | None], expected: Reward) -> None:
-    """A failed vote is not neutral, and one valid vote of three decides nothing."""
+    """A failed vote does not count as 0, and one valid vote of three is no quorum."""
     found = choose_reward(scores)
     assert (found.reward, found.status) == (expected.reward, expected.status)
     assert found.agreement == pytest.approx(expected.agreement)
@@ -50,7 +50,7 @@ def test_mirrored_votes_give_the_mirrored_reward(scores: list[int | None]) -> No
 
 @given(VOTE_LISTS)
 def test_a_failed_vote_never_counts_as_zero(scores: list[int | None]) -> None:
-    """A failed vote is never a neutral one."""
+    """Failed votes change nothing while at least half are valid; otherwise there is no reward."""
     found = choose_reward(scores)
     valid = [s for s in scores if s is not None]
     if 2 * len(valid) < len(scores) or not valid:
@@ -61,7 +61,7 @@ def test_a_failed_vote_never_counts_as_zero(scores: list[int | None]) -> None:
 
 
 def right_after(m: int, p: float) -> float:
-    """P(the reward of m votes is right): each vote right with p, errors even over the other two, labels uniform."""
+    """Return P(reward of m votes is right): votes are right with p, errors and labels are uniformly distributed."""
     total = 0.0
     for label in (1, 0, -1):
         wrong, wronger = (v for v in (1, 0, -1) if v != label)

@@ -1,4 +1,4 @@
-"""Words of a text, in any script."""
+"""Tests of splitting a text into words, in any script."""
 
 import pytest
 
