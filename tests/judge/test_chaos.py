@@ -212,7 +212,7 @@ def test_of_two_processes_the_first_to_know_the_name_decides(tmp_path: Path, cap
 
 
 def test_votes_that_are_gone_and_that_targets_stand_on_are_not_given_anew(tmp_path: Path) -> None:
-    """New votes might differ, unnoticed, from those behind the targets; `opdkit check --recompute` removes such targets."""
+    """New votes might differ unnoticed from those behind the targets, which `opdkit check --recompute` removes."""
     path = write_extract(tmp_path / "run", SESSIONS)
     with serving(lambda body, number: completion(r"\boxed{1}")) as server:
         assert judge(path, server.url).exit_code == 0

@@ -1,4 +1,4 @@
-"""Tests of `opdkit judge --dry-run`: it counts what the real run asks, loads no weights, and sends or writes nothing."""
+"""Tests of `opdkit judge --dry-run`: it counts what the real run asks, loads no weights, sends and writes nothing."""
 
 import re
 import unittest.mock

@@ -13,6 +13,6 @@ def run(tmp_path) -> Path:
 
 @pytest.fixture
 def config(tiny_model_dir):
-    """Return a maker of configurations; only logged replies are scored where no option says otherwise."""
+    """Return a function that makes configurations; unless an option says otherwise, only logged replies are scored."""
     defaults = {"model": str(tiny_model_dir), "device": "cpu", "teacher_samples": 0}
     return lambda run, **options: TeacherConfig(run=run, **(defaults | options))

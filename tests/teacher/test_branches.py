@@ -1,4 +1,4 @@
-"""Branches of a conversation: what they have in common is read once, by the teacher and in training."""
+"""Tests of branches of a conversation: the teacher and the training read their common prefix once."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ ENDS = [["white", "black", "thanks!"], ["black white", "white", "That's wrong."]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Write three branches of one conversation beside another one; a shared reply counts in the first branch."""
+    """Write three branches of one conversation, and another one; shared replies are trainable in the first branch only."""
     names = ["log:1", "log:1#branch-2", "log:1#branch-3", "log:2"]
     sessions = {name: talk(*COMMON, *end) for name, end in zip(names, [*ENDS, ENDS[0]], strict=True)}
     copies = {f"{name}:{n}": {"trainable": False, "skip_reason": "duplicate"} for name in names[1:3] for n in (1, 3)}
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def nodes(run: Path, model: Path, *, of_all: bool) -> int:
-    """Return the different beginnings of prompts with their replies: in each conversation, or in all together."""
+    """Return the number of distinct prefixes of prompts with their replies, per conversation or over all (`of_all`)."""
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     beginnings = set()

@@ -1,4 +1,4 @@
-"""`--device-map`: a teacher whose layers are on several devices, or wait on disk, gives the same log-probs."""
+"""Tests of `--device-map`: a teacher whose layers are on several devices, or on disk, gives the same log-probs."""
 
 from functools import partial
 from pathlib import Path

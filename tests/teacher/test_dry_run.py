@@ -1,4 +1,4 @@
-"""`opdkit teacher --dry-run`: the counts of the real run, without weights, and nothing written."""
+"""Tests of `opdkit teacher --dry-run`: it gives the counts of the real run, loads no weights and writes nothing."""
 
 import re
 from functools import partial
@@ -36,13 +36,13 @@ OPTIONS = [
 
 
 def facts(printed: str) -> dict[str, str]:
-    """Name -> value of each printed line, without the commas of its numbers."""
+    """Return name -> value of each printed line, with no commas in the numbers."""
     return dict(re.split(r"  +", line.strip().replace(",", ""), maxsplit=1) for line in printed.splitlines())
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_it_counts_what_the_run_then_does(options, run, config, tmp_path, tiny_tokenizer, monkeypatch, capsys) -> None:
-    """Replies, drops by reason, tokens read, saved and scored: number by number."""
+    """The counts of replies, of drops by reason, and of tokens read, saved and scored are those of the real run."""
     if "teacher" in options:
         options = {"teacher": (str(save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=1)),)}
     with monkeypatch.context() as patched:
@@ -99,7 +99,7 @@ def test_sampled_replies_are_announced_with_their_longest_length(run, config, ca
 
 
 def test_a_few_hinted_turns_are_tried_for_the_time_and_the_length_of_replies(run, config, capsys) -> None:
-    """Random weights seldom stop: replies have about the longest length, which takes money."""
+    """Measured length and money are within 10%; with random weights, replies seldom stop before the longest length."""
     options = {"teacher_samples": 2, "max_new_tokens": 7}
     before = snapshot(run)
     teacher.run(config(run, dry_run=True, measure=3, price="0,1000", **options))
@@ -134,12 +134,12 @@ def test_they_are_tried_on_the_server_that_samples(run, config, monkeypatch, cap
         ({"model": "/nowhere/model"}, ConfigError),
         ({"top_k": 900}, ConfigError),
         ({"max_tokens": 10**6}, ConfigError),
-        ({"limit": 1}, AnotherPlanError),  # another plan than that of the targets
+        ({"limit": 1}, AnotherPlanError),  # not the plan of the targets
     ],
     ids=str,
 )
 def test_what_stops_the_run_stops_the_dry_run(options, error, run, config) -> None:
-    """With the same error, and no record of it in the run."""
+    """The dry run raises the same error as the run, and leaves no record of it in the run directory."""
     teacher.run(config(run))
     (run / ".failed").mkdir()
     (run / ".failed/teacher-0-of-1.json").write_text("{}")
@@ -169,7 +169,7 @@ def test_on_the_command_line(tmp_path: Path, tiny_model_dir: Path) -> None:
 @pytest.mark.parametrize("family", ["scaled logits", "experts", "learned positions", "window, then all", "Llama 4",
                                     "dynamic positions"])  # fmt: skip
 def test_models_of_all_kinds_are_counted_as_they_read(family, run, config, tmp_path, tiny_tokenizer) -> None:
-    """A model whose layers do not all see the whole prefix saves no token, and its configuration says so."""
+    """A model whose layers do not all see the whole prefix saves no tokens; its configuration tells the dry run."""
     folder = tmp_path / "model"
     build(*(FAMILIES | STATES | PLAIN)[family]).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""opdkit/teacher/edits.py: replies as people edited them, and what they show about single tokens."""
+"""Tests of opdkit/teacher/edits.py: replies as people edited them, and what an edit shows about single tokens."""
 
 import math
 import re
@@ -30,7 +30,7 @@ LOGGED, EDITED = "Take the train at noon.", "Take the bus at noon."
 
 
 def edited_run(path: Path, edit: str = EDITED, status: str = "edited", ids: list[int] | None = None, **fields) -> Path:
-    """Write a run with one edited reply, and one with an ordinary hint."""
+    """Write a run with one edited reply, and one reply with an ordinary hint."""
     said = [message("user", "How do I get there?"), message("assistant", LOGGED) | fields]
     said += [message("user", "And back?"), message("assistant", "The same way, of course.")]
     turns = [turn("s:1", decision=NO_DECISION | {"edited": edit}, response_token_ids=ids), turn("s:3")]
@@ -43,7 +43,7 @@ def rows_of(run: Path) -> dict[tuple, dict]:
 
 
 def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
-    """Bayes: 1/2 becomes 20/21 where the edit has the token, and 1/21 where it is the first one that it lacks."""
+    """By Bayes' rule, 1/2 becomes 20/21 for a token of the edit, and 1/21 for the first token that the edit lacks."""
 
     def told(ids: list[int], edited: list[int], written: int | None) -> Scores:
         support = SupportLogprobs(
@@ -71,7 +71,7 @@ def test_the_odds_of_right_and_wrong_tokens_by_hand() -> None:
 
 
 def test_an_edit_is_scored_beside_the_logged_reply_and_is_not_sampled(tmp_path, config, tiny_model_dir) -> None:
-    """Both readings as transformers computes them, then the odds by another formula."""
+    """Log-probs are those of transformers; the teacher's are changed by the odds, here computed by another formula."""
     run = edited_run(tmp_path / "run")
     summary = teacher.run(config(run, teacher_samples=1, max_new_tokens=5, top_k=4))
     rows = rows_of(run)
@@ -106,7 +106,7 @@ def test_an_edit_is_scored_beside_the_logged_reply_and_is_not_sampled(tmp_path, 
 
 
 def test_logged_ids_lack_what_the_template_makes_up(tmp_path, config, tiny_tokenizer) -> None:
-    """The empty thinking before the edit is masked: it does not make the first logged token the wrong one."""
+    """The template's empty thinking before the edit is masked, so the first logged token does not count as wrong."""
     logged, edited = (tiny_tokenizer.encode(text) for text in (LOGGED, EDITED))
     teachers = {}
     for status in ("edited", "ok"):
@@ -118,7 +118,7 @@ def test_logged_ids_lack_what_the_template_makes_up(tmp_path, config, tiny_token
 
 
 def test_without_sampling_edits_are_trained_on_all_the_same(tmp_path, config, tiny_model_dir, tiny_tokenizer) -> None:
-    """Also where the teacher is an average of models, which cannot sample."""
+    """Edits become targets without sampling, even if the teacher is an average of models, which cannot sample."""
     run, mixed = edited_run(tmp_path / "run"), edited_run(tmp_path / "mixed")
     teacher.run(config(run))
     assert list(rows_of(run)) == [("s:1", None), ("s:3", None), ("s:1", EDIT)]
@@ -158,7 +158,7 @@ def test_a_dry_run_counts_edits(tmp_path, config) -> None:
 
 
 def test_a_dry_run_counts_no_samples_of_edited_replies(tmp_path, config, capsys) -> None:
-    """Neither as replies to sample nor, measured, as tokens that the teacher writes."""
+    """Edited replies count neither as replies to sample nor, with --measure, as tokens that the teacher writes."""
     run = edited_run(tmp_path / "run")
     teacher.run(config(run, dry_run=True, teacher_samples=3, max_new_tokens=5))
     assert "replies to sample 3 " in (shown := " ".join(capsys.readouterr().out.split()))
@@ -171,7 +171,7 @@ def test_a_dry_run_counts_no_samples_of_edited_replies(tmp_path, config, capsys)
 
 
 def test_in_a_rollout_the_edit_of_the_logged_reply_is_a_hint_alone(tmp_path, config, tiny_model_dir) -> None:
-    """The verdict is that of the log, but nobody has edited the fresh reply."""
+    """The rollout takes over the log's verdict, but nobody has edited the fresh reply."""
     run, new = edited_run(tmp_path / "run"), tmp_path / "new"
     student = {"model": str(tiny_model_dir), "device": "cpu", "samples": 1, "max_new_tokens": 4}
     rollout.run(RolloutConfig(run=new, from_run=run, **student))

@@ -1,4 +1,4 @@
-"""opdkit/teacher/examples.py: what is read of a turn, which hint, which tokens; what cannot be."""
+"""Tests of opdkit/teacher/examples.py: which prompts, hints and tokens of a turn are scored, and what is dropped."""
 
 import shutil
 from pathlib import Path
@@ -33,7 +33,7 @@ from opdkit.teacher import stage as teacher
 
 
 def dropped_all(config) -> dict[str, int]:
-    """Why nothing was left of a run, which is an error."""
+    """Run the teacher, assert that it fails because no turn is left, and return the drops by reason."""
     with pytest.raises(OpdkitError, match="trained on"):
         teacher.run(config)
     return summary_of(config.run, "teacher").counters.dropped
@@ -71,7 +71,7 @@ def test_every_drop_has_its_reason(tmp_path, config):
 
 
 def test_log_probs_that_are_not_finite_are_set_aside(run, config, tiny_model_dir, tmp_path):
-    """Missing log-probs: a turn whose teacher overflows is no target; the others are."""
+    """A turn with log-probs that are not finite is dropped; the other turns become targets."""
     folder = shutil.copytree(tiny_model_dir, tmp_path / "broken")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = load_tokenizer(str(folder))
@@ -84,7 +84,7 @@ def test_log_probs_that_are_not_finite_are_set_aside(run, config, tiny_model_dir
 
 
 def test_tokens_that_the_model_has_no_row_for_are_set_aside(tmp_path, config, tiny_model_dir, tiny_tokenizer):
-    """A tokenizer that was extended and a model that was not."""
+    """If the tokenizer was extended and the model was not, turns with the new tokens are dropped."""
     folder = shutil.copytree(tiny_model_dir, tmp_path / "extended")
     build_tokenizer(tiny_tokenizer.chat_template, CHATML_TOKENS, (*CHATML_WORDS, "<more>")).save_pretrained(folder)
     said = [message("user", "x"), message("assistant", "a <more>"), message("user", "y"), message("assistant", "b")]
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_di
     whole = len(chat.prompt_ids(long["messages"][:12])) + len(chat.reply(long["messages"], 12).ids)
     teacher.run(config(run, max_tokens=whole, too_long="cut"))
     [row] = targets(run)
-    assert row["cut_messages"] == 2  # one exchange: the student alone would have fitted
+    assert row["cut_messages"] == 2  # one exchange; the student's prompt alone would have fitted
     kept = [long["messages"][0], *long["messages"][3:12]]
     assert row["prompt_tokens"] == len(chat.prompt_ids(kept))
     other = write_run(tmp_path / "other", one_part([long], [turn("a:12")], [verdict("a:12", HINT)]))
@@ -120,7 +120,7 @@ def test_more_tokens_than_the_model_was_built_for_are_refused(run, config):
 
 
 def logged(tmp_path, config, ids: list[int], said: dict) -> tuple[dict, int]:
-    """The target of one turn with logged token ids, and how often such ids were not used."""
+    """Return the target of one turn with logged token ids, and the number of turns whose ids were not used."""
     run = write_run(
         tmp_path / "run",
         one_part(
@@ -132,7 +132,7 @@ def logged(tmp_path, config, ids: list[int], said: dict) -> tuple[dict, int]:
 
 
 def test_logged_tokens_are_scored_as_they_are(tmp_path, config, tiny_tokenizer):
-    """Also where they are not how the tokenizer itself would split the text."""
+    """Logged ids are kept even if the tokenizer would split the text differently."""
     ids = [tiny_tokenizer.convert_tokens_to_ids(c) for c in "hello"] + [tiny_tokenizer.eos_token_id]
     assert ids != tiny_tokenizer("hello<|im_end|>")["input_ids"]
     row, refused = logged(tmp_path, config, ids, message("assistant", "hello"))
@@ -170,7 +170,7 @@ def test_logged_tokens_with_thinking_and_calls_are_recognised(tmp_path, config, 
 
 @pytest.mark.parametrize("placement", ["last-user", "tail", "system"])
 def test_a_hint_changes_one_message_wherever_it_is_placed(placement):
-    """Every message but one is the same object, and that one begins with what it was."""
+    """One message gets the hint at its end; all others are the same objects as before."""
     call = {"id": "1", "name": "search", "arguments": "{}"}
     said = [
         message("system", "Be brief."),
@@ -188,7 +188,7 @@ def test_a_hint_changes_one_message_wherever_it_is_placed(placement):
 
 @pytest.mark.parametrize("placement", ["last-user", "tail", "system"])
 def test_the_two_prompts_differ_by_the_hint_alone(run, config, tiny_model_dir, tiny_tokenizer, placement):
-    """Cut the inserted text out of the teacher's prompt, and the student's is left."""
+    """The teacher's prompt without the inserted hint is the student's prompt."""
     teacher.run(config(run, hint_placement=placement))
     hinted_rows = [r for r in targets(run) if r["hint"]]
     assert len(hinted_rows) == 6
@@ -225,7 +225,7 @@ def test_another_hint_than_the_judges(tmp_path, config, how, expected):
 
 @pytest.mark.parametrize("how", ["longest", "shortest", "score", "overlap"])
 def test_what_the_votes_did_not_carry_is_not_selected(tmp_path, config, how):
-    """No quorum, or outvoted: there are candidates, and no hint."""
+    """Without a quorum, or if outvoted, a turn has candidates but no hint, and --teacher-hint selects none."""
     run = run_with_candidates(tmp_path / "run", None)
     teacher.run(config(run, teacher_hint=how))
     [row] = targets(run)
@@ -234,7 +234,7 @@ def test_what_the_votes_did_not_carry_is_not_selected(tmp_path, config, how):
 
 @pytest.mark.parametrize("support", [0, 6])
 def test_overlap_scores_the_three_shortest(tmp_path, config, tiny_model_dir, support):
-    """The largest sum of intersections of the two top K, against sets from plain forwards."""
+    """The hint with the largest overlap of both top K is chosen, compared with sets from plain forward passes."""
     fourth = "This one is so much longer than the other three of them that it is never scored at all, by anyone."
     run = run_with_candidates(tmp_path / "run", fourth, [*CANDIDATES[::-1], fourth])
     summary = teacher.run(config(run, teacher_hint="overlap", top_k=support))

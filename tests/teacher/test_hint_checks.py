@@ -1,4 +1,4 @@
-"""opdkit/teacher/hint_checks.py: hints that do not change replies as they ask are dropped before they teach."""
+"""Tests of opdkit/teacher/hint_checks.py: hints that do not change replies as they ask are dropped before scoring."""
 
 import json
 import re
@@ -56,14 +56,14 @@ def findings(run: Path) -> list[tuple]:
 
 
 def reply_in(question) -> str:
-    """The reply that a judge is asked about."""
+    """Return the reply that a question to the judge is about."""
     asked = question.messages[-1]["content"]
     return re.sub(r"^\| ", "", asked.split("## Reply\n")[1].split("\n\n## Hint")[0], flags=re.MULTILINE)
 
 
 @pytest.fixture
 def judge(monkeypatch):
-    """Answer every question by a function of it, in place of a model; return the questions that were asked."""
+    """Return a function that makes `answer(question)` the judge, and returns the list of the questions asked."""
 
     def install(answer) -> list:
         questions: list = []
@@ -117,7 +117,7 @@ def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(run, c
 
 
 def test_a_turn_without_its_hint_is_a_turn_that_never_had_one(tmp_path, run, config, judge):
-    """Everything else in the targets is bit-identical; with no reward either, nothing is left of the turn."""
+    """The targets are bit-identical to those of turns judged without a hint; with no reward either, there is none."""
     judge(lambda question: NO)
     summary = teacher.run(config(run, **OPTIONS))
     parts = []
@@ -134,7 +134,7 @@ def test_a_turn_without_its_hint_is_a_turn_that_never_had_one(tmp_path, run, con
 
 
 def test_hints_that_help_stay_and_so_does_every_number(tmp_path, run, config, judge, tiny_model_dir, capsys):
-    """The judge says yes to replies that were sampled with the hint."""
+    """The judge says yes exactly to replies sampled with the hint, so all hints stay and the targets do not change."""
     other = shutil.copytree(run, tmp_path / "other")
     teacher.run(config(other, top_k=3))
     hinted = Counter()
@@ -186,7 +186,7 @@ def test_a_prompt_without_room_for_a_reply_is_not_tested(run, config, judge):
 
 
 def test_replies_that_end_before_they_say_anything_tell_nothing_of_a_hint(run, config, judge, monkeypatch):
-    """A model that thinks for longer than --max-new-tokens: the hints stay, and a warning says what to do."""
+    """If the model thinks for longer than --max-new-tokens, the hints stay and a warning says what to do."""
     monkeypatch.setattr(Chat, "visible_text", lambda *_: "")
     questions = judge(lambda question: NO)
     summary = teacher.run(config(run, **OPTIONS | {"max_new_tokens": 1}))
@@ -309,7 +309,7 @@ def test_overwrite_deletes_nothing_where_a_local_judge_cannot_be_loaded(run, con
 
 
 def test_the_judge_of_the_run_is_asked_as_it_was(run, config, monkeypatch):
-    """Arguments of its template, length and temperature; a student that judges itself renders as it does elsewhere."""
+    """It keeps its template arguments, length and temperature; a student that judges itself uses the teacher's ones."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("JUDGE_KEY", "k")
     path = run / "judge/manifest.json"
@@ -399,7 +399,7 @@ NOT_HELPING = f"{HINT} (1)"  # of the turn s1b:2
 
 @pytest.fixture
 def checked(run, config, judge) -> Path:
-    """The run of which the teacher stage has dropped one hint of six."""
+    """Return the run after the teacher stage has dropped one hint of six."""
     judge(lambda question: NO if "(1)" in question.messages[-1]["content"] else UNCLEAR)
     teacher.run(config(run, **OPTIONS))
     assert {row["turn_id"] for row in checks(run) if row["status"] == NO_BETTER} == {"s1b:2"}

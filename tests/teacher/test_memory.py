@@ -1,4 +1,4 @@
-"""The teacher stage on a machine with little memory: the same rows, and what is too large alone is counted."""
+"""Tests of the teacher stage with little memory: the rows are the same, and a turn too large by itself is counted."""
 
 import pytest
 from judged_runs import message, one_part, session, targets, three_parts, turn, verdict, write_run

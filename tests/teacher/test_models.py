@@ -1,4 +1,4 @@
-"""opdkit/teacher/models.py: one teacher or several, averaged or named by the session."""
+"""Tests of opdkit/teacher/models.py: one teacher or several, averaged or named by the session."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ from opdkit.teacher.models import load_scorer
 
 
 def test_without_the_hint_the_same_weights_say_the_same(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):
-    """Bit for bit; other weights do not, and a turn without a hint has still no teacher term."""
+    """They are bit-identical, those of other weights are not, and a turn without a hint has no teacher log-probs."""
     copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
     for options in ({}, {"teacher": (str(copy),)}):
         teacher.run(config(run, score_unhinted=True, overwrite=True, **options))
@@ -51,7 +51,7 @@ def test_replies_of_another_teacher_end_with_each_of_its_stop_tokens(run, config
 
 
 def test_averaged_teachers(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):
-    """log((3 p + q) / 4), by hand from plain forwards of both."""
+    """The teacher's log-probs are log((3 p + q) / 4), with p and q from plain forward passes."""
     other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
     teacher.run(config(run, teacher=(f"big={other}", str(tiny_model_dir)), teacher_share=("big=3",)))
     models = [load_model(str(m), device="cpu", dtype="float32") for m in (other, tiny_model_dir)]
@@ -62,7 +62,7 @@ def test_averaged_teachers(run, config, tiny_model_dir, tiny_tokenizer, tmp_path
 
 
 def test_each_of_several_teachers_must_have_the_students_tokens(run, config, tiny_model_dir, tmp_path, tiny_tokenizer):
-    """Other token ids: also the second one, and also where the session decides."""
+    """A second teacher with other token ids is refused, also if the sessions name their teacher."""
     swapped = (CHATML_TOKENS[0], CHATML_TOKENS[2], CHATML_TOKENS[1])
     other = save_tiny_model(tmp_path / "other", build_tokenizer(tiny_tokenizer.chat_template, swapped, CHATML_WORDS))
     for options in ({}, {"teacher_route": "tier"}):

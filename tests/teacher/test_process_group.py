@@ -1,4 +1,4 @@
-"""`--tensor-parallel`: processes that each hold a share of every layer write the rows of one that holds all."""
+"""Tests of `--tensor-parallel`: processes that each hold a share of every layer write the rows of a single process."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three times the same run in several parts; the first has been scored by one process."""
+    """Return the same run three times, in several parts; one process has scored the first."""
     folder = tmp_path_factory.mktemp("lockstep")
     for run in (folders := [folder / name for name in ("one", "two", "stopped")]):
         extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=20, part_mb=0.005))
@@ -92,7 +92,7 @@ def test_each_process_holds_a_share(tmp_path):
 
 @pytest.mark.slow
 def test_one_that_is_asked_to_stop_stops_all_and_one_process_goes_on(runs):
-    """No process waits for one that has left."""
+    """A signal to one process stops all of them, with none waiting for it; one process alone then finishes the run."""
     process = launch(runs[2])
     marks = runs[2] / "teacher" / ".tmp"
     while not (working := list(marks.glob("*.running"))) and process.poll() is None:

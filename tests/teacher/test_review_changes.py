@@ -1,4 +1,4 @@
-"""A decision changes exactly its turn's target, to the bit, and a strike brings back what was there."""
+"""Tests that a person's decision changes exactly its turn's target, and that striking it restores the old target."""
 
 import random
 import shutil
@@ -24,7 +24,7 @@ from opdkit.train import stage as train
 
 TOYS = [
     *toy_sessions(4, replies=3),
-    Toy("plain", [Said("red"), Said("green", None, "Say it in three letters.")]),  # the first has no signal
+    Toy("plain", [Said("red"), Said("green", None, "Say it in three letters.")]),  # the first reply has no signal
 ]
 PARTS = (0, 1, 2)
 NEW = "Say nothing but the word, in capital letters."
@@ -42,7 +42,7 @@ def run(scored, tmp_path):
 
 @pytest.fixture
 def again(tiny_model_dir):
-    """The same command once more."""
+    """Return a function that runs the teacher stage again with the same options."""
 
     def score(run):
         return teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", top_k=3, teacher_samples=0,
@@ -60,7 +60,7 @@ def contents(run) -> list[bytes]:
 
 
 def healthy(run) -> None:
-    """What is there of teacher, train and reviews; the verdicts before were written without counters."""
+    """Assert that check finds nothing in teacher, train and reviews; the verdicts were written without counters."""
     actual = [f for f in examine(run).findings if f.stage in ("teacher", "train") or f.table == "reviews"]
     assert [(f.what, f.key) for f in actual] == []
 
@@ -75,7 +75,7 @@ DECISIONS = {
     "no hint": (Review("toy-1:3", False, None, True, None), {"hint", "teacher_logprobs", "support_teacher"}),
     "both": (Review("toy-1:3", True, -1, True, NEW), {"hint", "teacher_logprobs", "support_teacher", "reward"}),
 }  # fmt: skip
-ROUNDED = {"old_logprobs", "support_old"}  # of a turn that is now read by itself
+ROUNDED = {"old_logprobs", "support_old"}  # change by rounding, as the turn is now read by itself
 
 
 @pytest.mark.parametrize("name", DECISIONS)
@@ -147,7 +147,7 @@ DECIDED = [{}, {"reward": 1}, {"reward": None}, {"hint": NEW}, {"hint": None},
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_targets_do_not_depend_on_how_the_decisions_came_about(run, again, tmp_path, seed):
-    """Decided step by step, or all at once before the first target: the same rows and the same counts of them."""
+    """Decisions made step by step give the same rows and counts as decisions made before the first target."""
     draw = random.Random(seed)
     at_once = shutil.copytree(run, tmp_path / "once")
     shutil.rmtree(at_once / "teacher")
@@ -195,7 +195,7 @@ def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_chang
 
 
 def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run, again, monkeypatch):
-    """Truncated parts: at no time is there a part that is neither, and the same command finishes the work."""
+    """The part is always complete, old or new, and the same command finishes the work."""
     import opdkit.store.part_writer
 
     before = contents(run)
@@ -217,7 +217,7 @@ def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run,
 
 
 def test_a_decision_survives_a_re_run_of_the_judge(run, again):
-    """Another judge, other votes, and what the person said of the turn still stands."""
+    """What a person decided about a turn still holds after another judge gave other votes."""
     reviews.append(run, [Review("toy-1:3", True, 0, True, NEW)])
     judge.run(JudgeConfig(run=run, judge="rules", overwrite=True, shard="0/1"))
     shutil.rmtree(run / "teacher")
@@ -231,7 +231,7 @@ def test_a_decision_survives_a_re_run_of_the_judge(run, again):
 
 
 def test_a_reply_to_a_decided_hint_has_the_room_of_the_part(run, tiny_model_dir, monkeypatch):
-    """Not that of its own logged reply, which may be a word."""
+    """Its token limit comes from the part's hinted replies, not from its own logged reply, which may be one word."""
     shutil.rmtree(run / "teacher")
     reviews.append(run, [Review("toy-0:3", False, None, True, NEW)])  # a reply of two words
     rooms, sample = [], sampler.sample
@@ -246,7 +246,7 @@ def test_a_reply_to_a_decided_hint_has_the_room_of_the_part(run, tiny_model_dir,
 
 
 def test_the_room_of_a_reply_does_not_depend_on_other_decisions(tmp_path, tiny_model_dir, monkeypatch):
-    """A longer reply that got a hint from a person gives room to its own turn alone."""
+    """A long reply that got its hint from a person raises the token limit of its own turn only."""
     long = "red green blue red green blue red green blue"
     said = [Said(long, 1), Said("green", None, "Say it in three letters."), Said("blue", None, "Say green.")]
     run = write_run(tmp_path / "run", tiny_model_dir, [Toy("a", said)])
@@ -261,7 +261,7 @@ def test_the_room_of_a_reply_does_not_depend_on_other_decisions(tmp_path, tiny_m
 
 
 def test_what_the_teacher_writes_goes_with_the_hint(run, tiny_model_dir):
-    """With --teacher-samples: replies to the decided hint replace those to the old one, after all logged ones."""
+    """Samples with the decided hint replace those with the old hint, and come after all logged replies."""
 
     def score():
         config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", teacher_samples=1, max_new_tokens=5,

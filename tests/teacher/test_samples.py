@@ -1,4 +1,4 @@
-"""opdkit/teacher/samples.py: replies that the hinted teacher samples, beside the logged ones."""
+"""Tests of opdkit/teacher/samples.py: replies that the hinted teacher samples in addition to the logged ones."""
 
 import shutil
 from dataclasses import replace
@@ -29,7 +29,7 @@ def replies(rows: list[dict]) -> list[tuple]:
 
 
 def test_a_written_reply_is_sampled_with_the_hint_and_scored_like_the_logged_one(run, config, tiny_model_dir):
-    """Shifted log-probs, temperature: its log-probs when it was sampled are the teacher's when it is scored."""
+    """Its log-probs from sampling are the teacher's log-probs from scoring: neither is shifted or at a temperature."""
     summary = teacher.run(config(run, **OPTIONS))
     rows = targets(run)
     logged = [r for r in rows if r["written"] is None]
@@ -53,7 +53,7 @@ def test_a_written_reply_is_sampled_with_the_hint_and_scored_like_the_logged_one
 
 
 def test_a_draw_is_the_first_token_of_its_own_stream(run, config, tiny_model_dir):
-    """Inverse transform sampling, by hand."""
+    """The first token is that of inverse transform sampling, done by hand."""
     teacher.run(config(run, **OPTIONS))
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
     for row in (r for r in targets(run) if r["written"] is not None):
@@ -73,7 +73,7 @@ def test_the_logged_rows_are_what_they_were(run, config, tmp_path):
 
 
 def test_shards_write_what_one_process_writes(run, config, tmp_path):
-    """Shards and batches:"""
+    """Two shards in any order sample the replies of a single process."""
     other = shutil.copytree(run, tmp_path / "other")
     teacher.run(config(run, **OPTIONS))
     for shard in ("1/2", "0/2"):
@@ -83,7 +83,7 @@ def test_shards_write_what_one_process_writes(run, config, tmp_path):
 
 
 def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config, tiny_tokenizer):
-    """Another model with its own weights: its replies are likelier under it than the student's are."""
+    """With another model as the teacher, the log-probs from sampling are the teacher's and not the student's."""
     path = save_tiny_model(tmp_path / "other-teacher", tiny_tokenizer, seed=3)
     teacher.run(config(run, teacher=(str(path),), **OPTIONS))
     for row in (r for r in targets(run) if r["written"] is not None):
@@ -102,7 +102,7 @@ def test_no_room_for_a_reply_is_counted(run, config, monkeypatch):
 
 
 def test_the_logged_reply_again_is_left_out(run, config, monkeypatch):
-    """A hint that changed nothing has nothing to teach."""
+    """A sample that equals the logged reply is left out, because its hint changed nothing."""
     make = samples._choose_samples
     monkeypatch.setattr(samples, "_choose_samples", lambda scorer, turn, drawn: make(
         scorer, turn, [replace(drawn[0], ids=turn.example.reply.ids), *drawn[1:]]))  # fmt: skip
@@ -114,7 +114,7 @@ def test_the_logged_reply_again_is_left_out(run, config, monkeypatch):
 def test_a_stop_token_of_the_teacher_alone_becomes_the_students_and_a_token_without_text_is_left_out(
     run, config, tiny_model_dir, monkeypatch
 ):
-    """A teacher's template may end replies otherwise; models have spare rows, beyond the tokens of the tokenizer."""
+    """A teacher's template may use another stop token, and models have more rows than their tokenizer has tokens."""
     chat, make = load_template(str(tiny_model_dir), ()), samples._choose_samples
     other = chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     ends = {"of the teacher": [5, 6, other], "nothing": [other], "of both": [5, 6, chat.end_id], "cut": [5, other],
@@ -141,7 +141,7 @@ def test_an_average_of_teachers_writes_nothing(run, config, tiny_model_dir):
 
 
 def test_training_takes_both_and_reads_them_together(tmp_path, plain_model_dir):
-    """A written reply shares the prompt of the logged one, and its session's step."""
+    """A written reply shares the prompt of the logged reply, and the optimizer step of its session."""
     run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(4))
     plain_run = shutil.copytree(run, tmp_path / "plain")
     teacher.run(teacher.TeacherConfig(run=run, model=str(plain_model_dir), device="cpu", overwrite=True, **OPTIONS))

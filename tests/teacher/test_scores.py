@@ -1,4 +1,4 @@
-"""opdkit/teacher/scores.py: supports, overlap and averaged teachers, against plain forwards one sequence at a time."""
+"""Tests of opdkit/teacher/scores.py: supports, overlap and averaged teachers, against plain forwards per sequence."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def other():
 
 @torch.no_grad()
 def full(model, sequence: PromptResponse) -> torch.Tensor:
-    """[R, V] log-softmax at every position of the response, from one plain forward."""
+    """Return the [R, V] log-softmax at every position of the response, from one plain forward pass."""
     logits = model(torch.tensor([sequence.prompt_ids + sequence.response_ids])).logits[0].float()
     return logits[len(sequence.prompt_ids) - 1 : -1].log_softmax(-1)
 
@@ -39,7 +39,7 @@ def after(prompt: list[int], sequence: PromptResponse) -> PromptResponse:
 
 
 def before(sequence: PromptResponse, ids: list[int]) -> PromptResponse:
-    """With `ids` right before the response, which changes more than what comes long before it."""
+    """Return the sequence with `ids` right before the response, where they change more than at the beginning."""
     return PromptResponse(sequence.prompt_ids + ids, sequence.response_ids)
 
 
@@ -54,7 +54,7 @@ def plain(count: int = 4) -> list[PromptResponse]:
 
 
 def targets(hints: int = 1) -> list[ReplyReadings]:
-    """Four targets with `hints` candidates each, the third one without any."""
+    """Return four targets with `hints` candidates each, except the third, which has none."""
     made = []
     for i, s in enumerate(plain()):
         hinted = tuple((after([7 + i] * (1 + 2 * h), s),) for h in range(hints))
@@ -72,7 +72,7 @@ def close(actual, expected) -> None:
 @pytest.mark.parametrize("batch_tokens", [1, 1000])
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 def test_supports_equal_a_plain_topk(student, other, whose, batch_tokens):
-    """Before the cast to half precision; the most likely first, both models at the very same ids."""
+    """A support is the top K, most likely first, with both models' log-probs, before the cast to half precision."""
     for model in (student, other):
         scored = score_session(
             student, Mixture((model,)), targets(), ScoreOptions(top_k=5, top_k_of=whose), batch_tokens=batch_tokens
@@ -98,7 +98,7 @@ def test_supports_equal_a_plain_topk(student, other, whose, batch_tokens):
 
 
 def test_a_support_of_the_whole_vocabulary_is_a_distribution(student):
-    """Full-vocabulary log-probs, never renormalised over the support: the whole of it has mass 1, less has less."""
+    """Log-probs are over the full vocabulary, not renormalised over the support: 61 ids have mass 1, fewer have less."""
     score_options = ScoreOptions(top_k=61)
     [actual, *_] = score_session(student, Mixture((student,)), targets(), score_options, batch_tokens=100)
     for side in (actual.support.old, actual.support.teacher):
@@ -109,7 +109,7 @@ def test_a_support_of_the_whole_vocabulary_is_a_distribution(student):
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 @pytest.mark.parametrize("overlap", [0, 6])
 def test_without_a_difference_in_the_input_there_is_none_in_the_scores(student, whose, overlap):
-    """Guard: teacher == student gives exactly 0, in whatever batches the sequences would have fallen."""
+    """A teacher with the student's model and prompt has exactly the student's log-probs, for any size of batch."""
     base = plain()
     same = [ReplyReadings(s, ((PromptResponse(list(s.prompt_ids), list(s.response_ids)),),)) for s in base]
     differing = [ReplyReadings(s, ((after([9] * 11, s),),)) for s in base]
@@ -135,7 +135,7 @@ def test_shared_by_hand():
 
 @pytest.mark.parametrize(("support", "whose"), [(0, "student"), (3, "student"), (3, "teacher")])
 def test_overlap_takes_the_hint_with_the_largest_intersection(student, other, support, whose):
-    """Against sets, position by position; and everything else is then of the chosen hint."""
+    """The choice is that of sets, position by position, and all other scores are those of the chosen hint."""
     top = support or 4
     score_options = ScoreOptions(support, whose, overlap=top)
     many = [
@@ -160,7 +160,7 @@ def test_overlap_takes_the_hint_with_the_largest_intersection(student, other, su
         if support:
             close(actual.support.teacher, theirs.gather(1, actual.support.ids))
             close(actual.support.old, full(student, target.student).gather(1, actual.support.ids))
-    assert len(set(chosen)) > 1  # or the test would show nothing
+    assert len(set(chosen)) > 1  # otherwise the test would show nothing
 
 
 def test_of_equal_overlaps_the_shortest_hint_wins(student):
@@ -176,12 +176,12 @@ def test_of_equal_overlaps_the_shortest_hint_wins(student):
     assert actual.chosen == 0
 
 
-# -- several teachers, and none of the hint -------------------------------------------------------------------------
+# -- several teachers, and teachers without the hint ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 def test_averaged_teachers_by_hand(student, other, whose):
-    """log(0.2 p + 0.8 q) in float64, for the reply and for the support, each model after its own prompt."""
+    """Reply and support have log(0.2 p + 0.8 q), here in float64, with each model after its own prompt."""
     pairs = [ReplyReadings(s, ((after([3], s), after([8, 9], s)),), (s, after([1], s))) for s in plain()]
     mixture = Mixture((student, other), (0.2, 0.8))
     scored = score_session(student, mixture, pairs, ScoreOptions(top_k=4, top_k_of=whose), batch_tokens=40)
@@ -201,7 +201,7 @@ def test_averaged_teachers_by_hand(student, other, whose):
 
 
 def test_the_same_weights_without_the_hint_are_the_student_for_nothing(student, other):
-    """Bit for bit, and no position more goes through the output layer."""
+    """The log-probs are bit-identical, and no additional position goes through the output layer."""
     rows: list[int] = []
     handle = student.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape[1]))
     with_it = score_session(student, Mixture((student,)), targets(), ScoreOptions(top_k=3), batch_tokens=10)

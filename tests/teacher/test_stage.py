@@ -1,4 +1,4 @@
-"""opdkit/teacher/stage.py: from verdicts to targets, on a run directory with a tiny random model."""
+"""Tests of opdkit/teacher/stage.py, from verdicts to targets, with a tiny model of random weights."""
 
 import shutil
 
@@ -38,7 +38,7 @@ from opdkit.teacher import stage as teacher
 @pytest.mark.parametrize("placement", ["last-user", "tail", "system"])
 @pytest.mark.parametrize("batch_tokens", [1, 16384])
 def test_targets_equal_a_plain_forward_of_each_turn(run, config, tiny_model_dir, placement, batch_tokens):
-    """Shifted log-probs, temperature: both models at temperature 1, nothing shifted, in whatever batch."""
+    """Both models' log-probs are at temperature 1 and not shifted by a position, for any size of batch."""
     teacher.run(config(run, hint_placement=placement, batch_tokens=batch_tokens))
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
     tokenizer = load_tokenizer(str(tiny_model_dir))
@@ -62,7 +62,7 @@ def test_targets_equal_a_plain_forward_of_each_turn(run, config, tiny_model_dir,
 
 
 def test_the_rows_say_what_was_judged(run, config):
-    """Teacher term without a hint: no hint, no teacher log-probs; the reward alone is a target, null stays null."""
+    """A turn without a hint has no teacher log-probs; a reward alone makes a target, and a null reward stays null."""
     summary = teacher.run(config(run))
     rows = targets(run)
     assert [r["turn_id"] for r in rows] == [i for k in range(3) for i in (f"s{k}a:2", f"s{k}a:4", f"s{k}b:2")]
@@ -79,7 +79,7 @@ def test_the_rows_say_what_was_judged(run, config):
 
 
 def test_student_and_teacher_read_the_same_response(run, config, monkeypatch):
-    """Re-tokenized prompt, re-rendered reply: one list of response ids after both prompts."""
+    """The same response ids follow both prompts: the reply is not tokenized or rendered a second time."""
     seen = []
     real = teacher_part.score_session
     monkeypatch.setattr(teacher_part, "score_session", lambda *a, **k: seen.extend(a[2]) or real(*a, **k))
@@ -93,7 +93,7 @@ def test_student_and_teacher_read_the_same_response(run, config, monkeypatch):
 
 
 def test_a_copy_of_the_student_is_no_other_teacher(run, config, tiny_model_dir, tmp_path, monkeypatch):
-    """Guard: the same weights in another folder are loaded once and give the same rows."""
+    """The same weights in another folder are loaded once and give the same rows."""
     copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
     teacher.run(config(run))
     alone = targets(run)
@@ -105,7 +105,7 @@ def test_a_copy_of_the_student_is_no_other_teacher(run, config, tiny_model_dir, 
 
 
 def test_a_hint_that_changes_nothing_has_no_advantage(run, config, monkeypatch):
-    """Guard: with the student's own prompt the teacher's log-probs are the same numbers, bit for bit."""
+    """After the student's own prompt, the teacher's log-probs are the student's, bit for bit."""
     monkeypatch.setattr(examples, "with_hint", lambda messages, *_: messages)
     teacher.run(config(run))
     hinted = [r for r in targets(run) if r["hint"] is not None]
@@ -125,18 +125,18 @@ def test_another_teacher_scores_with_its_own_weights(run, config, tiny_tokenizer
 
 
 def test_a_teacher_with_other_ids_is_refused(run, config, tmp_path, tiny_tokenizer):
-    """Other token ids: the vocabularies are of one size, two tokens have changed places."""
+    """Two tokens are swapped, so the ids differ although the vocabularies have the same size."""
     swapped = (CHATML_TOKENS[0], CHATML_TOKENS[2], CHATML_TOKENS[1])
     other = build_tokenizer(tiny_tokenizer.chat_template, swapped, CHATML_WORDS)
     with pytest.raises(ConfigError, match="tokenizer"):
         teacher.run(config(run, teacher=(str(save_tiny_model(tmp_path / "other", other)),)))
 
 
-# -- together -------------------------------------------------------------------------------------------------------
+# -- sessions that are scored together ------------------------------------------------------------------------------
 
 
 def calls_of(monkeypatch) -> list[int]:
-    """How many targets each call of score_session gets."""
+    """Return a list that collects the number of targets in each call of score_session."""
     calls, real = [], teacher_part.score_session
     monkeypatch.setattr(teacher_part, "score_session", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
     return calls
@@ -144,7 +144,7 @@ def calls_of(monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize(("batch_tokens", "expected"), [(16384, [5]), (1, [3, 1, 1])])
 def test_short_sessions_are_scored_together(tmp_path, config, monkeypatch, batch_tokens, expected):
-    """Sorted by length, the longest first; the rows in the order of the sessions."""
+    """The longest session is scored first; the rows are in the order of the sessions."""
     sessions = [talk("a", 1), talk("b", 3), talk("c", 1)]
     ids = ["a:2", "b:2", "b:4", "b:6", "c:2"]
     calls = calls_of(monkeypatch)
@@ -168,7 +168,7 @@ def test_turn_by_turn_gives_the_same_numbers(run, config):
 
 
 def test_a_session_whose_numbers_differ_leaves_no_rows(run, config, monkeypatch):
-    """The first session of a run is read both ways; what is beyond rounding is never written."""
+    """The first session of a run is read both ways; if the results differ beyond rounding, no rows are written."""
     monkeypatch.setattr(tree_reading, "find_difference", lambda *_: 1.0)
     monkeypatch.setattr(tree_reading, "check_tree_reading", lambda model: True)
     with pytest.raises(OpdkitError, match="--turn-by-turn"):
@@ -220,7 +220,7 @@ def test_a_finished_run_loads_no_model(run, config, monkeypatch):
 
 
 def test_the_plan_pins_the_models(run, config, tmp_path, tiny_tokenizer):
-    """Changed reference: the teacher is the model in the manifest; other weights under the same path are refused."""
+    """The manifest holds the digests of the models, so other weights under the same path are refused."""
     student = save_tiny_model(tmp_path / "student", tiny_tokenizer, seed=1)
     teacher.run(config(run, model=str(student)))
     shutil.rmtree(student)
@@ -240,7 +240,7 @@ def test_a_limit_counts_sessions(run, config):
 
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 def test_supports_are_stored_in_half_precision(run, config, tiny_model_dir, whose):
-    """Each within half a unit in the last place of a plain forward; most likely first; none of the teacher unhinted."""
+    """Values are within half a unit in the last place, most likely first; without a hint the teacher has none."""
     teacher.run(config(run, top_k=5, top_k_of=whose))
     model = load_model(str(tiny_model_dir), device="cpu", dtype="float32")
     for row in targets(run):
@@ -278,7 +278,7 @@ def test_more_support_than_tokens_is_refused(run, config, tiny_tokenizer):
 
 @pytest.mark.slow
 def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_path, tiny_tokenizer):
-    """The same rows, supports and all, whoever computes them in whatever order."""
+    """With all options on, shards in any order and a resumed run write the same rows, supports included."""
     big = save_tiny_model(tmp_path / "big", tiny_tokenizer, seed=7)
     everything = {"top_k": 3, "top_k_of": "teacher", "teacher_hint": "overlap", "score_unhinted": True,
                   "teacher": (f"big={big}", f"self={config(run).model}"), "teacher_share": ("big=3",)}  # fmt: skip
@@ -286,7 +286,7 @@ def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_pa
     other = write_run(tmp_path / "other", three_parts())
     for shard in ("1/2", "0/2"):
         teacher.run(config(other, shard=shard, **everything))
-    (other / "teacher/targets/part-00001.parquet").unlink()  # killed before it was written
+    (other / "teacher/targets/part-00001.parquet").unlink()  # as if killed before it was written
     teacher.run(config(other, **everything))
     assert targets(other) == targets(run)
     assert any(row["support_teacher"] for row in targets(run))
@@ -298,7 +298,7 @@ def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_pa
 @pytest.mark.parametrize(("logprobs", "used"), [
     ([-0.5, 0.0, -1.0, -2.0, -3.0, -0.25], True),
     (None, None),
-    ([0.0] * 6, False),  # a filler
+    ([0.0] * 6, False),  # a placeholder
     ([0.0, 0.0, 0.0, 0.0, 0.0, -(2.0**-20)], True),
     ([-0.5, -1.0], False),
     ([-0.5, 0.5, -1.0, -2.0, -3.0, -0.25], False),
@@ -306,7 +306,7 @@ def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_pa
     ([-0.5, float("-inf"), -1.0, -2.0, -3.0, -0.25], False),
 ])  # fmt: skip
 def test_logged_log_probs_are_of_the_logged_tokens(tmp_path, config, tiny_tokenizer, logprobs, used):
-    """Missing log-probs: what does not fit is null, never a number."""
+    """Logged log-probs that cannot be those of the logged tokens become null, never a number."""
     ids = [tiny_tokenizer.convert_tokens_to_ids(c) for c in "hello"] + [tiny_tokenizer.eos_token_id]
     reply = turn("a:1", response_token_ids=ids, behavior_logprobs=logprobs)
     said = session("a", message("user", "x"), message("assistant", "hello"))
@@ -319,7 +319,7 @@ def test_logged_log_probs_are_of_the_logged_tokens(tmp_path, config, tiny_tokeni
 
 @pytest.mark.parametrize("logged", ["fewer", "as many", "as many of another tokenizer", "none"])
 def test_log_probs_of_other_tokens_are_not_taken_over(tmp_path, config, tiny_tokenizer, logged):
-    """Missing log-probs: the reply is encoded again, into other tokens. Their number may be that of the log-probs."""
+    """The reply is encoded again, so the logged log-probs are of other tokens, even if their number is the same."""
     messages = [message("user", "x"), message("assistant", "hello")]
     scored = Chat(tiny_tokenizer, {}).reply(messages, 1).ids
     ids = {
@@ -343,7 +343,7 @@ def test_logs_of_another_model_are_said_to_be_off_policy(tmp_path, config, tiny_
     sessions = [talk(name) | {"model": model} for name, model in named.items()]
     turns, verdicts = [turn(f"{n}:2") for n in named], [verdict(f"{n}:2", HINT) for n in named]
     run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
-    for _ in range(2):  # also where all parts are done already
+    for _ in range(2):  # also if all parts are done already
         summary = teacher.run(config(run))
         assert summary.counters.labels("sessions of another model") == {"gpt-x": 2, "gpt-y": 1}
         assert "3 sessions were written by a model other than" in (said := capsys.readouterr().err)

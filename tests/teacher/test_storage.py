@@ -1,4 +1,4 @@
-"""What supports cost on disk."""
+"""Tests of the size of supports on disk."""
 
 import math
 
@@ -15,11 +15,11 @@ from opdkit.store.tables import TARGETS, to_arrow
 def most_likely_of_many(
     tokens: int, vocabulary: int, count: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids and log-probs [tokens, count] of student and teacher, drawn as a language model's look.
+    """Return ids and log-probs [tokens, count] of student and teacher, distributed like those of a language model.
 
-    The largest `count` of `vocabulary` normal logits (exactly so distributed: uniform order statistics through the
-    normal quantile), at a spread of their own at each position, with one token that stands out by up to 15. The ids
-    know nothing of each other, which is the hardest case for any codec.
+    The logits are the largest `count` of `vocabulary` normal ones (exactly: uniform order statistics through the normal
+    quantile), with a random spread per position and one token that stands out by up to 15. The ids are independent of
+    each other, which is the hardest case for any codec.
     """
     draw = torch.Generator().manual_seed(seed)
     spread = 1.5 + 2 * torch.rand(tokens, 1, generator=draw, dtype=torch.float64)
@@ -34,7 +34,7 @@ def most_likely_of_many(
 
 
 def test_a_support_of_fifty_takes_at_most_330_bytes_a_token(tmp_path):
-    """K = 50, V = 152k; all columns of the table, footer and all."""
+    """This holds for K = 50 and V = 152k, and includes all columns of the table and the footer."""
     turns, length = 20, 200
     rows, stage = [], Stage.open(TeacherConfig(run=tmp_path, model="m"), "teacher", [TARGETS], parts=1)
     for n in range(turns):
@@ -57,5 +57,5 @@ def test_a_support_of_fifty_takes_at_most_330_bytes_a_token(tmp_path):
     footer = pq.read_metadata(path).row_group(0)
     columns = {footer.column(i).path_in_schema.partition(".")[0]: footer.column(i) for i in range(footer.num_columns)}
     assert "BYTE_STREAM_SPLIT" in columns["support_ids"].encodings
-    for name in ("support_old", "support_teacher"):  # not all readers take half-precision numbers that are split
+    for name in ("support_old", "support_teacher"):  # some readers cannot read split half-precision numbers
         assert set(columns[name].encodings) == {"PLAIN", "RLE"}

@@ -1,4 +1,4 @@
-"""Runs that are ready to train."""
+"""Fixtures: runs that are ready to train."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Steps of a training run, and the token tensors they make."""
+"""Tests of how turns are drawn into optimizer steps, and of the token tensors of a step."""
 
 from collections import Counter
 from dataclasses import replace
@@ -31,7 +31,7 @@ def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own() -> None:
 
 
 def test_the_steps_of_an_epoch_are_counted_in_whole_sessions() -> None:
-    """A session of 100 turns is one step, however small a batch is."""
+    """A session of 100 turns is one step, even if --batch-turns is smaller."""
     assert count_steps(None, 200, 16) == 13
     assert count_steps(["a"] * 100 + ["b"] * 100, 200, 16) == 2
     assert count_steps([f"{n // 2}" for n in range(200)], 200, 16) == len(
@@ -49,7 +49,7 @@ def test_turns_may_come_from_easy_to_hard() -> None:
 
 
 def test_the_first_step_has_an_advantage_where_any_has() -> None:
-    """It finds the learning rate; what the anchor alone holds has only rounding to follow."""
+    """The first step finds the learning rate, and turns that only the anchor holds have gradients of rounding errors."""
     strengths = [0.0] * 39 + [0.7]
     for order in ("random", "easy-first"):
         steps = steps_of(40, 2, strengths=strengths, order=order)
@@ -90,7 +90,7 @@ def test_sessions_come_by_their_mean_strength_and_apart_by_phase() -> None:
 
 
 def test_what_a_turn_does_not_have_is_nan() -> None:
-    """Missing log-probs and rewards: never 0.0, which is probability 1."""
+    """Missing log-probs and rewards are NaN and never 0.0, which as a log-prob is probability 1."""
     tokens = collect_tokens([toy_turn(teacher=(-0.5, -0.25)), toy_turn(reward=-1, sampled=(True, False))])
     assert tokens.teacher_logprobs_N[:2].tolist() == [-0.5, -0.25]
     assert tokens.teacher_logprobs_N[2:].isnan().all()
@@ -122,7 +122,7 @@ def test_supports_stand_beside_turns_without_one() -> None:
 
 
 def test_praise_marks_the_tokens_of_the_reply_in_its_support() -> None:
-    """Shaped rewards count: a reward that equals those of its group is no praise. The second token is in no support."""
+    """Shaped rewards count: a reward equal to its group's mean is not praise. The second token is not in the support."""
     support = Support(np.array([[3, 0], [2, 5]], np.int32), np.full((2, 2), -1, np.float16), None)
     praised = toy_turn("praised", reward=1, support=support)
     turns = [praised, replace(praised, shaped_reward=0.0), toy_turn("neutral", reward=0, support=support),

@@ -1,4 +1,4 @@
-"""Best state of a training: which it is, when a training ends, goes back or has another cycle, and when it has none."""
+"""Tests of a training's best state: which one it is, and when a training ends, rolls back, adds a cycle, or fails."""
 
 import pytest
 from validation_rows import validation_row as _row
@@ -32,16 +32,16 @@ def test_the_best_state_has_the_least_score() -> None:
 @pytest.mark.parametrize(
     ("after", "nearer"),
     [
-        ((3.6, 4.6, 5.6), True),  # a little nearer, each of them
-        ((4.0, 5.0, 5.1), False),  # one of them alone
-        ((6.2, 5.5, 2.4), False),  # one of them, and the others further
-        ((6.0, 6.0, 0.5), True),  # by more than a tenth
+        ((3.6, 4.6, 5.6), True),  # all a little nearer
+        ((4.0, 5.0, 5.1), False),  # only one nearer
+        ((6.2, 5.5, 2.4), False),  # one nearer, the others further away
+        ((6.0, 6.0, 0.5), True),  # nearer by more than a tenth
         ((4.0, 5.0, 6.0), False),
         ((4.1, 5.1, 6.1), False),
     ],
 )
 def test_a_small_gain_counts_where_chance_gains_less(after: tuple[float, ...], nearer: bool) -> None:
-    """Worked: the gains (-2.2, -0.5, 3.6) have the mean 0.3 and the standard error 1.7."""
+    """A small gain must exceed its standard error: (-2.2, -0.5, 3.6) have the mean 0.3 and the standard error 1.7."""
 
     def row(kls: tuple[float, ...]) -> JSON:
         replies = [{"turn_id": f"log:{n}:1", "kl": kl} for n, kl in enumerate(kls)]
@@ -59,7 +59,7 @@ def test_a_state_that_has_forgotten_is_not_the_best() -> None:
 
 
 def test_the_best_state_is_nearer_to_the_hints_and_may_move_elsewhere() -> None:
-    """The wanted change moves replies that nobody complained about, too, but not clearly further than hinted ones."""
+    """Replies that nobody complained about may change, too, but not by clearly more than the state gained on hints."""
     rows = [_row(0, 2.0, 0.0), _row(5, 1.0, 1.15), _row(10, 2.1, 0.0)]
     assert find_best(rows)["step"] == 5
     assert find_best([rows[0], rows[2]])["step"] == 0
@@ -90,7 +90,7 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
 
 
 def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_vain() -> None:
-    """Much: the score is more than a tenth of that before training."""
+    """Much is left to learn if the score is more than a tenth of the score before training."""
 
     def cycle(*distances: float | None) -> bool:
         return needs_another_cycle([_row(step, d, 0.0) for step, d in enumerate(distances)], 0, len(distances) - 1)
@@ -116,7 +116,7 @@ def test_another_cycle_follows_one_that_ends_with_much_to_learn_and_was_not_in_v
 
 
 def test_two_broken_states_are_no_place_to_go_on_from() -> None:
-    """Broken: further from the hints than before training, or too far from what nobody complained about."""
+    """A broken state is clearly further from the hints than before training, or lost replies without a complaint."""
     before, better, worse, forgot = (
         _row(0, 0.3, 0.0),
         _row(5, 0.1, 2.0),
@@ -144,7 +144,7 @@ def test_the_error_names_the_step_that_moved_most() -> None:
 
 
 def test_a_state_that_only_forgets_is_no_better_either() -> None:
-    """Its score can be below that before training, which no step comes before."""
+    """Its score can be below that before training, so the worst state must not be the one before the first step."""
     forgot = _row(4, 0.5, 1.4) | {"forgotten": 0.2}
     with pytest.raises(NothingLearnedError, match=r"lost replies that nobody complained about.*log:1:1"):
         check_better([_row(0, 3.0, 0.0), forgot], [{"step": 1, "step_kl": 0.1, "shift": 0.1, "turn_ids": ["log:1:1"]}])

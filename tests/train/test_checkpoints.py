@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, whenever the process dies, and data only, whoever wrote the file."""
+"""Tests of checkpoints: they are complete or absent whenever the process dies, and reading a file runs no code in it."""
 
 import os
 import pickle
@@ -22,9 +22,9 @@ def student() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def save_and_die(folder: Path, where: str) -> None:
-    """Save a second checkpoint in a process of its own, which is killed half-way through the file, or before it moves.
+    """Save a second checkpoint in a child process that is killed half-way through the file, or before the file moves.
 
-    Not an exception, which would clean up.
+    An exception would not do, because it would clean up.
     """
     process = os.fork()
     if process == 0:
@@ -84,7 +84,7 @@ def test_an_interrupted_save_leaves_the_checkpoint_before_it(tmp_path, monkeypat
 
 
 class Touch:
-    """Creates a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Warnings about a training set before it trains, and --dry-run."""
+"""Tests of the warnings about a training set before training, and of --dry-run."""
 
 import json
 import re
@@ -33,7 +33,7 @@ from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import load_turns
 from opdkit.train.training_set import FOR_VALIDATION
 
-# -- is it enough ---------------------------------------------------------------------------------------------------
+# -- strength of the signal -----------------------------------------------------------------------------------------
 
 
 def test_enough_signal_says_nothing() -> None:
@@ -59,7 +59,7 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
 
 
 def test_a_log_with_few_hints_is_told_that_no_validation_guards_its_model(run, plain_model_dir, capsys) -> None:
-    """A fifth of these turns holds enough hints for the prompts of a validation; a tenth of the hints is too few."""
+    """A validation may keep out a fifth of the turns, but use a tenth of the 25 hints as prompts, which is too few."""
     data = set_of(*(toy_turn(f"{n}", teacher=(-0.5, -2), reward=-1) for n in range(25)))
     check_signal(data, [], train_config(run, plain_model_dir, validate=8), [Objective({"teacher": 1.0})])
     (warning,) = (line for line in capsys.readouterr().err.splitlines() if "no validation" in line)
@@ -75,7 +75,7 @@ def test_the_error_names_validation_where_that_took_the_turns(run, plain_model_d
 
 
 def test_the_epochs_are_found_and_counted(run, plain_model_dir, capsys) -> None:
-    """12 turns with a reward make 3 steps of 4: ten epochs, the most."""
+    """12 turns with a reward make 3 steps of 4 turns, so there are ten epochs, the maximum."""
     train.run(train_config(run, plain_model_dir, objective="binary", epochs=None, holdout=0.3, dry_run=True))
     told = dict(re.split(r"  +", text.strip(), maxsplit=1) for text in capsys.readouterr().out.splitlines())
     train.run(train_config(run, plain_model_dir, objective="binary", epochs=None, holdout=0.3))
@@ -133,7 +133,7 @@ def test_a_loop_is_a_piece_said_over_and_over(ids: list[int], expected: bool) ->
 
 
 def test_degenerate_replies_are_counted(tmp_path, plain_model_dir) -> None:
-    """Replies that loop or were cut off, above all rewarded ones: a policy would learn nothing else."""
+    """Looping and cut-off replies are counted, rewarded ones apart, as a policy would learn to write nothing else."""
     said = [Said("red " * 60, 1), Said("blue", 1), Said("old", -1), Said("new", -1)]
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [s]) for n, s in enumerate(said)],
                     turns={"t2:1": {"finish_reason": "length"}})  # fmt: skip
@@ -178,7 +178,7 @@ def test_a_dry_run_without_rewards_counts_what_the_anchor_holds(run, plain_model
 
 
 def test_the_largest_session_and_source_are_shown_with_their_share() -> None:
-    """Replies that the teacher wrote count, and are named: the report's columns say the same of each session."""
+    """Replies that the teacher wrote count, and are listed apart, as in the report's columns for each session."""
     turns = [toy_turn(name, reward=1) for name in ("chat:1:1", "chat:1:3", "chat:1:5", "chat:2:1", "b:1:1")]
     shares = find_largest_shares(set_of(*turns))
     assert shares == {

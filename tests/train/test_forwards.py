@@ -1,4 +1,4 @@
-"""Common prefixes of a step are read once, within a budget, and every turn is read by one process."""
+"""Tests that a step's common prefixes are read once, within a token budget, and each turn by one process."""
 
 from collections import Counter
 
@@ -34,7 +34,7 @@ def test_a_session_is_a_tree() -> None:
 
 
 def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() -> None:
-    """Prompts are not read again: what a long turn contains costs nothing beside it."""
+    """Prompts are not read again: turns that a long turn contains cost no tokens beside it."""
     replies = [[10 + n] * 5 for n in range(6)]
     sequences = [PromptResponse([1] * 5 + [i for r in replies[:n] for i in r], replies[n]) for n in range(6)]
     assert [t.tokens for t in build_trees(sequences, ["s"] * 6, 35)] == [35]
@@ -44,7 +44,7 @@ def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() 
 
 
 def test_turns_that_continue_each_other_are_a_chain() -> None:
-    """Each begins with all that the one before it has read; a second reply to a prompt begins a chain of its own."""
+    """Each turn begins with all tokens of the turn before; a second reply to a prompt begins another chain."""
     a, b, c = [1, 2], [3, 4], [5]
     first, other = PromptResponse(a, b), PromptResponse(a, c)
     sequences = [PromptResponse(a + b + c, a), other, first, PromptResponse(a + c + b, c), PromptResponse(a, b)]
@@ -53,7 +53,7 @@ def test_turns_that_continue_each_other_are_a_chain() -> None:
 
 @given(drawn=TURNS, budget=st.integers(1, 60), processes=st.integers(1, 4), way=st.sampled_from(WAYS))
 def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, budget, processes, way) -> None:
-    """No turn is read twice, none is lost; no forward is beyond the budget, except one tree alone."""
+    """No turn is lost or read twice, and a forward is beyond the budget only if it is a single tree."""
     sequences, sessions = turns_of(drawn)
     shares = [plan_forwards(sequences, sessions, budget, p, processes, **way) for p in range(processes)]
     forwards = [forward for forwards_of_process, _ in shares for forward in forwards_of_process]

@@ -1,4 +1,4 @@
-"""Gradients: that of a training step is that of every turn read alone, on real conversations and real templates."""
+"""Tests that a step has the gradient of its turns read one by one, on real conversations and real templates."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def log(request, tmp_path_factory) -> tuple[list[dict], list[dict]]:
 
 
 def some_turns(log, chat: Chat, at_least: int) -> tuple[list[PromptResponse], list[str]]:
-    """Return `at_least` so many turns of the first sessions, without those that are too long."""
+    """Return `at_least` this many turns of the first sessions, and their sessions, without turns that are too long."""
     found, names = [], []
     rows, turns = log
     for session in rows:
@@ -58,7 +58,7 @@ def some_turns(log, chat: Chat, at_least: int) -> tuple[list[PromptResponse], li
 
 
 def gradient(model, logprobs: list[torch.Tensor]) -> torch.Tensor:
-    """Return the gradient of a loss in which no two tokens weigh alike. `logprobs`: those of each turn."""
+    """Return the gradient of a loss that weighs the tokens of a turn differently. `logprobs`: one tensor per turn."""
     model.zero_grad()
     sum((x * torch.linspace(-1, 1 + n % 3, len(x))).sum() for n, x in enumerate(logprobs)).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -66,7 +66,7 @@ def gradient(model, logprobs: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("template", ["CHATML", "QWEN"])
 def test_a_step_has_the_gradient_of_its_turns(log, template) -> None:
-    """With shared prefixes, and also where a template removes the thinking from earlier replies."""
+    """This holds with shared prefixes, also if the template removes the thinking from earlier replies."""
     tokenizer = load_tokenizer(MODEL)
     tokenizer.chat_template = getattr(chat_templates, template)
     model = load_model(MODEL, device="cpu", dtype="float32")

@@ -1,4 +1,4 @@
-"""SIGKILL at any step of a real training, then the same command again: the model and the metrics of a run left alone.
+"""Tests of a training that is killed and restarted: its model and metrics are those of an uninterrupted training.
 
 OPDKIT_KILLS sets how often a training is killed (default 2); the moments come from a seed and are printed.
 """
@@ -20,7 +20,7 @@ from opdkit.store import stopping
 from opdkit.store.reading import read_all
 
 KILLS = int(os.environ.get("OPDKIT_KILLS", "2"))
-STEPS = 12  # 16 targets, 4 a step, 3 epochs
+STEPS = 12  # 16 targets, 4 per step, 3 epochs
 OPTIONS = ["--device", "cpu", "--batch-turns", "4", "--epochs", "3", "--learning-rate", "1e-3", "--warmup-steps", "2",
            "--kl-coef", "0.1", "--checkpoint-every", "1"]  # fmt: skip
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def finish(process: Forked) -> None:
 
 @pytest.fixture(scope="module")
 def whole(scored, tmp_path_factory) -> Path:
-    """Train without a kill."""
+    """Return a run that was trained without a kill."""
     run = Path(shutil.copytree(scored, tmp_path_factory.mktemp("whole") / "run"))
     finish(start(run))
     return run
@@ -93,7 +93,7 @@ def test_a_killed_training_ends_with_the_same_bytes(scored, whole, tmp_path, opt
 
 @pytest.mark.parametrize("asked", [signal.SIGUSR1, signal.SIGTERM])
 def test_asked_to_stop_it_keeps_the_step_under_way(scored, whole, tmp_path, asked) -> None:
-    """Without --checkpoint-every too: exit code 75, one checkpoint, and the same command ends with the same bytes."""
+    """Even without --checkpoint-every, it exits with 75 and one checkpoint; the same command ends with the same bytes."""
     run = Path(shutil.copytree(scored, tmp_path / "run"))
     process = start(run, "--checkpoint-every", "0")
     while process.running and "step 2 of" not in read(process.log):

@@ -1,4 +1,4 @@
-"""Configurations for `accelerate launch` that the documentation names."""
+"""Tests of the configurations for `accelerate launch` that the documentation names."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.train.launch import start_accelerator
 
 DOCS = Path(__file__).parents[2] / "docs"
-WANTED = {  # machines, processes, what accelerate makes of it
+WANTED = {  # machines, processes, type that accelerate derives
     "one-gpu": (1, 1, DistributedType.NO),
     "one-node": (1, 8, DistributedType.MULTI_GPU),
     "several-nodes-fsdp": (2, 16, DistributedType.MULTI_GPU),
@@ -21,7 +21,7 @@ WANTED = {  # machines, processes, what accelerate makes of it
 
 @pytest.mark.parametrize("name", WANTED)
 def test_accelerate_reads_the_configuration(name: str) -> None:
-    """By accelerate's own loader, as `accelerate launch --config_file` does: no key that it does not know."""
+    """Accelerate's own loader, which `accelerate launch --config_file` uses, knows every key of the file."""
     file = DOCS / "accelerate" / f"{name}.yaml"
     config = load_config_from_file(str(file))
     assert (config.num_machines, config.num_processes, config.distributed_type) == WANTED[name]
@@ -42,7 +42,7 @@ def test_every_configuration_is_named_in_the_documentation() -> None:
 
 
 def test_accelerate_neither_compiles_nor_rounds_the_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its configuration may say; opdkit has --compile and --dtype, and reads a compiled student in its own way."""
+    """Its configuration may ask for both; opdkit has --compile and --dtype, and reads a compiled student in its own way."""
     state.AcceleratorState._reset_state(reset_partial_state=True)
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")

@@ -1,4 +1,4 @@
-"""A training that is killed at its very end, while it removes its last checkpoint, leaves nothing for good."""
+"""Tests of a training that is killed at its very end, while it removes its last checkpoint."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from opdkit.train import stage as train
 
 @pytest.mark.parametrize("name", ["unlink", "rmdir"])
 def test_the_last_checkpoint(run: Path, plain_model_dir: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`check` names it, and removes it if asked to; and so does the same command again."""
+    """`check` names what is left, and removes it with --clean; the same train command removes it, too."""
     config = train_config(run, plain_model_dir, checkpoint_every=1, batch_turns=8, epochs=1)
     folder = run / "train" / "checkpoints"
     killed(

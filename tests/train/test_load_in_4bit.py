@@ -1,4 +1,4 @@
-"""`--load-in-4bit`: adapters are trained over the quantized weights that were scored, and merged into whole ones."""
+"""Tests of `--load-in-4bit`: adapters train on the quantized weights that were scored, and merge into unquantized ones."""
 
 import json
 import math
@@ -36,7 +36,7 @@ SEQUENCES = [PromptResponse([5, 6, 7, 8], [9, 10, 11]), PromptResponse([5, 6], [
 
 
 def quantized(model: nn.Module) -> dict[str, Tensor]:
-    """The bytes of the weights in 4 bits, by the name of their layer in the model without adapters."""
+    """Return the bytes of the 4-bit weights, by the name of their layer in the model without adapters."""
     return {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): parameter.data.clone()
         for name, parameter in model.named_parameters()
@@ -75,7 +75,7 @@ def test_linear_layers_are_quantized_and_the_output_layer_is_not(plain_model_dir
 
 
 def test_a_model_that_was_evaluated_still_trains(quantized_run: Path, plain_model_dir: Path) -> None:
-    """In evaluation mode bitsandbytes repacks weights on some CPUs: gradients no longer pass them."""
+    """In evaluation mode bitsandbytes repacks weights on some CPUs, so that gradients no longer flow through them."""
     student = load_student(train_config(quantized_run, plain_model_dir, **OPTIONS))
 
     def gradients() -> list[Tensor]:
@@ -105,7 +105,7 @@ def test_the_largest_rate_is_that_of_the_weights_and_not_of_their_bytes(quantize
 
 
 def test_training_moves_the_adapters_alone(quantized_run, plain_model_dir, monkeypatch) -> None:
-    """The student begins as the model that was scored, and ends with the same bytes and other adapters."""
+    """The student begins as the model that was scored, and ends with the same quantized bytes and trained adapters."""
     students = []
     monkeypatch.setattr(train, "load_student", lambda *a, **k: students.append(load_student(*a, **k)) or students[-1])
     train.run(train_config(quantized_run, plain_model_dir, kl_coef=0.1, keep_epochs=True, **OPTIONS))
@@ -155,7 +155,7 @@ def test_bfloat16_and_gradient_checkpointing_train_too(quantized_run, plain_mode
 
 
 def test_the_student_is_the_model_that_was_scored(run, quantized_run, plain_model_dir) -> None:
-    """Other weights are another old policy: either way of loading is refused where the teacher had the other."""
+    """Quantized weights are another old policy, so train must load the student in the way that the teacher stage did."""
     with pytest.raises(ConfigError, match="--load-in-4bit"):
         train.run(train_config(run, plain_model_dir, **OPTIONS))
     with pytest.raises(ConfigError, match="--load-in-4bit"):

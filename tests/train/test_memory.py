@@ -1,4 +1,4 @@
-"""Training on a machine with little memory: no gradient counts twice, and a turn too large alone ends it by name."""
+"""Tests of training with little memory: no gradient counts twice, and a turn too large by itself ends it by name."""
 
 import itertools
 import re
@@ -33,7 +33,7 @@ def same_steps(found, expected) -> None:
 
 @pytest.mark.parametrize("batch_by", ["session", "turn"])
 def test_a_step_that_did_not_fit_is_computed_again(run, tmp_path, plain_model_dir, batch_by, capsys) -> None:
-    """Half the tokens at once, the same loss and gradient: divisors are those of the whole step."""
+    """With fewer tokens per forward, loss and gradient are the same, as the divisors are those of the whole step."""
     whole = shutil.copytree(run, tmp_path / "whole")
     train.run(TrainConfig(run=whole, model=str(plain_model_dir), batch_by=batch_by, **OPTIONS))
     capsys.readouterr()
@@ -45,7 +45,7 @@ def test_a_step_that_did_not_fit_is_computed_again(run, tmp_path, plain_model_di
 
 
 def test_what_was_accumulated_before_does_not_count_twice(run, tmp_path, plain_model_dir, monkeypatch) -> None:
-    """Two forwards have left their gradients when the third does not fit."""
+    """Two forwards have left their gradients when the third does not fit and the step is computed again."""
     whole = shutil.copytree(run, tmp_path / "whole")
     config = TrainConfig(run=whole, model=str(plain_model_dir), micro_batch_tokens=200, **OPTIONS)
     train.run(config)
@@ -63,7 +63,7 @@ def test_what_was_accumulated_before_does_not_count_twice(run, tmp_path, plain_m
 
 
 def test_a_turn_too_large_alone_ends_the_training_and_is_named(tmp_path, plain_model_dir) -> None:
-    """Left out without a word it would be another objective."""
+    """If the turn were left out silently, the objective would be another."""
     toys = [Toy("small", [Said("red", 1)]), Toy("large", [Said("blue " * 250, -1)])]
     path = write_run(tmp_path / "run", plain_model_dir, toys)
     with room_for(400):

@@ -1,4 +1,4 @@
-"""What a training says of how far it moved the model: from the steps that led to the state that is written."""
+"""Tests of the report on how far a training moved the model, from the steps that led to the saved state."""
 
 from pathlib import Path
 

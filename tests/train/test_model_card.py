@@ -1,4 +1,4 @@
-"""What lies beside the trained weights: a card that the hub reads, with what the run knows and nothing else."""
+"""Tests of the model card beside the trained weights: the hub can read it, and it holds only what the run knows."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from opdkit.train import stage as train
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, plain_model_dir) -> Path:
-    """A run trained with adapters under a umask that lets the group read."""
+    """Return a run trained with adapters under a umask that lets the group read."""
     run = write_run(tmp_path_factory.mktemp("run") / "secret-customer", plain_model_dir, toy_sessions(8))
     config = train_config(run, plain_model_dir, objective="blend", lora_rank=2, epochs=2, keep_epochs=True)
     before = os.umask(0o027)
@@ -48,7 +48,7 @@ def folders(run: Path) -> Iterator[Path]:
 
 
 def test_files_have_the_permissions_of_the_umask(trained) -> None:
-    """The library that writes weights gives them to their owner alone."""
+    """The library that writes the weights would make them readable by their owner only."""
     files = [path for path in (trained / "train").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} >= {".safetensors", ".json", ".md", ".parquet"}
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == dict.fromkeys(
@@ -95,7 +95,7 @@ def test_it_says_nothing_of_this_machine(trained) -> None:
 
 
 def test_it_names_no_user_whom_a_filter_names(trained, plain_model_dir) -> None:
-    """`opdkit blame` proposes such a filter, and a card is there to be published."""
+    """`opdkit blame` proposes such a filter, and a card is meant to be published."""
     config = train_config(trained, plain_model_dir, name="b", epochs=1, filter=("session!=jane-doe",))
     train.run(config)
     text = (config.run / "train/model/README.md").read_text()
@@ -105,7 +105,7 @@ def test_it_names_no_user_whom_a_filter_names(trained, plain_model_dir) -> None:
 
 @pytest.mark.parametrize("where", ["folder", "hub"])
 def test_what_the_card_of_the_base_says(tmp_path, plain_tokenizer, monkeypatch, where) -> None:
-    """A name on the hub is the base; of a folder it is what its own card names. Neither is made up."""
+    """The base is the model's name on the hub or, for a folder, the base that the folder's own card names."""
     base = save_tiny_model(tmp_path / "base", plain_tokenizer)
     (base / "README.md").write_text("---\nlicense: apache-2.0\nbase_model: org/first\n---\n# Base\n")
     name = str(base)

@@ -1,4 +1,4 @@
-"""Effects of each objective on a student, on toy targets."""
+"""Tests of the effect of each objective on a student, with toy targets."""
 
 import shutil
 from collections import Counter
@@ -69,7 +69,7 @@ def test_the_default_is_a_divergence_and_a_little_reward(run, plain_model_dir) -
 
 
 def test_alternate_takes_turns(run, plain_model_dir) -> None:
-    """A step of rewards on turns without a hint, a step of the teacher on turns with one."""
+    """Steps alternate between rewards on turns without a hint and the teacher on turns with a hint."""
     train.run(train_config(run, plain_model_dir, objective="alternate", batch_by="turn", batch_turns=2, epochs=2))
     rows = list(read_all(run, "metrics"))
     kinds = ["teacher" if r["teacher_tokens"] else "reward" for r in rows]
@@ -90,7 +90,7 @@ def test_weights_make_an_objective_of_one_s_own(run, plain_model_dir) -> None:
 
 
 def test_log_probs_from_the_log_weigh_its_tokens(run, tmp_path, plain_model_dir) -> None:
-    """Every token a quarter as likely for the policy that wrote the log as for the student: 4, cut to 2."""
+    """Each token is a quarter as likely under the behaviour policy as under the student: weight 4, cut to the cap."""
     plain = Path(shutil.copytree(run, tmp_path / "plain"))
     for path in (run / "teacher/targets").iterdir():
         table = pq.read_table(path)
@@ -128,7 +128,7 @@ def test_clip_bounds_move_from_step_to_step(run, plain_model_dir) -> None:
 
 
 def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_model_dir) -> None:
-    """Four sessions that begin with the same words, and one of its own."""
+    """Four sessions have the same prompt, and a fifth has its own."""
     toys = [Toy("a", [Said("red", r)], session=f"s{n}") for n, r in enumerate((1, -1, 1, 0))] + [
         Toy("b", [Said("old", -1)])
     ]

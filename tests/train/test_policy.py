@@ -1,4 +1,4 @@
-"""Log-probs of the student some rows at a time: the same numbers and gradients, without the logits of all rows."""
+"""Tests of the student's log-probs some rows at a time: the same numbers and gradients, without all rows' logits."""
 
 import copy
 
@@ -50,7 +50,7 @@ def test_some_rows_at_a_time_give_the_same_numbers_and_gradients() -> None:
 
 @pytest.mark.parametrize("family", ["grouped queries", "window, then all", "LFM2"])
 def test_packed_and_padded_reading_agree(family, monkeypatch) -> None:
-    """Models that cannot be packed train on the same numbers, in chains; and those that cannot read these, padded."""
+    """Models that cannot be packed read chains, and those that cannot read chains are padded; the numbers are the same."""
     model = build(*(FAMILIES | STATES)[family])
     student = Policy(copy.deepcopy(model))
     assert (student.packed, student.chains) == (family in FAMILIES, family not in FAMILIES)

@@ -1,4 +1,4 @@
-"""A frozen reference for the KL: its numbers, who may be one, and that nothing in a training changes it."""
+"""Tests of a frozen reference for the KL: its values, which models may be one, and that no training changes it."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def test_the_kl_is_that_to_the_reference(run, plain_model_dir, reference, estima
     wanted = 0.5 * expected(differences(run, plain_model_dir, reference)).mean()
     assert abs(wanted) > 0.05
     assert row["kl_loss"] == pytest.approx(wanted, rel=1e-4)
-    assert row["approx_kl"] == pytest.approx(0, abs=1e-7)  # that is still to the old policy
+    assert row["approx_kl"] == pytest.approx(0, abs=1e-7)  # this KL is still to the old policy
     train.run(train_config(run, plain_model_dir, overwrite=True, **options))
     assert next(iter(read_all(run, "metrics")))["kl_loss"] == pytest.approx(0, abs=1e-5)
 
@@ -76,7 +76,7 @@ def test_it_pulls_the_student_to_it(run, tmp_path, plain_model_dir, reference, l
 
 
 def test_a_resumed_training_keeps_its_reference(run, tmp_path, plain_model_dir, reference, monkeypatch) -> None:
-    """Not the policy that it resumes from: the losses are those of a training that was not interrupted."""
+    """The reference is not the policy that it resumes from: the losses are those of an uninterrupted training."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = {"kl_coef": 0.5, "reference": str(reference), "checkpoint_every": 1, "epochs": 2}
     train.run(train_config(run, plain_model_dir, **options))
@@ -102,7 +102,7 @@ def test_its_path_and_its_files_are_in_the_manifest(run, plain_model_dir, refere
 
 @pytest.mark.parametrize("remedy", ["--max-tokens", "--dtype float32"])
 def test_what_it_cannot_read_says_what_to_do(run, plain_model_dir, reference, remedy, monkeypatch) -> None:
-    """A turn beyond its context, and weights that are not finite."""
+    """The error names an option if a turn is beyond the reference's context, or if its weights are not finite."""
     load = reference_module.load_model
 
     def load_broken(*args, **options):
@@ -129,11 +129,11 @@ def test_little_memory_gives_the_same_numbers(run, tmp_path, plain_model_dir, re
     assert rows[1]["kl_loss"] == pytest.approx(rows[0]["kl_loss"], rel=1e-5)
 
 
-# -- who may be one -------------------------------------------------------------------------------------------------
+# -- which models may be a reference --------------------------------------------------------------------------------
 
 
 def test_another_tokenizer_is_refused(run, tmp_path, plain_model_dir) -> None:
-    """As many tokens, numbered in another way."""
+    """The tokenizer has as many tokens, with different ids."""
     other = build_tokenizer(CHATML, [CHATML_TOKENS[0], *reversed(CHATML_TOKENS[1:])], CHATML_WORDS)
     folder = save_tiny_model(tmp_path / "other", other)
     with pytest.raises(ConfigError, match="im_start"):

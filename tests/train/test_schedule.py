@@ -1,4 +1,4 @@
-"""From options to objectives, and the learning rate and clip bounds of each step."""
+"""Tests of how options become objectives, and of the learning rate and clip bounds of each step."""
 
 import math
 from itertools import pairwise
@@ -47,7 +47,7 @@ def test_no_term_is_no_objective() -> None:
 
 
 def test_every_number_of_the_formulas_is_an_option() -> None:
-    """No option has two defaults, and each one arrives."""
+    """The defaults of the options are those of Objective, and a changed option reaches it."""
     config = train_config(Path("run"), Path("model"), objective="opd")
     assert make_objectives(config) == [Objective({"teacher": 1.0})]
     changed = {"advantage_clip": 2.0, "clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0, "divergence_alpha": 0.25,
@@ -60,7 +60,7 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
 
 
 def test_as_many_epochs_as_make_enough_steps() -> None:
-    """7 epochs of 13 steps make 91."""
+    """The epochs make at least 90 steps, but are at most 10: for example, 7 epochs of 13 steps make 91."""
     assert {steps: fit_epochs(steps) for steps in (0, 1, 9, 10, 13, 90, 91, 10**6)} == {
         0: 10, 1: 10, 9: 10, 10: 9, 13: 7, 90: 1, 91: 1, 10**6: 1,
     }  # fmt: skip
@@ -81,7 +81,7 @@ def test_clip_bounds_move_linearly_from_the_first_step_to_the_last() -> None:
 
 # -- the learning rate ----------------------------------------------------------------------------------------------
 
-# Share of the peak at each of six steps, two of them warm-up; the cosine is 1 at the first step after it.
+# Share of the peak at each of six steps, two of them warm-up; the cosine is 1 at the first step after the warm-up.
 SHARES = {
     "cosine": [1 / 2, 1, 1, (1 + math.sqrt(0.5)) / 2, 1 / 2, (1 - math.sqrt(0.5)) / 2],
     "constant": [1 / 2, 1, 1, 1, 1, 1],
@@ -107,7 +107,7 @@ def test_the_default_rates_and_the_ends_of_the_schedule() -> None:
 
 @pytest.mark.parametrize("schedule", SHARES)
 def test_every_step_moves_the_weights_by_its_rate(run, plain_model_dir, schedule: str) -> None:
-    """In the metrics and in the weights. With both betas 0, AdamW moves a weight by rate x g / (|g| + 1e-8)."""
+    """Metrics and weights show the rate: with both betas 0, AdamW moves a weight by rate x g / (|g| + 1e-8)."""
     options = {"beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "batch_turns": 100, "epochs": 6, "keep_epochs": True}
     config = train_config(run, plain_model_dir, learning_rate=1e-3, warmup_steps=2, schedule=schedule, **options)
     train.run(config)

@@ -1,4 +1,4 @@
-"""Two processes that share the weights (FSDP2 over gloo) are one: its losses, its model, and they stop and go on."""
+"""Tests that two processes that share the weights (FSDP2 over gloo) train, stop and resume as one process does."""
 
 import shutil
 import signal
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory, plain_model_dir) -> Path:
-    """Write sessions of one, two and three replies: processes read shares of different sizes in a step."""
+    """Write sessions of one, two and three replies, so that the processes read shares of different sizes in a step."""
     toys = [Toy(f"{toy.name}-{n}", toy.replies) for n in (1, 2, 3) for toy in toy_sessions(3, n)]
     return write_run(tmp_path_factory.mktemp("uneven") / "run", plain_model_dir, toys)
 
@@ -54,7 +54,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
-    """Return, for every step, the number of counting forwards of each of two processes."""
+    """Return the pairs that occur of the numbers of non-empty forwards of two processes in a step."""
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     by_id, found = {turn.turn_id: turn for turn in turns}, set()
@@ -70,7 +70,7 @@ def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
 
 
 def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain_model_dir, plain_tokenizer) -> None:
-    """Losses are those of one process but for rounding, over more than 20 steps whose forwards differ in number.
+    """Losses are those of one process except for rounding, over more than 20 steps whose forwards differ in number.
 
     The reference of the KL is another model, of which each process reads a share of the turns.
     """
@@ -98,7 +98,7 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
 
 
 def test_processes_that_share_the_weights_validate_as_one_does(tmp_path, plain_model_dir) -> None:
-    """The same replies and distances, and the weights of the same best state are written."""
+    """Counts and distances are the same, and the weights of the same best state are written."""
     toys = [Toy(f"toy-{n}", [Said("red blue green", n % 2 or -1)]) for n in range(60)]
     one = write_run(tmp_path / "one", plain_model_dir, toys)
     two = Path(shutil.copytree(one, tmp_path / "two"))
@@ -117,7 +117,7 @@ def test_processes_that_share_the_weights_validate_as_one_does(tmp_path, plain_m
 
 
 def test_all_processes_agree_that_a_step_has_nothing_to_learn(tmp_path, plain_model_dir) -> None:
-    """One process has a gradient and the other none: both step. None has: neither does."""
+    """If one process has a gradient and the other none, both step; if none has a gradient, neither steps."""
     toys = [Toy(f"t{n}", [Said("red blue green", n % 3 - 1)]) for n in range(12)]
     one = write_run(tmp_path / "one", plain_model_dir, toys)
     two = Path(shutil.copytree(one, tmp_path / "two"))
@@ -137,7 +137,7 @@ def test_all_processes_agree_that_a_step_has_nothing_to_learn(tmp_path, plain_mo
 
 
 def test_asked_one_process_all_stop_and_go_on_exactly(uneven, tmp_path, plain_model_dir) -> None:
-    """A signal that one process got ends all after the same step; resumed, the model is that of a run left alone."""
+    """A signal to one process ends all after the same step; the resumed model is that of an uninterrupted run."""
     whole, stopped = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("whole", "stopped"))
     options = {"sharding": "fsdp", "checkpoint_every": 0, "epochs": 5}
     finish(ranks(*[words(whole, plain_model_dir, **options)] * 2, logs=tmp_path / "whole-said"))
@@ -155,7 +155,7 @@ def test_asked_one_process_all_stop_and_go_on_exactly(uneven, tmp_path, plain_mo
 
 
 class Lingering(torch.Tensor):
-    """A tensor whose end takes a second, in the thread that lets go of it last."""
+    """Tensor whose deletion takes a second, in the thread that drops the last reference to it."""
 
     ending = threading.Event()
 
@@ -165,7 +165,7 @@ class Lingering(torch.Tensor):
 
 
 def test_processes_end_while_a_thread_of_gloo_waits_for_python(uneven, tmp_path, plain_model_dir, monkeypatch) -> None:
-    """Stopped, and at the end: the tensor of the last exchange is freed in gloo's thread, which needs Python's lock."""
+    """When stopped and when done: gloo's thread frees the tensor of the last exchange, for which it needs Python's lock."""
     end_training = Accelerator.end_training
 
     def exchange_and_end(accelerator: Accelerator) -> None:
@@ -187,7 +187,7 @@ def test_processes_end_while_a_thread_of_gloo_waits_for_python(uneven, tmp_path,
 
 
 def test_processes_that_see_other_checkpoints_do_not_begin(uneven, tmp_path, plain_model_dir) -> None:
-    """One of two nodes does not see yet what the other has written."""
+    """As with two nodes, one process does not see yet what the other has written."""
     sees, blind = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("sees", "blind"))
     process = Forked(*words(sees, plain_model_dir, checkpoint_every=0), log=tmp_path / "begun")
     ask_after_a_step(process, tmp_path / "begun")
@@ -197,7 +197,7 @@ def test_processes_that_see_other_checkpoints_do_not_begin(uneven, tmp_path, pla
 
 
 def ask_after_a_step(process: Forked, log: Path) -> None:
-    """Send SIGUSR1 once `log` tells of a step."""
+    """Send SIGUSR1 once `log` names step 2."""
     while process.running and not (log.exists() and "step 2 of" in log.read_text(encoding="utf-8")):
         time.sleep(0.005)
     process.signal(signal.SIGUSR1)
@@ -208,9 +208,9 @@ def ask_after_a_step(process: Forked, log: Path) -> None:
     ({"dtype": "bfloat16"}, 0.05),
 ], ids=["adapters", "recomputed", "bfloat16"])  # fmt: skip
 def test_tied_weights_trained_in_other_ways(tmp_path, options, close) -> None:
-    """Frozen weights are cut as well; layers are gathered again to be recomputed; what is summed stays float32.
+    """Frozen weights are sharded, too; layers are gathered again to be recomputed; sums stay float32.
 
-    What is written between the weights before training and the trained ones is the same, too.
+    Weights interpolated between those before training and the trained ones are the same, too.
     """
     run = write_run(tmp_path / "one", MODEL, toy_sessions(4))
     shares = Path(shutil.copytree(run, tmp_path / "shares"))
@@ -220,7 +220,7 @@ def test_tied_weights_trained_in_other_ways(tmp_path, options, close) -> None:
     losses = [[row["loss"] for row in read_all(each, "metrics")] for each in (shares, run)]
     assert losses[0] == pytest.approx(losses[1], rel=close, abs=close)
     found, wanted = weights(shares), weights(run)
-    # bfloat16 as the student's own files are: a last bit may be rounded another way
+    # in bfloat16, as the student's own files are: a last bit may be rounded differently
     assert all(torch.allclose(found[name], wanted[name], rtol=1e-2, atol=1e-3) for name in wanted)
     if "lora_rank" in options:
         assert (shares / "train/adapter/adapter_model.safetensors").exists()
@@ -233,7 +233,7 @@ def test_one_process_has_nobody_to_share_with(uneven, tmp_path, plain_model_dir,
     # Without --multi_gpu, `accelerate launch --cpu --num_processes N` starts one process.
     with pytest.raises(ConfigError, match=r"--sharding fsdp.*--multi_gpu --num_processes"):
         train.run(train_config(run, plain_model_dir, sharding="fsdp"))
-    for kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):  # as `accelerate launch` says it, whether it is installed or not
+    for kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):  # as `accelerate launch` sets it, whether the library is installed or not
         monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
         with pytest.raises(ConfigError, match=f"{kind}.*--sharding fsdp"):
             train.run(train_config(run, plain_model_dir))

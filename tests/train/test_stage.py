@@ -1,4 +1,4 @@
-"""Training on toy targets: it learns, it divides right, it resumes, and it refuses what it cannot do."""
+"""Tests of training on toy targets: it learns, divides by whole steps, resumes, and refuses what it cannot do."""
 
 import dataclasses
 import importlib.util
@@ -48,7 +48,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def shifts(run: Path, before: Path, after: Path) -> dict[str, list[np.ndarray]]:
-    """Return, per turn, the change of each token's log-prob, with what the objectives know about the turn."""
+    """Return turn id -> (turn, change of each token's log-prob from model `before` to model `after`)."""
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(before)), {}))
     sequences = [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in turns]
@@ -110,7 +110,7 @@ def test_the_first_step_is_on_policy(run, plain_model_dir) -> None:
 
 
 def test_a_turn_without_a_hint_leaves_no_trace(tmp_path, plain_model_dir) -> None:
-    """The teacher does not pull on turns without a hint: the weights are the same whether such turns are there."""
+    """The teacher's objective ignores turns without a hint: the weights are the same with and without such turns."""
     hinted = [Toy(f"h{n}", [Said("green old", None, "Say more.")]) for n in range(4)]
     plain = [Toy(f"p{n}", [Said("blue", 1)]) for n in range(4)]
     for name, toys in (("with", hinted + plain), ("without", hinted)):
@@ -142,7 +142,7 @@ def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir, cap
 
 
 def test_a_step_without_advantages_changes_no_weight(tmp_path, plain_model_dir, monkeypatch) -> None:
-    """Momentum and weight decay would move the weights; the schedule goes on."""
+    """The step is skipped, as momentum and weight decay would move the weights; the schedule continues."""
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red blue", n % 2)]) for n in range(8)])
     step, kept = train.take_optimizer_step, []
 
@@ -166,7 +166,7 @@ def test_a_step_without_advantages_changes_no_weight(tmp_path, plain_model_dir, 
 
 
 def test_the_length_penalty_is_in_the_metrics(run, tmp_path, plain_model_dir, monkeypatch) -> None:
-    """Its mean over the replies with a reward of each step, for trackers too; nothing where it is off."""
+    """Metrics and trackers get its mean over the replies with a reward in a step, and null if it is off."""
     off, logged = Path(shutil.copytree(run, tmp_path / "off")), []
     monkeypatch.setattr(Accelerator, "log", lambda _self, values, step: logged.append(values))
     options = {"objective": "binary", "overlong_max": 12, "overlong_cache": 8, "overlong_shape": "quadratic"}
@@ -187,7 +187,7 @@ def test_the_length_penalty_is_in_the_metrics(run, tmp_path, plain_model_dir, mo
 
 @pytest.mark.parametrize("options", [{"objective": "combine"}, EVERYTHING], ids=["combine", "everything"])
 def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_dir, options) -> None:
-    """Each term is divided by its positions in the whole step: one turn per forward, or the whole step in one."""
+    """Each term is divided by its positions in the whole step, with one turn per forward or the whole step in one."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     train.run(train_config(run, plain_model_dir, micro_batch_tokens=1, **options))
     train.run(train_config(other, plain_model_dir, micro_batch_tokens=100_000, **options))
@@ -196,15 +196,15 @@ def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_di
         assert rows[0].pop("turn_ids") == rows[1].pop("turn_ids")
         assert {k for k, v in rows[0].items() if v is None} == {k for k, v in rows[1].items() if v is None}
         a, b = ({k: v for k, v in row.items() if v is not None and k not in timed} for row in rows)
-        # Where nothing has been trained yet, rounding alone differs; later, what the optimizer made of it. How much
-        # depends on the CPU: 1.1e-5 were seen on one without AVX-512.
+        # In the first step only rounding differs; later, what the optimizer made of it, too. How much depends on the
+        # CPU: 1.1e-5 were seen on a CPU without AVX-512.
         close = 1e-6 if rows[0]["step"] == 1 else 3e-5
         assert a == pytest.approx(b, rel=close, abs=close)
 
 
 @pytest.mark.slow
 def test_begun_by_two_processes_ended_by_one(run, tmp_path, plain_model_dir) -> None:
-    """SIGTERM to `torchrun` stops both after a step; one goes on, to the same losses."""
+    """SIGTERM to `torchrun` stops both after a step; one process resumes, with the losses of an uninterrupted training."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = EVERYTHING | {"batch_turns": 3, "micro_batch_tokens": 64, "epochs": 10, "learning_rate": 1e-3}
     train.run(train_config(run, plain_model_dir, **options))
@@ -229,7 +229,7 @@ def test_begun_by_two_processes_ended_by_one(run, tmp_path, plain_model_dir) -> 
 
 
 def test_two_trainings_of_one_run_do_not_mix(run, plain_model_dir) -> None:
-    """A process of this machine that is at work is named; what is left of one that is gone is no obstacle."""
+    """A process at work on this machine is named in the error; the mark of a process that is gone is no obstacle."""
     at_work = subprocess.Popen(["sleep", "60"])
     mark = run / "train" / ".tmp" / f"metrics-00000-5f3a9c1e-{host_name()}-{at_work.pid}.running"
     mark.parent.mkdir(parents=True)
@@ -245,7 +245,7 @@ def test_two_trainings_of_one_run_do_not_mix(run, plain_model_dir) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, monkeypatch) -> None:
-    """The old policy stays the targets', and the metrics have no gap and no double."""
+    """The old policy is still that of the targets, and no step is missing or repeated in the metrics."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = {"objective": "combine", "checkpoint_every": 2, "epochs": 2, "schedule": "cosine", "warmup_steps": 2}
     train.run(train_config(run, plain_model_dir, **options))
@@ -253,7 +253,7 @@ def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, mo
     assert not (other / "train/metrics").exists()
     assert not (other / "train/model").exists()
     assert [p.name for p in (other / "train/checkpoints").iterdir()] == ["step-00000004.pt"]
-    (other / "train/checkpoints/step-00000006.pt").write_bytes(b"half a file")  # of another kind of death
+    (other / "train/checkpoints/step-00000006.pt").write_bytes(b"half a file")  # as another kind of crash leaves it
     train.run(train_config(other, plain_model_dir, **options))
     timed = ("seconds", "tokens_per_second")
     a, b = ([{k: v for k, v in r.items() if k not in timed} for r in read_all(x, "metrics")] for x in (run, other))
@@ -289,7 +289,7 @@ def test_it_says_where_the_model_is_and_when_there_was_little_to_learn_from(run,
 
 
 def test_it_measures_how_far_the_model_moved(run, plain_model_dir, capsys) -> None:
-    """The last step reads the model of the epoch before it: the mean absolute change of the trained tokens."""
+    """The last step's shift is the mean absolute change of the trained tokens' log-probs after the epoch before it."""
     options = {"batch_turns": 100, "epochs": 4, "keep_epochs": True, "learning_rate": 3e-3}
     train.run(train_config(run, plain_model_dir, **options))
     changes = shifts(run, plain_model_dir, run / "train/epochs/003/model").values()
@@ -303,7 +303,7 @@ def test_it_measures_how_far_the_model_moved(run, plain_model_dir, capsys) -> No
 @pytest.mark.parametrize(("rate", "names"), [(1e-6, ["--learning-rate", "--epochs"]), (2e-4, []),
                                              (3e-2, ["--learning-rate", "opdkit eval"])])  # fmt: skip
 def test_it_warns_when_the_model_hardly_moved_or_moved_far(run, plain_model_dir, capsys, rate, names) -> None:
-    """Not by the number of steps, of which there are few here."""
+    """The warning does not depend on the number of steps, of which there are few here."""
     train.run(train_config(run, plain_model_dir, objective="blend", learning_rate=rate))
     said = capsys.readouterr().err
     assert len(list(read_all(run, "metrics"))) < 10
@@ -326,7 +326,7 @@ def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_the_model_of_every_epoch_is_kept(run, tmp_path, plain_model_dir, lora_rank) -> None:
-    """Epoch 1 of 2 is what a training of 1 epoch ends with, and keeping it leaves the rest as it was."""
+    """The model of epoch 1 of 2 is that of a training of 1 epoch, and keeping it does not change the last model."""
     shorter, plain = (Path(shutil.copytree(run, tmp_path / name)) for name in ("shorter", "plain"))
     options = {"lora_rank": lora_rank, "schedule": "constant"}
     train.run(train_config(run, plain_model_dir, epochs=2, keep_epochs=True, **options))
@@ -343,7 +343,7 @@ def test_the_model_of_every_epoch_is_kept(run, tmp_path, plain_model_dir, lora_r
 def test_the_written_weights_can_be_between_those_before_training_and_the_trained_ones(
     run, tmp_path, plain_model_dir, lora_rank
 ) -> None:
-    """With LoRA the merged weights are, not the matrices of an adapter. The model of an epoch is the trained one."""
+    """With LoRA, the merged weights are interpolated, not the adapter's matrices. Models of epochs are not interpolated."""
     quarter = Path(shutil.copytree(run, tmp_path / "quarter"))
     options = {"lora_rank": lora_rank, "epochs": 1, "learning_rate": 3e-3}
     train.run(train_config(run, plain_model_dir, **options))
@@ -369,7 +369,7 @@ def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_d
     served = AutoModelForCausalLM.from_pretrained(run / "train/model", dtype=torch.float32).state_dict()
     assert all(torch.equal(served[k], merged[k]) for k in merged)
     assert AutoTokenizer.from_pretrained(run / "train/model").chat_template
-    # What vLLM can add to a base model: PEFT's format, pairs of matrices alone.
+    # vLLM can add the adapter to a base model: it has PEFT's format, and nothing but pairs of matrices.
     described = json.loads((run / "train/adapter/adapter_config.json").read_text())
     expected = {
         "peft_type": "LORA",
@@ -422,7 +422,7 @@ def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
 
 
 def test_a_tracker_gets_numbers_and_settings_and_no_names(run, plain_model_dir, monkeypatch) -> None:
-    """Ids of turns hold the names of files and sessions; a model or a reference is a path."""
+    """Turn ids hold the names of files and sessions, and a model or a reference is a path, so none of them is logged."""
     logged, settings, find_spec = [], [], importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "wandb" or find_spec(name, *rest))
     monkeypatch.setattr(Accelerator, "log", lambda _self, values, step: logged.append(values))
@@ -433,7 +433,7 @@ def test_a_tracker_gets_numbers_and_settings_and_no_names(run, plain_model_dir, 
     assert {"loss", "learning_rate", "skipped"} <= logged[0].keys()
     assert (settings[0]["objective"], settings[0]["kl_coef"], settings[0]["gradient_checkpointing"]) == ("opd", 0.1, 0)
     assert not any(name in str((logged, settings)) for name in ("toy-", model, str(run)))
-    # Else W&B adds what the command prints, with ids of turns, and its arguments.
+    # Otherwise W&B adds what the command prints, with turn ids, and its arguments.
     wandb = settings[1]["wandb"]["settings"]
     assert (wandb["console"], wandb["x_disable_meta"], wandb["x_disable_machine_info"]) == ("off", True, True)
 
@@ -464,7 +464,7 @@ def test_processes_without_a_launcher_are_refused(run, plain_model_dir, monkeypa
 
 
 def test_a_tracker_that_does_not_start_says_so_itself(run, plain_model_dir, monkeypatch) -> None:
-    """W&B without a key: not a bug in opdkit."""
+    """W&B without a key is reported in the tracker's own words, and not as a bug in opdkit."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "wandb" or find_spec(name, *rest))
 
@@ -483,7 +483,7 @@ def test_a_missing_tracker_is_refused(run, plain_model_dir, monkeypatch) -> None
 
 
 def test_another_student_is_refused(run, tmp_path, plain_tokenizer) -> None:
-    """The old policy is the model that was scored, by its files and not by its path."""
+    """The student must be the model that was scored, compared by its files and not by its path."""
     with pytest.raises(ConfigError, match=r"opdkit teacher OTHER_RUN --model '.*an other'"):
         train.run(train_config(run, save_tiny_model(tmp_path / "an other", plain_tokenizer, seed=1)))
     train.run(train_config(run, save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)))
@@ -530,7 +530,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, m
 
 
 def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_model_dir, monkeypatch) -> None:
-    """The tokens that train are those that were scored, token by token, or nothing."""
+    """Training takes exactly the tokens that were scored, and fails if the prompt renders differently."""
     monkeypatch.setattr(training_set, "load_turns", lambda *a, **b: [
         dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_turns(*a, **b)])  # fmt: skip
     with pytest.raises(OpdkitError, match=r"turn toy-.*--overwrite"):

@@ -1,4 +1,4 @@
-"""Advantages of tokens and turns: worked numbers, and what holds for any input."""
+"""Tests of the advantages of tokens and turns: numbers worked by hand, and properties that hold for any input."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_teacher_equal_to_student_is_advantage_zero_exactly() -> None:
 
 
 def test_support_advantages_worked_by_hand() -> None:
-    """Old probabilities 0.5 and 0.25, so weights 2/3 and 1/3; the teacher says 0.75 and, clipped at C = 1, 0.01."""
+    """Old probabilities 0.5 and 0.25 give weights 2/3 and 1/3; the teacher's are 0.75 and 0.01 (clipped at C = 1)."""
     old, teacher = t(0.5, 0.25).log()[None], t(0.75, 0.01).log()[None]
     expected = [2 / 3 * math.log(1.5), -1 / 3]
     assert support_advantages(old, teacher, mask(1), 1.0)[0].tolist() == pytest.approx(expected, abs=1e-12)
@@ -46,7 +46,7 @@ def test_support_advantages_worked_by_hand() -> None:
 
 
 def test_a_position_without_a_support_has_no_advantage() -> None:
-    """Missing values are NaN, and 0 behind the mask."""
+    """Missing values are NaN, and the mask turns them into 0."""
     values = torch.full((2, 3), NAN, dtype=torch.float64)
     assert torch.equal(support_advantages(values, values, mask(0, 0), 1.0), torch.zeros(2, 3, dtype=torch.float64))
 
@@ -67,7 +67,7 @@ def test_group_normalisation_worked_by_hand() -> None:
 
 
 def test_group_means_without_the_standard_deviation() -> None:
-    """Dr. GRPO: [1, -1, 1, 0] less 0.25. A group that nearly agrees does not weigh more than one that does not."""
+    """As in Dr. GRPO, only the mean 0.25 is subtracted, so a group that nearly agrees does not weigh more."""
 
     def centred(rewards, *, lone=True):
         return normalise_in_groups(rewards, ["p"] * len(rewards), keep_lone=lone, divide=False)
@@ -110,11 +110,11 @@ def test_quadratic_overlong_table(length: int, expected: float) -> None:
     assert penalise_overlong(length, 0, 200, "quadratic") == 0
 
 
-# -- the policy that wrote the log ----------------------------------------------------------------------------------
+# -- the behaviour policy -------------------------------------------------------------------------------------------
 
 
 def test_behavior_weights_worked_by_hand() -> None:
-    """0.2 under the student, 0.4, 0.1 or 0.01 under the policy that wrote the log: 0.5, 2, and 20 cut to the cap."""
+    """The student's 0.2 over the behaviour policy's 0.4, 0.1 and 0.01 is 0.5, 2 and 20, the last cut to the cap 2."""
     old, behavior = t(0.2, 0.2, 0.2, 0.2).log(), torch.cat([t(0.4, 0.1, 0.01).log(), t(NAN)])
     assert behavior_weights(old, behavior, 2.0).tolist() == pytest.approx([0.5, 2.0, 2.0, 1.0])
     assert behavior_weights(old, behavior, 0.0).tolist() == [1, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""Losses by position against numbers worked by hand, other implementations, and what must hold for any input."""
+"""Tests of the losses per position: numbers worked by hand, other implementations, properties for any input."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ ALPHAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 
 
 def top_k(student_NV: Tensor, teacher_NV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probs of student and teacher at the student's k most likely tokens, and these."""
+    """Return log-probs of student and teacher at the student's k most likely tokens, and the ids of these tokens."""
     student, teacher = student_NV.log_softmax(-1), teacher_NV.log_softmax(-1)
     ids = student.topk(k).indices
     return student.gather(-1, ids), teacher.gather(-1, ids), ids
@@ -46,7 +46,7 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
 
 @pytest.mark.parametrize(("rho", "advantage", "loss", "ratio"), [
     (1.0, 2.0, -2.0, 1.0),  # nothing has moved: the loss is -A
-    (1.5, 2.0, -2.56, 1.28),  # better already: no more to gain beyond 1.28
+    (1.5, 2.0, -2.56, 1.28),  # already better: nothing more to gain beyond 1.28
     (0.5, 2.0, -1.0, 0.5),  # worse than before: the way back is never clipped
     (0.5, -2.0, 1.6, 0.8),  # lowered enough: clipped at 0.8
     (1.5, -2.0, 3.0, 1.5),
@@ -62,7 +62,7 @@ def test_policy_gradient_worked_by_hand(rho: float, advantage: float, loss: floa
     (4.0, -2.0, 6.0), (2.0, -2.0, 4.0), (0.5, -2.0, 1.6), (4.0, 2.0, -2.56), (0.5, 2.0, -1.0),
 ])  # fmt: skip
 def test_dual_clip_worked_by_hand(rho: float, advantage: float, loss: float) -> None:
-    """Only a negative advantage whose token has become more than 3 times as likely is bounded, at 3 A."""
+    """Only the loss at a negative advantage A is bounded, at -3 A, if the token became more than 3 times as likely."""
     assert policy_gradient(t(math.log(rho) - 5), t(-5), t(advantage), *CLIP, 3.0)[0].item() == pytest.approx(loss)
 
 
@@ -73,7 +73,7 @@ def test_the_log_ratio_is_clamped() -> None:
 
 
 def test_sampled_token_gradient_is_the_reverse_kl_gradient_on_average() -> None:
-    """The ratio is not detached and carries the gradient. Averaged over the vocabulary under the student it is that of
+    """The gradient flows through the ratio. Averaged over the vocabulary under the student, it is the gradient of
     KL(student || teacher); with a detached ratio it would be zero."""
     student, wanted = logits(1, 1)[0], logits(1, 2)[0].log_softmax(-1)
     old, everywhere = student.log_softmax(-1), torch.ones(VOCABULARY, dtype=torch.bool)
@@ -99,7 +99,7 @@ def test_sampled_token_gradient_against_trl() -> None:
 
 
 def test_support_gradient_of_the_whole_vocabulary_is_the_reverse_kl_gradient() -> None:
-    """Nothing is sampled any more, and still the ratio carries the gradient."""
+    """Nothing is sampled here, and the gradient still flows through the ratio."""
     student, wanted = logits(5, 1), logits(5, 2).log_softmax(-1)
     old = student.log_softmax(-1)
     advantages = support_advantages(old, wanted, torch.ones(5, dtype=torch.bool), 0.0)
@@ -117,7 +117,7 @@ def test_the_rest_is_what_the_support_leaves_over(mass: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_rest_and_its_gradient_are_finite_when_there_is_none(dtype: torch.dtype) -> None:
-    """Rounding can make a support weigh more than 1."""
+    """Rounding can give a support a mass above 1, so that nothing is left for the rest."""
     for logprobs in ([0.0, -30.0], [-0.6931, -0.6930], [1e-3, -9.0], [-200.0, -300.0]):
         leaf = torch.tensor([logprobs], dtype=dtype, requires_grad=True)
         rest = log_rest(leaf)
@@ -188,13 +188,13 @@ def test_divergence_of_the_whole_vocabulary_is_that_of_torch(alpha: float) -> No
 
     ours = lambda x: divergence(x.log_softmax(-1), teacher, alpha)  # noqa: E731
     close(ours(student_NV), torch_kl(student_NV))
-    # The rest has a mass of 1e-7 where there is none; what that does to the gradient is as small.
+    # An empty rest has a mass of 1e-7, which changes the gradient by as little.
     close(gradient(ours, student_NV), gradient(torch_kl, student_NV), atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_divergence_is_differentiated_right(alpha: float) -> None:
-    """Finite differences: the mixture is held fixed in the backward pass, and that changes nothing."""
+    """The gradient is that of finite differences, although the mixture is held fixed in the backward pass."""
     teacher_NV = logits(6, 11)
     ids = logits(6, 12).topk(3).indices
     teacher = teacher_NV.log_softmax(-1).gather(-1, ids)
@@ -216,7 +216,7 @@ def test_teacher_equal_to_student_is_divergence_and_gradient_zero_exactly(alpha:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_one_token_and_the_rest_are_no_certainty(alpha: float) -> None:
-    """Renormalised without the rest, top-1 has loss 0 and gradient 0 whatever the models say."""
+    """If top-1 were renormalised without the rest, its loss and gradient would always be 0."""
     student, teacher, ids = top_k(logits(50, 14), logits(50, 15), 1)
     assert (divergence(student, teacher, alpha) > 1e-6).all()
     moved = gradient(lambda x: divergence(x.log_softmax(-1).gather(-1, ids), teacher, alpha), logits(50, 14))
@@ -225,8 +225,8 @@ def test_one_token_and_the_rest_are_no_certainty(alpha: float) -> None:
 
 @given(seed=st.integers(0, 1000), alpha=st.floats(0, 1), k=st.integers(1, VOCABULARY), half=st.booleans())
 def test_divergence_is_never_negative(seed: int, alpha: float, k: int, half: bool) -> None:
-    """A truncated KL can be negative, and clamped at 0 it teaches nothing. With the rest it cannot; not
-    with log-probs rounded to half precision either, whose bins do not sum to 1."""
+    """A truncated KL can be negative, and a clamp at 0 would stop the gradient. With the rest it is never negative,
+    even with log-probs in half precision, whose bins do not sum to 1."""
     student, teacher, _ = top_k(logits(20, seed).float(), logits(20, seed + 1).float(), k)
     if half:
         teacher = teacher.half().float()
@@ -258,7 +258,7 @@ def test_k3_against_liger() -> None:
 
 
 def test_k1_has_the_expected_gradient_of_the_kl() -> None:
-    """Without the ratio the expected gradient of k1 is zero. Averaged over the reference it is exact."""
+    """Averaged over the reference, the gradient of k1 is exact; without the ratio its expectation would be zero."""
     student, reference = logits(1, 17)[0], logits(1, 18)[0].log_softmax(-1)
     averaged = lambda x: reference.exp() * kl_to_reference(x.log_softmax(-1), reference, "k1")  # noqa: E731
     full = lambda x: x.softmax(-1) * (x.log_softmax(-1) - reference)  # noqa: E731
@@ -268,7 +268,7 @@ def test_k1_has_the_expected_gradient_of_the_kl() -> None:
 
 
 def test_k1_is_the_kl_to_a_reference_that_did_not_write_the_tokens() -> None:
-    """A frozen reference over several rounds: tokens of the old policy, by enumeration. k2 and k3 are far off."""
+    """With a frozen reference, the old policy writes the tokens: k1 is exact (by enumeration), k2 and k3 are far off."""
     student, (reference, old) = logits(1, 17)[0], logits(2, 18).log_softmax(-1)
     estimate = lambda x, kind: old.exp() * kl_to_reference(x.log_softmax(-1), reference, kind, old)  # noqa: E731
     full = lambda x: x.softmax(-1) * (x.log_softmax(-1) - reference)  # noqa: E731
@@ -299,7 +299,7 @@ def test_kl_pulls_back_to_the_reference(estimator: str) -> None:
 
 
 def test_k3_is_an_unbiased_estimate_of_the_kl_and_never_negative() -> None:
-    """An estimate clamped at 0 would be inactive most of the time; k3 needs no clamp."""
+    """So k3 needs no clamp at 0, with which an estimate would be inactive most of the time."""
     old, new = logits(2, 19).log_softmax(-1)
     estimate = kl_to_reference(old, new, "k3")
     assert (estimate >= 0).all()
@@ -307,7 +307,7 @@ def test_k3_is_an_unbiased_estimate_of_the_kl_and_never_negative() -> None:
 
 
 def test_entropy_is_that_of_torch_and_survives_impossible_tokens() -> None:
-    """Also where there are more rows than are computed together, and none."""
+    """This includes more rows than are computed at once, and no rows."""
     some = logits(600, 20)
     entropy = lambda rows: logprobs_and_entropy(rows, torch.zeros(len(rows), 1, dtype=torch.long))[1]  # noqa: E731
     close(entropy(some), torch.distributions.Categorical(logits=some).entropy())
@@ -316,7 +316,7 @@ def test_entropy_is_that_of_torch_and_survives_impossible_tokens() -> None:
 
 
 def test_gathered_logprobs_are_those_of_trl_and_float32_from_half_precision() -> None:
-    """A log-softmax in bfloat16 is off by 2e-2."""
+    """Half-precision logits are cast to float32 first, as a log-softmax in bfloat16 is off by 2e-2."""
     selective = pytest.importorskip("trl.trainer.utils").selective_log_softmax
     some, ids = logits(30, 21), torch.randint(VOCABULARY, (30, 3), generator=generator(22))
     theirs = torch.stack([selective(some, column) for column in ids.T], -1)

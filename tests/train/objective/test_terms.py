@@ -1,4 +1,4 @@
-"""Objectives as sums of terms: masks, divisors, weights, and steps that may be cut anywhere."""
+"""Tests of objectives as sums of terms: masks, divisors, weights, and steps that are split."""
 
 import dataclasses
 import itertools
@@ -102,7 +102,7 @@ def test_filters_take_tokens_from_the_teacher_and_from_its_count() -> None:
 
 
 def test_a_negative_reward_falls_on_what_the_student_was_not_sure_of() -> None:
-    """Probabilities .99, .95, .5 under -1, then .99 under +1 and 0: only the first two are spared."""
+    """With reward -1, tokens of probability .99 and .95 are masked and .5 is not; with +1 and 0, .99 is not masked."""
     old = t(0.99, 0.95, 0.5, 0.99, 0.99).log()
     some = tokens(old, reward=t(-1, -1, -1, 1, 0), teacher=old)
     reward, teacher = make_terms(Objective(BOTH, negative_below=0.94), some)
@@ -135,7 +135,7 @@ def test_logged_log_probs_correct_the_terms_of_the_sampled_token() -> None:
 
 
 def test_combine_worked_by_hand() -> None:
-    """Two tokens with both sources: the table's A = w_r reward + w_t teacher, its token mean, one clip decision."""
+    """Two tokens have both sources: A = w_r reward + w_t teacher, one clip decision per token, and the token mean."""
     some = tokens(t(-1, -2), teacher=t(-0.4, -1.5), reward=t(-1, 1))  # teacher advantages 0.6, 0.5
     logprobs = t(-1 + math.log(1.5), -2)  # ratios 1.5 and 1
     loss, metrics = of_step(Objective({"reward": 1.0, "teacher": 2.0}), some, logprobs)
@@ -149,7 +149,7 @@ def test_combine_worked_by_hand() -> None:
 
 
 def test_each_term_divides_by_its_own_tokens() -> None:
-    """Three tokens with a reward, one with a hint: the teacher's term is not divided by three or four."""
+    """Three tokens have a reward and one has a hint: the teacher's term is divided by one, not by three or four."""
     some = tokens(t(-1, -1, -1, -1), teacher=t(NAN, NAN, NAN, -0.5), reward=t(1, 1, -1, NAN))
     logprobs = some.old_logprobs_N.clone().requires_grad_()
     loss, metrics = of_step(Objective(BOTH), some, logprobs)
@@ -169,7 +169,7 @@ def test_turn_mean_is_the_mean_of_the_turns_means() -> None:
     assert loss.item() == pytest.approx(0.0, abs=1e-12)
     assert grad_of(logprobs).tolist() == pytest.approx([-1 / 2, 1 / 6, 1 / 6, 1 / 6, 0])
     assert of_step(Objective({"reward": 1.0}), some, logprobs)[0].item() == pytest.approx(0.5)
-    assert metrics["reward_advantage"].item() == pytest.approx(-0.5)  # over tokens, however they are aggregated
+    assert metrics["reward_advantage"].item() == pytest.approx(-0.5)  # over tokens, for any aggregation
 
 
 def test_hybrid_worked_by_hand() -> None:
@@ -189,10 +189,10 @@ def test_hybrid_worked_by_hand() -> None:
 
 
 def test_the_anchor_worked_by_hand() -> None:
-    """Forward KL on supports of one token, with the weight 0.1; the student now gives 1/4 to each.
+    """The anchor is a forward KL on supports of one token, with the weight 0.1; the student now gives 1/4 to each.
 
-    Without a reaction, 1/2 stays 1/2. Praised tokens: the odds of 1/2 become 4 to 1, those of 1/10 become 4 to 9. They
-    have 1 + 9/2 and 1 + 9/10 times the weight. The last position was complained about.
+    Without a reaction, the target of 1/2 is 1/2. For praised tokens, the odds of 1/2 become 4 to 1 and those of 1/10
+    become 4 to 9, with 1 + 9/2 and 1 + 9/10 times the weight. The last position got a complaint, and has no anchor.
     """
     half = math.log(0.5)
     some = dataclasses.replace(
@@ -209,7 +209,7 @@ def test_the_anchor_worked_by_hand() -> None:
 
 
 def test_a_step_is_the_sum_of_its_terms_done_one_by_one() -> None:
-    """Every term, with a plain loop over the positions."""
+    """The sum over all terms equals that of a plain loop over the positions."""
     case = example(seed=3)
     loss, metrics = of_example(dataclasses.replace(EVERYTHING, aggregation="token-mean"), case, case.student_NV)
     x, now = case.tokens, case.student_NV.log_softmax(-1)
@@ -293,7 +293,7 @@ def test_splitting_a_step_changes_nothing_but_rounding(seed: int, cut: list[int]
     loss, metrics = of_example(objective, case, whole)
     loss.backward()
     total, sums = 0.0, dict.fromkeys(metrics, 0.0)
-    # Whole turns, as the forwards take them; a piece may be empty.
+    # The pieces are whole turns, as in the forward passes; a piece may be empty.
     bounds = torch.searchsorted(case.tokens.turn_N, torch.tensor([0, *sorted(cut), 6])).tolist()
     for low, high in itertools.pairwise(bounds):
         share, some = of_example(objective, case, pieces, slice(low, high))
@@ -320,7 +320,7 @@ def test_gradient_outside_the_masks_is_exactly_zero(objective: Objective) -> Non
 
 @pytest.mark.parametrize("objective", VARIANTS)
 def test_the_loss_is_differentiated_right(objective: Objective) -> None:
-    """Finite differences, from logits to loss. Advantages, weights and the reference are constants."""
+    """The gradient from logits to loss is that of finite differences, with constant advantages, weights and reference."""
     case = example(12, k=3, turns=4, seed=5)
     leaf = case.student_NV.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: of_example(objective, case, x)[0], leaf, fast_mode=True)
@@ -352,7 +352,7 @@ def test_the_old_policy_plays_no_part_in_the_divergence() -> None:
 
 
 def test_a_step_without_any_support_still_has_a_gradient() -> None:
-    """A micro-batch of turns without a hint: no support, K = 0, and its reward trains."""
+    """A micro-batch of turns without a hint has no support (K = 0), and its reward still trains."""
     some = tokens(t(-1, -1), reward=t(1, 1))
     logprobs = t(-1, -1).requires_grad_()
     for weights in ({"support": 1.0}, {"divergence": 1.0}):
