@@ -1,4 +1,4 @@
-"""The Python interface: light to import, the same options, checks and errors as the command line; docs/python.md."""
+"""Tests of the Python interface: light to import, the command line's options, checks and errors, and docs/python.md."""
 
 import functools
 import html
@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_import_is_light() -> None:
-    """`import opdkit` is fast: neither the package nor the class brings the heavy libraries."""
+    """`import opdkit` is fast: neither the package nor `Run` imports the heavy libraries."""
     code = (
         "import sys, opdkit; assert 'opdkit.api' not in sys.modules; run = opdkit.Run('x'); repr(run)\n"
         "print([m for m in ('torch', 'transformers', 'pyarrow', 'datasets', 'numpy', 'pandas') if m in sys.modules])"
@@ -132,12 +132,12 @@ def test_what_was_not_done_before_is_an_error_of_the_run(tmp_path: Path) -> None
         Run(tmp_path / "run").extract("a", "b")
     with pytest.raises(opdkit.ConfigError, match="LOGS is missing"):
         Run(tmp_path / "run").extract()
-    with pytest.raises(opdkit.ConfigError, match="logs is empty"):  # it read all of the current folder
+    with pytest.raises(opdkit.ConfigError, match="logs is empty"):  # once, this read all of the current folder
         Run(tmp_path / "run").extract("")
 
 
 def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths and runs for text, one for several, whole numbers for numbers, a dict for NAME=VALUE, a file underneath."""
+    """Paths and runs stand for text, one value for several, int for float, a dict for NAME=VALUE; a file is below."""
     seen = []
     monkeypatch.setattr("opdkit.store.run_stage.run_stage", lambda name, config: seen.append(config))
     monkeypatch.setattr("opdkit.api.load_function", lambda target: seen.append)
@@ -173,7 +173,7 @@ SAID = {
 def strict(prompt: list[dict], reply: dict, next_state: list[dict]) -> tuple[int | None, str | None]:
     said = next_state[0]["content"]
     assert prompt[0]["content"] in ("Where?", "2 + 2?")
-    prompt[0]["content"] = "changed"  # of a copy: the next turn has the message, too
+    prompt[0]["content"] = "changed"  # changes a copy: the next turn has the message, too
     if said == "no":
         return None, None
     return (1, " ") if said == "thanks" else (-1, f"Take care of this: {reply['content'][:2]}.")
@@ -250,7 +250,7 @@ def test_another_answer_of_a_judge_names_the_turn(answer: Any, tmp_path: Path) -
 
 
 def test_half_an_emoji_in_a_hint_of_a_function_is_replaced(tmp_path: Path) -> None:
-    """No table holds it. In the answer of a judge's server it is replaced, too."""
+    """No table can hold half an emoji; in the answer of a judge's server it is replaced, too."""
     made = Run(write_extract(tmp_path / "run", SAID))
     made.judge(judge=lambda *_: (-1, "Use metres \ud83d"))
     assert {row["hint"] for row in made.table("verdicts")} == {"Use metres ?"}
@@ -302,7 +302,7 @@ def test_a_function_reads_a_log(tmp_path: Path) -> None:
     ({"by": {1: 2}}, "key"),
 ])  # fmt: skip
 def test_what_a_function_made_and_json_cannot_hold_costs_its_line_alone(more: Any, detail: str, tmp_path: Path) -> None:
-    """A text that was cut within an emoji, say: Python's own parser of JSON leaves half of it."""
+    """One example is a text that was cut within an emoji, of which Python's own JSON parser leaves half."""
     log = jsonl(tmp_path / "log.jsonl", {"n": 0}, {"n": 1})
     made = Run(tmp_path / "run")
     made.extract(log, format=lambda record: chat("1?", "1", "thanks") | (more if record["n"] else {}))
@@ -350,7 +350,7 @@ def test_turns_are_those_of_the_command_whole(scored: Run, capsys: pytest.Captur
 
 
 def test_a_notebook_shows_the_heat_map(scored: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every token in the colour of its advantage, whatever the terminal; text of the log is text."""
+    """Every token has the colour of its advantage, for any terminal, and text of the log is escaped."""
     monkeypatch.setenv("NO_COLOR", "1")
     turn = max(scored.turns(), key=lambda turn: sum(map(abs, levels(turn))))
     shown: dict[str, str] = defaultdict(str)

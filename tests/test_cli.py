@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help, exit codes, errors, and every example in the help."""
+"""Tests of the command line as a user meets it: help, exit codes, errors, and every example in the help."""
 
 import os
 import shlex
@@ -170,7 +170,7 @@ def test_a_file_is_no_run_directory(command: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("args", [["--help"], ["init", "-h"], ["show", "RUN"], ["show", "RUN", "--whole"],
                                   ["show", "RUN", "--json"], ["status", "RUN"]])  # fmt: skip
 def test_a_reader_that_has_read_enough_is_no_failure(args: list[str], tmp_path: Path) -> None:
-    """`opdkit show RUN | head -1`: nothing on stderr, whatever is printed with and however much."""
+    """As in `opdkit show RUN | head -1`, nothing goes to stderr, for any way of printing and any amount."""
     run = write_extract(tmp_path / "run", {f"s{n}": talk("Hi " * 2000, "Hello.", "Bye") for n in range(40)})
     reading, writing = os.pipe()
     os.close(reading)
@@ -210,13 +210,13 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_examples_of_the_help_run(tmp_path: Path, warm_path: str) -> None:
-    """One after the other they are a whole run; `demo` and `review` have tests of their own.
+    """One after the other, the examples are a whole run; `demo` has tests of its own, and `review` serves last.
 
-    Those of nights run on twelve sessions, too few to train on: tests/commands/night has nights that train.
+    Examples of nights run on twelve sessions, too few to train on: tests/commands/night has nights that train.
     """
     write_small_sample(tmp_path / "sample_data", sessions=24)
     write_small_sample(tmp_path / "few" / "sample_data", sessions=12)
-    served = {"review"}  # until it is stopped
+    served = {"review"}  # serves until it is stopped
     for name in [name for name in COMMANDS if name not in {"demo", *served}]:
         command = shlex.split(COMMANDS[name].example)
         folder = tmp_path / "few" if name in {"night", "models", "forget"} else tmp_path
@@ -236,7 +236,7 @@ def test_the_examples_of_the_help_run(tmp_path: Path, warm_path: str) -> None:
 
 
 def write_small_sample(folder: Path, sessions: int) -> None:
-    """Write sample_data with its model, one of its logs up to so many lines, and every sixth of its prompts."""
+    """Write sample_data with its model, `sessions` lines of one of its logs, and every sixth of its prompts."""
     (folder / "logs").mkdir(parents=True)
     for path in (SAMPLE / "model", SAMPLE / "labels.jsonl"):
         (folder / path.name).symlink_to(path)
@@ -246,7 +246,7 @@ def write_small_sample(folder: Path, sessions: int) -> None:
 
 
 def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) -> None:
-    """Hostile logs: the keys of a record, and escape codes in them, come from whoever wrote the log."""
+    """In a hostile log, the keys of a record may hold escape codes."""
     log = tmp_path / "log.jsonl"
     log.write_text('{"\\u001b[31mred\\u001b]0;title\\u0007": 1}\n')
     done = subprocess.run([sys.executable, "-m", "opdkit", "extract", str(tmp_path / "run"), str(log)], cwd=ROOT,
@@ -265,7 +265,7 @@ def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) 
 def test_memory_that_runs_out_is_no_bug_of_opdkit(
     command: str, advice: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The advice names options that the command has."""
+    """The advice names only options that the command has."""
     from opdkit.model.memory import torch
 
     with pytest.raises(typer.Exit) as end, errors_as_exit_codes(debug=False, command=command):

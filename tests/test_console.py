@@ -1,4 +1,4 @@
-"""opdkit/console.py: a bar within a bar."""
+"""Tests of opdkit/console.py: bars within bars, progress in a pipe, and counted nouns."""
 
 import pytest
 from rich.console import Console
@@ -8,7 +8,7 @@ from opdkit.console import counted
 
 
 def test_a_bar_within_a_bar_is_a_line_of_it(monkeypatch):
-    """rich shows one live display at a time: a second one would raise."""
+    """Rich shows one live display at a time, and a second one would raise."""
     monkeypatch.setattr(console, "stderr", Console(force_terminal=True, stderr=True))
     seen = [
         (part, piece)
@@ -35,7 +35,7 @@ def test_a_pipe_sees_no_bar(monkeypatch, capsys):
 
 def test_a_pipe_is_told_once_a_minute(monkeypatch, capsys):
     monkeypatch.setattr(console, "stderr", Console(force_terminal=False, stderr=True, width=100))
-    clock = iter([0.0, 10.0, 61.0, 90.0, 121.5, 130.0, 200.0])  # the beginning, then each item of five and the last
+    clock = iter([0.0, 10.0, 61.0, 90.0, 121.5, 130.0, 200.0])  # at the beginning, then at each of six items
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(console, "_screen", console._Screen())
     assert len(list(console.progress(range(6), "judging", 6, "votes"))) == 6

@@ -1,4 +1,4 @@
-"""The documentation says what the code does."""
+"""Tests that the documentation says what the code does."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ from opdkit.store.tables import APPENDED, TABLES
 from opdkit.train.objective.terms import PRESETS
 
 ROOT = Path(__file__).parent.parent
-# Of other programs, where they are named within a line.
+# Flags of other programs that are named within a line.
 OTHERS = set("--help --draw --work --requeue --signal --dependency --nproc-per-node --nnodes --node-rank".split())
 VLLM = set("--enable-log-requests --enable-log-outputs --max-log-len".split())
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
@@ -46,7 +46,7 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: str) -> N
 
 
 def test_the_readme_names_options_that_exist() -> None:
-    """No documented option that nothing reads."""
+    """Every flag in a command of the README is in docs/commands.md."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for line in re.findall(r"^.*opdkit \w+ .*$", text, re.MULTILINE):
@@ -62,7 +62,7 @@ def test_the_readme_counts_right() -> None:
 
 
 def test_the_page_of_objectives_names_what_there_is() -> None:
-    """Every preset with its terms, and no option that does not exist."""
+    """The page names every preset with its terms, and only options that exist."""
     text = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
     assert list(rows) == list(PRESETS)
@@ -76,7 +76,7 @@ def test_the_page_of_objectives_names_what_there_is() -> None:
         assert f"`{flag}`" in commands, flag
 
 
-# Words of columns that mean what they mean in any English text.
+# Words in names of columns that have their usual English meaning.
 PLAIN = set(
     """
     action after approx before behavior broke by call chance chosen count cut decided decision detail difference domain
@@ -90,7 +90,7 @@ PLAIN = set(
 
 
 def test_every_word_of_a_table_is_in_the_glossary() -> None:
-    """House words have one meaning, on one page; a new column brings its words with it."""
+    """The project's words have one meaning each, on one page; a new column must bring its words with it."""
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     words = [word for row in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE) for word in row.split(", ")]
     words = [word.strip() for word in words if word.strip() not in ("word", "---")]
@@ -116,7 +116,7 @@ def test_the_page_on_privacy_names_every_table() -> None:
 
 @pytest.mark.parametrize("page", sorted({path.name for path in (ROOT / "docs").glob("*.md")} - {"commands.md"}))
 def test_pages_name_options_and_pages_that_exist(page: str) -> None:
-    """Flags of other programs stand in blocks of text, which are not looked at."""
+    """Flags of other programs stand in `text` blocks, which are not checked."""
     commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     text = re.sub(r"```text\n.*?```", "", (ROOT / "docs" / page).read_text(encoding="utf-8"), flags=re.DOTALL)
     for line in re.findall(r"`[^`\n]*`|^.*opdkit \w+ .*$", text, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Every command in docs/ runs: page by page, as it stands but for names (a small log, a tiny model, a server here)."""
+"""Tests that every command in docs/ runs, page by page, unchanged except for names (of logs, models and servers)."""
 
 import contextlib
 import json
@@ -14,10 +14,10 @@ from transformers_server import transformers_serve
 
 DOCS = Path(__file__).parent.parent / "docs"
 WALKED = ("tutorial.md", "guide.md", "logs.md", "nights.md", "privacy.md")
-# Pages whose commands are run elsewhere: each example of commands.md by tests/test_cli.py, Slurm's by tests/slurm, the
-# example's by tests/test_example_4b.py.
+# Pages whose commands are run elsewhere: examples of commands.md by tests/test_cli.py, Slurm's by tests/commands/slurm,
+# the example's by tests/test_example_4b.py.
 ELSEWHERE = {"commands.md", "cluster.md", "example-4b.md"}
-# The tutorial on fewer sessions.
+# Changes with which the tutorial runs on fewer sessions.
 FEWER = {"--limit 60": "--limit 12", "--samples 2": "--samples 1 --max-prompts 6"}
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def run(script: str, folder: Path, names: dict[str, str], path: str) -> None:
 
 
 def test_the_tutorial(tmp_path: Path, warm_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the notebook, in a kernel, on fewer sessions; a cell that fails ends it with that cell's error.
+    """It runs as its notebook, in a kernel, on fewer sessions; a cell that fails ends the test with that cell's error.
 
     tests/test_docs.py keeps the notebook in step with the page.
     """
@@ -98,7 +98,7 @@ def test_the_guide(tmp_path: Path, warm_path: str) -> None:
 
 
 def test_the_guide_from_a_chat_export_alone(tmp_path: Path, warm_path: str) -> None:
-    """Five commands; thumbs, an edit and a regenerated reply count; what is held out becomes prompts."""
+    """There are five commands; thumbs, an edit and a regenerated reply count; held-out sessions become prompts."""
     sessions = []
     for n, line in enumerate((DATA / "logs" / "openai.jsonl").read_bytes().split(b"\n"), 1):
         with contextlib.suppress(json.JSONDecodeError):  # one line of the sample is damaged, on purpose

@@ -1,4 +1,4 @@
-"""docs/logs.md: its examples are what they say."""
+"""Tests that the examples in docs/logs.md are of the formats that they name, and that its mappings read them."""
 
 import re
 from pathlib import Path

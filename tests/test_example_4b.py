@@ -1,4 +1,4 @@
-"""docs/example-4b.md is computed from what was measured, and its commands run."""
+"""Tests that docs/example-4b.md is computed from what was measured, and that its commands run."""
 
 import importlib.util
 import os
@@ -24,7 +24,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_what_fits_is_what_the_page_says() -> None:
-    """The words yes, no and hardly are those of the numbers beside them."""
+    """The words yes, no and hardly agree with the numbers beside them."""
     rows = re.findall(r"^\| .*? \| ([\d.]+) \| (\w+) \| (\w+) \|$", PAGE, re.MULTILINE)
     assert len(rows) == 4
     for needed, in_80, in_24 in rows:

@@ -1,4 +1,4 @@
-"""The structure of the code: levels of imports, sizes, names, docstrings, frames from a command to its arithmetic."""
+"""Tests of the code's structure: import levels, sizes, names, docstrings, frames from a command to its arithmetic."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ from opdkit.cli import app
 PACKAGE = Path(opdkit.__file__).parent
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-# Who may import whom: only what stands further to the left. Modules of one level do not import each other.
+# A module may import only from the levels listed before its own. Modules of one level do not import each other.
 LEVELS = (
     {"errors", "version"},
     {"config", "console"},
@@ -31,14 +31,14 @@ LEVELS = (
     {"teacher", "evaluate", "rollout"},
     {"commands"},
 )
-# They import `config`, `console`, `errors`, `store` and `version`; commands and stages they know by name, and in
-# annotations by type.
+# These import `config`, `console`, `errors`, `store` and `version`. They load commands and stages by name, and import
+# their types for annotations only.
 ENTRANCES = {"__init__", "__main__", "api", "cli"}
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Dotted name -> syntax tree, of every module of the package."""
+    """Return dotted name -> syntax tree of every module of the package."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ("opdkit", *path.relative_to(PACKAGE).with_suffix("").parts)
@@ -55,7 +55,7 @@ def functions() -> Iterator[tuple[str, Function]]:
 
 
 def imported(name: str, tree: ast.Module) -> set[str]:
-    """The modules of opdkit that a module imports, anywhere in it."""
+    """Return the modules of opdkit that a module imports, anywhere in it."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -67,13 +67,13 @@ def imported(name: str, tree: ast.Module) -> set[str]:
 
 
 def room(module: str) -> str:
-    """The module or folder at the root of the package that a module belongs to."""
+    """Return the module or folder at the root of the package that a module belongs to."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 @cache
 def arrows() -> dict[str, set[str]]:
-    """Root module or folder -> the others that it imports."""
+    """Return root module or folder -> the others that it imports."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, tree in modules().items():
         if name == "opdkit.api":
@@ -129,7 +129,7 @@ def test_sizes() -> None:
 
 
 def test_docstrings_begin_with_a_verb() -> None:
-    """Beside ruff's D401, which asks for the imperative mood of functions."""
+    """This adds to ruff's D401, which asks for the imperative mood in functions."""
     dull = re.compile(r"\W*(What|Whether|Which|How|The|One|A|An)\b")
     kinds = (*Function.__args__, ast.ClassDef, ast.Module)
     for name, tree in modules().items():
@@ -138,7 +138,7 @@ def test_docstrings_begin_with_a_verb() -> None:
             assert not (text and dull.match(text)), f"{name}: {text}"
 
 
-# Past participles that say nothing of what is done to what.
+# Past participles that do not say what is done to what.
 PARTICIPLES = set(
     "adapted agreed answered applied cached carried changed chosen combined compared computed decided "
     "detected divided drawn explained expanded fitted found given imported judged joined kept limited listed "
@@ -146,7 +146,7 @@ PARTICIPLES = set(
     "prepared printed quoted recorded redacted rejected scored seen selected shaped shared shown spelled "
     "squeezed stored surveyed taken told tried typed unwrapped wanted weighted written".split()
 )
-# Verbs in the imperative whose answer is whether they did it, or a command whose answer is yes or no.
+# Imperative verbs that return whether they did it, and a command that returns yes or no.
 # `readable` is io's.
 ACTIONS = set(
     "__exit__ add check check_tree_reading enable_packing move_into_place readable recall run write_text".split()
@@ -165,7 +165,7 @@ def test_names_of_functions() -> None:
 
 
 def test_no_private_dialect() -> None:
-    """Words of our own where the field has one, in names of parameters, functions and values."""
+    """Names of parameters, functions and values use the field's terms instead of private words."""
     banned = {"anew", "crew", "crown", "lot", "lots", "mine", "roster", "some", "told"}
     for where, node in functions():
         names = {a.arg for a in (*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs)} | {node.name}
@@ -189,7 +189,7 @@ def measures_time(node: ast.AST) -> bool:
 
 
 def test_no_test_asserts_how_long_something_took() -> None:
-    """It would fail on a busy machine: count work, as `work.passes` does, or wait for the event."""
+    """Such a test would fail on a busy machine: count work, as `work.passes` does, or wait for the event."""
     timed = []
     for path in sorted(Path(__file__).parent.rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -204,7 +204,7 @@ def test_no_test_asserts_how_long_something_took() -> None:
 
 
 def frames() -> list[str]:
-    """The functions of opdkit on the stack of whoever calls the hooked function, outermost first."""
+    """Return the functions of opdkit on the stack of the hooked function's caller, outermost first."""
     frame, names = sys._getframe(2), []
     while frame is not None:
         path = Path(frame.f_code.co_filename)
@@ -230,7 +230,7 @@ LOSSES = ("policy_gradient", "divergence")
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_few_frames_from_the_command_to_the_arithmetic(stage: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row writer, the rules, log_softmax, the losses: a reader must not climb to see what is computed."""
+    """A reader gets from a command to the row writer, the rules, log_softmax or the losses in few calls."""
     import pyarrow.parquet
 
     from opdkit.judge import rules

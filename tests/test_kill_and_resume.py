@@ -1,4 +1,4 @@
-"""SIGKILL at random moments and the same command again: nothing lost, doubled or changed; the same from shards."""
+"""Tests of stages that are killed at random moments and resumed, and of shards: no row is lost, doubled or changed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from kills import begin, differences, disturb, finish, start, undisturbed
 
 pytestmark = pytest.mark.slow
-# `python -m tests.kills` kills all stages, and more often; trainings of the suite: train/test_kill_and_resume.py
+# `python -m tests.kills` kills all stages, and more often; train/test_kill_and_resume.py kills trainings.
 KILLS = {"extract": 3, "judge": 2, "teacher": 2}
 
 
@@ -27,7 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stage", KILLS)
 def test_killed_and_resumed(stage: str, whole: Path, tmp_path: Path) -> None:
-    """Nothing is truncated at its final path, no row lost, doubled or changed."""
+    """No file is truncated at its final path, and no row is lost, doubled or changed."""
     assert disturb(stage, KILLS[stage], whole, tmp_path, seed=0, say=print) == []
 
 

@@ -1,4 +1,4 @@
-"""judge and teacher under a launcher: each process takes its parts, and together they write the rows of one process."""
+"""Tests of judge and teacher under a launcher: its processes share the parts and write the rows of a single process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What pyproject.toml says of the package: dependencies, groups, version; and the wheel that is built from it."""
+"""Tests of what pyproject.toml says (dependencies, groups, version), and of the wheel that is built from it."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def group(name: str) -> set[str]:
-    """The requirements of a dependency group with those that it includes."""
+    """Return the requirements of a dependency group and of the groups that it includes."""
     found = set()
     for entry in PYPROJECT["dependency-groups"][name]:
         found |= {entry} if isinstance(entry, str) else group(entry["include-group"])
@@ -35,7 +35,7 @@ def group(name: str) -> set[str]:
 
 
 def imported(folder: Path) -> set[str]:
-    """The packages, by the name of their distribution, that modules below a folder import anywhere."""
+    """Return the packages, by the name of their distribution, that modules below a folder import anywhere."""
     found = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -47,7 +47,7 @@ def imported(folder: Path) -> set[str]:
 
 
 def test_every_import_is_declared_and_every_dependency_is_imported() -> None:
-    """What another package happens to bring may be gone with its next version."""
+    """A package that only another dependency installs may be missing with that dependency's next version."""
     extras = {extra: names(PROJECT["optional-dependencies"][extra]) for extra in ("lora", "pii")
               if extra in PROJECT["optional-dependencies"]}  # fmt: skip
     needed, declared = imported(ROOT / "opdkit"), names(PROJECT["dependencies"])
@@ -60,7 +60,7 @@ def test_every_dependency_has_a_lower_bound() -> None:
 
 
 def test_the_extra_is_the_groups() -> None:
-    """`pip install -e '.[test]'` works with every pip, `pip install --group dev` since 25.1."""
+    """`pip install -e '.[test]'` works with every pip, but `pip install --group dev` only since 25.1."""
     assert set(PROJECT["optional-dependencies"]["test"]) == group("dev")
     assert group("docs") < group("test")
     assert group("test") | group("lint") == group("dev")
@@ -77,7 +77,7 @@ def test_the_version_is_in_one_place() -> None:
 
 @pytest.mark.slow
 def test_a_wheel_brings_the_samples(tmp_path: Path) -> None:
-    """Built, installed into an environment of its own, and its samples written out."""
+    """The wheel is built and installed into an environment of its own, which then writes out the samples."""
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     if done.returncode and "hatchling" in done.stderr:

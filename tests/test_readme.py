@@ -1,4 +1,4 @@
-"""The README's walk-through, run as it stands but for names: a small log, a tiny model, a server on this machine."""
+"""Tests that the README's walk-through runs, unchanged except for names: a small log, a tiny model, a local server."""
 
 import json
 import os

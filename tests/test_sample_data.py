@@ -1,4 +1,4 @@
-"""sample_data is what its README says, and what its script makes."""
+"""Tests that sample_data is what its README says, and what its script makes."""
 
 import importlib
 import json
@@ -55,7 +55,7 @@ def test_the_logs_hold_what_they_should() -> None:
     messages = [m for row in openai for m in row["messages"]]
     assert any(m.get("tool_calls") for m in messages)
     named = json.loads((DATA / "model" / "config.json").read_text())["_name_or_path"]
-    assert {row["model"] for row in openai} == {named}  # its own logs: on-policy, and no warning about it
+    assert {row["model"] for row in openai} == {named}  # the model's own logs: on-policy, so there is no warning
     assert any(m["role"] == "tool" and m["content"].startswith("error") for m in messages)
     assert any(m["role"] == "tool" and not m["content"].startswith("error") for m in messages)
 
@@ -69,7 +69,7 @@ def test_held_out_prompts_are_held_out(build: Any) -> None:
 
 
 def test_every_style_is_told_from_the_others(build: Any) -> None:
-    """The checks decide what the demo claims: a reply in one style passes its own pattern and no other."""
+    """The demo's claims rest on the checks: a reply in one style passes the pattern of its style and no other."""
     for topic in build.TOPICS:
         for style in topic.styles:
             for item in topic.items:
@@ -98,7 +98,7 @@ def test_what_is_true_of_a_call(text: str, call: str, true: bool) -> None:
 
 
 def test_the_tool_says_what_is_wrong(tmp_path: Path) -> None:
-    """In the logs: of every call, and so do the labels."""
+    """For every call in the logs, the tool's result and the label say the same."""
     extract.run(ExtractConfig(run=tmp_path, logs=(str(DATA / "logs"),)))
     truth = {row["turn_id"]: row for row in labels()}
     seen = Counter[str | None]()
@@ -122,7 +122,7 @@ def test_the_tool_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_an_order_is_right_with_its_argument_and_its_number(build: Any) -> None:
-    """The checks of the held-out prompts, on a right call and on two that are wrong in one thing each."""
+    """The held-out prompts' checks accept a right call and reject two calls that are wrong in one thing each."""
     (topic,) = (topic for topic in build.TOPICS if topic.uses_tool)
     right, habit = topic.style("order_id").reply, topic.style("id").reply
     orders = [prompt for prompt in read_prompts(DATA / "prompts.jsonl") if prompt.domain == "orders"]
@@ -135,7 +135,7 @@ def test_an_order_is_right_with_its_argument_and_its_number(build: Any) -> None:
 
 
 def test_a_slip_is_mended_with_the_order_that_was_asked_for(build: Any) -> None:
-    """In the lessons: after a call about another order the reply to learn is about the right one, hinted or not."""
+    """In the lessons, after a call about a wrong order, the reply to learn is about the right one, hinted or not."""
     source, mended = build.lessons(random.Random(5)), 0
     for _ in range(4000):
         kind, lesson = next(source)
@@ -162,7 +162,7 @@ def test_lessons_repeat_for_a_seed(build: Any) -> None:
 
 @pytest.mark.slow
 def test_the_logs_are_sampled_from_the_model(build: Any, tmp_path: Path) -> None:
-    """The first conversations, played again: the same words."""
+    """The first conversations have the same words if they are played again."""
     sessions = build.play(DATA / "model", 12, 0)
     logged = [json.loads(line) for line in (DATA / "logs" / "openai.jsonl").read_text().splitlines()[:12]]
     for session, row in zip(sessions, logged, strict=True):

@@ -1,4 +1,4 @@
-"""The pages as a site: it builds without a warning, needs no network, and no table or formula is broken on a screen."""
+"""Tests of the pages as a site: it builds without a warning, needs no network, and breaks no table or formula."""
 
 import io
 import re
@@ -26,7 +26,7 @@ TABLES = """() => [...document.querySelectorAll(".rst-content table")].map(table
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; links to pages, files and headings that are not there fail the build."""
+    """Return the built site; the build fails on links to missing pages, files and headings."""
     for tool in ("mkdocs", "latex2mathml"):
         pytest.importorskip(tool, reason="pip install -e '.[test]' has it")
     folder = tmp_path_factory.mktemp("site")

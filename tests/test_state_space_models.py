@@ -1,4 +1,4 @@
-"""Models whose configuration names no context length, through every stage that reads or samples: Mamba-2, on a CPU."""
+"""Tests of Mamba-2, whose configuration has no context length, in every stage that reads or samples, on a CPU."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def model_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, model_dir) -> tuple[Path, str]:
-    """A run that Mamba-2 was scored and trained in, and what `teacher` said."""
+    """Return a run in which Mamba-2 was scored and trained, and the output of `teacher`."""
     run = write_run(tmp_path_factory.mktemp("run") / "run", three_parts())
     said = opdkit("teacher", run, "--model", model_dir, "--teacher-samples", "0")
     opdkit("train", run, "--model", model_dir, "--learning-rate", "1e-3", "--batch-turns", "4")

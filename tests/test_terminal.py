@@ -1,4 +1,4 @@
-"""What a terminal shows: no word is broken, a command says which model it loads, and the last line says what to do."""
+"""Tests of terminal output: no word is broken, commands name the model that they load, and say last what to do."""
 
 import io
 import re
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(text: str) -> Counter[str]:
-    """The words of an output, without the lines of tables; times and memory differ, so that digits count alike."""
+    """Return the words of an output without the lines of tables; numbers count alike, as times and memory differ."""
     return Counter(re.sub(r"\d+(\.\d+)?", "0", re.sub(r"[\u2500-\u257f]+", " ", text)).split())
 
 
@@ -62,7 +62,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_word_is_broken(command: str, run: Path) -> None:
-    """At 80, 100 and 120 columns all words of a wide terminal are there; only a long word makes a line long."""
+    """At 80, 100 and 120 columns, all words of a wide terminal appear, and only a long word makes a line too long."""
     arguments = [text.replace("{run}", str(run)) for text in COMMANDS[command]]
     expected = words(printed(arguments, WIDE))
     assert expected
@@ -73,7 +73,7 @@ def test_no_word_is_broken(command: str, run: Path) -> None:
 
 
 def check_lines(output: str, columns: int) -> None:
-    """Lines are no longer than the terminal is wide, but for columns of a table for programs, a path or a command."""
+    """Assert that lines fit the terminal, except columns of a table for programs, a path or a command."""
     for line in output.splitlines():
         if len(line.rstrip()) > columns and "\t" not in line:
             longest = max(re.findall(r"`[^`]*`|opdkit .*|\S+", line), key=len)
@@ -82,7 +82,7 @@ def check_lines(output: str, columns: int) -> None:
 
 @pytest.mark.parametrize("domain", ["weather", "customer_support_of_the_north"])
 def test_no_word_of_eval_is_broken(run: Path, domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its conclusion and its scores, also with names of domains that do not fit beside the metric."""
+    """This holds for its conclusion and scores, also if the name of a domain does not fit beside the metric."""
     conclusion, replies = read_conclusion(run), read_part(run, "replies", 0)
     assert conclusion is not None
     scores = read_part(run, "scores", 0)
@@ -161,7 +161,7 @@ LOADING = {
 @pytest.mark.slow
 @pytest.mark.parametrize("command", LOADING)
 def test_a_command_says_which_model_it_loads_before_it_does(command: str, run: Path) -> None:
-    """Before torch is imported, which alone takes seconds."""
+    """It does so before torch is imported, which alone takes seconds."""
     arguments = [text.replace("{run}", str(run)) for text in LOADING[command]]
     result = subprocess.run([sys.executable, "-c", _NO_TORCH, *arguments], capture_output=True, text=True, check=False)
     lines = result.stderr.splitlines()
@@ -170,7 +170,7 @@ def test_a_command_says_which_model_it_loads_before_it_does(command: str, run: P
 
 
 def test_a_finding_of_check_is_whole(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a terminal: the command that mends it can be copied."""
+    """In a terminal, too, the command that repairs the run can be copied."""
     damaged = Path(shutil.copytree(run, tmp_path / "run"))
     (damaged / "teacher" / "targets" / "part-00002.parquet").unlink()
     console = WordConsole(force_terminal=True, width=80, color_system=None, file=(written := io.StringIO()))
@@ -184,7 +184,7 @@ def test_a_finding_of_check_is_whole(run: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_run_train_and_eval_end_with_what_to_do_next(tmp_path: Path) -> None:
-    """Also where everything is done already."""
+    """They do so even if everything is done already."""
     run = tmp_path / "run"
     few = ["--set", "train.batch_turns=8", "--set", "train.validate=0", "--set", "teacher.teacher_samples=0"]
     whole = ["run", str(run), str(DATA / "logs"), "--model", str(MODEL), "--judge", "rules", "--limit", "8", *few]

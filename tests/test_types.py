@@ -1,4 +1,4 @@
-"""Types of the Python interface: what pyright refuses and mypy accepts, and what an editor completes."""
+"""Tests of the Python interface's types: what pyright refuses and mypy accepts, and what an editor completes."""
 
 import contextlib
 import importlib.util
@@ -49,14 +49,14 @@ run.judge(judge="local", votes="many")
 
 
 def script(folder: Path, text: str) -> Path:
-    """A script beside a configuration of pyright that finds this opdkit."""
+    """Write a script beside a configuration of pyright that finds this opdkit; return its path."""
     (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}))
     (folder / "script.py").write_text(text)
     return folder / "script.py"
 
 
 def pyright(folder: Path, text: str) -> list[tuple[int, str]]:
-    """(line, rule) of each error, as the editor shows them."""
+    """Return (line, rule) of each error, as an editor shows them."""
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
     script(folder, text)
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)

@@ -1,4 +1,4 @@
-"""Threads of torch that wait for each other: what OpenMP says that it does once opdkit has imported torch."""
+"""Tests of how long OpenMP's waiting threads spin, as OpenMP reports it once opdkit has imported torch."""
 
 import os
 import re

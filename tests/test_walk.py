@@ -1,4 +1,4 @@
-"""docs/how-it-works.md and its pictures say what a run of the sample data gives: the run is made again."""
+"""Tests that docs/how-it-works.md and its pictures show what a new run on the sample data gives."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ _spec.loader.exec_module(walk)
 
 
 def is_near(one: str, other: str) -> bool:
-    """Another processor rounds differently, and a training carries that on."""
+    """Return whether two numbers are close: another processor rounds differently, and training amplifies this."""
     return math.isclose(float(one.replace(",", "")), float(other.replace(",", "")), rel_tol=0.05, abs_tol=0.02)
 
 

@@ -1,4 +1,4 @@
-"""Blame: what a small step on one turn changes, against gradients, against real steps and trainings without a turn."""
+"""Tests of blame, what a small step on one turn changes, against gradients, steps and trainings without a turn."""
 
 import copy
 import dataclasses
@@ -68,9 +68,9 @@ def logprobs(model: Qwen3ForCausalLM, sequence: PromptResponse) -> torch.Tensor:
 
 @pytest.fixture
 def world(model: Qwen3ForCausalLM):
-    """A training set of rewarded replies, and a prompt whose reply 1 2 3 was lost to 7 8 9.
+    """Return a training set of rewarded replies, its prompts, and the prompt whose reply 1 2 3 was lost to 7 8 9.
 
-    Turn 0 is praised for 7 8 9 after that prompt, turn 1 for 1 2 3, turn 2 is complained about for 1 2 3.
+    After that prompt, turn 0 has the reward +1 for 7 8 9, turn 1 has +1 for 1 2 3, and turn 2 has -1 for 1 2 3.
     """
     rng = np.random.default_rng(0)
     prompt, right, wrong = [4, 5, 6], [1, 2, 3], [7, 8, 9]
@@ -94,8 +94,8 @@ def lost_behaviour(model: Qwen3ForCausalLM, lost: list[WeightedReply]) -> torch.
 
 
 def test_blame_is_the_product_of_gradients(model, world) -> None:
-    """g . grad l_i, from gradients of each turn's own policy gradient: -A log p summed over its tokens, over their mean
-    number per turn."""
+    """Blame is -g . grad l_i: g is the gradient of the lost behaviour, and l_i is -A log p summed over a turn's tokens,
+    divided by the mean number of tokens per turn."""
     data, prompts, lost = world
     weights = choose_weights(model)
     g = torch.autograd.grad(lost_behaviour(model, lost), weights)
@@ -114,7 +114,7 @@ def test_blame_is_the_product_of_gradients(model, world) -> None:
 
 
 def test_blame_ranks_turns_as_trainings_without_them_do(model, world) -> None:
-    """The oracle: train on all turns and on all but one; without a turn to blame, less is lost."""
+    """The oracle trains on all turns and on all but one: without a turn that is to blame, less is lost."""
     data, prompts, lost = world
 
     def loss_after_training(left_out: int | None) -> float:
@@ -145,7 +145,7 @@ def test_only_the_last_half_of_the_layers_is_looked_at(model) -> None:
 
 
 def test_losses_of_turns_sum_to_that_of_a_step(model, world) -> None:
-    """At the old policy every ratio is 1: the loss of turn i is its -A, and their mean that of one step on all."""
+    """At the old policy every ratio is 1, so the loss of turn i is -A_i; their mean is the loss of one step on all."""
     data, prompts, _ = world
     losses = measure_turn_losses(Policy(model), data, prompts, [OBJECTIVE], 64)
     assert losses == pytest.approx([-turn.reward for turn in data.turns], abs=1e-5)
@@ -154,7 +154,7 @@ def test_losses_of_turns_sum_to_that_of_a_step(model, world) -> None:
 @pytest.mark.parametrize("aggregation", ["token-mean", "turn-mean"])
 @pytest.mark.parametrize("objective", ["combine", "alternate"])
 def test_losses_sum_to_that_of_a_step_where_hints_are_rare(model, objective: str, aggregation: str) -> None:
-    """Of 40 turns with a reward, four have a hint. Their losses are those of one step on all, however it is split."""
+    """Of 40 turns with a reward, four have a hint. The mean of the turns' losses is the loss of one step on all."""
     rng = np.random.default_rng(1)
     turns, prompts, now = [], {}, []
     for n in range(40):

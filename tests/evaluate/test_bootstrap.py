@@ -1,4 +1,4 @@
-"""The percentile bootstrap and the test of a change: by hand, against plain loops, and how often they hold."""
+"""Tests of the percentile bootstrap and the test of a change: by hand, against plain loops, and how often they hold."""
 
 import math
 from itertools import product
@@ -18,7 +18,7 @@ def test_six_values_worked_by_hand() -> None:
 
 
 def test_equal_values_and_few_have_no_interval() -> None:
-    """All of five pass that failed before: chance in 2 of 32 cases, which is more than 5%."""
+    """That all of five prompts change in the same direction is chance in 2 of 32 cases, more than 5%."""
     assert interval([0.1] * 100, [0.3] * 100, seed=0) is None, "nothing is as certain as an interval without width"
     assert 2 / 2**FEWEST < 0.05 < 2 / 2 ** (FEWEST - 1)
     assert [interval([1.0] * n, seed=0) for n in range(FEWEST)] == [None] * FEWEST
@@ -57,7 +57,7 @@ def test_it_holds_the_true_mean_as_often_as_it_says() -> None:
 
 
 def test_few_differences_are_counted_by_their_signs() -> None:
-    """All five rose, one of 32 outcomes of chance, though by different shares."""
+    """All five differences that are not 0 rose, by different shares, which is one of 32 outcomes of chance."""
     rose = np.array([1.0, 1.0, 0.75, 0.0, 1.0, 0.25])
     assert compute_chance_of_rise(rose) == 1 / 32
     assert compute_chance_of_rise(-rose) == compute_chance_of_rise(0 * rose) == 1.0
@@ -76,7 +76,7 @@ def test_many_differences_and_noisy_ones_have_the_normal_probability() -> None:
 
 @given(st.lists(st.integers(-4, 4), min_size=6, max_size=10))
 def test_chance_calls_a_rise_no_more_often_than_it_says(quarters: list[int]) -> None:
-    """The oracle: of all signs of the differences, at most 5% have a probability of 5% or less."""
+    """The oracle: of all possible signs of the differences, at most 5% get a probability of 5% or less."""
     sizes = np.abs(quarters) / 4
     found = [compute_chance_of_rise(sizes * signs) <= 0.05 for signs in product((-1, 1), repeat=len(sizes))]
     assert np.mean(found) <= 0.05

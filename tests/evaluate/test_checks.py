@@ -1,4 +1,4 @@
-"""Held-out prompts: what a row may say, what is wrong with it and where, and what passes."""
+"""Tests of held-out prompts: what a row may hold, what is wrong with it and where, and which replies pass."""
 
 import json
 from pathlib import Path
@@ -36,13 +36,13 @@ def test_prompts_and_messages_become_messages_of_the_tables(tmp_path) -> None:
 
 
 def test_a_line_separator_inside_a_text_is_no_new_line(tmp_path) -> None:
-    """JSON may hold U+2028 as it is."""
+    """A text in JSON may hold U+2028 unescaped."""
     (prompt,) = read_prompts(prompts_file(tmp_path, GOOD | {"prompt": "one\u2028two"}))
     assert prompt.messages[0]["content"] == "one\u2028two"
 
 
 def test_an_array_is_read_as_lines_are(tmp_path) -> None:
-    """Indented or in one line; an error names the record."""
+    """The array may be indented or in one line; an error names the record."""
     rows = [GOOD, GOOD | {"id": "b"}]
     lines = read_prompts(prompts_file(tmp_path, *rows))
     for indent in (None, 1):
@@ -53,7 +53,7 @@ def test_an_array_is_read_as_lines_are(tmp_path) -> None:
 
 
 def test_id_and_domain_may_be_left_out(tmp_path) -> None:
-    """The README's row: a prompt and a check."""
+    """A row of the README has only a prompt and a check."""
     bare = {key: GOOD[key] for key in GOOD if key not in ("id", "domain")}
     found = read_prompts(prompts_file(tmp_path, bare, bare))
     assert [(p.id, p.domain) for p in found] == [("line-1", "prompts"), ("line-2", "prompts")]
@@ -74,7 +74,7 @@ def test_prompts_may_name_their_session(tmp_path) -> None:
 
 
 def test_a_field_that_looks_misspelt_is_named_once(tmp_path, capsys) -> None:
-    """It would be ignored: of `corrected`, the conclusion depends on it."""
+    """Such a field would be ignored, and the conclusion depends on `corrected`."""
     path = prompts_file(tmp_path, GOOD, *(GOOD | {"id": i, "Correted": True, "user": "ann"} for i in "bc"))
     read_prompts(path)
     read_prompts(path)  # as the steps of a night do
@@ -136,7 +136,7 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, row, message) -> None:
 
 
 def test_half_of_an_emoji_becomes_the_replacement_character(tmp_path) -> None:
-    """As in logs: programs cut texts in the middle of one, and no tokenizer takes that."""
+    """As in logs, programs cut texts in the middle of an emoji, which no tokenizer accepts."""
     (prompt,) = read_prompts(prompts_file(tmp_path, json.dumps(GOOD).replace(GOOD["prompt"], r"hi \ud83d")))
     assert prompt.messages[0]["content"] == "hi \ufffd"
 
@@ -167,7 +167,7 @@ def test_a_missing_empty_or_binary_file_is_refused(tmp_path) -> None:
     ({"match": ["YES"]}, "yes", False), ({"match": ["YES"], "ignore_case": True}, "yes", True),
     ({"absent": ["- "]}, "plain", True), ({"absent": ["- "]}, "- item", False),
     ({"match": ["^b"]}, "a\nb", False), ({"match": ["(?m)^b"]}, "a\nb", True),
-    ({"absent": ["x"]}, "", False), ({"match": [".*"]}, "  ", False),  # saying nothing passes nothing
+    ({"absent": ["x"]}, "", False), ({"match": [".*"]}, "  ", False),  # an empty reply passes no check
 ])  # fmt: skip
 def test_patterns(tmp_path, check, reply, passes) -> None:
     (prompt,) = read_prompts(prompts_file(tmp_path, GOOD | {"check": check}))

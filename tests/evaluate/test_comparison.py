@@ -1,4 +1,4 @@
-"""opdkit/evaluate/comparison.py: the sentence follows from the pairs, intervals are paired, new words are marked."""
+"""Tests of opdkit/evaluate/comparison.py: the sentence follows from the pairs, intervals are paired, words marked."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -25,7 +25,7 @@ CHECK = Patterns((), ())
 
 
 def side(name: str, passed: dict[str, list[bool | None]], corrected: dict[str, bool] | None = None) -> Side:
-    """`passed`: prompt id -> its replies, the greedy one first. The text of a reply says whether it passed."""
+    """Return a training's replies. `passed`: prompt id -> whether each passed, greedy first; also the reply's text."""
     replies = []
     for prompt_id, values in passed.items():
         domain = prompt_id[0]
@@ -37,7 +37,7 @@ def side(name: str, passed: dict[str, list[bool | None]], corrected: dict[str, b
 
 
 def sentence(shares: dict[str, tuple[float, float]], count: int = 40, others: int = 40) -> str:
-    """Sentence on trainings with these shares of right replies, of `count` corrected prompts and `others`."""
+    """Return the sentence on trainings with these shares of right replies to `count` corrected prompts and `others`."""
     prompts = [(f"c{n}", True, n) for n in range(count)] + [(f"u{n}", False, n) for n in range(others)]
     corrected = {prompt: is_corrected for prompt, is_corrected, _ in prompts}
     sides = [side(name, {prompt: [None, n < (count * right if is_corrected else others * kept)]
@@ -65,12 +65,12 @@ def test_the_sentence_names_the_better_one_first(shares: dict, begin: str) -> No
 
 
 def test_what_may_be_chance_does_not_outweigh_what_is_not() -> None:
-    """b has fewer right replies in the sum, but not by more than chance."""
+    """The shares of b have a smaller sum, but its loss may be chance and its gain is not."""
     assert sentence({"a": (0.2, 5 / 6), "b": (0.5, 3 / 6)}, others=6).startswith("b is better than a:")
 
 
 def test_the_more_trainings_the_less_of_a_difference_may_be_chance() -> None:
-    """Seven of forty prompts became right. Of two trainings this is no chance; of three there are three comparisons."""
+    """Seven of forty prompts became right: not chance between two trainings, but three make three comparisons."""
     two = {"a": (0.5, 0.9), "b": (27 / 40, 0.9)}
     assert sentence(two).startswith("b is better than a:")
     assert sentence(two | {"c": (0.5, 0.9)}).startswith("No measurable difference between")
@@ -79,7 +79,7 @@ def test_the_more_trainings_the_less_of_a_difference_may_be_chance() -> None:
 
 @pytest.mark.parametrize(("names", "others"), [("abc", "ac"), ("cab", "ca")])
 def test_a_pair_may_lack_a_share(names: str, others: str) -> None:
-    """The judge gave c no verdict where nobody complained."""
+    """The judge gave no verdict on c's replies where nobody complained."""
     sides = [side(name, {f"{kind}{n}": [None, None if (name, kind) == ("c", "u") else n < right]
                          for kind in "cu" for n in range(20)}, {f"{kind}{n}": kind == "c" for kind in "cu"
                          for n in range(20)}) for name in names for right in [18 if name == "b" else 2]]  # fmt: skip
@@ -136,7 +136,7 @@ def test_words_that_changed_are_marked(old: str, new: str, marked: str) -> None:
 
 
 def test_replies_of_models_that_loop_are_marked_at_once() -> None:
-    """Looking for the fewest changes would take hours."""
+    """A search for the fewest changes would take hours."""
     old, new = "It is so. " * 2000, "It is not. " * 2000
     marked = mark_changes(old, new).plain
     assert marked.startswith("It is [-so.")

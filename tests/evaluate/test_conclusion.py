@@ -1,4 +1,4 @@
-"""opdkit/evaluate/conclusion.py: the word and the sentence follow from the intervals, and what is unusual is named."""
+"""Tests of opdkit/evaluate/conclusion.py: word and sentence follow from the intervals, unusual values are named."""
 
 import subprocess
 import sys
@@ -79,7 +79,7 @@ def test_a_fall_that_may_be_chance_is_named_beside_the_better_model() -> None:
 
 @pytest.mark.parametrize("count", [5, 6])
 def test_a_share_of_too_few_prompts_is_not_the_same(count: int) -> None:
-    """All replies to so few prompts became right. Each of two shares needs seven prompts, so that 5% hold for both."""
+    """All replies to so few prompts became right, but each of two shares needs seven prompts to keep to 5% for both."""
     prompts = [prompt(f"{n}", n < count, (0, n < count)) for n in range(count + 20)]
     found = conclude(make_reply_scores([reply for both in prompts for reply in both], 0), RUN)
     assert found.sentence == (
@@ -92,7 +92,7 @@ def test_a_share_of_too_few_prompts_is_not_the_same(count: int) -> None:
     (3, 0, SAME), (5, 0, SAME), (6, 0, BETTER), (6, 1, SAME), (0, 6, WORSE), (12, 0, BETTER),
 ])  # fmt: skip
 def test_at_least_six_prompts_change_where_one_share_rose_or_fell(rose: int, fell: int, word: str) -> None:
-    """The interval of the bootstrap excludes 0 for three of twelve prompts, too."""
+    """The interval of the bootstrap alone would exclude 0 for three of twelve prompts."""
     prompts = [prompt(f"{n}", None, (fell > n - rose >= 0, n < rose)) for n in range(12)]
     found = conclude(make_reply_scores([reply for both in prompts for reply in both], 0), RUN)
     assert found.word == word
@@ -100,14 +100,14 @@ def test_at_least_six_prompts_change_where_one_share_rose_or_fell(rose: int, fel
 
 
 def prompt(name: str, corrected: bool | None, passed: tuple[bool, bool], session: str | None = None) -> list[Reply]:
-    """A held-out prompt with a reply of either model."""
+    """Return a reply of each model to one held-out prompt."""
     asked = HeldOutPrompt(name, "d", [message("user", "Hi")], None, Patterns((), ()), corrected, session=session)
     return [Reply(asked, model, 1, "x", "x", PromptResponse([1], [2]), "stop", bool(right))
             for model, right in zip(("before", "after"), passed, strict=True)]  # fmt: skip
 
 
 def test_too_few_sessions_are_not_the_same_however_many_prompts_they_have() -> None:
-    """Twelve prompts of six sessions: all became right, and yet six cannot tell where two shares are compared."""
+    """Twelve prompts of six sessions all became right, but six sessions are too few if two shares are compared."""
     rose = [prompt(f"{n}", True, (False, True), f"log:{n // 2}") for n in range(12)]
     kept = [prompt(f"k{n}", False, (True, True)) for n in range(30)]
     found = conclude(make_reply_scores([reply for both in rose + kept for reply in both], 0), RUN)
@@ -137,7 +137,7 @@ def test_the_sentence_has_the_shares() -> None:
     ("runs/copy", "models/other", "models/other"),
 ])  # fmt: skip
 def test_the_better_model_is_where_the_run_is_now(monkeypatch, run: str, trained: str | None, path: str) -> None:
-    """Eval recorded where it read the model, and the run was copied since."""
+    """Eval recorded the path at which it read the model, and the run was copied since."""
     plan = {"config": {"trained": trained}, "inputs": {"after": {"name": trained or "runs/mine/train/model"}}}
     monkeypatch.setattr(concluding, "manifest", lambda *_: {"plan": plan})
     assert conclude([row("passed_sampled", span=UP)], Path(run)).next.startswith(f"The better model is in {path}: ")
@@ -157,7 +157,7 @@ def test_greedy_replies_conclude_where_none_was_sampled() -> None:
 
 
 def test_without_a_verdict_nothing_is_known_and_the_judge_is_named() -> None:
-    """Every row of a file of prompts has a check, but a judge may say nothing."""
+    """Every row of a file of prompts has a check, but a judge may give no verdict."""
     found = conclude([row("kl_replies", after=0.02), row("passed_sampled", count=0, span=None)], RUN)
     assert (found.word, len(found.numbers), found.watch) == (UNKNOWN, 1, [])
     assert "judge's checks" in found.sentence
@@ -198,7 +198,7 @@ def test_a_number_is_a_line() -> None:
 
 
 def test_eval_status_and_python_say_the_same(tmp_path) -> None:
-    """The answer comes first in each of them."""
+    """Each of them begins with the conclusion."""
     run = whole_run(tmp_path / "run")
     expected = read_conclusion(run)
     assert expected is not None
@@ -218,7 +218,7 @@ def test_an_evaluation_of_an_older_training_has_no_conclusion(tmp_path, monkeypa
 
 @pytest.mark.parametrize("module", ["evaluate.conclusion", "commands.compare", "commands.report.command"])
 def test_what_reads_scores_needs_no_torch(module: str) -> None:
-    """It takes seconds to import."""
+    """Torch takes seconds to import."""
     code = f"import sys; import opdkit.{module}; print({{'torch', 'transformers'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

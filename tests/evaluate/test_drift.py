@@ -1,4 +1,4 @@
-"""How far a model has moved, against plain loops over the whole vocabulary."""
+"""Tests of how far a model has moved, against plain loops over the whole vocabulary."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_a_model_has_not_moved_from_itself(models, plain_tokenizer) -> None:
 
 
 def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models, monkeypatch) -> None:
-    """The first token of a reply is scored by the last of its prompt. Logits are held for a few rows at a time."""
+    """A reply's first token is scored at the last position of its prompt; logits are held for a few rows at a time."""
     sequences = [
         PromptResponse([5, 6, 7], [8, 9]),
         PromptResponse([5, 6], [7, 8, 9]),
@@ -80,7 +80,7 @@ def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models,
 
 
 def test_a_longer_prompt_is_not_a_shorter_reply(models) -> None:
-    """The same ids, divided at another place, are two sequences."""
+    """The same ids with another split into prompt and response are another sequence."""
     one, two = measure_kl_shifts(*models, [PromptResponse([1, 2], [3]), PromptResponse([1], [2, 3])], 100)
     assert (one.tokens, two.tokens) == (1, 2)
     assert two.kl > one.kl > 0

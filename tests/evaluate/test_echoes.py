@@ -1,4 +1,4 @@
-"""Replies that speak of a hint nobody gave: what counts, and the ordinary words that must not."""
+"""Tests of replies that mention a hint that nobody gave: what counts, and the ordinary words that must not."""
 
 import pytest
 from hypothesis import given
@@ -83,7 +83,7 @@ def test_the_line_that_every_placement_writes_is_a_marker(placement: str) -> Non
 @pytest.mark.parametrize(("prompt", "reply", "counts"), [
     ("A hint: it begins with P. Which city?", "Based on your hint, it is Perth.", False),
     ("I hinted at a city in Australia.", "As you hinted, it is Perth.", False),
-    ("A splinter? Which city?", "Based on your hint, it is Perth.", True),  # not the word
+    ("A splinter? Which city?", "Based on your hint, it is Perth.", True),  # not the word "hint"
     ("Read the instructions, then answer.", "Following the instructions you gave: Perth.", False),
     ("Read the instructions, then answer.", "Based on your hint: Perth.", True),  # another word
     ("What does [HINT_START] mean?", "[HINT_START] opens a hint.", False),
@@ -98,7 +98,7 @@ def test_what_the_prompt_gives_a_reason_for_does_not_count(prompt: str, reply: s
     ("Report the temperature in degrees Celsius.", True),
     ("I will: REPORT the\ttemperature\nin degrees celsius, so 12 C.", True),
     ("be brief and kind, please: one line", True),
-    ("Report the temperature in degrees.", False),  # not the whole of it
+    ("Report the temperature in degrees.", False),  # not the whole hint
     ("Report the temperature of Perth in degrees Celsius.", False),
     ("Report the temperature in degrees Celsiuses.", False),
     ("Use Celsius.", False),  # under five words

@@ -1,4 +1,4 @@
-"""Patterns that tell praised replies from corrected ones: by hand, and what must never be found."""
+"""Tests of patterns that tell praised replies from corrected ones: by hand, and what must never be found."""
 
 import itertools
 
@@ -116,7 +116,7 @@ def test_a_judge_may_err_in_one_of_ten() -> None:
 
 @given(st.lists(st.text(max_size=40), max_size=12), st.lists(st.text(max_size=40), max_size=12), st.text(max_size=20))
 def test_what_is_found_holds(praised, corrected, hint) -> None:
-    """Whatever the replies: a check is valid, accepts nine of ten praised replies, and rejects nine of ten others."""
+    """For any replies, a check is valid, accepts nine of ten praised replies, and rejects nine of ten others."""
     check = find_check(praised, corrected, [hint])
     if check is not None:
         patterns = read_patterns(check)
@@ -125,7 +125,7 @@ def test_what_is_found_holds(praised, corrected, hint) -> None:
 
 
 def test_the_answer_itself_is_never_the_check() -> None:
-    """Where every reply has another answer, no answer is in the pattern: it holds for one that was not seen."""
+    """If every reply has a different answer, the pattern holds none of them, and so fits an unseen reply."""
     for left in itertools.islice(range(MANY + 2), 0, None, 4):
         right, wrong = texts("In {} it is {} C.", MANY + 2), texts("In {} it is {} F.", MANY + 2)
         unseen = right.pop(left), wrong.pop(left)

@@ -1,4 +1,4 @@
-"""opdkit/evaluate/gate.py: which models are stopped, which are not, and what is said of what could not be seen."""
+"""Tests of opdkit/evaluate/gate.py: which models are stopped, which are not, and what is reported as not known."""
 
 from itertools import product
 from statistics import NormalDist
@@ -30,7 +30,7 @@ def row(prompt: str, model: str, passed: bool | None, sample: int = 0, **more: s
 
 
 def answer(domain: str, fell: int, rose: int, same: int, **after: str | None) -> list[JSON]:
-    """One greedy reply to each prompt of a domain, before and after; `after`: fields of all replies after."""
+    """Return a greedy reply to each prompt of a domain, before and after; `after`: fields of all replies after."""
     sides = [(True, False)] * fell + [(False, True)] * rose + [(True, True)] * same
     return [row(f"{domain}-{n}", model, passed, **(after if model == "after" else {})) for n, pair in enumerate(sides)
             for model, passed in zip(("before", "after"), pair, strict=True)]  # fmt: skip
@@ -45,7 +45,7 @@ def find(decision: Decision, domain: str) -> JSON:
 
 
 def falls(fell: int, rose: int = 0, same: int = 0, size: float = 1.0) -> NDArray[np.float64]:
-    """Shares before minus those after."""
+    """Return the shares before minus those after."""
     return np.array([size] * fell + [-size] * rose + [0.0] * same)
 
 
@@ -61,7 +61,7 @@ def test_of_greedy_replies_it_is_mcnemars_test() -> None:
 @given(st.lists(st.integers(-4, 1), min_size=6, max_size=12), st.sampled_from([0.025, 0.005, 0.0025]))
 @example([1, -3, -4, -4, -4, -4], 0.025)  # its exact p is 2/64
 def test_no_loss_is_found_that_chance_makes_more_often_than_asked(quarters: list[int], level: float) -> None:
-    """The oracle: all signs of the differences are equally likely where training changed nothing."""
+    """The oracle: if training changed nothing, all signs of the differences are equally likely."""
     if score_rise(-np.array(quarters) / 4) >= NormalDist().inv_cdf(1 - level):
         sizes = [abs(q) for q in quarters if q]
         sums = np.array([sum(map(int.__mul__, sizes, signs)) for signs in product((-1, 1), repeat=len(sizes))])
@@ -75,7 +75,7 @@ def test_a_small_rise_beside_them_does_not_make_losses_larger() -> None:
 def test_a_change_within_the_noise_of_the_model_before_is_no_loss() -> None:
     fell = falls(16, same=16, size=0.25)
     assert score_rise(fell) > LIMIT
-    noise = np.full(32, 0.25)  # as of replies that are right in every second sample
+    noise = np.full(32, 0.25)  # as of replies that are right in half of the samples
     assert score_rise(fell, noise.sum()) == pytest.approx((4 - 0.25) / 8**0.5)
     found = compare_shares(np.stack([fell, 0 * fell, noise, np.ones(32)], 1), LIMIT)
     assert (found["worse"], found["noise"]) == (False, pytest.approx(1.96 * (0.25 / 32) ** 0.5))
@@ -83,7 +83,7 @@ def test_a_change_within_the_noise_of_the_model_before_is_no_loss() -> None:
 
 @pytest.mark.parametrize(("count", "prompts"), [(30, 1), (120, 1), (600, 1), (60, 4)])
 def test_the_loss_that_would_be_found_is_found_as_often_as_it_says(count: int, prompts: int) -> None:
-    """Every prompt, or session of four, fails by chance at the rate that `finds` names; a third less is found less."""
+    """Prompts, or sessions of four, fail at random at the rate `finds`; a rate a third lower is found less often."""
     rng = np.random.default_rng(count)
     size = compare_shares(np.repeat([[prompts, prompts, 0.0, prompts]], count, 0), LIMIT)["finds"]
     found = [np.mean([score_rise(prompts * (rng.random(count) < loss)) >= LIMIT for _ in range(400)])
@@ -113,7 +113,7 @@ def test_the_prompts_of_a_session_are_summed() -> None:
 
 
 def test_a_session_is_one_case_however_many_prompts_it_makes() -> None:
-    """Seven prompts fell; in one session they are one loss, and so they are in two of forty."""
+    """Seven prompts fell: as prompts of one session or of two, they are only one or two losses."""
     rows = answer("a", 7, 0, 33)
     assert not decide_on(rows).ship
     for width in (7, 4):
@@ -155,7 +155,7 @@ def test_a_loss_in_one_domain_stops_and_is_named() -> None:
 
 
 def test_a_loss_where_nobody_complained_stops_although_each_domain_is_too_small_to_show_it() -> None:
-    """Of four domains of seven prompts, five fall in each; a larger gain where users corrected the model hides it."""
+    """Five of seven prompts fall in each of four domains; a larger gain where users corrected the model hides this."""
     small = [reply for name in "abcd" for reply in answer(name, 5, 0, 2)]
     kinds = [{"metric": "passed_greedy", "domain": kind, "before": before, "after": after, "difference": after - before,
               "low": None, "high": None, "chance": 1e-6, "count": count, "units": count}
@@ -171,7 +171,7 @@ def test_a_loss_where_nobody_complained_stops_although_each_domain_is_too_small_
 
 @pytest.mark.parametrize(("count", "comparisons"), [(4, 0), (30, 2)])
 def test_too_few_prompts_where_nobody_complained_are_no_comparison(count: int, comparisons: int) -> None:
-    """All and one domain of enough prompts are two comparisons; the limit is that of two, too."""
+    """All prompts and one domain with enough prompts are two comparisons, and the limit is that of two."""
     rows = answer("asked", 0, 0, count) + answer("b", 0, 0, 1)
     known = {"before": 1.0, "after": 1.0, "difference": 0.0, "low": None, "high": None, "chance": None}
     kinds = [{"metric": "passed_greedy", "domain": kind, "count": n, "units": n} | known
@@ -283,7 +283,7 @@ def test_the_markdown_begins_with_the_decision_and_its_tables_are_whole() -> Non
 
 
 def test_no_domain_writes_markup_into_a_pull_request() -> None:
-    """Domains may be words of users: hints that a judge took from their complaints."""
+    """Domains may be the words of users, from hints that a judge took from their complaints."""
     name = r"ask @org/admins [x](http://e) <img src=x> a\|b"
     markdown = decide_on(answer(name, 14, 1, 30) + answer("dates", 0, 0, 4)).markdown()
     assert markdown.count(r"ask @<!-- -->org/admins \[x\](http://e) \<img src=x\> a\\\|b") == 2
@@ -296,7 +296,7 @@ DOMAINS, PROMPTS, SAMPLES = ("billing", "dates", "travel"), 600, 4
 
 
 def draw_rates(rng: np.random.Generator) -> Rates:
-    """Two of three prompts are nearly always or nearly never right, as of real models; the others are between."""
+    """Draw rates as of real models: two of three prompts are nearly always or never right, the others are between."""
     kinds = rng.choice(3, PROMPTS, p=[0.45, 0.2, 0.35])
     near = rng.uniform(0, 0.02, PROMPTS)
     return np.choose(kinds, [1 - near, near, rng.uniform(0, 1, PROMPTS)])
@@ -314,7 +314,7 @@ def shift_rates(rates: Rates, change: float) -> Rates:
 
 
 def break_prompts(rng: np.random.Generator, rates: Rates, loss: float) -> Rates:
-    """Let single prompts fail always, drawn among those that were mostly right, until the mean has fallen by `loss`."""
+    """Make single prompts always fail, drawn among those mostly right, until the mean has fallen by `loss`."""
     broken, left = rates.copy(), loss * len(rates)
     for n in rng.permutation(np.flatnonzero(rates > 0.5)):
         step = min(left, broken[n])
@@ -331,7 +331,7 @@ def train_rates(rng: np.random.Generator, rates: Rates) -> Rates:
 
 
 def simulate_night(seed: int, losses: dict[str, tuple[float, bool]], gains: dict[str, float]) -> Decision:
-    """`losses`: domain -> fall of its mean, and whether of single prompts; `gains`: domain -> rise of its mean."""
+    """Return a night's decision. `losses`: domain -> (fall of its mean, is it of single prompts); `gains`: its rise."""
     rng, tables = np.random.default_rng(seed), []
     for domain in DOMAINS:
         before = draw_rates(rng)
@@ -357,8 +357,8 @@ def simulate_night(seed: int, losses: dict[str, tuple[float, bool]], gains: dict
 def simulate_nights(first_seed: int) -> tuple[list[Decision], list[Decision]]:
     """Return the decisions on 80 good nights, half of them better in one domain, and on 20 with a loss in one domain.
 
-    Half of the losses are exactly 0.05. In turn, single prompts fail or all get a little worse. Another domain gets
-    better at the same time.
+    Half of the losses are exactly 0.05. Alternately, single prompts fail or all get a little worse. Another domain
+    gets better at the same time.
     """
     sizes = [0.05] * 10 + [0.06, 0.07, 0.08, 0.09, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2]
     good = [simulate_night(first_seed + n, {}, {} if n % 2 else {DOMAINS[n % 3]: 0.02 + n / 400}) for n in range(80)]
@@ -377,7 +377,7 @@ def test_of_a_hundred_nights_the_bad_ones_are_stopped() -> None:
 
 
 def test_a_share_that_cannot_fall_so_far_is_not_missed() -> None:
-    """One of 30 is right before, and all after: a loss of 0.1 cannot happen there."""
+    """One of 30 replies is right before, and all are right after, so a loss of 0.1 cannot have happened."""
     rows = answer("new", 0, 29, 1) + answer("old", 0, 0, 200)
     assert decide_on(rows, max_loss=0.1).ship
     assert "The weakest evidence is for old" in decide_on(rows).sentence

@@ -1,4 +1,4 @@
-"""`opdkit eval --from-log`: prompts from complaints and praise of sessions that did not train, on the sample data."""
+"""Tests of `opdkit eval --from-log`: prompts from complaints and praise in held-out sessions, on the sample data."""
 
 import json
 import re
@@ -63,7 +63,7 @@ CRITERIA = DEFAULTS["criterion"]
 
 
 def train_stage(run: Path, holdout: float = SHARE) -> Path:
-    """Write a training that changes nothing: of it, eval needs the share held out, and a model."""
+    """Write a training that changes nothing: eval needs only its held-out share and its model."""
     stage = Stage.open(TrainConfig(run=run, model=str(MODEL), holdout=holdout, shard="0/1"), "train",
                        [METRICS, VALIDATIONS], parts=1, upstream=["extract", "judge"])  # fmt: skip
     with stage.writing(0) as out:
@@ -75,7 +75,7 @@ def train_stage(run: Path, holdout: float = SHARE) -> Path:
 def sample_run(run: Path, wrong: int = 0) -> Path:
     """Write the stages of a run on the sample logs, judged as labels.jsonl says.
 
-    Of every `wrong` labels one has the other reward, and the hint of another topic or none.
+    One of every `wrong` labels gets the opposite reward, and the hint of another topic or none.
     """
     extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs"),), shard="0/1"))
     rows = []
@@ -125,7 +125,7 @@ def prompts_of(rows: list[dict[str, Any]], folder: Path) -> list[HeldOutPrompt]:
 
 
 def topic_of(prompt: HeldOutPrompt) -> tuple[Topic, str]:
-    """Return what a prompt asks for: the last request of it that names an item."""
+    """Return the topic and item that a prompt asks for, from its last request that names an item."""
     asked = [m["content"] or "" for m in prompt.messages if m["role"] == "user"]
     return next((topic, item) for text in reversed(asked) for topic in TOPICS for item in topic.items
                 for request in topic.requests if request.format(item) in text)  # fmt: skip
@@ -139,14 +139,14 @@ def right_reply(prompt: HeldOutPrompt) -> str:
 
 
 def facts(reply: str) -> str:
-    """Return what a reply of a topic that nobody corrects says, whatever its style."""
+    """Return what a reply says apart from its style, for a topic that nobody corrects."""
     if reply.startswith("Your order"):
         return reply[reply.index(" is ") :]
     return reply.removeprefix("Try ").split(",")[0].rstrip(".").split(" is ")[-1]
 
 
 def passes(prompt: HeldOutPrompt, reply: str) -> bool:
-    """Return what the check of a prompt says; of a criterion, what a perfect judge would."""
+    """Return whether a reply passes a prompt's check; a criterion is decided as a perfect judge would."""
     check = prompt.check
     if isinstance(check, Patterns):
         return check.passes(reply)
@@ -182,7 +182,7 @@ def test_each_corrected_topic_has_prompts_that_the_logged_replies_fail(run, chat
 
 
 def test_praise_is_uncorrected_where_nobody_complained_about_like_requests(run, chat, tmp_path) -> None:
-    """What users of the sample data want changed counts as corrected, also where a reply was right at once."""
+    """Requests whose replies users want changed count as corrected, even if a reply was right at once."""
     rows = rows_of(run, chat)
     prompts = prompts_of(rows, tmp_path)
     asked = [prompt for prompt in prompts if prompt.messages[-1]["role"] == "user"]
@@ -210,7 +210,7 @@ def test_they_are_of_held_out_sessions_and_each_turn_counts_once(run, chat) -> N
 
 
 def test_praise_must_not_change(run, chat) -> None:
-    """It is checked with the reply for the judge; right after a correction, with the pattern of that complaint."""
+    """A judge compares new replies with the praised one; right after a correction, its complaint's pattern counts."""
     rows = rows_of(run, chat)
     kept = [row for row in rows if row.get("corrected") is False]
     assert {row["domain"] for row in kept} == {PRAISED_REPLIES, ACCEPTED_REPLIES}
@@ -223,7 +223,7 @@ def test_praise_must_not_change(run, chat) -> None:
 
 @pytest.mark.parametrize("wrong", [0, 20], ids=["a perfect judge", "a judge that errs in 5%"])
 def test_a_right_reply_passes(wrong: int, tmp_path, chat) -> None:
-    """At most one test in twenty fails it."""
+    """It fails at most one check in twenty, even if the judge of the log errs in 5%."""
     prompts = prompts_of(rows_of(sample_run(tmp_path / "run", wrong), chat), tmp_path)
     failed = [prompt.id for prompt in prompts if not passes(prompt, right_reply(prompt))]
     assert len(prompts) >= 100
@@ -256,7 +256,7 @@ def fields(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
 
 
 def test_rows_by_hand(tmp_path, chat) -> None:
-    """Eleven requests show the unit; two are the same but for a number, one is not praised, one was never wrong."""
+    """Eleven pairs of replies show the unit; two requests differ in a number only, one has no praise, one was right."""
     talks = [(f"s{n}", [(f"Weight of {name} {n}?", f"{n} lb", "Use kg.", -1), ("In kg.", f"{n} kg", None, 1)])
              for n, name in enumerate("Ada Bob Cleo Dan Eve Hal Ida Jo Kim Leo".split())]  # fmt: skip
     talks += [
@@ -303,7 +303,7 @@ def test_what_is_like_a_complaint_counts_as_corrected_and_what_follows_one_neith
 
 
 def test_what_follows_a_correction_does_so_in_every_branch(tmp_path, chat) -> None:
-    """The reply after the correction was regenerated: of the second branch, only that reply is judged."""
+    """The reply after the correction was regenerated; in the second branch, only that reply is judged."""
     begin = [message("user", "Weight of Ada?"), message("assistant", "1 lb"), message("user", "In kg.")]
     ends = [[message("assistant", reply), message("user", "Thanks!")] for reply in ("1 kg", "2 kg")]
     names = "log:s", "log:s#branch-2"
@@ -325,7 +325,7 @@ def test_what_follows_a_correction_does_so_in_every_branch(tmp_path, chat) -> No
     ("Print {}.", "```\n{}", "Use C++ code.", "Console.", "Use C# code."),
 ])  # fmt: skip
 def test_opposite_wishes_share_no_check(wrong, right, hint, other, opposite, tmp_path, chat) -> None:
-    """Ten users ask for one thing, two for another in like words; one of these praised a reply, the other none."""
+    """Ten users ask for one thing, two for the opposite in similar words; one of the two praised a reply."""
     talks = [(f"s{n}", [(f"What about {name}?", wrong.format(n), hint, -1), ("No.", right.format(n), None, 1)])
              for n, name in enumerate(NAMES[:10])]  # fmt: skip
     talks += [("yes", [("What about Zoe?", "Soon", opposite, -1), ("No.", other, None, 1)]),
@@ -333,14 +333,14 @@ def test_opposite_wishes_share_no_check(wrong, right, hint, other, opposite, tmp
     made, _ = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
     checks = {row["id"]: row["check"] for row in made}
     assert all("match" in checks[f"s{n}:1"] for n in range(10))
-    topics = {hint} if "C#" not in opposite else {hint, "other complaints"}  # wishes in like words are one
+    topics = {hint} if "C#" not in opposite else {hint, "other complaints"}  # wishes in similar words are one topic
     assert {row["domain"] for row in made if row.get("corrected")} == topics
     for name in ("yes:1", "no:1"):
         assert checks[name] == {"judge": CRITERIA["follows_hint"], "hint": opposite}
 
 
 def test_a_pattern_that_replies_praised_at_once_fail_is_no_check(tmp_path, chat) -> None:
-    """All praised corrections cheer; users praised invitations that do not, too."""
+    """All praised corrections cheer, but users also praised invitations that do not."""
     talks = [(f"s{n}", [(f"Invite {name} to tea.", f"Come, {name}.", "Be polite.", -1),
                         ("Politely.", f"Dear {name}, do come, hurray!", None, 1)])
              for n, name in enumerate(NAMES[:8])]  # fmt: skip
@@ -379,7 +379,7 @@ def test_prompts_that_end_with_the_same_result_of_another_call_are_not_merged(tm
 
 
 def test_few_turns_of_sessions_that_trained_are_held(tmp_path, monkeypatch) -> None:
-    """Their hints are all different."""
+    """Their hints are all different, so that only the limit over all hints applies; a hash decides which are kept."""
     run = hand_run(tmp_path / "run", *((f"s{n}", [("Why?", "So.", f"Say {n}.", -1)]) for n in range(40)))
     names = [f"s{n}:1" for n in range(40) if not is_held_out(f"s{n}", SHARE)]
     assert len(names) > 10
@@ -390,7 +390,7 @@ def test_few_turns_of_sessions_that_trained_are_held(tmp_path, monkeypatch) -> N
 
 
 def test_a_word_of_another_writer_is_no_check(tmp_path, chat) -> None:
-    """All right replies of the log bow, and no wrong one does; a model with other words may be right without."""
+    """All right replies of the log bow and no wrong one does, but another model may be right in other words."""
     talks = [(f"s{n}", [(f"Greet {name}.", f"Hi {name}!", "Be polite.", -1), ("Politely.", f"I bow, {name}.", None, 1)])
              for n, name in enumerate("Ada Bob Cleo Dan Eve Finn Gus Hal Ida Jo Kim Leo".split())]  # fmt: skip
     for name, writer in (("own", MODEL.name), ("unknown", None), ("other", "some-other-model")):
@@ -399,7 +399,7 @@ def test_a_word_of_another_writer_is_no_check(tmp_path, chat) -> None:
 
 
 def test_what_nobody_complained_about_must_not_change(tmp_path, chat) -> None:
-    """Accepted is a reply with reward 0 by the votes: not beside complaints about such requests, nor after one."""
+    """A reply with reward 0 by the votes is accepted, unless such requests got complaints or it follows a complaint."""
     talks = [(f"s{n}", [(f"Weight of {name}?", f"{n} lb", "Use kg.", -1), ("Ask Bo.", "I asked Bo.", None, 0)])
              for n, name in enumerate("Ada Bob Cleo Dan".split())]  # fmt: skip
     talks += [(f"calm{n}", [(f"Capital of {name}?", "Lima.", None, 0)])
@@ -410,7 +410,7 @@ def test_what_nobody_complained_about_must_not_change(tmp_path, chat) -> None:
     made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
     kept = [row for row in made if row["domain"] == ACCEPTED_REPLIES]
     assert len(made) - len(kept) == 4
-    assert sum(row["turns"] for row in kept) == 6  # so few suffice beside four complaints
+    assert sum(row["turns"] for row in kept) == 6  # so few are enough for four complaints
     assert all(row["id"].startswith(("calm", "again")) for row in kept)
     assert not any(row["corrected"] or row["check"]["praised"] != row["logged"] for row in kept)
     assert [n for _, n in sorted(left_out.items(), key=lambda item: "others" in item[0])] == [2, 1]
@@ -422,7 +422,7 @@ def test_what_nobody_complained_about_must_not_change(tmp_path, chat) -> None:
     ("ペルーの首都はどこ？", "ペルーの首都はリマです。", "キロで。", "了解です。"),
 ])  # fmt: skip
 def test_most_users_decide_in_scripts_without_spaces(asked, reply, hint, done, tmp_path, chat) -> None:
-    """The last two requests have nothing in common with the reply to both."""
+    """The last two requests share no words with their reply, so the two verdicts on it are not compared."""
     talks = [(f"s{n}", [(asked, reply, *said)]) for n, said in enumerate([(hint, -1), (None, 1), (None, 1)])]
     talks += [("done1", [("发送我的信。", done, None, 1)]), ("done2", [("唱你的歌。", done, hint, -1)])]
     made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
@@ -431,7 +431,7 @@ def test_most_users_decide_in_scripts_without_spaces(asked, reply, hint, done, t
 
 
 def test_where_a_log_holds_a_reply_more_than_once_most_users_decide(tmp_path, chat) -> None:
-    """One of three users seems to correct what two praise, in the same role; "Done." may be wrong only once."""
+    """One of three users corrects what two praise, so praise wins; "Done." may be wrong after one request only."""
     talks = [(f"s{n}", [("Capital of Peru?", "It is Lima, in Peru.", *said)])
              for n, said in enumerate([(None, 1), ("Use kg.", -1), (None, 1)])]  # fmt: skip
     talks += [("even1", [("Gift for Clara?", "A book for Clara.", "Be kind.", -1)]),
@@ -511,7 +511,7 @@ def test_without_held_out_sessions_it_says_what_to_do(tmp_path) -> None:
 
 
 def test_criteria_need_a_judge_and_the_judge_of_the_run_is_one(run, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="--judge-model"):  # patterns judged this run
+    with pytest.raises(ConfigError, match="--judge-model"):  # the rules judged this run
         evaluate.run(EvalConfig(run=run, from_log=True, device="cpu", max_new_tokens=48))
     run = Path(shutil.copytree(run, tmp_path / "run"))
     document = json.loads((run / "judge/manifest.json").read_text())

@@ -1,4 +1,4 @@
-"""Probes for hacks: what counts as hollow, what the probes ask, and what the gate does about their rise."""
+"""Tests of probes for hacks: what counts as hollow, what the probes ask, and what the gate does if hacks rise."""
 
 import json
 from dataclasses import replace
@@ -101,7 +101,7 @@ def test_which_are_probed_does_not_depend_on_the_order_of_the_prompts() -> None:
 
 
 def test_a_claim_or_request_with_braces_is_quoted_as_it_is() -> None:
-    """Prompts and replies about prompts hold such names."""
+    """Prompts and replies about prompts may hold the names of the template's placeholders."""
     right = [(prompt("a", "Fill in {claim}."), "It is {request}, Paris."), (prompt("b", "Where?"), "In Rome.")]
     asked = {one.id: one.messages[-1]["content"] for one in make_probes(right, 1000, TEXTS)}
     assert asked["a:planted_error"] == "Fill in {claim}.\n\nI think it is this: In Rome."
@@ -144,7 +144,7 @@ def test_words_of_scripts_without_spaces_are_characters() -> None:
 
 
 def sided(kind: str, rises: int, count: int = 40) -> list[Reply]:
-    """Replies of both models, of which `rises` of the model after show a hack."""
+    """Return replies of both models; `rises` of those after training show a hack."""
     replies = []
     for n in range(count):
         probe = kind if kind in ("push_back", "planted_error") else None
@@ -170,7 +170,7 @@ def gate(replies: list[Reply], *allowed: str):
 
 @pytest.mark.parametrize("kind", ["push_back", "planted_error"])
 def test_eval_shows_a_probe_and_the_gate_does_not_decide_by_it(kind: str) -> None:
-    """Its prompts are those that the model before got right, so a rise may be that model's luck."""
+    """A probe uses prompts that the model before got right, so a rise may come from that model's luck."""
     replies = sided(kind, 14) + sided("none", 0)
     assert gate(replies).ship
     scores = {(row["metric"], row["domain"]): row for row in make_reply_scores(replies, 0)}

@@ -1,4 +1,4 @@
-"""From replies and shifts to rows of `scores`: by hand, and against plain loops."""
+"""Tests of how replies and shifts become rows of `scores`: by hand, and against plain loops."""
 
 import math
 import random
@@ -56,7 +56,7 @@ def test_shares_are_means_over_prompts_worked_by_hand() -> None:
 
 
 def test_the_prompts_of_a_session_are_resampled_together() -> None:
-    """As a unit whose weight is the number of its prompts; for the drift, their tokens."""
+    """A session is one unit, with its number of prompts as its weight or, for the drift, their tokens."""
     rng, replies, shifts = random.Random(0), list[Reply](), list[Shift]()
     for n in range(40):
         for model in ("before", "after"):
@@ -83,7 +83,7 @@ def test_the_prompts_of_a_session_are_resampled_together() -> None:
 
 
 def test_what_the_logs_correct_is_put_together() -> None:
-    """A prompt that does not say counts in neither, and a domain may hold both kinds."""
+    """A prompt without the field `corrected` counts in neither group, and a domain may hold both kinds."""
     kinds = {"a": ("d", True), "b": ("d", False), "c": ("e", True), "f": ("g", None)}
     replies = [
         reply(name, model, sample, model == "after" and bool(corrected), domain, corrected)
@@ -155,7 +155,7 @@ def test_prompts_with_longer_replies_weigh_more() -> None:
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_what_is_no_number_is_left_out_and_said(broken: float, capsys) -> None:
-    """Never an invented value."""
+    """A value that is not finite is never replaced by an invented value."""
     replies = [
         reply("a", "before", 1),
         reply("a", "before", 2),

@@ -1,4 +1,4 @@
-"""The scores as people see them: what is shown, and that it fits."""
+"""Tests of the scores on the screen: what is shown, and that it fits."""
 
 import io
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ POOLED = ("all", "corrected", "uncorrected")
 
 
 def rows(domains: tuple[str, ...], **values: float) -> list[dict]:
-    """Every metric of the table in every domain; `values` are after training, 0.5 otherwise."""
+    """Return every metric in every domain; `values`: metric -> its value before and after, else 0.25 and 0.5."""
     return [
         {"metric": metric, "domain": domain, "before": values.get(metric, 0.25), "after": values.get(metric, 0.5),
          "difference": 0.25, "low": -123.456, "high": 0.5, "count": 1234}
@@ -51,7 +51,7 @@ def test_a_long_or_odd_name_is_shown_whole_and_drives_nothing(monkeypatch) -> No
 
 
 def test_a_table_of_texts_has_names_as_they_are() -> None:
-    """The report's, which is no markup of Rich."""
+    """Such a table is for the report, which does not read Rich's markup."""
     assert score_table.score_rows(rows(("[draft] first",)))[1][1] == "[draft] first"
 
 
@@ -60,7 +60,7 @@ def test_one_domain_is_everything(monkeypatch) -> None:
 
 
 def test_what_never_happens_is_one_line(monkeypatch) -> None:
-    """As many replies as were measured: the sampled ones, and the greedy ones where there are no others."""
+    """The line counts the replies that were measured: the sampled ones, or the greedy ones if none was sampled."""
     sampled = [{"model": m, "sample": k, "probe": None} for m in ("before", "after") for k in range(5)]
     lines = shown(
         monkeypatch,

@@ -1,4 +1,4 @@
-"""opdkit/evaluate/similar.py: texts that share half of their words are found."""
+"""Tests of opdkit/evaluate/similar.py: texts that share half of their words are found."""
 
 import itertools
 import random

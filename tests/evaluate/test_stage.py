@@ -1,4 +1,4 @@
-"""Before and after on held-out prompts: the whole stage on tiny models, and its arithmetic by hand."""
+"""Tests of eval, before and after on held-out prompts: the stage on tiny models, and its arithmetic by hand."""
 
 import http.server
 import json
@@ -27,7 +27,7 @@ ANYTHING = {"match": ["."]}
 
 
 def prompts_file(folder: Path, **checks) -> Path:
-    """Two prompts in each domain."""
+    """Write two prompts in each domain, with the check of the domain."""
     path = folder / "prompts.jsonl"
     rows = [{"id": f"{domain}-{n}", "domain": domain, "prompt": f"say {domain} {n}", "check": check}
             for domain, check in checks.items() for n in range(2)]  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_trained_model_is_compared_with_the_one_before(run, tmp_path, capsys) 
 
 
 def test_the_same_model_twice_differs_in_nothing(run, tmp_path, plain_model_dir) -> None:
-    """Common random streams: what differs between before and after is the model and nothing else."""
+    """Both models use the same random streams, so that only the models can differ."""
     prompts = prompts_file(tmp_path, easy={"match": ["[a-m]"]})
     evaluate.run(config(run, prompts, model=str(plain_model_dir), trained=str(plain_model_dir)))
     rows = [(r["model"], (r["prompt_id"], r["sample"], r["reply"], r["passed"])) for r in read_all(run, "replies")]
@@ -148,7 +148,7 @@ def test_neutral_text_from_a_file(run, tmp_path) -> None:
 
 
 def test_forgetting_is_measured_on_what_the_model_before_said(run, tmp_path, plain_model_dir, plain_tokenizer) -> None:
-    """KL(before || after) at every position of its sampled replies, against a plain forward of each."""
+    """It is KL(before || after) at every position of the replies that the model before sampled, by plain forwards."""
     prompts = prompts_file(tmp_path, easy=ANYTHING, never={"match": ["q"]})
     rows = [json.loads(line) | {"corrected": "easy" in line} for line in prompts.read_text().splitlines()]
     prompts.write_text("\n".join(map(json.dumps, rows)))
@@ -176,7 +176,7 @@ def test_forgetting_is_measured_on_what_the_model_before_said(run, tmp_path, pla
 
 
 def test_a_hint_of_the_run_in_a_reply_is_an_echo(run, tmp_path, plain_model_dir) -> None:
-    """The hint is what the model happens to say, so that it is found where it was said and nowhere else."""
+    """The hint is a text that the model happens to say, so it is found exactly in the replies that say it."""
     options = {"model": str(plain_model_dir), "trained": str(plain_model_dir), "max_new_tokens": 24}
     prompts = prompts_file(tmp_path, easy=ANYTHING, other=ANYTHING)
     evaluate.run(config(run, prompts, **options))
@@ -206,7 +206,7 @@ def test_two_models_can_be_compared_without_any_logs(tmp_path, plain_model_dir, 
 
 
 class _Yes(http.server.BaseHTTPRequestHandler):
-    """A server that says yes to everything but one prompt."""
+    """Handler of a server that says yes to everything except one prompt."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"][-1]["content"]
@@ -255,7 +255,7 @@ def test_a_server_that_is_not_there_is_found_before_replies_are_sampled(run, tmp
     with pytest.raises(OpdkitError, match=r"http://127\.0\.0\.1:1/v1"):
         evaluate.run(config(run, prompts, judge_model="any", judge_url="http://127.0.0.1:1/v1"))
     monkeypatch.undo()
-    evaluate.run(config(run, prompts, judge_model="any", judge_url=server, samples=0))  # no plan is in the way
+    evaluate.run(config(run, prompts, judge_model="any", judge_url=server, samples=0))  # the failed start left no plan
     assert scores(run)["passed_greedy", "all"]["count"] > 0
     elsewhere = config(run, prompts, judge_model="any", judge_url="http://127.0.0.1:2/v1", samples=0)
     evaluate.run(elsewhere)  # a judge at another address is the same, and is not asked again
@@ -286,7 +286,7 @@ def test_what_cannot_be_evaluated_is_refused(run, tmp_path, plain_model_dir) -> 
     easy = prompts_file(tmp_path, easy=ANYTHING)
     with pytest.raises(ConfigError, match="--max-new-tokens 3000"):
         evaluate.run(config(run, easy, max_new_tokens=3000))
-    assert not (run / "eval").exists()  # it binds nobody
+    assert not (run / "eval").exists()  # no plan was written
     shutil.rmtree(run / "train/metrics")
     with pytest.raises(OpdkitError, match="no finished training"):
         evaluate.run(config(run, easy, max_new_tokens=9))

@@ -1,4 +1,4 @@
-"""Sessions until three in a row are right: by hand, what must be true of any replies, and of a run in `opdkit eval`."""
+"""Tests of the number of sessions until three in a row are right: by hand, for any replies, and in `opdkit eval`."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ from opdkit.teacher import stage as teacher
     ("", 0), ("1", 1), ("11", 2), ("111", 0), ("0111", 1), ("1101110", 3), ("110110", 6), ("0" * 9, 9),
 ])  # fmt: skip
 def test_before_the_streak_or_all_of_them(right: str, expected: int) -> None:
-    """Never is the number of sessions, which no streak can reach: three are still to come after it begins."""
+    """The number of all sessions stands for never: no streak can begin there, as it needs three more sessions."""
     assert count_sessions_before_streak([letter == "1" for letter in right]) == expected
 
 
@@ -44,7 +44,7 @@ def test_it_is_the_first_streak_and_more_right_sessions_never_make_it_later(righ
 
 
 def says_yes(asked: str) -> bool:
-    """Return what the judge of these tests says to a question: yes to about two of three, by its text."""
+    """Return the verdict of these tests' judge on a question: yes to about two of three, by a hash of the text."""
     return hashlib.sha256(asked.encode()).digest()[0] % 3 > 0
 
 
@@ -61,7 +61,7 @@ def judged_eval(run: Path, folder: Path, models: tuple[Path, Path], **options) -
 
 
 def expected_streaks(run: Path, models: tuple[Path, Path], max_new_tokens: int = 6) -> dict[str, list[int]]:
-    """Three in a row, found with plain loops over the tables and transformers' own greedy search."""
+    """Return the streaks, found with plain loops over the tables and transformers' own greedy search."""
     right, hinted = {"log": [], "before": [], "after": []}, {}
     seen: set[str] = set()
     messages = {row["session_id"]: row["messages"] for row in read_all(run, "sessions")}
@@ -98,7 +98,7 @@ def models(tmp_path_factory, plain_model_dir, plain_tokenizer) -> tuple[Path, Pa
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory, plain_model_dir) -> Path:
-    """The log is right in its first sessions not three times in a row, and in the last ones it is."""
+    """Return a run whose log is right three times in a row only from session 5 on."""
     hints = [None if n == 3 else f"Say {n}." for n in range(9)]
     first = [Said("red", 1 if n in (1, 2, 5, 6, 7) else -1, hint) for n, hint in enumerate(hints)]
     toys = [Toy(f"s{n}", [said, Said("x", 1)]) for n, said in enumerate(first)]
@@ -129,7 +129,7 @@ def test_the_first_sessions_and_decisions_of_people_count(scored, models, tmp_pa
 
 
 def test_an_edited_prompt_of_the_log_keeps_its_question(scored, models, tmp_path) -> None:
-    """Its id is that of the hinted turn, whose own reply is judged by the hint."""
+    """It has the id of a hinted turn, but is judged by its own criterion; the streak is judged by the hint."""
     run, prompts = Path(shutil.copytree(scored, tmp_path / "run")), tmp_path / "prompts.jsonl"
     (asked,) = [s.prompt for s in streak.read_logged_sessions(run, 1, 0.0, DEFAULTS["criterion"])]
     said = asked.messages[-1]["content"]

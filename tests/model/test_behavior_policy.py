@@ -1,4 +1,4 @@
-"""Who wrote the log, and whether that is the student."""
+"""Tests of which model wrote the log, and whether it is the student."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def test_the_student_is_known_by_its_folder_and_by_its_own_name(tmp_path):
 
 
 def test_weights_have_a_name_of_their_own(tmp_path):
-    """The folder of every training is called model: only the digest tells one round from the next."""
+    """Every training's folder is called model, so only the digest tells the models of two rounds apart."""
     files = {"config.json": "2:ab", "model.safetensors": "9:cd", "tokenizer.json": "7:ef"}
     name = name_weights(f"{tmp_path}/train/model/", files)
     assert re.fullmatch(r"model@[0-9a-f]{12}", name)

@@ -1,4 +1,4 @@
-"""opdkit/model/compiled.py: fused operations give the model's own numbers and gradients."""
+"""Tests of opdkit/model/compiled.py: fused operations give the model's own numbers and gradients."""
 
 import shutil
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _uncompiled(monkeypatch):
-    """Other tests of this process rotate positions as before."""
+    """Restore the rotation of positions after each test, for the other tests of this process."""
     for code in (modeling_qwen3, modeling_gemma3):
         monkeypatch.setattr(code, "apply_rotary_pos_emb", code.apply_rotary_pos_emb)
 

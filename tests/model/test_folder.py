@@ -1,4 +1,4 @@
-"""Paths that are no model, through the command line: what is there, and what to do, before anything is pinned."""
+"""Tests of paths that are not a model: the error says what is there and what to do, before a plan is pinned."""
 
 import contextlib
 import json
@@ -104,7 +104,7 @@ def test_the_adapter_of_a_training_names_the_model_beside_it(tmp_path, tiny_mode
 
 
 def test_what_is_no_model_pins_no_plan(tmp_path, tiny_model_dir) -> None:
-    """Else the right command after the wrong one would have to overwrite."""
+    """Otherwise the corrected command would need --overwrite."""
     run, path = write_run(tmp_path / "run", three_parts()), tmp_path / "given"
     path.mkdir()
     for option in ("--model", "--teacher"):
@@ -119,7 +119,7 @@ def test_what_is_no_model_pins_no_plan(tmp_path, tiny_model_dir) -> None:
 
 
 def test_a_tokenizer_that_changed_between_stages_is_named(tmp_path, tiny_model_dir) -> None:
-    """Other token ids: between teacher and train, and between two starts of teacher."""
+    """This holds between teacher and train, and between two starts of teacher."""
     run, model = write_run(tmp_path / "run", three_parts()), tmp_path / "model"
     shutil.copytree(tiny_model_dir, model)
     assert opdkit("teacher", str(run), "--model", str(model))[0] == 0
@@ -162,7 +162,7 @@ def test_a_name_is_looked_for_once_where_there_is_no_network(tmp_path, tiny_mode
     [
         (RepositoryNotFoundError, "none of that name"),
         (GatedRepoError, "must have access"),
-        (RemoteEntryNotFoundError, ""),  # a tokenizer alone
+        (RemoteEntryNotFoundError, ""),  # a repository with only a tokenizer
         (HfHubHTTPError, ""),  # the server is busy
         (OfflineModeIsEnabled, "offline"),
         (ValueError, "no name"),

@@ -1,4 +1,4 @@
-"""Model folders and hub repositories of a stranger: their code never runs, and pickled weights are not read."""
+"""Tests of model folders and hub repositories of strangers: their code never runs, and pickled weights are not read."""
 
 import json
 import os
@@ -19,7 +19,7 @@ COMMIT = "a" * 40
 
 
 class RunsCode:
-    """A pickle of this touches `marker` when it is read without care."""
+    """Object whose pickle touches `marker` when it is read without care."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -30,7 +30,7 @@ class RunsCode:
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
-    """The file that hostile code would write."""
+    """Return the path of the file that hostile code would write."""
     return tmp_path / "ran"
 
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, tiny_model_dir: Path) -> Path:
 
 @pytest.fixture(params=["folder", "hub"])
 def name(request, folder, tmp_path, monkeypatch) -> Callable[[], str]:
-    """Return the path of the folder, or publish it in a cache of the hub, as downloaded, and return its name there."""
+    """Return a function that returns the folder's path, or moves it to a hub cache and returns its name there."""
 
     def publish() -> str:
         repository = tmp_path / "hub" / "models--org--model"

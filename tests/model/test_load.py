@@ -1,4 +1,4 @@
-"""opdkit/model/load.py: loading and refusing."""
+"""Tests of opdkit/model/load.py: what it loads, and what it refuses."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def test_a_folder_loads_in_evaluation_mode(tiny_model_dir, tiny_tokenizer):
 
 
 def test_the_scales_of_quantized_weights_are_not_lost(tmp_path, tiny_model_dir, monkeypatch):
-    """A folder's own quantization holds; scales that nothing reads would leave weights of another size."""
+    """A folder's own quantization is kept; scales that nothing reads would leave weights of a wrong magnitude."""
     folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
     weights = load_file(folder / "model.safetensors")
     name = next(name for name in weights if name.endswith("up_proj.weight"))
@@ -152,7 +152,7 @@ def test_the_context_is_what_the_configuration_names_or_unlimited(name, sizes, l
 
 
 def test_tokenizers_of_one_size_and_other_ids_are_refused():
-    """Other token ids: two tokens have changed places; nothing but the id map shows it."""
+    """Two tokens are swapped, and only the map from tokens to ids shows it."""
     a = build_tokenizer("x", CHATML_TOKENS, CHATML_WORDS)
     b = build_tokenizer("x", (CHATML_TOKENS[0], CHATML_TOKENS[2], CHATML_TOKENS[1]), CHATML_WORDS)
     assert len(a) == len(b)
@@ -163,14 +163,14 @@ def test_tokenizers_of_one_size_and_other_ids_are_refused():
 
 
 def test_a_token_that_only_one_has_is_refused():
-    """Other token ids: an added token is enough."""
+    """A single added token is enough."""
     a = build_tokenizer("x", CHATML_TOKENS, CHATML_WORDS)
     with pytest.raises(ConfigError, match="<more>"):
         check_same_tokenizer(a, build_tokenizer("x", CHATML_TOKENS, (*CHATML_WORDS, "<more>")))
 
 
 def test_a_reply_ends_with_each_token_of_the_generation_configuration(tmp_path, tiny_model_dir, tiny_tokenizer):
-    """Without one with those of the configuration; a tokenizer alone has its own."""
+    """Without generation_config.json, the tokens of config.json count; a tokenizer alone has its own."""
     folder, own = Path(shutil.copytree(tiny_model_dir, tmp_path / "model")), tiny_tokenizer.eos_token_id
     GenerationConfig(eos_token_id=[own, 7]).save_pretrained(folder)
     assert load_template(str(folder), ()).stop_ids == {own, 7}
@@ -182,7 +182,7 @@ def test_a_reply_ends_with_each_token_of_the_generation_configuration(tmp_path, 
 
 
 def test_a_skeleton_has_the_limits_of_the_model_and_no_weights(tmp_path, tiny_model_dir):
-    """Also those of generation_config.json, which decide where a reply ends."""
+    """This includes the stop tokens of generation_config.json, which decide where a reply ends."""
     folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
     whole, skeleton = load_model(str(folder), device="cpu", dtype="auto"), load_skeleton(str(folder))

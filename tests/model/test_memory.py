@@ -1,4 +1,4 @@
-"""opdkit/model/memory.py: what runs out of memory is halved, and what is too large alone is set aside."""
+"""Tests of opdkit/model/memory.py: a batch that runs out of memory is halved; an item too large alone is set aside."""
 
 import gc
 import subprocess
@@ -28,7 +28,7 @@ def too_much() -> torch.Tensor:
 
 
 def test_what_allocators_really_raise() -> None:
-    """torch's allocator on the CPU, and Python's own."""
+    """The errors of torch's allocators and of Python's own are recognised."""
     with pytest.raises(RuntimeError) as of_torch:
         too_much()
     assert is_out_of_memory(of_torch.value)
@@ -47,7 +47,7 @@ def test_other_errors_are_none_of_it(error: Exception) -> None:
 
 
 def test_what_failed_work_held_is_let_go() -> None:
-    """As long as an error is handled, its traceback keeps the tensors of every frame."""
+    """While an error is being handled, its traceback keeps the tensors of every frame alive."""
     held: list[weakref.ref] = []
 
     def work() -> None:
@@ -55,7 +55,7 @@ def test_what_failed_work_held_is_let_go() -> None:
         held.append(weakref.ref(big))
         too_much()
 
-    gc.disable()  # or a collection by chance would hide it
+    gc.disable()  # otherwise a collection by chance would hide it
     try:
         with Attempt() as attempt:
             work()
@@ -78,7 +78,7 @@ def test_batches_hold_every_sequence_once_within_the_budget(lengths, batch_token
 
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 150), st.integers(1, 400))
 def test_every_item_is_worked_on_once_or_set_aside(lengths: list[int], room: int, tokens: int) -> None:
-    """Property: on a machine with room for so many tokens, whatever was asked for."""
+    """This holds for any lengths and budget, on a machine with room for `room` tokens."""
 
     done, too_large = list[int](), set[int]()
     with pytest.MonkeyPatch.context() as patched:
@@ -111,7 +111,7 @@ def test_halves_are_tried_in_order_until_they_fit(lengths: list[int], room: int)
 
 
 def test_in_lockstep_a_batch_does_not_shrink_in_one_process_alone() -> None:
-    """The other processes may have had room, and would wait for forwards that this one does not make."""
+    """The other processes may have had room, and would wait for forwards that this process does not make."""
     model = torch.nn.Linear(1, 1)
     find_state(model).lockstep = True
     attempt = next(find_budget(model, "work").batches([10, 10], 20))
@@ -157,7 +157,7 @@ print(max(float((a - b).abs().max()) for a, b in zip(free, tight)))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS and /proc")
 def test_a_process_that_may_not_have_more_memory() -> None:
-    """The kernel refuses: a batch of 4,096 tokens wants 67 MB at a time, more than once, and there are 60."""
+    """The kernel refuses more memory: a batch of 4,096 tokens takes 67 MB at a time, repeatedly, and 60 MB are left."""
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1e-4

@@ -1,4 +1,4 @@
-"""opdkit/model/packed_reading.py: the numbers and the gradients of a packed row are those of each turn read alone."""
+"""Tests of opdkit/model/packed_reading.py: a packed row has the numbers and gradients of each turn read alone."""
 
 from collections.abc import Sequence as Items
 
@@ -30,7 +30,7 @@ TREES = [CHAIN, FORKED, [PromptResponse(D, A)]]
 
 
 def packed(model: nn.Module, trees: Items[Items[PromptResponse]]) -> Tensor:
-    """Log-probs of all response tokens."""
+    """Return the log-probs of all response tokens, read as one packed row."""
     hidden_NH, output_layer = read_packed(model, Pack.of(trees, CPU))
     return token_logprobs(output_layer(hidden_NH), responses(trees))
 
@@ -45,7 +45,7 @@ def responses(trees: Items[Items[PromptResponse]]) -> Tensor:
 
 
 def gradients(model: nn.Module, logprobs_N: Tensor) -> list[Tensor]:
-    """Of a sum in which no two tokens count alike."""
+    """Return the gradients of a sum that weighs every token differently."""
     model.zero_grad()
     (logprobs_N * torch.linspace(-1, 2, len(logprobs_N), dtype=logprobs_N.dtype)).sum().backward()
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -54,9 +54,9 @@ def gradients(model: nn.Module, logprobs_N: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("trees", [TREES, [CHAIN], [FORKED]], ids=["many", "a chain", "branches"])
 def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> None:
-    """Wasted tokens: what turns have in common is read once, and nothing else changes."""
+    """The common prefixes of turns are read once, and nothing else changes."""
     model = build(*FAMILIES[family])
-    if family not in ("experts", "DeepSeek-V3", "sinks"):  # torch multiplies groups in single precision alone
+    if family not in ("experts", "DeepSeek-V3", "sinks"):  # torch multiplies groups only in single precision
         model = model.double()
     assert enable_packing(model) is None
     actual, expected = packed(model, trees), plain(model, trees)
@@ -66,11 +66,11 @@ def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> No
 
 
 def test_values_smaller_than_keys_are_read_by_fast_attention() -> None:
-    """DeepSeek: transformers' own call falls back to products that hold scores of rows times keys, six times slower."""
+    """For DeepSeek, transformers' own call falls back to products that hold scores of rows x keys, six times slower."""
     model = build(*FAMILIES["DeepSeek-V3"])
     expected = plain(model, TREES)
     assert enable_packing(model) is None
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # an error where another kernel would be needed
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # raises if another kernel is needed
         torch.testing.assert_close(packed(model, TREES), expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(plain(model, TREES), expected, atol=1e-5, rtol=0)
 
@@ -88,7 +88,7 @@ def test_a_row_holds_every_token_once() -> None:
 
 
 def test_branches_see_the_trunk_up_to_where_they_leave_it(monkeypatch) -> None:
-    """A long tree: its trunk needs no mask, and the keys of a branch are those before it and its own."""
+    """In a long tree, the trunk needs no mask, and a branch reads the keys before its fork and its own."""
     monkeypatch.setattr("opdkit.model.packed_reading.PACK_TOKENS", 20)
     trunk, short, long = Pack.of([FORKED], CPU).blocks
     assert (trunk.mask, trunk.start, trunk.stop) == (None, 0, 31)
@@ -113,7 +113,7 @@ def test_long_trees_are_read_some_rows_at_a_time(family, monkeypatch) -> None:
 @pytest.mark.parametrize("family", ["grouped queries", "window", "window, then all", *EAGER])
 @pytest.mark.parametrize("pack_tokens", [1, 6, 20])
 def test_trunks_and_branches_have_the_numbers_of_each_turn_alone(family, pack_tokens, monkeypatch) -> None:
-    """However the branches are cut; a branch may be a trunk itself."""
+    """This holds for any cut of the branches; a branch may be a trunk itself."""
     model = build(*FAMILIES[family]).double() if family != "sinks" else build(*FAMILIES[family])
     assert enable_packing(model) is None
     expected = plain(model, TREES)
@@ -126,7 +126,7 @@ def test_trunks_and_branches_have_the_numbers_of_each_turn_alone(family, pack_to
 
 @pytest.mark.parametrize("family", ["grouped queries", "window, then all", "eager"])
 def test_a_trunk_that_is_filled_up_as_on_a_gpu_changes_nothing(family, monkeypatch) -> None:
-    """Rows that come after a trunk fill it up to a round number; at the end of the row these are made up."""
+    """A trunk is filled up to a round length with the rows after it or, at the end of the row, with made-up ones."""
     model = build(*FAMILIES[family])
     assert enable_packing(model) is None
     before = packed(model, TREES)
@@ -141,7 +141,7 @@ def test_a_trunk_that_is_filled_up_as_on_a_gpu_changes_nothing(family, monkeypat
 
 
 def test_a_gpu_plans_no_kernel_for_the_form_of_a_mask() -> None:
-    """cuDNN plans anew for each form, for up to a second: it reads trunks, whose lengths are rounded, and no mask."""
+    """cuDNN plans again for each shape, for up to a second, so it reads only trunks: rounded lengths and no mask."""
     gpu = torch.device("cuda")
     with _choose_kernels(gpu, None):
         assert torch.backends.cuda.cudnn_sdp_enabled()
@@ -152,7 +152,7 @@ def test_a_gpu_plans_no_kernel_for_the_form_of_a_mask() -> None:
 
 @pytest.mark.parametrize("family", ["grouped queries", *EAGER])
 def test_layers_that_are_computed_again_have_the_same_gradients(family) -> None:
-    """With --gradient-checkpointing, a layer is computed again, and within it the scores of some models once more."""
+    """With --gradient-checkpointing, a layer is computed again, and in some models its scores once more."""
     model = build(*FAMILIES[family])
     assert enable_packing(model) is None
     expected = gradients(model, packed(model, TREES))
@@ -164,7 +164,7 @@ def test_layers_that_are_computed_again_have_the_same_gradients(family) -> None:
 
 @pytest.mark.parametrize("family", EAGER)
 def test_scores_are_not_kept_for_the_backward_pass(family, monkeypatch) -> None:
-    """An attention that writes its scores into memory holds those of one block at a time."""
+    """An attention that writes its scores to memory holds those of one block at a time."""
     monkeypatch.setattr("opdkit.model.packed_reading._BLOCK", 16)
     model, kept = build(*FAMILIES[family]), list[tuple[int, ...]]()
     assert enable_packing(model) is None
@@ -232,7 +232,7 @@ def test_what_cannot_be_packed_stays_as_it_is(family) -> None:
 
 @pytest.mark.parametrize("family", [*STATES, *EAGER])
 def test_chains_have_the_numbers_and_gradients_of_each_turn_alone(family) -> None:
-    """Wasted tokens: a session whose turns continue each other is one plain sequence, whatever the layers are."""
+    """A session whose turns continue each other is read as one plain sequence, for any kind of layers."""
     model = build(*(FAMILIES | STATES)[family])
     assert find_chain_problem(model) is None
     trees = [CHAIN, *([s] for s in FORKED), [PromptResponse(D, A)]]

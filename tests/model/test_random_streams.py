@@ -1,4 +1,4 @@
-"""opdkit/model/random_streams.py: a stream depends on its seed and its parts alone."""
+"""Tests of opdkit/model/random_streams.py: a stream depends only on its seed and its parts."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""opdkit/model/rounding.py: differences by hand, and precisions that round."""
+"""Tests of opdkit/model/rounding.py: differences worked by hand, and precisions that round."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_what_is_not_finite_is_the_same_only_where_it_was_expected(model):
 
 @pytest.mark.parametrize("family", ["grouped queries", "LFM2"])
 def test_a_model_under_autocast_rounds_as_half_precision_does(family, capsys):
-    """Float32 weights in training, whose validation samples in bfloat16."""
+    """In training, weights are float32, and the validation samples in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
         assert check_tree_reading(build(*(FAMILIES | STATES)[family]))
     assert not capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""opdkit/model/row_plan.py: what a plan reads, by what each row goes on from."""
+"""Tests of opdkit/model/row_plan.py: what a plan reads, and which pass each row continues from."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ LONG = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 400)), min_size=1, m
 
 
 def paths(plan: Plan[Rows]) -> list[tuple[int, ...]]:
-    """Return the path to each node, itself last, by what the passes keep."""
+    """Return the path of ids to each node, itself last, from what the passes keep."""
     ways, kept = list[tuple[int, ...]](), dict[int, tuple[int, ...]]()
     for i, rows in enumerate(plan.passes):
         for ids, start, after in zip(rows.ids, rows.starts, rows.after, strict=True):
@@ -28,7 +28,7 @@ def prefixes(sequences: list[list[int]]) -> set[tuple[int, ...]]:
 
 
 def test_a_trunk_and_its_branches_by_hand():
-    """The trunk is cut at its forks; all else waits and is read in the end, rows of similar length together."""
+    """The trunk is cut at its forks; the branches are read at the end, rows of similar length together."""
     a, b, c, d, e, f = (range(10 * n, 10 * n + 10) for n in range(6))
     trunk, reply, hinted = [*a, *b, *c, *d], [*a, *b, *e], [*a, *f]
     plan = plan_rows([hinted, trunk, reply], pack_tokens=100)
@@ -50,7 +50,7 @@ def test_rows_of_one_fork_by_hand():
 
 
 def test_hints_that_begin_alike_are_rows_of_the_fork_before_them():
-    """A few tokens are read again; where it would be many, the branch is read as a trunk."""
+    """A few common tokens are read again; many are read once, in a branch that is read as a trunk."""
     trunk, alike = list(range(400)), [1000, 1001]
     hinted = [trunk[:200] + alike + list(range(n, n + 100)) for n in (2000, 3000)]
     plan = plan_rows([trunk, *hinted], pack_tokens=512)
@@ -75,7 +75,7 @@ def test_each_row_goes_on_from_what_comes_before_it(sequences, pack, one_fork):
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40), one_fork=st.booleans())
 def test_padding_enters_no_state(sequences, pack, one_fork):
-    """Nothing goes on from a pass of several rows, or of one token."""
+    """No row continues from a pass of several rows, or of one token."""
     passes = plan_rows(sequences, pack, one_fork=one_fork).passes
     for after in {a for rows in passes for a in rows.after} - {-1}:
         assert len(passes[after].ids) == 1
@@ -89,7 +89,7 @@ def test_padding_enters_no_state(sequences, pack, one_fork):
 
 @given(drawn=LONG, pack=st.integers(1, 600))
 def test_few_tokens_are_read_again(drawn, pack):
-    """At most 5%, and one per row where a fork follows another one at once."""
+    """At most 5% of the tokens are read again, and one per row if a fork directly follows another."""
     sequences = [[1] * (80 * fork + 1) + [2 + n] * length for n, (fork, length) in enumerate(drawn)]
     nodes = len(prefixes(sequences))
     assert nodes <= plan_rows(sequences, pack).tokens <= 1.05 * nodes + len(sequences)
@@ -102,7 +102,7 @@ def test_the_order_of_the_sequences_changes_nothing(sequences, pack, random):
 
 
 def test_a_session_of_many_turns_is_no_deep_recursion():
-    """A fork at each of 1,500 turns, one below the other."""
+    """There is a fork at each of 1,500 turns, one below the other."""
     turns = 1500
     sequences = [[0] * (2 * k + 2) + [1, 1] for k in range(turns)]
     plan = plan_rows(sequences, pack_tokens=512)

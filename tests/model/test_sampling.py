@@ -1,4 +1,4 @@
-"""The sampler: the right distribution, a random stream for each draw, nothing that depends on the batch."""
+"""Tests of the sampler: the right distribution, a random stream per sample, and no dependence on the batch."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""opdkit/model/scoring.py: against a plain forward and gather, one sequence at a time."""
+"""Tests of opdkit/model/scoring.py against a plain forward and gather, one sequence at a time."""
 
 import model_families
 import pytest
@@ -55,7 +55,7 @@ def sequences(count: int = 7, vocabulary: int = 97) -> list[PromptResponse]:
 
 @torch.no_grad()
 def oracle(model, sequence: PromptResponse) -> torch.Tensor:
-    """The whole sequence on its own, no mask, all logits; then log-softmax and the token at the next position."""
+    """Return the log-probs from one forward over the sequence alone: no mask, log-softmax of all logits, next token."""
     ids = torch.tensor([sequence.prompt_ids + sequence.response_ids])
     logprobs = model(ids).logits[0].float().log_softmax(-1)
     start = len(sequence.prompt_ids)
@@ -70,7 +70,7 @@ def tiny(tiny_model_dir):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("batch_tokens", [1, 100, 10_000])
 def test_scores_equal_a_plain_forward_and_gather(family, batch_tokens):
-    """Shifted log-probs: the whole response, in every family and batch size; with soft-capping and scaling."""
+    """This holds for the whole response, every family and any size of batch, with soft-capping and scaling."""
     model, given = build(family), sequences()
     for actual, sequence in zip(score(model, given, batch_tokens=batch_tokens), given, strict=True):
         assert actual.dtype == torch.float32
@@ -78,7 +78,7 @@ def test_scores_equal_a_plain_forward_and_gather(family, batch_tokens):
 
 
 def test_a_response_of_one_token(tiny):
-    """Shifted log-probs: R = 1 is not scored as certain (log-prob 0), and not from the position after it."""
+    """It is not scored as certain (log-prob 0), and not from the position after it."""
     for token in (0, 5, 320):
         sequence = PromptResponse([3, 4, 5], [token])
         [actual] = score(tiny, [sequence], batch_tokens=100)
@@ -88,7 +88,7 @@ def test_a_response_of_one_token(tiny):
 
 
 def test_every_next_token_gets_its_share_of_probability_one(tiny):
-    """Shifted log-probs: over the whole vocabulary the one-token scores are one distribution, at temperature 1."""
+    """Over the whole vocabulary, the one-token scores are one distribution, at temperature 1."""
     vocabulary = tiny.config.vocab_size
     scored = score(tiny, [PromptResponse([3, 4, 5], [v]) for v in range(vocabulary)], batch_tokens=400)
     assert torch.cat(scored).double().exp().sum().item() == pytest.approx(1.0, abs=1e-5)
@@ -103,7 +103,7 @@ def test_a_score_is_the_same_in_any_company(tiny):
 
 
 def test_a_longer_turn_does_not_change_the_positions_of_a_shorter_one(capsys):
-    """LongRoPE scales the positions of a whole batch by its longest row. In scoring, comparison and training."""
+    """LongRoPE scales a batch's positions by its longest row, so scoring, comparison and training read turn by turn."""
     model = model_families.build(*model_families.PLAIN["LongRoPE"])
     short, long = PromptResponse([1, 2, 3] * 8, [4, 5, 6] * 4), PromptResponse([7, 8] * 60, [9, 1])
     alone, beside = score(model, [short], batch_tokens=1000)[0], score(model, [short, long], batch_tokens=1000)[0]
@@ -119,7 +119,7 @@ def test_a_longer_turn_does_not_change_the_positions_of_a_shorter_one(capsys):
 
 
 def test_what_comes_later_changes_nothing(tiny):
-    """A causal model: the score of a token does not depend on the tokens after it, nor on the padding."""
+    """The score of a token depends neither on the tokens after it nor on the padding, as the model is causal."""
     long = PromptResponse([1, 2, 3], [4, 5, 6, 7])
     short = PromptResponse([1, 2, 3], [4, 5])
     actual = score(tiny, [long, short], batch_tokens=1000)
@@ -127,7 +127,7 @@ def test_what_comes_later_changes_nothing(tiny):
 
 
 def test_the_end_token_counts_though_it_pads(tiny, tiny_tokenizer):
-    """End token masked as padding: a sampled end token is scored, in prompt and response."""
+    """An end token is not masked as padding: it is read in the prompt and scored in the response."""
     end = tiny_tokenizer.eos_token_id
     assert tiny_tokenizer.pad_token_id == end == tiny.config.pad_token_id
     given = [PromptResponse([end, 7, end], [5, end]), PromptResponse([1] * 20, [2] * 9)]
@@ -136,7 +136,7 @@ def test_the_end_token_counts_though_it_pads(tiny, tiny_tokenizer):
 
 
 def test_no_pad_token_is_needed():
-    """End token masked as padding: and none is invented."""
+    """A model without a pad token gives the log-probs of a plain forward, too."""
     model, given = build("llama"), sequences()
     model.config.pad_token_id = None
     for actual, sequence in zip(score(model, given, batch_tokens=1000), given, strict=True):
@@ -144,7 +144,7 @@ def test_no_pad_token_is_needed():
 
 
 def test_the_log_softmax_is_taken_in_float32():
-    """Half-precision log-softmax: it would be off by more than 1e-2, so log-probs of bfloat16 logits are float32."""
+    """A log-softmax in bfloat16 would be off by more than 1e-2, so log-probs of bfloat16 logits are float32."""
     draw = torch.Generator().manual_seed(0)
     logits = (torch.randn(64, 5000, generator=draw) * 4).bfloat16()
     ids = torch.randint(0, 5000, (64,), generator=draw)
@@ -164,7 +164,7 @@ def test_token_logprobs_by_hand():
 
 
 def test_a_score_that_is_not_finite_stays_so():
-    """Missing log-probs: NaN is handed on as NaN, never as 0.0."""
+    """NaN is returned as NaN, and never as 0.0."""
     model = build("qwen3")
     with torch.no_grad():
         model.model.embed_tokens.weight[50] = float("nan")
@@ -193,7 +193,7 @@ def test_response_logits_are_the_rows_before_each_token(tiny):
 
 
 def test_only_the_response_goes_through_the_output_layer(tiny):
-    """Wasted tokens: no logits for the prompt are ever computed."""
+    """No logits are computed for the prompt."""
     seen = []
     handle = tiny.lm_head.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape)))
     score(tiny, [PromptResponse([1] * 500, [2] * 3), PromptResponse([1] * 400, [2] * 5)], batch_tokens=2000)
@@ -213,7 +213,7 @@ def test_the_model_is_left_as_it_was(tiny):
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_logits_of_a_few_rows_at_a_time_come_from_one_pass(family, monkeypatch):
-    """Wasted tokens: however long the replies, logits of a few rows are in memory at once."""
+    """However long the replies are, the logits of only a few rows are in memory at once."""
     model, given = build(family), sequences(3)
     whole = response_logits(model, given)
     heads, bodies = [], []
@@ -263,7 +263,7 @@ def test_a_model_that_does_not_call_its_output_layer():
 
 @torch.no_grad()
 def full(model, sequence: PromptResponse) -> torch.Tensor:
-    """[R, V] log-softmax at every position of the response, from one plain forward."""
+    """Return the [R, V] log-softmax at every position of the response, from one plain forward pass."""
     logits = model(torch.tensor([sequence.prompt_ids + sequence.response_ids])).logits[0].float()
     return logits[len(sequence.prompt_ids) - 1 : -1].log_softmax(-1)
 
@@ -271,7 +271,7 @@ def full(model, sequence: PromptResponse) -> torch.Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("limit", [1, 97 * 3, 1 << 26])
 def test_the_most_likely_tokens_equal_a_plain_topk(family, limit, monkeypatch):
-    """In whatever chunks the positions go through the output layer; soft-capping and scaling included."""
+    """This holds for any chunks of positions in the output layer, with soft-capping and scaling."""
     monkeypatch.setattr(scoring, "_LOGITS", limit)
     model, given = build(family), sequences()
     at = [torch.randint(0, 97, (len(s.response_ids), 1 + i % 3)) for i, s in enumerate(given)]
@@ -290,7 +290,7 @@ def test_the_most_likely_tokens_equal_a_plain_topk(family, limit, monkeypatch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_layers_run_once_however_many_chunks(family, monkeypatch):
-    """Wasted tokens: logits of a few positions at a time, and no layer twice for it."""
+    """Logits are computed for a few positions at a time, and no layer runs twice for this."""
     model, seen, layers = build(family), [], []
     model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
     next(m for m in model.modules() if type(m).__name__.endswith(("MLP", "Mlp"))).register_forward_hook(
@@ -303,7 +303,7 @@ def test_the_layers_run_once_however_many_chunks(family, monkeypatch):
 
 
 def test_most_likely_first_and_ties_by_the_lower_id():
-    """By hand; then against a stable sort, with many ties as bfloat16 logits have them."""
+    """Worked by hand, then compared with a stable sort of log-probs with many ties, as bfloat16 logits have."""
     rows = torch.tensor(
         [[-2.0, -1.0, -2.0, -1.0, -2.0], [-3.0, -3.0, -3.0, -3.0, -3.0], [-5.0, -4.0, -3.0, -2.0, -1.0]]
     )
@@ -321,7 +321,7 @@ def test_most_likely_first_and_ties_by_the_lower_id():
 
 
 def test_a_support_stays_within_the_vocabulary(tiny):
-    """A model may have more rows than there are tokens."""
+    """A model may have more rows than its tokenizer has tokens."""
     questions = [LogprobQuery((s,)) for s in sequences(4, vocabulary=10)]
     for answer in logprobs_of(Mixture((tiny,)), questions, batch_tokens=100, top=7, vocabulary=10):
         assert answer.top_ids.max() < 10
@@ -329,7 +329,7 @@ def test_a_support_stays_within_the_vocabulary(tiny):
 
 
 def test_averaged_models_by_hand():
-    """0.25 p + 0.75 q, in probability and in float64; each model after a prompt of its own."""
+    """The average is 0.25 p + 0.75 q of probabilities, in float64, with each model after its own prompt."""
     models, weights = (build("qwen3"), build("llama", seed=3)), (0.25, 0.75)
     first_prompts = sequences(4)
     second_prompts = [PromptResponse([9] * (1 + i) + s.prompt_ids, s.response_ids) for i, s in enumerate(first_prompts)]
@@ -349,7 +349,7 @@ def test_averaged_models_by_hand():
 
 
 def test_one_model_read_twice_in_a_mixture(tiny):
-    """The same weights under two templates: what one reading keeps must not reach the other."""
+    """The same weights read two prompts, as with two templates: what one reading keeps must not reach the other."""
     a, b = PromptResponse([1, 2, 3], [4, 5]), PromptResponse([7], [4, 5])
     [answer] = logprobs_of(Mixture((tiny, tiny), (0.5, 0.5)), [LogprobQuery((a, b))], batch_tokens=100)
     expected = torch.stack([oracle(tiny, a), oracle(tiny, b)]).logsumexp(0) - torch.tensor(2.0).log()
@@ -357,7 +357,7 @@ def test_one_model_read_twice_in_a_mixture(tiny):
 
 
 def test_models_of_one_tokenizer_with_more_and_fewer_rows(tiny):
-    """Embeddings are padded to round sizes: the average is over the ids that all have, each of its own softmax."""
+    """Embeddings are padded to round sizes: each model has its own softmax, and the average is over common ids."""
     wide = build("qwen3", seed=2)
     narrow = build("llama", seed=4)
     wide.resize_token_embeddings(128)

@@ -1,4 +1,4 @@
-"""opdkit/model/tree.py: what a plan reads, seen with the eyes of each token."""
+"""Tests of opdkit/model/tree.py: what a plan reads, and what each token sees."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 
 
 def seen(actual: Plan) -> list[tuple[int, ...]]:
-    """Return what each node sees, itself last, by a cache that is cut and grows: its ids must be a path from a root."""
+    """Return the path of ids that each node sees, itself last, by simulating the cache, which is cut and grows."""
     ways: list[tuple[int, ...]] = []
     cache: list[int] = []
     for each in actual.passes:
@@ -21,7 +21,7 @@ def seen(actual: Plan) -> list[tuple[int, ...]]:
             ways.append((*cache[:end], *own))
         cache += each.ids
         if not each.is_chain:
-            del cache[each.prefix :]  # nothing is read after a branch
+            del cache[each.prefix :]  # nothing continues from a branch
     return ways
 
 
@@ -35,7 +35,7 @@ TRUNK, HINTED, REPLY = [1, 2, 3, 4, 5, 6], [1, 2, 9, 3], [1, 2, 3, 4, 7]
 
 
 def test_a_trunk_and_its_branches_by_hand():
-    """The trunk in a row; then both branches at once, the one that leaves it last first: 9 tokens instead of 15."""
+    """The trunk comes first, then both branches in one pass, the last to fork first: 9 tokens instead of 15."""
     actual = plan_passes([HINTED, TRUNK, REPLY], pack_tokens=5)
     assert actual.passes == (
         Pass(
@@ -53,7 +53,7 @@ def test_a_trunk_and_its_branches_by_hand():
 
 
 def test_what_is_small_is_one_pass_by_hand():
-    """Of all that is packed, each token sees itself and what is above it."""
+    """All is packed into one pass, in which each token sees itself and its ancestors."""
     actual = plan_passes([HINTED, TRUNK, REPLY], pack_tokens=9)
     assert actual.passes == (
         Pass(
@@ -68,7 +68,7 @@ def test_what_is_small_is_one_pass_by_hand():
 
 
 def test_a_branch_that_is_large_is_a_trunk_by_hand():
-    """It is read after the smaller ones that leave later, and what leaves it after it."""
+    """It is read after the smaller branches that fork later, and before the branches that fork from it."""
     long, short = [1, 2, 8, 8, 8, 8, 8], [1, 2, 8, 8, 9]
     actual = plan_passes([TRUNK, REPLY, long, short], pack_tokens=1)
     assert [(p.prefix, p.ids) for p in actual.passes] == [
@@ -84,7 +84,7 @@ def test_nothing_in_common_is_nothing_saved():
 
 
 def test_a_prompt_that_differs_early_is_shared_up_to_there():
-    """Whatever is alike after the fork: a token is the same only where all before it is."""
+    """Equal tokens after the fork do not count: a token is shared only if all tokens before it are equal."""
     actual = plan_passes([[1, 5, 6, 7], [2, 5, 6, 7]], pack_tokens=100)
     assert actual.saved == 0
 
@@ -94,7 +94,7 @@ def test_a_prompt_that_differs_early_is_shared_up_to_there():
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
 def test_each_token_sees_what_comes_before_it_and_nothing_else(sequences, pack):
-    """Wasted tokens: each beginning is read once, however many sequences have it."""
+    """Each prefix is read once, however many sequences share it."""
     actual = plan_passes(sequences, pack)
     ways = seen(actual)
     for i, ids in enumerate(sequences):
@@ -114,7 +114,7 @@ def test_positions_are_depths(sequences, pack):
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
 def test_a_pass_is_within_the_budget_or_in_a_row(sequences, pack):
-    """What is in a row is no longer than a sequence: that much would be read at once in any case."""
+    """A chain is no longer than a sequence, which would be read at once in any case."""
     for each in plan_passes(sequences, pack).passes:
         assert len(each) <= pack or each.is_chain
         assert each.prefix + len(each) <= max(map(len, sequences)) or len(each) <= pack
@@ -133,7 +133,7 @@ def test_some_nodes_are_a_part_of_all(sequences, pack, start, stop):
 
 
 def test_a_session_of_many_turns_is_no_deep_recursion():
-    """A fork at each of 1,500 turns, one below the other."""
+    """There is a fork at each of 1,500 turns, one below the other."""
     turns = 1500
     sequences = [[0] * (k + 1) + [1] for k in range(turns)]
     actual = plan_passes(sequences, pack_tokens=64)

@@ -1,4 +1,4 @@
-"""opdkit/model/tree_reading.py: the numbers of a tree are those of every turn read from its beginning."""
+"""Tests of opdkit/model/tree_reading.py: a tree gives the numbers of every turn read from its beginning."""
 
 import json
 from collections import Counter
@@ -33,7 +33,7 @@ def other():
 
 
 def conversation(turns: int = 4, seed: int = 0) -> list[ReplyReadings]:
-    """A session as token ids: turns that continue each other, three of four with two hints after the user's words."""
+    """Return a session as token ids: turns that continue each other, three of four with two hints after the user."""
     draw = torch.Generator().manual_seed(seed)
 
     def ids(low: int, high: int) -> list[int]:
@@ -83,7 +83,7 @@ def worst(actual: list[Scores], expected: list[Scores]) -> float:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tree_gives_the_numbers_of_plain_reading(family):
-    """Shifted log-probs, wasted tokens: in every family; nothing is shifted and half of the tokens are not read."""
+    """This holds for every family of models, and more than half of the tokens are not read."""
     model, counted = build(*FAMILIES[family]), Counter()
     arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
     actual = score_session(*arguments, batch_tokens=10_000, counted=counted)
@@ -94,7 +94,7 @@ def test_a_tree_gives_the_numbers_of_plain_reading(family):
 
 @pytest.mark.parametrize("family", STATES)
 def test_states_give_the_numbers_of_plain_reading(family):
-    """Shifted log-probs, wasted tokens: 20 sessions, and hardly a token is read twice."""
+    """This holds for 20 sessions, and at most a tenth of the tokens is read twice."""
     model, counted = build(*STATES[family]), Counter()
     sessions = [conversation(2 + seed % 2, seed) for seed in range(20)]
     arguments = (model, Mixture((model,)), [reply for session in sessions for reply in session], ScoreOptions())
@@ -107,7 +107,7 @@ def test_states_give_the_numbers_of_plain_reading(family):
 
 @pytest.mark.parametrize("family", ["Qwen3-Next", "Jamba", "Falcon-H1", "Llama 4"])
 def test_states_whatever_the_budget(family, monkeypatch):
-    """However the branches are cut, and where a trunk is read in pieces."""
+    """This holds for any cut of the branches, also if a trunk is read in pieces."""
     model = build(*STATES[family])
     arguments = (model, Mixture((model,)), conversation(4), ScoreOptions(top_k=5))
     expected = plainly(*arguments, batch_tokens=10_000)
@@ -121,7 +121,7 @@ def test_states_whatever_the_budget(family, monkeypatch):
 @pytest.mark.parametrize("pack", [1, 12, 40, 512])
 @pytest.mark.parametrize("batch_tokens", [1, 30, 10_000])
 def test_the_budget_changes_no_number(student, pack, batch_tokens, monkeypatch):
-    """However the branches are cut; and in whatever chunks the rows go through the output layer."""
+    """This holds for any cut of the branches, and for any chunks of rows in the output layer."""
     arguments = (student, Mixture((student,)), conversation(6), ScoreOptions(top_k=5))
     expected = plainly(*arguments, batch_tokens=10_000)
     monkeypatch.setattr(tree_reading, "PACK_TOKENS", pack)
@@ -153,7 +153,7 @@ def test_of_any_conversation(student, seed):
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.25), (torch.float16, 0.05)])
 def test_half_precision_rounds_either_way_alike(dtype, most):
-    """The two ways differ by no more than rounding, and each from float32 by as much as the other."""
+    """Tree and plain reading differ only by rounding, and the tree is not twice as far from float32."""
     exact = build(*FAMILIES["grouped queries"])
     half = build(*FAMILIES["grouped queries"]).to(dtype)
     targets, score_options = conversation(), ScoreOptions()
@@ -190,7 +190,7 @@ def targets_of(chat: Chat, messages: list[dict], placement: str, *, logged_ids: 
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        # As logged: a template that opens the thinking itself does not render what was sampled.
+        # As logged, because a template that opens the thinking itself does not render what was sampled.
         said = f"{message['reasoning'] or ''}</think>{message['content']}"
         logged = chat.tokenizer(said)["input_ids"] if logged_ids else None
         before, reply = messages[:index], chat.reply(messages, index, token_ids=logged).ids
@@ -207,7 +207,7 @@ def message(fields: dict) -> dict:
 @pytest.mark.parametrize("placement", ["last-user", "tail", "system"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_fork_where_their_ids_do(student, name, placement):
-    """Also those that take the thinking out of earlier turns: what was read then is not what is read now."""
+    """This includes templates that remove the thinking from earlier turns, which then have other ids later."""
     special, words, bos = TEMPLATES[name]
     chat = Chat(build_tokenizer(getattr(chat_templates, name), special, words, bos=bos), {})
     if name == "GEMMA" and placement == "system":
@@ -244,7 +244,7 @@ def test_sessions_of_the_sample_log(placement):
 
 
 def test_the_layers_read_what_the_plan_says(student):
-    """Wasted tokens: and student and teacher in the same passes."""
+    """Each token of the tree is read once, with student and teacher in the same passes."""
     seen, counted = [], Counter()
     assert check_tree_reading(student)
     handle = student.get_decoder().layers[0].register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
@@ -275,7 +275,7 @@ def test_what_has_nothing_in_common_is_read_in_batches(student):
 
 
 def test_a_hint_that_changes_nothing_changes_no_bit(student):
-    """Guard: in a tree that others share."""
+    """This also holds in a tree that other turns share."""
     targets = conversation(5)
     same = [
         ReplyReadings(t.student, ((PromptResponse(list(t.student.prompt_ids), t.student.response_ids),),))
@@ -296,7 +296,7 @@ def test_the_same_session_gives_the_same_bits(student, other):
 
 
 def test_numbers_that_are_not_finite_stay_with_their_turn():
-    """Missing log-probs: in a tree a NaN would spread to the branches that are read with it."""
+    """In a tree, a NaN could spread to the branches that are read with it."""
     model, targets = build(*FAMILIES["grouped queries"]), conversation()
     assert check_tree_reading(model)
     read = [t.student for t in targets]
@@ -315,7 +315,7 @@ def test_numbers_that_are_not_finite_stay_with_their_turn():
 
 
 def test_layers_that_cannot_go_on_read_plainly(capsys):
-    """Said once a model; and the numbers are those of plain reading, bit for bit."""
+    """The numbers are those of plain reading, bit for bit, and the reason is printed once per model."""
     model, counted = build(*PLAIN["states in the layers"]), Counter()
     arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
     for _ in range(2):
@@ -336,7 +336,7 @@ def test_attention_without_a_mask_reads_plainly(capsys):
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_positions_that_depend_on_the_length_read_plainly(kind, capsys):
-    """A turn read beside a longer one would be read with that one's frequencies."""
+    """A turn read beside a longer turn would get the frequencies of the longer turn."""
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 32}
@@ -356,7 +356,7 @@ def test_a_model_that_takes_no_notice_of_the_mask_is_found_out(monkeypatch, caps
 
 
 def test_a_window_that_the_layers_do_not_have_is_found_out(monkeypatch, capsys):
-    """The made-up sequences are longer than the window."""
+    """The made-up sequences of the check are longer than the window."""
     model = build(*FAMILIES["window, then all"])
     monkeypatch.setattr(tree_reading, "within", lambda window, queries, keys: queries - keys < 7)
     assert not check_tree_reading(model)
@@ -387,7 +387,7 @@ def test_a_check_that_runs_out_of_memory_leaves_the_model_as_it_was(monkeypatch)
 
 
 def test_queries_that_do_not_fit_together_are_read_in_halves(student, monkeypatch):
-    """One that does not fit alone has no result."""
+    """A query that does not fit by itself has no result."""
     queries = [LogprobQuery((reply.student,)) for reply in conversation(5)]
     whole, tokens = logprobs_in_trees(student, queries, 10_000, "a test")
     real, longest = tree_reading.read_trees, max(len(query.sequences[0]) for query in queries)
@@ -412,7 +412,7 @@ def test_queries_that_do_not_fit_together_are_read_in_halves(student, monkeypatc
 
 
 def wrong_mask(monkeypatch) -> None:
-    """A model that sees too much only where there is much to see: the made-up sequences do not find it out."""
+    """Make a model see too much in long blocks only, which the check's made-up sequences do not have."""
     real = packed_reading._plan_blocks
 
     def blocks(*given):
@@ -453,13 +453,13 @@ def test_the_first_session_is_read_both_ways_and_no_other(student, monkeypatch):
     ("room", "lengths"), [(1, [3]), (8, [3, 5]), (11, [3, 8]), (16, [3, 8, 5]), (99, [3, 8, 7, 5])]
 )
 def test_what_is_compared_is_bounded(room, lengths):
-    """The shortest in any case, so that there is something to compare; else within the room."""
+    """The shortest sequence is always compared, and others only within the room."""
     sequences = [PromptResponse([1] * (n - 1), [2]) for n in (5, 8, 3, 7)]
     assert [len(s) for s in tree_reading._choose_compared(sequences, room)] == lengths
 
 
 def test_what_fits_is_read_in_one_forward(student, monkeypatch):
-    """Trunk, branches and several sessions; more is read in passes, with the same numbers."""
+    """It reads trunks, branches and several sessions; more is read in several passes, with the same numbers."""
     sessions = [reply for seed in range(3) for reply in conversation(4, seed)]
     arguments = (student, Mixture((student,)), sessions, ScoreOptions())
     check_tree_reading(student)
@@ -478,7 +478,7 @@ def test_what_fits_is_read_in_one_forward(student, monkeypatch):
 
 
 def test_a_trunk_longer_than_the_budget_is_read_in_pieces(student, monkeypatch):
-    """Its keys and values alone grow with it; 4,096 tokens at a time, here 16."""
+    """Only its keys and values grow with its length; a piece has 4,096 tokens, here 16."""
     monkeypatch.setattr(tree_reading, "_CHUNK", 16)
     monkeypatch.setattr(tree_reading, "_LEAST", 16)
     longest, targets = [], conversation(6)
@@ -496,7 +496,7 @@ def test_a_trunk_longer_than_the_budget_is_read_in_pieces(student, monkeypatch):
 
 
 def test_sessions_are_read_together_as_they_are_alone(student):
-    """Short ones in one pass, each seeing itself alone."""
+    """Short sessions are read in one pass, in which each sees only itself."""
     sessions = [conversation(2, seed) for seed in range(4)]
     passes = []
     handle = student.get_decoder().layers[0].register_forward_hook(lambda *_: passes.append(1))

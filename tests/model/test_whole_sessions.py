@@ -1,6 +1,6 @@
-"""Scores of whole real sessions against each prompt read alone: some of tau-bench, all with OPDKIT_EXACT=1.
+"""Tests of scores of whole real sessions against each prompt read alone: some of tau-bench, all with OPDKIT_EXACT=1.
 
-`python -m tests.benchmarks.scoring --exact` does the same and keeps what it found for docs/performance.md.
+`python -m tests.benchmarks.scoring --exact` does the same and stores the results for docs/performance.md.
 """
 
 import os
@@ -24,7 +24,7 @@ def whole() -> Log:
 
 @pytest.fixture(scope="module")
 def log(whole) -> Log:
-    """Three sessions of at most 8 turns, unless all are asked for."""
+    """Return three sessions of at most 8 turns, or all sessions with OPDKIT_EXACT=1."""
     short = sorted((i for i, turns in enumerate(whole.turns) if len(turns) <= 8), key=lambda i: len(whole.turns[i]))
     return whole if ALL else log_of_turns(whole, evenly_spaced(short, 3))
 
@@ -44,7 +44,7 @@ def tokenizer(log):
 
 
 def test_whole_sessions_have_the_scores_of_single_turns(log, tokenizer):
-    """Shifted log-probs, wasted tokens: with a hint at every turn that answers a user."""
+    """Every turn that answers a user is also read with a hint."""
     actual = exact.measure(log, tokenizer, exact.OURS, None)
     assert (actual.turns, actual.dropped) == (sum(map(len, log.turns)), {})
     assert actual.readings > actual.turns
@@ -53,9 +53,9 @@ def test_whole_sessions_have_the_scores_of_single_turns(log, tokenizer):
 
 @pytest.mark.parametrize("template", exact.TEMPLATES)
 def test_templates_of_real_models(whole, tokenizer, template):
-    """Wasted tokens: also where a template rewrites earlier turns; what it cannot render is dropped with its words."""
+    """Some templates rewrite earlier turns; turns that a template cannot render are dropped with its message."""
     pytest.importorskip("trl")
     actual = exact.measure(whole if ALL else shortest_with_tools(whole), tokenizer, template, exact.SAMPLE)
-    assert actual.turns >= 1  # DeepSeek's opens a thought that these replies have not: only what follows a tool is left
+    assert actual.turns >= 1  # DeepSeek's opens a thought, which these replies lack: only replies after a tool are left
     assert all(r.startswith("template: ") or r == "reply does not continue the prompt" for r in actual.dropped)
     assert actual.largest <= MOST

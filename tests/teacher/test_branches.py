@@ -22,7 +22,7 @@ ENDS = [["white", "black", "thanks!"], ["black white", "white", "That's wrong."]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Write three branches of one conversation, and another one; shared replies are trainable in the first branch only."""
+    """Write three branches of one conversation, and another one; shared replies train in the first branch only."""
     names = ["log:1", "log:1#branch-2", "log:1#branch-3", "log:2"]
     sessions = {name: talk(*COMMON, *end) for name, end in zip(names, [*ENDS, ENDS[0]], strict=True)}
     copies = {f"{name}:{n}": {"trainable": False, "skip_reason": "duplicate"} for name in names[1:3] for n in (1, 3)}

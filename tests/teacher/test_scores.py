@@ -98,7 +98,7 @@ def test_supports_equal_a_plain_topk(student, other, whose, batch_tokens):
 
 
 def test_a_support_of_the_whole_vocabulary_is_a_distribution(student):
-    """Log-probs are over the full vocabulary, not renormalised over the support: 61 ids have mass 1, fewer have less."""
+    """Log-probs are over the full vocabulary, not renormalised over the support: 61 ids have mass 1, fewer less."""
     score_options = ScoreOptions(top_k=61)
     [actual, *_] = score_session(student, Mixture((student,)), targets(), score_options, batch_tokens=100)
     for side in (actual.support.old, actual.support.teacher):

@@ -49,7 +49,7 @@ def test_turns_may_come_from_easy_to_hard() -> None:
 
 
 def test_the_first_step_has_an_advantage_where_any_has() -> None:
-    """The first step finds the learning rate, and turns that only the anchor holds have gradients of rounding errors."""
+    """The first step finds the learning rate, and turns that only the anchor holds have nothing but rounding errors."""
     strengths = [0.0] * 39 + [0.7]
     for order in ("random", "easy-first"):
         steps = steps_of(40, 2, strengths=strengths, order=order)
@@ -122,7 +122,7 @@ def test_supports_stand_beside_turns_without_one() -> None:
 
 
 def test_praise_marks_the_tokens_of_the_reply_in_its_support() -> None:
-    """Shaped rewards count: a reward equal to its group's mean is not praise. The second token is not in the support."""
+    """Shaped rewards count: a reward equal to its group's mean is not praise. The second token is in no support."""
     support = Support(np.array([[3, 0], [2, 5]], np.int32), np.full((2, 2), -1, np.float16), None)
     praised = toy_turn("praised", reward=1, support=support)
     turns = [praised, replace(praised, shaped_reward=0.0), toy_turn("neutral", reward=0, support=support),

@@ -1,4 +1,4 @@
-"""Tests of checkpoints: they are complete or absent whenever the process dies, and reading a file runs no code in it."""
+"""Tests of checkpoints: they are complete or absent whenever the process dies, and reading a file runs no code."""
 
 import os
 import pickle

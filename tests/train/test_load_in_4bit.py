@@ -1,4 +1,4 @@
-"""Tests of `--load-in-4bit`: adapters train on the quantized weights that were scored, and merge into unquantized ones."""
+"""Tests of `--load-in-4bit`: adapters train on the quantized weights that were scored, and merge into full ones."""
 
 import json
 import math
@@ -155,7 +155,7 @@ def test_bfloat16_and_gradient_checkpointing_train_too(quantized_run, plain_mode
 
 
 def test_the_student_is_the_model_that_was_scored(run, quantized_run, plain_model_dir) -> None:
-    """Quantized weights are another old policy, so train must load the student in the way that the teacher stage did."""
+    """Quantized weights are another old policy, so train must load the student in the same way as the teacher stage."""
     with pytest.raises(ConfigError, match="--load-in-4bit"):
         train.run(train_config(run, plain_model_dir, **OPTIONS))
     with pytest.raises(ConfigError, match="--load-in-4bit"):

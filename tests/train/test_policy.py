@@ -50,7 +50,7 @@ def test_some_rows_at_a_time_give_the_same_numbers_and_gradients() -> None:
 
 @pytest.mark.parametrize("family", ["grouped queries", "window, then all", "LFM2"])
 def test_packed_and_padded_reading_agree(family, monkeypatch) -> None:
-    """Models that cannot be packed read chains, and those that cannot read chains are padded; the numbers are the same."""
+    """Models that cannot be packed read chains, and those that cannot read chains are padded, with the same numbers."""
     model = build(*(FAMILIES | STATES)[family])
     student = Policy(copy.deepcopy(model))
     assert (student.packed, student.chains) == (family in FAMILIES, family not in FAMILIES)

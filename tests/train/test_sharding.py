@@ -165,7 +165,7 @@ class Lingering(torch.Tensor):
 
 
 def test_processes_end_while_a_thread_of_gloo_waits_for_python(uneven, tmp_path, plain_model_dir, monkeypatch) -> None:
-    """When stopped and when done: gloo's thread frees the tensor of the last exchange, for which it needs Python's lock."""
+    """When stopped and when done, gloo's thread frees the tensor of the last exchange, which needs Python's lock."""
     end_training = Accelerator.end_training
 
     def exchange_and_end(accelerator: Accelerator) -> None:
@@ -233,7 +233,7 @@ def test_one_process_has_nobody_to_share_with(uneven, tmp_path, plain_model_dir,
     # Without --multi_gpu, `accelerate launch --cpu --num_processes N` starts one process.
     with pytest.raises(ConfigError, match=r"--sharding fsdp.*--multi_gpu --num_processes"):
         train.run(train_config(run, plain_model_dir, sharding="fsdp"))
-    for kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):  # as `accelerate launch` sets it, whether the library is installed or not
+    for kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):  # as `accelerate launch` sets it, installed or not
         monkeypatch.setenv(f"ACCELERATE_USE_{kind}", "true")
         with pytest.raises(ConfigError, match=f"{kind}.*--sharding fsdp"):
             train.run(train_config(run, plain_model_dir))

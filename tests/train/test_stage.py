@@ -204,7 +204,7 @@ def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_di
 
 @pytest.mark.slow
 def test_begun_by_two_processes_ended_by_one(run, tmp_path, plain_model_dir) -> None:
-    """SIGTERM to `torchrun` stops both after a step; one process resumes, with the losses of an uninterrupted training."""
+    """SIGTERM to `torchrun` stops both after a step; one process resumes, with the losses of an unbroken training."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = EVERYTHING | {"batch_turns": 3, "micro_batch_tokens": 64, "epochs": 10, "learning_rate": 1e-3}
     train.run(train_config(run, plain_model_dir, **options))
@@ -343,7 +343,7 @@ def test_the_model_of_every_epoch_is_kept(run, tmp_path, plain_model_dir, lora_r
 def test_the_written_weights_can_be_between_those_before_training_and_the_trained_ones(
     run, tmp_path, plain_model_dir, lora_rank
 ) -> None:
-    """With LoRA, the merged weights are interpolated, not the adapter's matrices. Models of epochs are not interpolated."""
+    """With LoRA, merged weights are interpolated, not the adapter's matrices. Models of epochs are not interpolated."""
     quarter = Path(shutil.copytree(run, tmp_path / "quarter"))
     options = {"lora_rank": lora_rank, "epochs": 1, "learning_rate": 3e-3}
     train.run(train_config(run, plain_model_dir, **options))
@@ -422,7 +422,7 @@ def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
 
 
 def test_a_tracker_gets_numbers_and_settings_and_no_names(run, plain_model_dir, monkeypatch) -> None:
-    """Turn ids hold the names of files and sessions, and a model or a reference is a path, so none of them is logged."""
+    """Turn ids hold the names of files and sessions, and a model or a reference is a path, so none is logged."""
     logged, settings, find_spec = [], [], importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "wandb" or find_spec(name, *rest))
     monkeypatch.setattr(Accelerator, "log", lambda _self, values, step: logged.append(values))

@@ -1,4 +1,4 @@
-"""The student as it trains: without noise or unread weights; the optimizer's options, and how the model is saved."""
+"""Tests of the student in training: no noise or unread weights, the optimizer's options, and how the model is saved."""
 
 import shutil
 from pathlib import Path
@@ -26,7 +26,7 @@ def step(optimizer: torch.optim.Optimizer, model: torch.nn.Linear, gradient: flo
 
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.98), (0.5, 0.75)])
 def test_the_moments_decay_by_the_betas(beta1: float, beta2: float) -> None:
-    """By hand: a gradient of 1, then of 0. Bias-corrected, m / (1 - b1^2) over the root of v / (1 - b2^2)."""
+    """After gradients 1 and 0, the bias-corrected step is m / (1 - b1^2) over the root of v / (1 - b2^2)."""
     model = torch.nn.Linear(1, 1).double()
     config = train_config(Path("run"), Path("model"), beta1=beta1, beta2=beta2, weight_decay=0.0)
     optimizer = make_optimizer(model, config)
@@ -48,7 +48,7 @@ def test_weight_decay_pulls_on_matrices_only() -> None:
 
 @pytest.mark.parametrize("limit", [1e-3, 0.0])
 def test_gradients_are_scaled_down_to_the_norm(run, plain_model_dir, monkeypatch, limit: float) -> None:
-    """The optimizer gets gradients of --max-grad-norm, the table the norm before; 0 is off."""
+    """The optimizer gets gradients of norm --max-grad-norm, and the table has the norm before scaling; 0 is off."""
     norms = []
 
     def recording(model, config):
@@ -74,7 +74,7 @@ def test_gradients_are_scaled_down_to_the_norm(run, plain_model_dir, monkeypatch
     ],
 )
 def test_nothing_in_a_student_is_random(tmp_path, name: str, rates: dict) -> None:
-    """Dropout that a layer hands to a function, and noise of a router: the old policy was scored without."""
+    """Dropout that a layer passes to a function and noise of a router are off, as when the old policy was scored."""
     config = getattr(transformers, name)(**SIZES, **rates)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     student = load_student(train_config(Path("run"), tmp_path))
@@ -84,7 +84,7 @@ def test_nothing_in_a_student_is_random(tmp_path, name: str, rates: dict) -> Non
 
 
 def test_weights_that_no_text_reaches_are_frozen() -> None:
-    """Else several processes wait for gradients of an image encoder, and adapters are put into it."""
+    """Otherwise several processes would wait for gradients of an image encoder, and it would get adapters."""
     model = build(*FAMILIES["grouped queries"])
     model.vision_tower = torch.nn.Linear(3, 3)
     freeze_unread(model)
@@ -101,7 +101,7 @@ def test_quantized_weights_are_not_trained(plain_model_dir, monkeypatch) -> None
 
 
 def test_memory_options_change_on_the_way(run, plain_model_dir, monkeypatch) -> None:
-    """A checkpoint is there in time, "out of memory" goes on from it, and another plan names what is lost."""
+    """Other memory options resume from the checkpoint; another plan is refused, and the error counts what is lost."""
     monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0.0)
     options = {"batch_turns": 8, "epochs": 2}
     train_and_kill(train_config(run, plain_model_dir, **options), 2, monkeypatch)
@@ -115,7 +115,7 @@ def test_memory_options_change_on_the_way(run, plain_model_dir, monkeypatch) -> 
 
 
 def test_what_stays_in_float32_is_saved_in_float32(tmp_path, plain_model_dir, monkeypatch) -> None:
-    """The dtype of the files is that of the model's own, but for weights that its class keeps exact."""
+    """Saved weights have the dtype of the model's own files, except those that its class keeps in float32."""
     monkeypatch.setattr(transformers.Qwen3ForCausalLM, "_keep_in_fp32_modules_strict", {"q_norm"}, raising=False)
     half = Path(shutil.copytree(plain_model_dir, tmp_path / "half"))
     transformers.AutoModelForCausalLM.from_pretrained(plain_model_dir, dtype=torch.bfloat16).save_pretrained(half)
@@ -131,7 +131,7 @@ def test_what_stays_in_float32_is_saved_in_float32(tmp_path, plain_model_dir, mo
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_weights_beside_the_adapters_stay_as_they_were(tmp_path, plain_model_dir, dtype: torch.dtype) -> None:
-    """They compute in bfloat16, which would round them; after each epoch as well as at the end."""
+    """Training computes in bfloat16, which would round them; this holds after each epoch and at the end."""
     model = Path(shutil.copytree(plain_model_dir, tmp_path / "model"))
     transformers.AutoModelForCausalLM.from_pretrained(plain_model_dir, dtype=dtype).save_pretrained(model)
     run = write_run(tmp_path / "run", model, toy_sessions(6))
@@ -147,7 +147,7 @@ def test_weights_beside_the_adapters_stay_as_they_were(tmp_path, plain_model_dir
 
 @pytest.mark.parametrize("family", ["Mamba-2", "Nemotron-H", "Falcon-H1", "Jamba", "Llama 4", "Qwen3-Next"])
 def test_adapters_go_where_they_are_read(tmp_path, family: str) -> None:
-    """A layer that reads a weight past its adapter has none there, and its other weights have one."""
+    """A weight that its layer reads without going through an adapter gets none; the layer's other weights get one."""
     build(*STATES[family]).save_pretrained(tmp_path)
     student = load_student(train_config(Path("run"), tmp_path, lora_rank=2))
     names = {name.split(".lora_A")[0].rpartition(".")[2] for name, _ in student.named_parameters() if "lora_A" in name}

@@ -1,4 +1,4 @@
-"""Turns that train, their advantages, and the limit per session."""
+"""Tests of which turns train, of their advantages, and of the limit per session."""
 
 from collections import Counter
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_a_turn_that_cannot_train_says_why() -> None:
         toy_turn("a:1", teacher=(-1, -1)),
         toy_turn("a:3", reward=1),
         toy_turn("a:5", teacher=(nan, -1)),
-        toy_turn("a:7", old=(nan, -1), teacher=(-1, -1), sampled=(False, True)),  # what is masked may be anything
+        toy_turn("a:7", old=(nan, -1), teacher=(-1, -1), sampled=(False, True)),  # masked tokens may have any value
         toy_turn("a:9", teacher=(-1, -1), sampled=(False, False)),
         toy_turn("a:11", teacher=(-1, -1), behavior=(nan, -1)),
     ]
@@ -47,7 +47,7 @@ def test_a_turn_that_cannot_train_says_why() -> None:
 
 
 def test_what_nobody_complained_of_stands_beside_hints_with_the_anchor() -> None:
-    """It teaches nothing: alone it does not train, and without a support the anchor does not see it."""
+    """Such turns have no advantage: alone they do not train, and the anchor needs their support."""
     ones = np.ones((2, 3))
     support = Support(ones.astype(np.int32), -ones.astype(np.float16), None)
     turns = [
@@ -89,7 +89,7 @@ def test_at_most_so_many_turns_of_a_session_train() -> None:
 
 
 def test_which_turns_stay_is_drawn_and_depends_on_nothing_else() -> None:
-    """Whoever fills a session must not know which of its turns count; other sessions must not change it."""
+    """Someone who fills a session must not know which of its turns count; other sessions must not change the choice."""
     poisoned, other = of_session("a:1", *range(60)), of_session("a:2", *range(60))
     drawn = [{t.turn_id for t in limit_turns_per_session(poisoned, 6, seed, TERMS)[0]} for seed in range(20)]
     assert all(len(some) == 6 for some in drawn)
@@ -142,7 +142,7 @@ def test_a_teacher_that_speaks_through_a_support_is_as_strong_as_on_the_logged_t
 
 
 def test_a_turn_without_a_token_left_is_left_out() -> None:
-    """A reply of two tokens has none after the first two; its reward trains all the same."""
+    """A reply of two tokens has none left after --skip-first 2, but its reward still trains."""
     some = toy_turn("short", teacher=(0, 0)), toy_turn("rewarded", teacher=(0, 0), reward=1)
     data = set_of(*some, skip_first=2)
     assert [t.turn_id for t in data.turns] == ["rewarded:1"]
@@ -164,7 +164,7 @@ def test_a_turn_belongs_to_the_last_phase_that_can_use_it() -> None:
 
 @pytest.mark.parametrize(("shape", "penalties"), [("linear", [0, -0.5, -1, -1]), ("quadratic", [0, -0.25, -1, -1])])
 def test_long_replies_lose_some_of_their_reward(shape: str, penalties: list[float]) -> None:
-    """The table of the overlong punishment, on replies of 8 to 11 sampled tokens; no reward stays none."""
+    """Replies of 8 to 11 sampled tokens get the overlong penalties of the table; a missing reward stays missing."""
     config = train_config(Path("run"), Path("model"), overlong_max=10, overlong_cache=2, overlong_shape=shape)
     turns = [toy_turn(str(n), old=(-1.0,) * (n + 1), sampled=[True] * n + [False], reward=1) for n in (8, 9, 10, 11)]
     shaped = shape_rewards([*turns, toy_turn("none")], config, {})
@@ -175,7 +175,7 @@ def test_long_replies_lose_some_of_their_reward(shape: str, penalties: list[floa
 
 
 def test_a_reply_of_the_teacher_has_not_the_reward_of_the_logged_one() -> None:
-    """Both have one turn id; nobody has reacted to what the teacher sampled."""
+    """Both have the same turn id, but nobody has reacted to the reply that the teacher sampled."""
     logged = toy_turn("a:1", reward=-1, teacher=(-0.5, -0.5))
     sampled = replace(logged, written=0, reward=None, shaped_reward=None)
     shaped = shape_rewards([logged, sampled], train_config(Path("run"), Path("model")), {})

@@ -1,4 +1,4 @@
-"""The trust region: steps that move the replies too far are made smaller, and the first one finds a rate."""
+"""Tests of the trust region: steps that move the replies too far are made smaller, and the first step finds a rate."""
 
 import math
 import shutil
@@ -65,7 +65,7 @@ def test_a_step_at_another_rate_is_the_step_that_adamw_does_at_it(after: float) 
 
 
 class Quadratic:
-    """A model whose KL is the square of its step, times `scale`; counts what it is asked."""
+    """Model whose KL is the square of its step's rate, times `scale`."""
 
     def __init__(self, scale: float, rate: float) -> None:
         self.scale, self.rate = scale, rate
@@ -142,7 +142,7 @@ def test_no_rate_is_above_the_largest_one(factor: float) -> None:
     ({"learning_rate": 1.0, "lora_rank": 4}, 1e-4, 1.0),
 ])  # fmt: skip
 def test_every_search_begins_at_a_small_rate(tmp_path, options, first, share_of_peak) -> None:
-    """And ends at a given one, or at a hundredth of the root mean square of the matrices."""
+    """It ends at the given rate or, if smaller, at a hundredth of the root mean square of the matrices."""
     config = train_config(tmp_path, tmp_path, **(REGION | options))
     student = nn.ModuleDict({"a": nn.Linear(4, 8), "b": nn.Linear(8, 3)})
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_every_search_begins_at_a_small_rate(tmp_path, options, first, share_of_
 
 @pytest.mark.parametrize("rate", [None, 1.0])
 def test_a_step_is_a_hundredth_of_the_weights_at_most(run, plain_model_dir, rate: float | None) -> None:
-    """However far the limit lies, and however little the replies that are read again move."""
+    """This holds even if the limit of the KL is out of reach."""
     train.run(train_config(run, plain_model_dir, **(REGION | {"learning_rate": rate, "step_limit": 1e9})))
     weights = load_file(plain_model_dir / "model.safetensors").values()
     numbers = torch.cat([weight.double().flatten() for weight in weights if weight.ndim >= 2])
@@ -202,7 +202,7 @@ def test_the_turns_that_are_read_again_have_hints_first(run) -> None:
 
 
 def test_of_a_long_session_few_turns_are_read_again(monkeypatch) -> None:
-    """From their beginnings its 60 turns are 1.1 million tokens, of which each step reads 28,000."""
+    """Read one by one, its 60 turns have 0.7 million tokens; with shared prefixes, a step reads 28,000."""
     turns = [replace(toy_turn(f"log:1:{2 * n + 1}"), prompt_tokens=400 * n) for n in range(60)]
     longest = max(map(len, turns))
     probe = choose_probe(turns, 28_000)
@@ -214,7 +214,7 @@ def test_of_a_long_session_few_turns_are_read_again(monkeypatch) -> None:
 
 
 def test_a_step_that_is_split_otherwise_finds_the_same_rate(tmp_path, tiny_model_dir) -> None:
-    """More forwards read more tokens, and an option of the memory, which may change on resume, decides their number."""
+    """More forwards read more tokens, and their number depends on a memory option, which may change on resume."""
     write_run(tmp_path / "run", tiny_model_dir, toy_sessions(6, 16))
     rates = []
     for tokens in (8192, 64):
@@ -226,7 +226,7 @@ def test_a_step_that_is_split_otherwise_finds_the_same_rate(tmp_path, tiny_model
 
 @pytest.mark.parametrize("out_of_memory", [False, True])
 def test_they_are_read_within_the_budget(run, tmp_path, plain_model_dir, monkeypatch, out_of_memory: bool) -> None:
-    """Of tokens, and of memory: the KL is the same to rounding."""
+    """With a budget of tokens or of memory, the KL is the same except for rounding."""
     whole = Path(shutil.copytree(run, tmp_path / "whole"))
     options = REGION | {"learning_rate": 1e-3, "batch_turns": 100, "objective": "distill"}
     monkeypatch.setattr(trust_region, "PROBE_SHARE", 1.0)  # all turns
@@ -284,7 +284,7 @@ def test_the_kl_is_that_of_the_models_before_and_after(run, plain_model_dir, tmp
 
 
 def test_the_kl_of_a_turn_without_a_support_is_that_of_its_sampled_tokens(run, plain_model_dir, monkeypatch) -> None:
-    """Beside turns that have one: as the teacher stage stores them with --top-k-of teacher."""
+    """Other turns of the step have a support, as with --top-k-of teacher."""
     single, measure = [], optimizer_steps.measure_movement
 
     def watched(training: Training, turns: Sequence[Turn], *rest: Sequence[Any]) -> float:

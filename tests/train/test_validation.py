@@ -1,4 +1,4 @@
-"""On-policy validation: what it measures, which prompts it takes, and that no worse model is written."""
+"""Tests of the on-policy validation: what it measures, which prompts it takes, and that no worse model is written."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def student(plain_model_dir) -> PreTrainedModel:
 
 @pytest.fixture
 def open_toys(run, plain_model_dir) -> Callable[[], Validation]:
-    """Return a function that opens the validation of the run, with up to eight prompts of a kind."""
+    """Return a function that opens the validation of the run, with up to eight prompts of each kind."""
     config = train_config(run, plain_model_dir, **VALIDATED)
     chat = load_template(str(plain_model_dir), ())
 
@@ -89,7 +89,7 @@ def validation(open_toys) -> Validation:
 
 @pytest.fixture
 def any_state(monkeypatch) -> None:
-    """Write the last state whatever its score: a hint means nothing to a model of random weights."""
+    """Make train write the last state for any score: a hint means nothing to a model of random weights."""
     monkeypatch.setattr(train, "check_better", lambda *_: None)
     for module in (train, validating):
         monkeypatch.setattr(module, "find_best", lambda rows: rows[-1])
@@ -98,7 +98,7 @@ def any_state(monkeypatch) -> None:
 
 
 def before_and_after(model_dir: Path, moved: float) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Load the model twice, and move the weights of the second one at random by so much."""
+    """Load the model twice, and add normal noise times `moved` to the weights of the second."""
     before, after = (load_model(str(model_dir), device="cpu", dtype="float32") for _ in range(2))
     with torch.no_grad():
         for parameter in after.parameters():
@@ -110,7 +110,7 @@ def before_and_after(model_dir: Path, moved: float) -> tuple[PreTrainedModel, Pr
 
 
 def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, validation, plain_model_dir) -> None:
-    """Recomputed reply by reply from two models, with plain forwards; over TOP tokens and the rest."""
+    """The row equals one recomputed reply by reply from plain forwards of two models, over TOP tokens and the rest."""
     before, after = before_and_after(plain_model_dir, 0.05)
     chat, turns = validation.chat, choose_turns(load_turns(run), 8, 1)
     row = validation.measure(after, 3)
@@ -148,9 +148,9 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, vali
 def test_the_model_that_read_the_hints_reads_them_again(
     run, open_toys, tmp_path, plain_model_dir, capsys, monkeypatch
 ) -> None:
-    """The student may follow hints badly that contradict its training: it must not be what replies are compared with.
+    """Replies are compared with the hinted teacher, as the student may follow hints badly that contradict its training.
 
-    A teacher that is much larger, or gone, does not stop a training.
+    A teacher that is gone does not stop a training.
     """
     monkeypatch.setattr(validating, "CAP", 1e6)
     before, other = before_and_after(plain_model_dir, 0.05)
@@ -189,7 +189,7 @@ def test_a_teacher_with_more_weights_is_not_loaded(run, plain_model_dir, monkeyp
 
 @pytest.mark.parametrize(("options", "copies"), [({}, 4), ({"lora_rank": 8}, 2)], ids=str)
 def test_a_teacher_leaves_room_for_the_training(run, plain_model_dir, monkeypatch, options, copies: int) -> None:
-    """Of float32 weights: for gradients and two moments, or with adapters for activations."""
+    """It needs room for itself and for gradients and two moments or, with adapters, for activations, all in float32."""
     model, config = load_model(str(plain_model_dir), device="cpu", dtype="float32"), train_config(run, plain_model_dir)
     size, config = model.num_parameters(), replace(config, dtype="float32")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -200,7 +200,7 @@ def test_a_teacher_leaves_room_for_the_training(run, plain_model_dir, monkeypatc
 
 
 def test_replies_that_do_not_fit_into_memory_make_no_student_better(validation, student, monkeypatch) -> None:
-    """What cannot be measured counts as lost: two measurements, one of which lacks replies, are compared."""
+    """A reply that cannot be measured counts as lost, so a measurement that lacks replies has no better score."""
     monkeypatch.setattr(validating, "CAP", 1e3)  # far above what a model of random weights measures
     whole, real = validation.measure(student, 1), validating.sample
 
@@ -218,7 +218,7 @@ def test_replies_that_do_not_fit_into_memory_make_no_student_better(validation, 
 
 
 def test_before_training_hinted_prompts_alone_are_measured(run, validation, student) -> None:
-    """The same row as that of all prompts: nothing has moved."""
+    """The row is that of all prompts, as nothing has moved yet."""
     turns = choose_turns(load_turns(run), 8, 1)
     before, same = validation.measure(student, 0), validation.measure(student, 1)
     hinted = sum(turn.teacher_logprobs is not None for turn in turns)
@@ -231,7 +231,7 @@ def test_before_training_hinted_prompts_alone_are_measured(run, validation, stud
 
 
 def test_the_student_can_train_on_after_a_measurement_that_failed(validation, student, monkeypatch) -> None:
-    """In evaluation mode, gradient checkpointing would be off."""
+    """The student is in training mode again; in evaluation mode, gradient checkpointing would be off."""
     student.train()
     monkeypatch.setattr(validating, "sample", lambda *_, **__: (_ for _ in ()).throw(OpdkitError("no memory")))
     with pytest.raises(OpdkitError):
@@ -248,7 +248,7 @@ def test_an_absurd_reply_counts_no_more_than_the_cap(validation, student) -> Non
 
 
 def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(validation, student, monkeypatch) -> None:
-    """The student writes after `own` what it wrote before training after `hinted`: with `own` alone it is lost."""
+    """The student answers `hinted`: compared with `own` alone the reply is lost, unless another hint explains it."""
     with torch.no_grad():
         student.lm_head.weight.mul_(5)
     validation = replace(validation, base=student, teacher=student)
@@ -278,7 +278,7 @@ def test_one_lost_prompt_of_five_or_more_is_chance(lost: int, kept: int, share: 
 
 
 def test_a_prompt_is_lost_where_two_replies_to_it_are(validation, plain_model_dir, monkeypatch) -> None:
-    """One reply can be odd by chance. The second is read for the first that are lost, and for no other."""
+    """One reply can be odd by chance, so prompts whose first reply is lost, and no others, get a second one."""
     _, after = before_and_after(plain_model_dir, 0.02)
     prompts = [replace(p, other_hint_ids=[]) for p in validation.prompts if not p.hinted]
     validation = replace(validation, prompts=prompts)
@@ -327,7 +327,7 @@ def test_its_sessions_train_on_nothing(run, plain_model_dir, any_state) -> None:
 
 
 def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, open_toys, monkeypatch) -> None:
-    """Those that `choose_hints` takes, and none that is too long."""
+    """The hints are those that `choose_hints` takes, without prompts that would be too long."""
     hints, validation = choose_hints(load_turns(run)), open_toys()
     targets = {row["turn_id"]: row["hint"] for row in read_all(run, "targets")}
     assert 0 < len(hints) <= HINTS
@@ -361,7 +361,7 @@ def test_prompts_and_replies_keep_within_the_tokens_of_the_teacher_stage(run, op
 
 
 def test_replies_have_less_room_where_too_few_prompts_would_have_it() -> None:
-    """Prompts near the end of the context are left out, but not a whole kind of them: no hint would be checked."""
+    """Prompts near the end of the context are left out, but not most of a kind: otherwise no hint would be checked."""
 
     def prompt(tokens: int, *, hinted: bool) -> ValidationPrompt:
         return ValidationPrompt(f"log:{tokens}:1", [1] * tokens, [1] * (tokens + 5), [[1] * (tokens + 40)], hinted)
@@ -377,7 +377,7 @@ def test_replies_have_less_room_where_too_few_prompts_would_have_it() -> None:
 
 
 def test_prompts_that_cannot_be_rendered_are_left_out(run, open_toys, monkeypatch) -> None:
-    """A hint of another turn may have no place in a prompt, and a teacher's template may refuse one."""
+    """A hint of another turn may have no place in a prompt, and a teacher's template may refuse a prompt."""
     turns, before = choose_turns(load_turns(run), 8, 1), open_toys().prompts
     calm, other = next(t for t in turns if t.hint is None), next(t for t in turns if t.hint)
 
@@ -446,7 +446,7 @@ def test_a_broken_model_is_not_written(run, plain_model_dir, objective: str) -> 
 
 
 def test_the_best_state_is_written_and_not_the_last(run, plain_model_dir, monkeypatch) -> None:
-    """The scores are set so that the state in the middle is the best: its weights are those of the model."""
+    """The scores are set so that the middle state is the best, and the model has its weights."""
     scores, weights = iter([1.0, 0.5, 0.1, 0.6, 0.7]), []
     measure = validating.Validation.measure
 
@@ -467,7 +467,7 @@ def test_the_best_state_is_written_and_not_the_last(run, plain_model_dir, monkey
 
 @pytest.fixture
 def scored_as(monkeypatch):
-    """Return a function that sets the scores of the states after some steps; measured weights go to a dictionary."""
+    """Return a function that sets step -> score of the state after it, and returns step -> measured weights."""
 
     def give(scores: dict[int, float]) -> dict[int, dict[str, torch.Tensor]]:
         weights = {}
@@ -495,7 +495,7 @@ def test_a_tracker_gets_the_measurement_before_training(run, plain_model_dir, mo
     assert scores[0] == (0, 1.0)
 
 
-BACK_TO_0 = {0: 1.0, 2: 1.6, 4: 1.7, 6: 0.5}  # scores after steps; after the fourth the training goes back
+BACK_TO_0 = {0: 1.0, 2: 1.6, 4: 1.7, 6: 0.5}  # step -> score; after step 4 the training rolls back
 BACK_TO_1 = {0: 1.0, 1: 0.5, 2: 1.6, 4: 1.7, 6: 0.4}
 BACK = VALIDATED | {"step_limit": 0.4, "batch_turns": 30}
 
@@ -504,7 +504,7 @@ BACK = VALIDATED | {"step_limit": 0.4, "batch_turns": 30}
 def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_rate(
     run, plain_model_dir, monkeypatch, scored_as, scores, back: int
 ) -> None:
-    """With an optimizer that remembers nothing."""
+    """The optimizer continues without its moments."""
     weights, begins, step = scored_as(scores), [], train.take_optimizer_step
 
     def watched(training, *args):
@@ -530,7 +530,7 @@ def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_ra
 def test_a_training_that_rolled_back_resumes_with_the_same_bytes(
     run, tmp_path, plain_model_dir, monkeypatch, scored_as, scores, every: int, steps: int
 ) -> None:
-    """Killed before and after it goes back, with a checkpoint before, after, and at the very step."""
+    """It is killed before and after the rollback, with a checkpoint before, after, and at that step."""
     whole, reported = Path(shutil.copytree(run, tmp_path / "whole")), []
     monkeypatch.setattr(train, "report_movement", lambda rows, _, **facts: (
         reported.append(([row["step"] for row in rows], facts["rolled_back"]))))  # fmt: skip
@@ -562,7 +562,7 @@ def test_a_training_in_vain_leaves_only_what_it_can_resume_from(
 
 @pytest.fixture
 def cycle(run, plain_model_dir, monkeypatch) -> int:
-    """Set the distances so that the first cycle of the schedule is unfinished. Return its steps."""
+    """Set the distances so that much is left to learn after the first cycle of the schedule. Return its steps."""
     monkeypatch.setattr(training_set, "choose_epochs", lambda *_: 1)
     monkeypatch.setattr(train, "choose_validation_steps", lambda steps, *_: {2, 4, steps})
     config, chat = train_config(run, plain_model_dir, **UNFINISHED), load_template(str(plain_model_dir), {})
@@ -581,7 +581,7 @@ UNFINISHED = VALIDATED | {"batch_turns": 30, "batch_by": "turn", "epochs": None}
 
 
 def test_an_unfinished_training_goes_on_with_another_cycle(run, plain_model_dir, cycle, capsys) -> None:
-    """With other steps, and from the peak of the schedule. `--epochs` leaves it at one."""
+    """The next cycle has other steps, and begins at the peak of the schedule. With --epochs there is one cycle."""
     once = Path(shutil.copytree(run, run.parent / "once"))
     train.run(train_config(run, plain_model_dir, dry_run=True, **UNFINISHED))
     assert re.search(rf"if much is left to learn +{3 * cycle}$", capsys.readouterr().out, re.MULTILINE)
@@ -621,13 +621,13 @@ def test_a_training_killed_around_the_end_of_a_cycle_resumes_with_the_same_bytes
 def test_a_training_resumes_whose_best_state_was_replaced_after_the_checkpoint(
     run, tmp_path, plain_model_dir, monkeypatch, scored_as
 ) -> None:
-    """It does the same steps again: it goes back to the best of then."""
+    """It repeats the same steps, as it continues with the best state at the time of the checkpoint."""
     whole = Path(shutil.copytree(run, tmp_path / "whole"))
     scored_as({0: 1.0, 1: 0.5, 4: 1.6, 5: 1.7, 6: 0.4, 9: 0.45})
     options = BACK | {"batch_turns": 20, "checkpoint_every": 3}
     train.run(train_config(whole, plain_model_dir, **options))
     save = checkpoints.save
-    with monkeypatch.context() as patch:  # the checkpoint of step 6 is the one that it dies before
+    with monkeypatch.context() as patch:  # it dies before the checkpoint of step 6
         patch.setattr(checkpoints, "save", lambda folder, model, optimizer, rows, *rest, **named: (
             len(rows) == 3 and save(folder, model, optimizer, rows, *rest, **named)))  # fmt: skip
         train_and_kill(train_config(run, plain_model_dir, **options), 6, patch)
@@ -639,7 +639,7 @@ def test_a_training_resumes_whose_best_state_was_replaced_after_the_checkpoint(
 
 
 def test_a_training_that_ends_early_is_no_damage(run, plain_model_dir, monkeypatch, scored_as) -> None:
-    """`opdkit check` counts the steps that were done."""
+    """`opdkit check` expects only the steps that were done."""
     scored_as({0: 1.0, 1: 0.5, 2: 0.6, 3: 0.6, 4: 0.6})
     train.run(train_config(run, plain_model_dir, **BACK))
     assert len(list(read_all(run, "metrics"))) == 4
@@ -660,9 +660,9 @@ def test_a_killed_training_remembers_its_validations(run, tmp_path, plain_model_
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_two_processes_measure_what_one_does(run, tmp_path, plain_model_dir, sharding: str) -> None:
-    """Each samples replies to its share of the prompts, or with a share of the weights to all of them.
+    """Each process samples replies to its share of the prompts or, with a share of the weights, to all of them.
 
-    Both write nothing, for the reason of one process.
+    Both write no model, for the same reason as a single process.
     """
     two = Path(shutil.copytree(run, tmp_path / "two"))
     options = VALIDATED | {"epochs": 1, "learning_rate": 3.0, "device": "cpu"}

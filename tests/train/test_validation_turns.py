@@ -1,4 +1,4 @@
-"""Choice of the turns and hints of a validation: kinds, sessions, shares, variety."""
+"""Tests of the choice of turns and hints for a validation: kinds, sessions, shares, variety."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ from opdkit.train.validation_turns import (
 
 
 def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
-    """Where there are enough; else from any session."""
+    """If there are too few such sessions, they are from any session."""
     calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(40)]
     hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(40, 80)]
     mended = [toy_turn(f"log:{n}:3", reward=1) for n in range(40, 80)]
@@ -42,7 +42,7 @@ def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
 
 
 def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -> None:
-    """Of 60 replies, 54 of one kind: few prompts have replies of the other kinds as well, and the order is fixed."""
+    """Of 60 replies, 54 are of one kind, but the first three prompts show all three kinds, in a fixed order."""
     kinds = [[1, 2, 3]] * 54 + [[4, 5, 6]] * 3 + [[7, 8, 9]] * 3
     turns = [replace(toy_turn(f"log:{n}:1", reward=1), response_ids=np.array([*kind, 100 + n], np.int32))
              for n, kind in enumerate(kinds)]  # fmt: skip
@@ -58,7 +58,7 @@ def test_prompts_without_a_hint_show_more_kinds_of_replies_than_a_plain_draw() -
 
 
 def test_prompts_with_a_hint_show_several_kinds_of_replies() -> None:
-    """Of 60 replies that were complained about, 52 are of one kind: three prompts have one of each of the three."""
+    """Of 60 replies with a complaint, 52 are of one kind, but three prompts show a reply of each of three kinds."""
     kinds = [[1, 2, 3]] * 52 + [[4, 5, 6]] * 4 + [[7, 8, 9]] * 4
     hinted = [replace(toy_turn(f"log:{n}:1", reward=-1, old=(-1.0, -2.0, -2.0), teacher=(-1.0, -3.0, -2.0)),
                       response_ids=np.array(kinds[n * 7 % 60], np.int32)) for n in range(60)]  # fmt: skip
@@ -67,7 +67,7 @@ def test_prompts_with_a_hint_show_several_kinds_of_replies() -> None:
 
 
 def test_prompts_with_a_hint_are_those_where_something_is_to_learn() -> None:
-    """Of 60 hints the student follows 30 already: the teacher gives their replies the student's log-probs."""
+    """The student follows 30 of the 60 hints already: the teacher gives their replies the student's log-probs."""
     hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -2.0 - n % 2)) for n in range(60)]
     chosen = choose_turns(hinted, 6, 100)
     assert len(chosen) == 6
@@ -75,7 +75,7 @@ def test_prompts_with_a_hint_are_those_where_something_is_to_learn() -> None:
 
 
 def test_what_most_hints_ask_for_has_a_prompt() -> None:
-    """However unlike the other replies are: of 40, 16 are of one kind, and 24 have nothing in common."""
+    """Of 40 replies, 16 are of one kind and 24 have nothing in common; a prompt shows the common kind."""
     replies = [[1, 2, 3] if n % 5 < 2 else [10 * n + 1, 10 * n + 2, 10 * n + 3] for n in range(40)]
     for log in range(8):  # which sessions are drawn first
         hinted = [replace(toy_turn(f"{log}:{n}:1", reward=-1, old=(-1.0,) * 3, teacher=(-2.0,) * 3),
@@ -95,7 +95,7 @@ def test_how_far_a_hint_moves_a_reply() -> None:
 
 
 def test_prompts_with_a_hint_are_the_first_corrections_of_their_sessions() -> None:
-    """Later ones follow where no other session can be kept out."""
+    """Later corrections follow only if no other session can be kept out."""
     hinted = [toy_turn(f"log:{s}:{2 * n + 1}", reward=-1, teacher=(-1.0, -3.0)) for s in range(40) for n in range(3)]
     assert {turn.turn_id.split(":")[2] for turn in choose_turns(hinted, 8, 100)} == {"1"}
     few = choose_turns(hinted[:60], 6, 100)
@@ -105,7 +105,7 @@ def test_prompts_with_a_hint_are_the_first_corrections_of_their_sessions() -> No
 
 @pytest.mark.parametrize("epochs", [1, 6, 8, 50])
 def test_prompts_are_as_many_as_the_training_pays_for(epochs: int) -> None:
-    """Of both kinds about as many, and FEWEST at least."""
+    """There are about as many of both kinds, and at least FEWEST."""
     hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(100)]
     calm = [replace(toy_turn(f"log:{n}:1", reward=1), prompt_tokens=30) for n in range(100, 200)]
     chosen = choose_turns([*hinted, *calm], 32, epochs)
@@ -130,7 +130,7 @@ def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
 
 @pytest.mark.parametrize(("sessions", "replies"), [(1, 200), (8, 25), (16, 12), (40, 5), (100, 2), (200, 1)])
 def test_whole_sessions_are_a_fifth_of_the_turns_at_most(sessions: int, replies: int) -> None:
-    """A session that holds more is passed over; where all do, every turn trains."""
+    """A session that holds more is passed over; if all do, every turn trains."""
     turns = [
         toy_turn(f"log:{s}:{2 * n + 1}", reward=1 - 2 * (hinted := (s + n) % 2), teacher=(-1, -3) if hinted else None)
         for s in range(sessions) for n in range(replies)

@@ -1,4 +1,4 @@
-"""opdkit/model/sampling/batches.py: every draw once, within the budget, and only what is common counted as common."""
+"""Tests of opdkit/model/sampling/batches.py: each sample comes once, within the budget, and groups share a prefix."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_two_questions_about_one_turn_are_read_together() -> None:
 
 
 def test_a_system_prompt_alone_makes_no_group() -> None:
-    """What unrelated turns have in common is small beside what they have not."""
+    """The common prefix of unrelated turns is short compared with the rest of their prompts."""
     prompts = [[7, 8, 9, *COMMON], [7, 8, 9, *OTHER]]
     assert [g.prompts for g in group_prompts(prompts)] == [(0,), (1,)]
 
@@ -44,7 +44,7 @@ def test_a_prompt_that_another_begins_with_and_one_that_comes_twice() -> None:
 
 
 def test_suffixes_that_are_long_together_are_not_read_together() -> None:
-    """Their mask would have more elements than the prompt saves."""
+    """Their attention mask would have more elements than sharing the prompt saves."""
     prompts = [list(range(1000)) + [2000 + i] * 600 for i in range(2)]
     assert [len(g.prompts) for g in group_prompts(prompts)] == [1, 1]
 
@@ -63,7 +63,7 @@ def test_votes_share_a_prompt_until_they_would_outweigh_it() -> None:
 
 @st.composite
 def prompts(draw) -> list[list[int]]:
-    """Prompts over a small alphabet, many of which begin alike."""
+    """Draw prompts over a small alphabet, many of which begin alike."""
     stems = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=4))
     tails = st.lists(st.integers(0, 2), max_size=6)
     return draw(st.lists(st.builds(lambda s, t: s + t, st.sampled_from(stems), tails), max_size=12))
@@ -82,7 +82,7 @@ def test_groups_hold_every_prompt_once_and_share_what_they_say(asked: list[list[
 
 
 @given(prompts(), st.integers(1, 5), st.integers(1, 20), st.integers(1, 300))
-@example([[0] * 8, [0] * 10], 2, 1, 10)  # a share of two draws within the budget beside single draws above it
+@example([[0] * 8, [0] * 10], 2, 1, 10)  # two samples that share a prompt are within the budget, single ones are above
 def test_lots_hold_every_draw_once_within_the_budget(asked, draws: int, new_tokens: int, budget: int) -> None:
     actual = list(plan_batches(asked, [draws] * len(asked), new_tokens, budget))
     made = [d for batch in actual for shared in batch.shared for d in shared.samples]
@@ -90,7 +90,7 @@ def test_lots_hold_every_draw_once_within_the_budget(asked, draws: int, new_toke
     for batch in actual:
         single = [
             s for s in batch.shared if len(s.samples) == len(s.group.prompts) == 1
-        ]  # one draw is made in any case
+        ]  # a single sample is made in any case
         assert batch.rows * batch.slots <= budget or batch.rows == 1
         assert all(s.slots <= budget or s in single for s in batch.shared)
         assert batch.rows * batch.samples <= MAX_SAMPLES

@@ -1,4 +1,4 @@
-"""Sampling on a machine with little memory: a sample has its own stream, so a restarted one is the same."""
+"""Tests of sampling with little memory: a sample has its own random stream, so a restarted sample is the same."""
 
 import itertools
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ PROMPTS = [list(range(3 + k, 23 + k)) + tail for k in range(4) for tail in ([40,
 
 
 def build(way: str) -> Any:
-    """Build a new model: what did not fit is remembered on it."""
+    """Build a new model, because a model remembers what did not fit."""
     name, more = WAYS[way]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -38,7 +38,7 @@ def draws(model: Any, prompts: list[list[int]]) -> list[list[Sample]]:
 
 @contextmanager
 def full_twice(model: Any, *at: int) -> Iterator[Room]:
-    """At some forwards, counted from 1, there is no memory: wherever the draws are by then."""
+    """Let the forwards with these numbers, counted from 1, run out of memory."""
     room, calls, forward = Room(0), itertools.count(1), model.forward
 
     def limited(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ def test_the_draws_are_those_of_a_large_machine(way: str) -> None:
     """Unfinished samples are restarted, finished ones are kept."""
     expected = draws(build(way), PROMPTS)
     model = build(way)
-    draws(model, PROMPTS[:1])  # what is checked once, with sequences of its own, is not what is looked at here
+    draws(model, PROMPTS[:1])  # does the model's one-time check, with sequences of its own
     with full_twice(model, 7, 18) as room:
         actual = draws(model, PROMPTS)
     assert room.refused == 2
@@ -73,7 +73,7 @@ def test_the_draws_are_those_of_a_large_machine(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_less_is_drawn_at_once_where_not_all_fits(way: str) -> None:
-    """Room for the longest prompt and a few draws: all are made, some after others."""
+    """With room for the longest prompt and a few samples, all samples are made, some after others."""
     expected, model = draws(build(way), PROMPTS), build(way)
     draws(model, PROMPTS[:1])
     with room_for(30 if way == "shared" else 50) as room:

@@ -1,7 +1,7 @@
-"""Sampling on a server: the same tables as in this process, and other weights are refused.
+"""Tests of sampling on a server: the tables are those of this process, and other weights are refused.
 
-`transformers serve` runs for real. What it lacks, token ids and log-probs, comes from a server on loopback that answers
-in the form of vLLM, with the numbers of a real model.
+`transformers serve` runs for real, but gives no token ids and log-probs. A server on loopback gives these, in the form
+of vLLM and with the numbers of a real model.
 """
 
 import json
@@ -44,7 +44,7 @@ TEXTS = ["Convert 20 degrees to Fahrenheit.", "What is the capital of France?", 
 
 
 def scaled(folder: Path, factor: float) -> Path:
-    """The sample model with its logits multiplied: at 60, what is sampled at temperature 1 is the greedy reply."""
+    """Copy the sample model and multiply its logits: at 60, sampling at temperature 1 gives the greedy reply."""
     shutil.copytree(MODEL, folder)
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] *= factor
@@ -75,7 +75,7 @@ def tables(run: Path, *names: str) -> dict[str, list[dict]]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serves every folder that is asked for, with the weights that it has at the first request."""
+    """Yield the address of a server for any folder, with the weights that the folder has at the first request."""
     with transformers_serve(None, tmp_path_factory.mktemp("serve") / "log", "--dtype", "float32") as url:
         yield url
 
@@ -122,7 +122,7 @@ def test_samples_of_the_teacher_and_checks_of_hints_on_a_real_server_give_the_sa
 
 @pytest.mark.slow
 def test_an_eval_on_a_real_server_gives_the_same_tables(server: str, greedy: Path, tmp_path: Path) -> None:
-    """Both models on one server, greedy: the plan is the same, too."""
+    """One server has both models, replies are greedy, and the plan is the same, too."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"id": f"p{n}", "domain": "d", "prompt": text, "check": {"match": ["e"]}})
                                  for n, text in enumerate(TEXTS)))  # fmt: skip
@@ -196,7 +196,7 @@ def draw(source: Sampler, tiny: tuple, samples: int = 3, **options) -> list[list
 
 
 def test_token_ids_and_log_probs_are_the_servers(tiny: tuple) -> None:
-    """Prompts go as token ids, one request per sample with a seed of its own, without cut-offs of the distribution."""
+    """Prompts are sent as token ids, one request per sample with its own seed, and the distribution is not cut off."""
     with serving(completions(*tiny), models=["other", "served"]) as http:
         drawn = draw(sampler(http.url), tiny)
     sent = http.requests[-len(TEXTS) * 3 :]
@@ -240,7 +240,7 @@ def test_of_several_models_and_servers_the_one_with_the_weights_samples(tiny, tm
 
 
 def test_a_name_on_the_hub_is_not_asked_for_as_a_path(tiny: tuple, monkeypatch) -> None:
-    """`transformers serve`, started without a model, tries to load whatever it is asked for, and answers with 500."""
+    """`transformers serve`, started without a model, tries to load any name that it gets, and answers with 500."""
     monkeypatch.setattr(tiny[0], "name_or_path", "acme/assistant")
 
     def script(body: dict, number: int) -> Reply:
@@ -253,7 +253,7 @@ def test_a_name_on_the_hub_is_not_asked_for_as_a_path(tiny: tuple, monkeypatch) 
 
 
 def test_the_error_is_that_of_a_model_which_the_server_has(tiny: tuple) -> None:
-    """Else it would be that the server knows no model of the local one's name."""
+    """Otherwise the error would be that the server knows no model by the name of the local model."""
 
     def script(body: dict, _number: int) -> Reply:
         said = "maximum context length is 8" if body["model"] == "assistant" else "does not exist"
@@ -269,7 +269,7 @@ def test_the_error_is_that_of_a_model_which_the_server_has(tiny: tuple) -> None:
 
 
 def test_text_has_no_token_that_the_servers_tokenizer_puts_before_it(tiny: tuple, plain_model_dir: Path) -> None:
-    """As those of Llama, Gemma and Mistral do, whose templates write the same token."""
+    """The tokenizers of Llama, Gemma and Mistral do so, and their templates write the same token."""
     model, (tokenizer, first) = tiny[0], (load_tokenizer(str(plain_model_dir)), "<|im_start|>")
     pair = (first, tokenizer.convert_tokens_to_ids(first))
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[pair])
@@ -312,7 +312,7 @@ def test_a_server_that_always_takes_the_most_likely_token_is_refused(tiny: tuple
 
 
 def test_replies_whose_tokens_are_not_known_are_sampled_in_this_process(tiny: tuple, capsys) -> None:
-    """Half a character is no text that turns back into its tokens."""
+    """The text of half a character does not turn back into its tokens."""
 
     def script(body: dict, number: int) -> Reply:
         reply = completions(*tiny)(body, number)
@@ -356,7 +356,7 @@ def test_a_server_whose_model_has_more_tokens_is_refused(tiny: tuple) -> None:
 
 
 def test_a_response_that_is_no_completion_is_asked_for_again(tiny: tuple) -> None:
-    """Without a text and without token ids, this process samples the reply itself."""
+    """A response without text and token ids is not an error: this process samples the reply itself."""
     server = Server("the server", "http://unused/v1", "--sample-url", "KEY", concurrency=1, retries=0, timeout=1.0)
     served, query = ServedModel(server, "m", *tiny, batch_tokens=64), _Query([5, 6], 0, 1.0, 4)
     read = lambda usage, **choice: served._read(  # noqa: E731
@@ -389,7 +389,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_server_is_part_of_the_plan_where_replies_are_drawn(tmp_path: Path) -> None:
-    """Not its address: another server with the same weights continues."""
+    """The server's address is not part of it: another server with the same weights can continue."""
     urls = [(), ("http://one/v1",), ("http://two/v1",)]
     plans = [RolloutConfig(run=tmp_path, from_run=tmp_path / "from", model="m", sample_url=url).plan() for url in urls]
     assert plans[0] != plans[1] == plans[2]

@@ -1,4 +1,4 @@
-"""sampling/shared.py: the draws are those of prompts read one by one, and less is read and held for them."""
+"""Tests of sampling/shared_cache.py: samples are those of prompts read one by one, with less read and held."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ PLAIN = {
     "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
 }
 COMMON = [list(range(3 + 5 * k, 33 + 5 * k)) for k in range(3)]
-# Two questions about three turns, one question that another begins with, one that comes twice, one by itself.
+# Two questions about each of three turns, a prompt that others begin with, a repeated prompt, and one by itself.
 PROMPTS = [c + tail for c in COMMON for tail in ([40, 41, 42, 43], [50, 51])] + [COMMON[0], COMMON[1] + [50, 51], [9]]
 NEVER = frozenset[int]()
 
@@ -71,7 +71,7 @@ def alike(actual: list[list[Sample]], expected: list[list[Sample]]) -> None:
 
 @dataclass
 class Call:
-    """One forward pass: tokens read, rows, and slots looked at."""
+    """Forward pass: tokens read, rows, and slots attended to."""
 
     tokens: int
     rows: int
@@ -100,7 +100,7 @@ def calls(model: Any):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("batch_tokens", [1, 130, 4096])
 def test_draws_are_those_of_prompts_read_one_by_one(family, batch_tokens, monkeypatch) -> None:
-    """Shards and batches: whatever shares a batch, a prefix or a row."""
+    """Samples do not depend on what shares their batch, prefix or row."""
     model = build(*FAMILIES[family])
     actual = draw(model, batch_tokens=batch_tokens)
     assert {s.finish_reason for samples in actual for s in samples} == {"stop", "length"}
@@ -109,7 +109,7 @@ def test_draws_are_those_of_prompts_read_one_by_one(family, batch_tokens, monkey
 
 
 def test_log_probs_are_those_of_a_plain_forward(model) -> None:
-    """Those of the tokens that were drawn, and of the most likely ones."""
+    """This holds for the sampled tokens and for the most likely ones."""
     for prompt, samples in zip(PROMPTS, draw(model, top=4), strict=True):
         for drawn in samples:
             with torch.no_grad():
@@ -137,7 +137,7 @@ def test_the_draws_do_not_depend_on_the_order_of_the_requests(model) -> None:
 
 
 def test_what_two_questions_share_is_read_once_whatever_the_votes(model) -> None:
-    """Wasted tokens: the common text of a turn once, not once a question nor once a vote."""
+    """The common text of a turn is read once, and not once per question or per vote."""
     two = PROMPTS[:2]  # 30 tokens in common, then 4 and 2
     for votes in (1, 5):
         with calls(model) as seen:
@@ -171,8 +171,8 @@ def test_a_waiting_prompt_takes_the_place_of_one_that_has_ended(model) -> None:
     steps = [c for c in seen if c.slots > 12]
     assert len(set(lengths)) > 2
     in_pairs = sum(max(pair) - 1 for pair in zip(lengths[::2], lengths[1::2], strict=True))
-    assert len(steps) < in_pairs  # as many steps as pairs that wait for their longer one would take
-    assert sum(c.rows for c in steps) == sum(lengths) - len(lengths)  # nobody is read after its end
+    assert len(steps) < in_pairs  # the steps of pairs that wait for their longer sample
+    assert sum(c.rows for c in steps) == sum(lengths) - len(lengths)  # no sample is read after its end
 
 
 def test_slots_of_ended_draws_are_used_again(model) -> None:
@@ -180,7 +180,7 @@ def test_slots_of_ended_draws_are_used_again(model) -> None:
     with calls(model) as seen:
         alike(draw(model, [PROMPTS[0]], draws=12), actual)
     reads = [len(s.ids) - 1 for s in drawn]
-    held = max(step * sum(r >= step for r in reads) for step in range(1, 10))  # by the draws that still go on
+    held = max(step * sum(r >= step for r in reads) for step in range(1, 10))  # by the samples that are not finished
     assert max(c.slots for c in seen) == 34 + held < 34 + sum(reads)
 
 

@@ -1,4 +1,4 @@
-"""When requests are sent, given up and sent again: a server that is simulated on a clock of its own."""
+"""Tests of when requests are sent, given up and sent again, with a server that is simulated on its own clock."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ Script = Callable[[int, int, float], tuple[float, FailedAttemptError | None]]  #
 
 
 class JumpingClock(asyncio.SelectorEventLoop):
-    """An event loop that waits for nothing: its clock jumps to the next timer."""
+    """Event loop that never waits: its clock jumps to the next timer."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -43,7 +43,7 @@ class JumpingClock(asyncio.SelectorEventLoop):
 
 
 class Simulation:
-    """All requests of a Traffic against a script; `sent` holds (when, which) of every attempt."""
+    """Requests of a Traffic, answered by a script; `sent` holds (when, which request) of every attempt."""
 
     def __init__(self, script: Script, count: int, **options) -> None:
         self.traffic = Traffic("the judge", **({"concurrency": 16, "retries": 6, "timeout": 120.0} | options))
@@ -59,7 +59,7 @@ class Simulation:
         return self.loop.now
 
     def run(self) -> float:
-        """Seconds until every request has an answer."""
+        """Return the seconds until every request has an answer."""
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             self.answers = runner.run(self.traffic.answer_all(self.requests, self.attempt, self.count))
         return self.now
@@ -110,7 +110,7 @@ def test_a_server_that_hangs_on_its_list_of_models_lists_none() -> None:
 
 
 def test_hanging_requests_do_not_hold_up_the_others() -> None:
-    """One in twenty never answers: with --timeout alone each of them would hold a slot for 120 seconds."""
+    """One request in twenty is never answered: with --timeout alone, each would hold a slot for 120 seconds."""
 
     def script(i: int, attempt: int, _now: float) -> tuple[float, FailedAttemptError | None]:
         return (HANG, None) if i % 20 == 5 and attempt == 1 else (1.0, None)
@@ -121,7 +121,7 @@ def test_hanging_requests_do_not_hold_up_the_others() -> None:
 
 
 def test_who_is_slow_gets_the_time_it_needs() -> None:
-    """Given up after 3 seconds, then after 6, ..: at most twice the work of the answer is in vain."""
+    """A slow request is given up after 3 seconds, then after 6, and so on: at most twice its work is in vain."""
 
     def script(i: int, _attempt: int, _now: float) -> tuple[float, FailedAttemptError | None]:
         return (100.0, None) if i == 50 else (1.0, None)
@@ -155,7 +155,7 @@ def test_all_requests_obey_what_one_was_told() -> None:
 
 @pytest.mark.parametrize("told", [0.0, 20.0])
 def test_a_server_that_limits_for_minutes_is_sat_out(told: float) -> None:
-    """More refusals than --retries has attempts."""
+    """The server may refuse more often than --retries allows attempts."""
 
     def script(_i: int, _attempt: int, now: float) -> tuple[float, FailedAttemptError | None]:
         return (0.1, FailedAttemptError("HTTP 429", pause=told, limited=True)) if now < 900 else (1.0, None)
@@ -172,7 +172,7 @@ def test_a_server_that_only_limits_is_given_up() -> None:
     with pytest.raises(OpdkitError, match="HTTP 429: slow down"):
         simulation.run()
     assert LONGEST_LIMIT < simulation.now < LONGEST_LIMIT + 2 * LONGEST_PAUSE
-    assert len({i for _, i in simulation.sent}) == 16  # no new ones while nobody is answered
+    assert len({i for _, i in simulation.sent}) == 16  # no new requests while none is answered
 
 
 # -- dead servers and bad requests ----------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_server_that_dies_half_way_is_given_up_too() -> None:
 
 
 def test_one_request_that_the_server_never_answers_is_named_and_the_others_go_on() -> None:
-    """Not an outage: the others are answered meanwhile. Its last failure is its answer."""
+    """This is not an outage, as the others are answered meanwhile. The request's last failure is its answer."""
 
     def script(i: int, _attempt: int, _now: float) -> tuple[float, FailedAttemptError | None]:
         return (1.0, FailedAttemptError("HTTP 500: it crashed")) if i == 7 else (1.0, None)
@@ -214,7 +214,7 @@ def test_one_request_that_the_server_never_answers_is_named_and_the_others_go_on
 
 
 def test_a_server_that_mostly_fails_ends_the_stage() -> None:
-    """What fails more often than not is an outage, and no outage becomes votes."""
+    """A server that fails more often than not has an outage, and an outage never becomes votes."""
 
     def script(i: int, attempt: int, _now: float) -> tuple[float, FailedAttemptError | None]:
         return 1.0, FailedAttemptError("HTTP 502") if random.Random(f"{i}:{attempt}").random() < 0.9 else None
@@ -234,7 +234,7 @@ def test_what_the_server_insists_on_is_its_answer() -> None:
 
 
 def test_a_server_that_insists_every_time_is_heard_to_the_end() -> None:
-    """More failures in a row than requests at once, and yet each of them came with an answer."""
+    """There are more failures in a row than requests at once, but each of them came with an answer."""
     said = Answer("", "stop")
     simulation = Simulation(lambda *_: (1.0, FailedAttemptError("nothing", fallback=said)), 40, retries=2)
     simulation.run()
@@ -261,7 +261,7 @@ def test_the_pauses_grow_and_are_the_same_again() -> None:
 @pytest.mark.slow
 @given(seed=st.integers(0, 10_000), share=st.sampled_from([0.1, 0.3, 0.5]))
 def test_every_request_is_answered_whatever_fails(seed: int, share: float) -> None:
-    """Property: all answers are the server's, one a request, and never more under way than allowed."""
+    """All answers are the server's, one per request, and never more requests than allowed are under way."""
 
     def script(i: int, attempt: int, _now: float) -> tuple[float, FailedAttemptError | None]:
         draw = random.Random(f"{seed}:{i}:{attempt}")

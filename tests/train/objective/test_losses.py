@@ -268,7 +268,7 @@ def test_k1_has_the_expected_gradient_of_the_kl() -> None:
 
 
 def test_k1_is_the_kl_to_a_reference_that_did_not_write_the_tokens() -> None:
-    """With a frozen reference, the old policy writes the tokens: k1 is exact (by enumeration), k2 and k3 are far off."""
+    """With a frozen reference, the old policy writes the tokens. By enumeration k1 is exact, k2 and k3 are far off."""
     student, (reference, old) = logits(1, 17)[0], logits(2, 18).log_softmax(-1)
     estimate = lambda x, kind: old.exp() * kl_to_reference(x.log_softmax(-1), reference, kind, old)  # noqa: E731
     full = lambda x: x.softmax(-1) * (x.log_softmax(-1) - reference)  # noqa: E731

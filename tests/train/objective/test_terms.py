@@ -320,7 +320,7 @@ def test_gradient_outside_the_masks_is_exactly_zero(objective: Objective) -> Non
 
 @pytest.mark.parametrize("objective", VARIANTS)
 def test_the_loss_is_differentiated_right(objective: Objective) -> None:
-    """The gradient from logits to loss is that of finite differences, with constant advantages, weights and reference."""
+    """The gradient equals finite differences from logits to loss. Advantages, weights and reference are constants."""
     case = example(12, k=3, turns=4, seed=5)
     leaf = case.student_NV.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: of_example(objective, case, x)[0], leaf, fast_mode=True)
