@@ -52,7 +52,7 @@ def run(script: str, folder: Path, names: dict[str, str], path: str) -> None:
 
 
 def test_the_tutorial(tmp_path: Path, warm_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs as its notebook, in a kernel, on fewer sessions; a cell that fails ends the test with that cell's error.
+    """The tutorial runs as its notebook, in a kernel, on fewer sessions; a failing cell ends the test with its error.
 
     tests/test_docs.py keeps the notebook in step with the page.
     """

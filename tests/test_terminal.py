@@ -161,7 +161,7 @@ LOADING = {
 @pytest.mark.slow
 @pytest.mark.parametrize("command", LOADING)
 def test_a_command_says_which_model_it_loads_before_it_does(command: str, run: Path) -> None:
-    """It does so before torch is imported, which alone takes seconds."""
+    """The line is printed before torch is imported, which alone takes seconds."""
     arguments = [text.replace("{run}", str(run)) for text in LOADING[command]]
     result = subprocess.run([sys.executable, "-c", _NO_TORCH, *arguments], capture_output=True, text=True, check=False)
     lines = result.stderr.splitlines()
@@ -184,7 +184,7 @@ def test_a_finding_of_check_is_whole(run: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_run_train_and_eval_end_with_what_to_do_next(tmp_path: Path) -> None:
-    """They do so even if everything is done already."""
+    """They print the next command even if everything is done already."""
     run = tmp_path / "run"
     few = ["--set", "train.batch_turns=8", "--set", "train.validate=0", "--set", "teacher.teacher_samples=0"]
     whole = ["run", str(run), str(DATA / "logs"), "--model", str(MODEL), "--judge", "rules", "--limit", "8", *few]

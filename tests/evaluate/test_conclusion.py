@@ -69,7 +69,7 @@ def test_the_word(corrected, uncorrected, word: str) -> None:
 
 
 def test_a_fall_that_may_be_chance_is_named_beside_the_better_model() -> None:
-    """Its interval is below 0, and the test, which is stricter, does not count it."""
+    """The fall's interval is below 0, but the significance test, which is stricter, does not count it."""
     for span, chance, named in ((DOWN, 0.04, True), (DOWN, 0.02, False), (FLAT, 0.04, False), (UP, 0.04, False)):
         fall = row("passed_sampled", "uncorrected", span, chance=chance)
         found = conclude([row("passed_sampled"), row("passed_sampled", "corrected", UP), fall], RUN)

@@ -331,7 +331,7 @@ def train_rates(rng: np.random.Generator, rates: Rates) -> Rates:
 
 
 def simulate_night(seed: int, losses: dict[str, tuple[float, bool]], gains: dict[str, float]) -> Decision:
-    """Return a night's decision. `losses`: domain -> (fall of its mean, is it of single prompts); `gains`: its rise."""
+    """Return a night's decision. `losses`: domain -> (fall of its mean, if of single prompts); `gains`: its rise."""
     rng, tables = np.random.default_rng(seed), []
     for domain in DOMAINS:
         before = draw_rates(rng)

@@ -223,7 +223,7 @@ def test_praise_must_not_change(run, chat) -> None:
 
 @pytest.mark.parametrize("wrong", [0, 20], ids=["a perfect judge", "a judge that errs in 5%"])
 def test_a_right_reply_passes(wrong: int, tmp_path, chat) -> None:
-    """It fails at most one check in twenty, even if the judge of the log errs in 5%."""
+    """A right reply fails at most one check in twenty, even if the judge of the log errs in 5%."""
     prompts = prompts_of(rows_of(sample_run(tmp_path / "run", wrong), chat), tmp_path)
     failed = [prompt.id for prompt in prompts if not passes(prompt, right_reply(prompt))]
     assert len(prompts) >= 100

@@ -148,7 +148,7 @@ def test_neutral_text_from_a_file(run, tmp_path) -> None:
 
 
 def test_forgetting_is_measured_on_what_the_model_before_said(run, tmp_path, plain_model_dir, plain_tokenizer) -> None:
-    """It is KL(before || after) at every position of the replies that the model before sampled, by plain forwards."""
+    """Forgetting is KL(before || after) at each position of the replies sampled before training, by plain forwards."""
     prompts = prompts_file(tmp_path, easy=ANYTHING, never={"match": ["q"]})
     rows = [json.loads(line) | {"corrected": "easy" in line} for line in prompts.read_text().splitlines()]
     prompts.write_text("\n".join(map(json.dumps, rows)))

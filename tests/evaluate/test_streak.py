@@ -129,7 +129,7 @@ def test_the_first_sessions_and_decisions_of_people_count(scored, models, tmp_pa
 
 
 def test_an_edited_prompt_of_the_log_keeps_its_question(scored, models, tmp_path) -> None:
-    """It has the id of a hinted turn, but is judged by its own criterion; the streak is judged by the hint."""
+    """The prompt has the id of a hinted turn, but is judged by its own criterion; the streak is judged by the hint."""
     run, prompts = Path(shutil.copytree(scored, tmp_path / "run")), tmp_path / "prompts.jsonl"
     (asked,) = [s.prompt for s in streak.read_logged_sessions(run, 1, 0.0, DEFAULTS["criterion"])]
     said = asked.messages[-1]["content"]

@@ -527,7 +527,7 @@ def resident(name: str) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux counts it")
 def test_100_000_requests_take_the_memory_of_one_part(tmp_path: Path) -> None:
-    """Requests are written, answered in random order with 3% errors, read, written again and judged within 40 MB."""
+    """Memory grows by less than 40 MB while requests are written, answered (3% errors), read, rewritten and judged."""
     grown, counts = list[float](), list[int]()
 
     def exchange(name: str, sessions: int) -> Path:

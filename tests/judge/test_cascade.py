@@ -51,7 +51,7 @@ def number_of(body: dict) -> int:
 
 
 def small(body: dict, _number: int) -> Reply:
-    """Answer as a judge that is sure of sessions 0 to 3 (no hint, +1), sees a hint in 4 and 5, and else wavers."""
+    """Answer as a judge that is sure of sessions 0 to 3 (no hint, +1), sees a hint in 4 and 5, and wavers in others."""
     n, wavers = number_of(body), body["seed"] % 2
     if question_of(body) == "reward":
         return completion(r"\boxed{1}" if n < 6 or wavers else r"\boxed{-1}")

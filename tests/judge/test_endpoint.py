@@ -143,7 +143,7 @@ def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
     ],
 )
 def test_another_4xx_ends_it_once_it_cannot_be_a_filter(status: int, fields: dict, requests: int) -> None:
-    """The stage ends at once if the error names a parameter, else if nothing is answered: it may come from a filter."""
+    """An error that cannot be a content filter's ends the stage at once; any other only if no question is answered."""
     with (
         serving(lambda body, number: Reply(status, {"error": {"message": "no such thing"} | fields})) as server,
         pytest.raises(OpdkitError, match=rf"{status}.*no such thing"),

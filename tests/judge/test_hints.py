@@ -113,7 +113,7 @@ def test_a_hint_that_quotes_the_next_state_leaks() -> None:
 
 
 def test_a_next_state_is_split_into_words_once(monkeypatch) -> None:
-    """It may be a tool result of megabytes, so it is not split again for each of the candidates."""
+    """A next state may be a tool result of megabytes, so it is not split again for each of the candidates."""
     said, split = f"{NEXT} Thank you.", []
     monkeypatch.setattr(hints, "split_words", lambda text: split.append(text) or split_words(text))
     texts = ["Use Celsius", "Use Kelvin", f"Say {NEXT}", "Answer in degrees Celsius", "Show a table"]

@@ -233,7 +233,7 @@ def test_what_is_no_model_is_said(extracted: Path, tmp_path: Path) -> None:
 
 
 def test_the_order_of_the_answers_is_that_of_the_questions(extracted: Path, plain_model_dir: Path, monkeypatch) -> None:
-    """Each answer goes to its own question, for prompts of several lengths and for any size of lots and batches."""
+    """Each answer goes to its own question, for prompts of several lengths and for any size of batches."""
     questions = [Question(f"s:{n}", "reward", judge_messages("| word\n" * (n * 7 % 20), "reward")) for n in range(6)]
     whole = LocalJudge(config(extracted, plain_model_dir, temperature=0.0, votes=1)).ask(questions)
     monkeypatch.setattr(local, "_QUESTIONS_AT_ONCE", 3)

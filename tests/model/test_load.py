@@ -163,7 +163,7 @@ def test_tokenizers_of_one_size_and_other_ids_are_refused():
 
 
 def test_a_token_that_only_one_has_is_refused():
-    """A single added token is enough."""
+    """A single added token is enough for a refusal."""
     a = build_tokenizer("x", CHATML_TOKENS, CHATML_WORDS)
     with pytest.raises(ConfigError, match="<more>"):
         check_same_tokenizer(a, build_tokenizer("x", CHATML_TOKENS, (*CHATML_WORDS, "<more>")))

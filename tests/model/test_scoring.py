@@ -78,7 +78,7 @@ def test_scores_equal_a_plain_forward_and_gather(family, batch_tokens):
 
 
 def test_a_response_of_one_token(tiny):
-    """It is not scored as certain (log-prob 0), and not from the position after it."""
+    """A response of one token is not scored as certain (log-prob 0), nor from the position after it."""
     for token in (0, 5, 320):
         sequence = PromptResponse([3, 4, 5], [token])
         [actual] = score(tiny, [sequence], batch_tokens=100)

@@ -68,7 +68,7 @@ def test_what_is_small_is_one_pass_by_hand():
 
 
 def test_a_branch_that_is_large_is_a_trunk_by_hand():
-    """It is read after the smaller branches that fork later, and before the branches that fork from it."""
+    """A large branch is read after the smaller branches that fork later, and before the branches that fork from it."""
     long, short = [1, 2, 8, 8, 8, 8, 8], [1, 2, 8, 8, 9]
     actual = plan_passes([TRUNK, REPLY, long, short], pack_tokens=1)
     assert [(p.prefix, p.ids) for p in actual.passes] == [

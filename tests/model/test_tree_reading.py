@@ -459,7 +459,7 @@ def test_what_is_compared_is_bounded(room, lengths):
 
 
 def test_what_fits_is_read_in_one_forward(student, monkeypatch):
-    """It reads trunks, branches and several sessions; more is read in several passes, with the same numbers."""
+    """One forward reads trunks, branches and several sessions; more is read in several, with the same numbers."""
     sessions = [reply for seed in range(3) for reply in conversation(4, seed)]
     arguments = (student, Mixture((student,)), sessions, ScoreOptions())
     check_tree_reading(student)
@@ -478,7 +478,7 @@ def test_what_fits_is_read_in_one_forward(student, monkeypatch):
 
 
 def test_a_trunk_longer_than_the_budget_is_read_in_pieces(student, monkeypatch):
-    """Only its keys and values grow with its length; a piece has 4,096 tokens, here 16."""
+    """Only a trunk's keys and values grow with its length; a piece has 4,096 tokens, here 16."""
     monkeypatch.setattr(tree_reading, "_CHUNK", 16)
     monkeypatch.setattr(tree_reading, "_LEAST", 16)
     longest, targets = [], conversation(6)

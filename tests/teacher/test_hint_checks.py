@@ -309,7 +309,7 @@ def test_overwrite_deletes_nothing_where_a_local_judge_cannot_be_loaded(run, con
 
 
 def test_the_judge_of_the_run_is_asked_as_it_was(run, config, monkeypatch):
-    """It keeps its template arguments, length and temperature; a student that judges itself uses the teacher's ones."""
+    """Template arguments, length and temperature are the judge stage's or, if the student judges, the teacher's."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("JUDGE_KEY", "k")
     path = run / "judge/manifest.json"

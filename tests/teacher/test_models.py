@@ -28,7 +28,7 @@ from opdkit.teacher.models import load_scorer
 
 
 def test_without_the_hint_the_same_weights_say_the_same(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):
-    """They are bit-identical, those of other weights are not, and a turn without a hint has no teacher log-probs."""
+    """Log-probs of the same weights are bit-identical, of others not; a turn without a hint has none of the teacher."""
     copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
     for options in ({}, {"teacher": (str(copy),)}):
         teacher.run(config(run, score_unhinted=True, overwrite=True, **options))

@@ -231,7 +231,7 @@ def test_a_decision_survives_a_re_run_of_the_judge(run, again):
 
 
 def test_a_reply_to_a_decided_hint_has_the_room_of_the_part(run, tiny_model_dir, monkeypatch):
-    """Its token limit comes from the part's hinted replies, not from its own logged reply, which may be one word."""
+    """A sample's token limit comes from the part's hinted replies, not from the logged reply, which may be one word."""
     shutil.rmtree(run / "teacher")
     reviews.append(run, [Review("toy-0:3", False, None, True, NEW)])  # a reply of two words
     rooms, sample = [], sampler.sample

@@ -29,7 +29,7 @@ def replies(rows: list[dict]) -> list[tuple]:
 
 
 def test_a_written_reply_is_sampled_with_the_hint_and_scored_like_the_logged_one(run, config, tiny_model_dir):
-    """Its log-probs from sampling are the teacher's log-probs from scoring: neither is shifted or at a temperature."""
+    """A sample's log-probs are the teacher's log-probs from scoring: neither is shifted or at a temperature."""
     summary = teacher.run(config(run, **OPTIONS))
     rows = targets(run)
     logged = [r for r in rows if r["written"] is None]

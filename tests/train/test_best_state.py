@@ -144,7 +144,7 @@ def test_the_error_names_the_step_that_moved_most() -> None:
 
 
 def test_a_state_that_only_forgets_is_no_better_either() -> None:
-    """Its score can be below that before training, so the worst state must not be the one before the first step."""
+    """Its score can be below the score before training, so the worst state must not be that before the first step."""
     forgot = _row(4, 0.5, 1.4) | {"forgotten": 0.2}
     with pytest.raises(NothingLearnedError, match=r"lost replies that nobody complained about.*log:1:1"):
         check_better([_row(0, 3.0, 0.0), forgot], [{"step": 1, "step_kl": 0.1, "shift": 0.1, "turn_ids": ["log:1:1"]}])

@@ -133,7 +133,7 @@ def test_a_loop_is_a_piece_said_over_and_over(ids: list[int], expected: bool) ->
 
 
 def test_degenerate_replies_are_counted(tmp_path, plain_model_dir) -> None:
-    """Looping and cut-off replies are counted, rewarded ones apart, as a policy would learn to write nothing else."""
+    """Looping and cut-off replies are counted, and those rewarded +1 among them: a policy would learn to write them."""
     said = [Said("red " * 60, 1), Said("blue", 1), Said("old", -1), Said("new", -1)]
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [s]) for n, s in enumerate(said)],
                     turns={"t2:1": {"finish_reason": "length"}})  # fmt: skip

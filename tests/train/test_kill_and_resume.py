@@ -93,7 +93,7 @@ def test_a_killed_training_ends_with_the_same_bytes(scored, whole, tmp_path, opt
 
 @pytest.mark.parametrize("asked", [signal.SIGUSR1, signal.SIGTERM])
 def test_asked_to_stop_it_keeps_the_step_under_way(scored, whole, tmp_path, asked) -> None:
-    """Even without --checkpoint-every it leaves exit code 75 and one checkpoint; resumed, it ends with equal bytes."""
+    """Without --checkpoint-every, too, it exits with 75 and one checkpoint; resumed, it ends with equal bytes."""
     run = Path(shutil.copytree(scored, tmp_path / "run"))
     process = start(run, "--checkpoint-every", "0")
     while process.running and "step 2 of" not in read(process.log):

@@ -42,7 +42,7 @@ def test_every_configuration_is_named_in_the_documentation() -> None:
 
 
 def test_accelerate_neither_compiles_nor_rounds_the_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its configuration may ask for both, but opdkit has --compile and --dtype, with its own reading of a student."""
+    """Accelerate's settings may ask for both, but opdkit has its own --compile, --dtype and reading of a student."""
     state.AcceleratorState._reset_state(reset_partial_state=True)
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")

@@ -54,7 +54,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
-    """Return the pairs that occur of the numbers of non-empty forwards of two processes in a step."""
+    """Return the distinct pairs, over all steps, of the two processes' numbers of non-empty forwards."""
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     by_id, found = {turn.turn_id: turn for turn in turns}, set()
@@ -187,7 +187,7 @@ def test_processes_end_while_a_thread_of_gloo_waits_for_python(uneven, tmp_path,
 
 
 def test_processes_that_see_other_checkpoints_do_not_begin(uneven, tmp_path, plain_model_dir) -> None:
-    """As with two nodes, one process does not see yet what the other has written."""
+    """They fail, as if one of two nodes did not yet see the checkpoint that the other has written."""
     sees, blind = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("sees", "blind"))
     process = Forked(*words(sees, plain_model_dir, checkpoint_every=0), log=tmp_path / "begun")
     ask_after_a_step(process, tmp_path / "begun")

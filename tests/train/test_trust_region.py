@@ -142,7 +142,7 @@ def test_no_rate_is_above_the_largest_one(factor: float) -> None:
     ({"learning_rate": 1.0, "lora_rank": 4}, 1e-4, 1.0),
 ])  # fmt: skip
 def test_every_search_begins_at_a_small_rate(tmp_path, options, first, share_of_peak) -> None:
-    """It ends at the given rate or, if smaller, at a hundredth of the root mean square of the matrices."""
+    """The search ends at the given rate or, if smaller, at a hundredth of the root mean square of the matrices."""
     config = train_config(tmp_path, tmp_path, **(REGION | options))
     student = nn.ModuleDict({"a": nn.Linear(4, 8), "b": nn.Linear(8, 3)})
     with torch.no_grad():
@@ -202,7 +202,7 @@ def test_the_turns_that_are_read_again_have_hints_first(run) -> None:
 
 
 def test_of_a_long_session_few_turns_are_read_again(monkeypatch) -> None:
-    """Read one by one, its 60 turns have 0.7 million tokens; with shared prefixes, a step reads 28,000."""
+    """Read one by one, a session's 60 turns have 0.7 million tokens; with shared prefixes, a step reads 28,000."""
     turns = [replace(toy_turn(f"log:1:{2 * n + 1}"), prompt_tokens=400 * n) for n in range(60)]
     longest = max(map(len, turns))
     probe = choose_probe(turns, 28_000)

@@ -189,7 +189,7 @@ def test_a_teacher_with_more_weights_is_not_loaded(run, plain_model_dir, monkeyp
 
 @pytest.mark.parametrize(("options", "copies"), [({}, 4), ({"lora_rank": 8}, 2)], ids=str)
 def test_a_teacher_leaves_room_for_the_training(run, plain_model_dir, monkeypatch, options, copies: int) -> None:
-    """It needs room for itself and for gradients and two moments or, with adapters, for activations, all in float32."""
+    """A teacher needs room beside the gradients and two moments or, with adapters, beside activations, in float32."""
     model, config = load_model(str(plain_model_dir), device="cpu", dtype="float32"), train_config(run, plain_model_dir)
     size, config = model.num_parameters(), replace(config, dtype="float32")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -530,7 +530,7 @@ def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_ra
 def test_a_training_that_rolled_back_resumes_with_the_same_bytes(
     run, tmp_path, plain_model_dir, monkeypatch, scored_as, scores, every: int, steps: int
 ) -> None:
-    """It is killed before and after the rollback, with a checkpoint before, after, and at that step."""
+    """The training is killed before and after the rollback, with a checkpoint before, after, and at that step."""
     whole, reported = Path(shutil.copytree(run, tmp_path / "whole")), []
     monkeypatch.setattr(train, "report_movement", lambda rows, _, **facts: (
         reported.append(([row["step"] for row in rows], facts["rolled_back"]))))  # fmt: skip
@@ -621,7 +621,7 @@ def test_a_training_killed_around_the_end_of_a_cycle_resumes_with_the_same_bytes
 def test_a_training_resumes_whose_best_state_was_replaced_after_the_checkpoint(
     run, tmp_path, plain_model_dir, monkeypatch, scored_as
 ) -> None:
-    """It repeats the same steps, as it continues with the best state at the time of the checkpoint."""
+    """The training repeats the same steps, as it continues with the best state at the time of the checkpoint."""
     whole = Path(shutil.copytree(run, tmp_path / "whole"))
     scored_as({0: 1.0, 1: 0.5, 4: 1.6, 5: 1.7, 6: 0.4, 9: 0.45})
     options = BACK | {"batch_turns": 20, "checkpoint_every": 3}

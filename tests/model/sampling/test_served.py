@@ -302,7 +302,7 @@ def test_weights_that_change_on_the_way_are_refused(tiny: tuple, tmp_path, plain
 
 
 def test_a_server_that_always_takes_the_most_likely_token_is_refused(tiny: tuple) -> None:
-    """It gives no log-probs, and ignores the temperature: only the share of most likely tokens shows it."""
+    """The server gives no log-probs, and ignores the temperature: only the share of most likely tokens shows it."""
     script = completions(*tiny, gives_logprobs=False)
     with (
         serving(lambda body, n: script(body | {"temperature": 0.0}, n)) as http,
@@ -344,7 +344,7 @@ def test_a_server_that_puts_prompts_into_a_template_is_refused(tiny: tuple) -> N
 
 
 def test_a_server_whose_model_has_more_tokens_is_refused(tiny: tuple) -> None:
-    """Its token ids are beyond the rows of the local model, which could not read them."""
+    """The server's last token ids are beyond the rows of the local model, which could not read them."""
 
     def script(body: dict, number: int) -> Reply:
         reply = completions(*tiny)(body, number)
