@@ -54,7 +54,7 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
 
     Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not cost more
     than they gain (`is_mostly_drift`). The best has the lowest score; among equals, it is the last. Without hinted
-    prompts, it is the last one that has not forgotten. With `any_gain`, a gain that may be chance counts as nearer, too.
+    prompts, it is the last that has not forgotten. With `any_gain`, a gain that may be chance counts as nearer, too.
     """
     before = rows[0]
     hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]
