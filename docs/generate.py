@@ -58,7 +58,7 @@ def tables() -> str:
     for table in sorted((*TABLES.values(), *APPENDED.values()), key=_place):
         parts.append(f"## {table.stage}/{table.name} (version {table.version})\n")
         if table.name in APPENDED:
-            parts.append("People's decisions: not Parquet, but JSON lines that are only added, in `decisions.jsonl`. "
+            parts.append("People's decisions: not Parquet, but JSON lines, append-only, in `decisions.jsonl`. "
                          "Each line ends in a `checksum`.\n")  # fmt: skip
         if table.option:
             parts.append(f"Written only with `{table.option}`.\n")
@@ -100,11 +100,11 @@ Could a nurse on night duty work with this reply?
 hint = '(Note to the assistant: {hint})'
 ```
 
-Texts of a stage that are not the defaults are in its `manifest.json`. So a changed text is another plan, and another
-path of the same text is not. What comes after the teacher takes its words from there: `eval` looks for them in replies
-(where they are two words or more), `export --to trl-sdft` writes them around the hint, and `rollout` hands them on to
-the teacher of the new run. A text that lacks what opdkit looks for, or has an unknown name, is refused with the file
-and the name. Nothing in a text becomes a control token. How answers are read (`\\boxed{...}`, `[HINT_START]`) stays.
+Texts of a stage that are not the defaults are in its `manifest.json`. So a changed text is another plan; the same text
+at another path is not. The commands after `teacher` use the teacher's texts: `eval` looks for them in replies (if they
+have two words or more), `export --to trl-sdft` writes them around the hint, and `rollout` passes them on to the teacher
+of the new run. opdkit refuses a text that lacks a required part, and an unknown name, and says which file and name it
+was. Nothing in a text becomes a control token. How answers are read (`\\boxed{...}`, `[HINT_START]`) does not change.
 
 These are the defaults, from `opdkit/config/wording.toml`:
 
