@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pyarrow.parquet as pq
 import pytest
@@ -40,6 +41,9 @@ def test_both_ways_write_the_same_sessions_and_replies(log: Path, tmp_path: Path
 
 
 def test_two_workers_and_their_memory(log: Path, tmp_path: Path) -> None:
+    """The command gets the number of workers: it refuses 0 of them."""
     peak = benchmark.peak_memory(log, tmp_path / "run", 2)
     assert 30_000_000 < peak < 2_000_000_000
     assert list(read_all(tmp_path / "run", "sessions"))
+    with pytest.raises(CalledProcessError):
+        benchmark.peak_memory(log, tmp_path / "none", 0)

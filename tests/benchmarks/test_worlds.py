@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.learning import runs
 from benchmarks.learning.cells import recorded, write_record
 from benchmarks.worlds import WORLDS, Built, World, build, built_in, measure, trainings
 from benchmarks.worlds.benchmark import (
@@ -32,7 +33,7 @@ from opdkit.chat.openai_messages import openai_message
 from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
 from opdkit.extract.stage import run as extract
 from opdkit.judge.reply_in_context import ReplyInContext
 from opdkit.judge.rules import judge
@@ -82,7 +83,7 @@ def test_pretraining_never_shows_what_is_held_out(world: World) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_lessons_are_rendered_as_opdkit_renders_prompts(world: World) -> None:
+def test_lessons_are_rendered_as_opdkit_renders_prompts_and_only_replies_are_learned(world: World) -> None:
     taught = list(islice(lessons(world, random.Random(0)), 60))
     tokenizer = make_tokenizer(taught)
     chat = Chat(tokenizer, {})
@@ -93,6 +94,10 @@ def test_lessons_are_rendered_as_opdkit_renders_prompts(world: World) -> None:
         ids, learned = encode(tokenizer, lesson)
         assert ids == prompt + reply.ids
         assert all(learned[len(prompt) :])
+        assert not learned[len(prompt) - 1]
+        replies = [tokenizer.decode([token]) for token, is_learned in zip(ids, learned, strict=True) if is_learned]
+        assert "<|im_start|>" not in replies
+        assert replies.count("<|im_end|>") == (1 if lesson.only_last else [m["role"] for m in rows].count("assistant"))
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
@@ -186,9 +191,19 @@ def test_labels_are_those_of_the_turns(built: Built, tmp_path: Path) -> None:
     assert len(labels) == len(turns)
 
 
-def test_accuracy_counts_both_kinds(built: Built) -> None:
+def test_accuracy_counts_both_kinds(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reply to a corrected prompt is replaced by the right one. The model's own replies are never right."""
+    topics, (group,), check = {t.name: t for t in built.world.topics}, built.world.groups, runs.check_replies
+
+    def right(prompt: HeldOutPrompt) -> str:
+        topic = topics[prompt.domain]
+        replies = map(topic.style(group.wishes[topic.name]).reply, topic.items)
+        return next(text for text in replies if prompt.check.passes(text))
+
+    monkeypatch.setattr(runs, "check_replies", lambda replies, config: check(
+        [replace(r, seen=right(r.prompt)) if r.prompt.corrected else r for r in replies], config))  # fmt: skip
     found = measure.measure_model(built, built.model, 0)
-    assert (found["corrected"], found["uncorrected"]) == (0.0, 0.0)
+    assert (found["corrected"], found["uncorrected"]) == (1.0, 0.0)
     assert found["prompt_tokens"] > found["reply_tokens"] > 0
 
 

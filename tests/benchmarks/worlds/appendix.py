@@ -27,7 +27,7 @@ def _worlds(results: Results) -> str:
             number(numbers.get("rewards_right")), number(numbers.get("hints_right")),
         ])  # fmt: skip
     heads = ["world", "what is wanted", "model", "before", "corrected, with a hint", "judged turns", "hints",
-             "rewards right", "hints right"]  # fmt: skip
+             "rewards right", "hint or none, as due"]  # fmt: skip
     cells = [world_cell(world) for world in (*WORLDS, *ALL_NOISY)]
     return section("Appendix: the worlds", results, cells, table(heads, lines) if lines else NOTHING)
 

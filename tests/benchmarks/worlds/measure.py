@@ -92,7 +92,10 @@ def hinted_accuracy(built: Built, run: Path, seed: int) -> JSON:
 
 
 def judged_right(built: Built, run: Path) -> JSON:
-    """Return the shares of rewards and of hints (given or not) by the rules judge that agree with the truth."""
+    """Return the shares of the rules judge's rewards that are right, and of turns with a hint exactly if one is due.
+
+    The words of the hints are not compared.
+    """
     truth = {row["turn_id"]: row for row in _rows(built.labels)}
     verdicts = list(read_all(run, "verdicts"))
     rewards = [v["reward"] == truth[v["turn_id"]]["reward"] for v in verdicts]
