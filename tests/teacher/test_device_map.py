@@ -37,6 +37,7 @@ def targets(run: Path, **options: object) -> list[dict[str, object]]:
 
 
 def spread(places: dict[str, str], name: str, **options: object):
+    assert options["device_map"] == "auto"
     model = load_model(name, **(options | {"device_map": places}))
     assert len(set(model.hf_device_map.values())) > 1
     return model
@@ -51,8 +52,12 @@ def test_layers_that_wait_on_disk_give_the_same_rows(run, monkeypatch, turn_by_t
     assert targets(run, turn_by_turn=turn_by_turn, device_map="auto") == plain
 
 
-def test_where_everything_fits_the_option_changes_nothing(run):
-    assert targets(run, device_map="auto") == targets(run)
+def test_where_everything_fits_the_option_changes_nothing(run, monkeypatch):
+    plain, maps = targets(run), []
+    monkeypatch.setattr(policies, "load_model", lambda name, **options: (
+        maps.append(options["device_map"]), load_model(name, **options))[1])  # fmt: skip
+    assert targets(run, device_map="auto") == plain
+    assert maps == ["auto"]
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Tests of opdkit/teacher/samples.py: replies that the hinted teacher samples in addition to the logged ones."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import save_tiny_model
-from judged_runs import plain, prompts_of, targets
+from judged_runs import plain, prompts_of, targets, three_parts
+from judged_runs import write_run as write_judged_run
 from scored_runs import toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM
 
@@ -73,22 +75,31 @@ def test_the_logged_rows_are_what_they_were(run, config, tmp_path):
 
 
 def test_shards_write_what_one_process_writes(run, config, tmp_path):
-    """Two shards in any order sample the replies of a single process."""
+    """Two shards in any order sample and score the replies of a single process."""
     other = shutil.copytree(run, tmp_path / "other")
     teacher.run(config(run, **OPTIONS))
     for shard in ("1/2", "0/2"):
         teacher.run(config(other, shard=shard, **OPTIONS))
-    assert replies(targets(other)) == replies(targets(run))
+    assert targets(other) == targets(run)
     assert len(set(replies(targets(run)))) == 12
 
 
-def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config, tiny_tokenizer):
-    """With another model as the teacher, the log-probs from sampling are the teacher's and not the student's."""
-    path = save_tiny_model(tmp_path / "other-teacher", tiny_tokenizer, seed=3)
-    teacher.run(config(run, teacher=(str(path),), **OPTIONS))
-    for row in (r for r in targets(run) if r["written"] is not None):
-        assert row["behavior_logprobs"] == pytest.approx(row["teacher_logprobs"], abs=1e-4)
-        assert row["old_logprobs"] != pytest.approx(row["teacher_logprobs"], abs=1e-2)
+def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, config, tiny_model_dir, tiny_tokenizer):
+    """The log-probs from sampling are those of the session's teacher, which is the student for every second session."""
+    other = save_tiny_model(tmp_path / "other-teacher", tiny_tokenizer, seed=3)
+    parts = [([s | {"metadata": json.dumps({"tier": s["session_id"][-1]})} for s in sessions], turns, verdicts)
+             for sessions, turns, verdicts in three_parts()]  # fmt: skip
+    run, roster = write_judged_run(tmp_path / "run", parts), (f"a={other}", f"b={tiny_model_dir}")
+    teacher.run(config(run, teacher=roster, teacher_route="tier", **OPTIONS))
+    models = {name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+              for name, path in (("a", other), ("b", tiny_model_dir))}  # fmt: skip
+    written = [r for r in targets(run) if r["written"] is not None]
+    assert len(written) == 12
+    for row in written:
+        _, prompt = prompts_of(run, tiny_model_dir, row, "last-user")
+        logprobs = plain(models[row["turn_id"].partition(":")[0][-1]], prompt, row["response_ids"])
+        assert row["behavior_logprobs"] == pytest.approx(logprobs, abs=1e-4)
+        assert row["teacher_logprobs"] == pytest.approx(logprobs, abs=1e-4)
 
 
 def test_no_room_for_a_reply_is_counted(run, config, monkeypatch):
