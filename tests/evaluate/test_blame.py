@@ -144,8 +144,8 @@ def test_only_the_last_half_of_the_layers_is_looked_at(model) -> None:
     assert len(choose_weights(flat)) == 2, "without layers, all weights"
 
 
-def test_losses_of_turns_sum_to_that_of_a_step(model, world) -> None:
-    """At the old policy every ratio is 1, so the loss of turn i is -A_i; their mean is the loss of one step on all."""
+def test_the_loss_of_a_turn_at_the_old_policy_is_minus_its_reward(model, world) -> None:
+    """Every ratio is 1 there, so the loss of turn i is -A_i."""
     data, prompts, _ = world
     losses = measure_turn_losses(Policy(model), data, prompts, [OBJECTIVE], 64)
     assert losses == pytest.approx([-turn.reward for turn in data.turns], abs=1e-5)

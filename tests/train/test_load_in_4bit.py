@@ -144,9 +144,14 @@ def test_a_killed_training_ends_with_the_same_bytes(quantized_run, plain_model_d
         assert (quantized_run / "train" / file).read_bytes() == (whole / "train" / file).read_bytes()
 
 
-def test_bfloat16_and_gradient_checkpointing_train_too(quantized_run, plain_model_dir) -> None:
+def test_bfloat16_and_gradient_checkpointing_train_too(quantized_run, plain_model_dir, monkeypatch) -> None:
+    students = []
+    monkeypatch.setattr(train, "load_student", lambda *a, **k: students.append(load_student(*a, **k)) or students[-1])
     options = {"dtype": "bfloat16", "gradient_checkpointing": True}
     train.run(train_config(quantized_run, plain_model_dir, epochs=2, **options, **OPTIONS))
+    (student,) = students
+    assert any(getattr(module, "gradient_checkpointing", False) for module in student.modules())
+    assert {p.dtype for p in student.parameters() if not p.requires_grad} == {torch.uint8, torch.bfloat16}
     rows = read_all(quantized_run, "metrics")
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 

@@ -1,5 +1,6 @@
 """Tests of how options become objectives, and of the learning rate and clip bounds of each step."""
 
+import dataclasses
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -50,10 +51,13 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
     """The defaults of the options are those of Objective, and a changed option reaches it."""
     config = train_config(Path("run"), Path("model"), objective="opd")
     assert make_objectives(config) == [Objective({"teacher": 1.0})]
+    numbers = [field for field in dataclasses.fields(Objective) if field.name != "weights"]
     changed = {"advantage_clip": 2.0, "clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0, "divergence_alpha": 0.25,
-               "forward_kl": 0.1, "kl_coef": 0.1, "kl_estimator": "k1", "min_advantage": 0.2, "skip_first": 3,
-               "confidence_weight": True, "behavior_cap": 5.0, "negative_below": 0.5,
+               "forward_kl": 0.1, "anchor_weight": 0.1, "kl_coef": 0.1, "kl_estimator": "k3", "min_advantage": 0.2,
+               "skip_first": 3, "confidence_weight": True, "behavior_cap": 5.0, "negative_below": 0.5,
                "aggregation": "turn-mean"}  # fmt: skip
+    assert changed.keys() == {field.name for field in numbers}
+    assert all(changed[field.name] != field.default for field in numbers)
     assert make_objectives(train_config(Path("run"), Path("model"), objective="opd", **changed)) == [
         Objective({"teacher": 1.0}, **changed)
     ]

@@ -33,6 +33,7 @@ from opdkit.store.atomic import host_name
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train import training_set
+from opdkit.train.student import load_student
 from opdkit.train.targets import load_prompts, load_turns
 
 EVERYTHING = {"objective": "hybrid", "teacher_weight": 1.0, "divergence_weight": 0.5, "kl_coef": 0.1,
@@ -281,11 +282,14 @@ def test_a_finished_run_is_not_trained_again(run, plain_model_dir, capsys) -> No
 # -- what comes out -------------------------------------------------------------------------------------------------
 
 
-def test_it_says_where_the_model_is_and_when_there_was_little_to_learn_from(run, plain_model_dir, capsys) -> None:
-    trained = train.run(train_config(run, plain_model_dir)).counters.rows_out
+@pytest.mark.parametrize(("limit", "is_little"), [(None, False), (4, True)])
+def test_it_says_where_the_model_is_and_when_there_was_little_to_learn_from(
+    run, plain_model_dir, capsys, limit: int | None, is_little: bool
+) -> None:
+    trained = train.run(train_config(run, plain_model_dir, limit=limit)).counters.rows_out
     said = " ".join(capsys.readouterr().err.split())
     assert str(run / "train" / "model") in said
-    assert ("opdkit report" in said) == (trained < 10)
+    assert ("opdkit report" in said) == (trained < 10) == is_little
 
 
 def test_it_measures_how_far_the_model_moved(run, plain_model_dir, capsys) -> None:
@@ -396,10 +400,14 @@ def test_lora_without_peft_says_what_to_install(run, plain_model_dir, monkeypatc
         pipeline.run(nothing_read_yet)
 
 
-def test_gradient_checkpointing_and_bfloat16_train_too(run, tmp_path, plain_model_dir) -> None:
+def test_gradient_checkpointing_and_bfloat16_train_too(run, tmp_path, plain_model_dir, monkeypatch) -> None:
+    students = []
+    monkeypatch.setattr(train, "load_student", lambda *a, **k: students.append(load_student(*a, **k)) or students[-1])
     runs = [run, *(Path(shutil.copytree(run, tmp_path / name)) for name in ("recomputed", "bfloat16"))]
     for where, options in zip(runs, ({}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}), strict=True):
         train.run(train_config(where, plain_model_dir, **options))
+    recomputed = [any(getattr(m, "gradient_checkpointing", False) for m in student.modules()) for student in students]
+    assert recomputed == [False, True, False]
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=1e-6)
     assert losses(runs[2]) == pytest.approx(losses(runs[0]), abs=0.1)
     assert losses(runs[2]) != losses(runs[0])
@@ -417,8 +425,11 @@ def test_held_out_sessions_and_the_limit_are_counted(run, plain_model_dir) -> No
 
 def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
     pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     train.run(train_config(run, plain_model_dir, tracker="tensorboard"))
-    assert list((run / "train").rglob("events.out.tfevents*"))
+    events = EventAccumulator(str(run / "train" / "opdkit")).Reload()
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses(run))
 
 
 def test_a_tracker_gets_numbers_and_settings_and_no_names(run, plain_model_dir, monkeypatch) -> None:
@@ -493,8 +504,10 @@ def test_a_training_resumes_with_a_student_that_was_moved(run, tmp_path, plain_m
     options = {"epochs": 2, "checkpoint_every": 1}
     train_and_kill(train_config(run, plain_model_dir, **options), 2, monkeypatch)
     moved = Path(shutil.copytree(plain_model_dir, tmp_path / "moved"))
+    step, taken = train.take_optimizer_step, []
+    monkeypatch.setattr(train, "take_optimizer_step", lambda *args: taken.append(step(*args)) or taken[-1])
     train.run(train_config(run, moved, **options))
-    assert (run / "train/model").is_dir()
+    assert len(taken) == len(losses(run)) - 2 > 0
 
 
 def test_no_signal_says_what_to_do_and_pins_nothing(tmp_path, plain_model_dir) -> None:

@@ -231,12 +231,13 @@ def test_they_are_read_within_the_budget(run, tmp_path, plain_model_dir, monkeyp
     options = REGION | {"learning_rate": 1e-3, "batch_turns": 100, "objective": "distill"}
     monkeypatch.setattr(trust_region, "PROBE_SHARE", 1.0)  # all turns
     train.run(train_config(whole, plain_model_dir, **options))
-    forward, again = Policy.forward, []
+    forward, again, failed = Policy.forward, [], []
 
     def watched(policy: Policy, trees: Sequence[Sequence[PromptResponse]], ids_nk: torch.Tensor) -> object:
         if not torch.is_grad_enabled():
             again.append([len(sequence) for tree in trees for sequence in tree])
             if out_of_memory and len(again[-1]) > 2:
+                failed.append(again.pop())
                 raise torch.OutOfMemoryError
         return forward(policy, trees, ids_nk)
 
@@ -245,6 +246,8 @@ def test_they_are_read_within_the_budget(run, tmp_path, plain_model_dir, monkeyp
     train.run(train_config(run, plain_model_dir, **options))
     (ours,), (theirs,) = (list(read_all(folder, "metrics")) for folder in (run, whole))
     assert ours["step_kl"] == pytest.approx(theirs["step_kl"], rel=1e-3)
+    assert again
+    assert bool(failed) == out_of_memory
     assert out_of_memory or all(len(lengths) == 1 or sum(lengths) <= 100 for lengths in again)
 
 
