@@ -259,9 +259,12 @@ def test_what_only_the_client_says_is_no_reaction_of_a_person(said, more):
     assert skips(session)[0] == (CLIENT_ONLY if more else None)
 
 
-@pytest.mark.parametrize(("mode", "skip"), [("prompt", None), ("task-notification", None)])
-def test_what_a_person_types_while_the_agent_works(mode, skip):
-    """The queued message is put before the next reply and belongs to the next state of the previous reply."""
+@pytest.mark.parametrize("mode", ["prompt", "task-notification"])
+def test_what_a_person_types_while_the_agent_works(mode):
+    """The queued message is put before the next reply and belongs to the next state of the previous reply.
+
+    A notice of the client that stands alone is no reaction.
+    """
     queued = {"type": "queued_command", "prompt": "no, fix b.py instead", "commandMode": mode}
     session = only(
         user("1", None, "fix a.py"), piece("2", "1", "r1", use("c1")), user("3", "2", result("c1")),
@@ -271,5 +274,8 @@ def test_what_a_person_types_while_the_agent_works(mode, skip):
     assert said(session) == [("user", "fix a.py"), ("assistant", None), ("tool", "done"),
                              ("user", "no, fix b.py instead"), ("assistant", "OK, b."), ("user", "thanks")]  # fmt: skip
     assert [row["next_count"] for row in turn_rows("s", session)] == [2, 1]
-    assert skips(session) == [skip, None]
+    assert skips(session) == [None, None]
     assert session.machine == (set() if mode == "prompt" else {3})
+    alone = only(user("1", None, "build"), piece("2", "1", "r1", text("Started.")),
+                 event("attachment", "3", "2", attachment=queued), piece("4", "3", "r2", text("Done.")))  # fmt: skip
+    assert skips(alone)[0] == (None if mode == "prompt" else CLIENT_ONLY)

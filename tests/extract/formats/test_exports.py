@@ -62,21 +62,22 @@ def test_what_was_counted_by_hand(tmp_path, build, array):
 
 @builders
 def test_cut_at_every_fiftieth_byte(tmp_path, build):
-    """A cut export never crashes its reader and never gives a text that is not in the whole export."""
+    """A cut export never crashes its reader, gives only texts of the whole export, and keeps records before the cut."""
     name = COUNTED[build][0]
     data = b"".join(json.dumps(record).encode() + b"\n" for record in build())
     known = {m["content"] for m in _messages(tmp_path / "whole", data, name)}
     for end in range(50, len(data), 50):
         cut = data[:end]
-        kept = _messages(tmp_path / str(end), cut, name, allow_nothing=True)
-        assert {m["content"] for m in kept} <= known
+        kept = {m["content"] for m in _messages(tmp_path / str(end), cut, name)}
+        assert kept <= known
+    assert kept or len(build()) == 1
 
 
-def _messages(folder: Path, data: bytes, name: str, allow_nothing: bool = False) -> list[dict]:
+def _messages(folder: Path, data: bytes, name: str) -> list[dict]:
     folder.mkdir()
     (folder / "log.jsonl").write_bytes(data)
     found = extract(folder / "run", folder / "log.jsonl", format=name)
-    assert found["sessions"] or found["rejected"] or found["left out"] or allow_nothing
+    assert found["sessions"] or found["rejected"] or found["left out"]
     assert all(row["reason"] for row in found["rejected"])
     return [m for s in found["sessions"] for m in s["messages"]]
 
@@ -256,9 +257,8 @@ def test_litellm_wrote_these(tmp_path):
     (session,) = found["sessions"]
     assert roles(session) == "u a u a"
     assert [t["skip_reason"] for t in found["turns"]] == [None, "shortened by the proxy"]
-    assert {r["session_id"] for r in json.loads(session["metadata"])["records"]} > {None} or len(
-        {r["session_id"] for r in json.loads(session["metadata"])["records"]}
-    ) == 2  # LiteLLM made one session id per call
+    ids = {r["session_id"] for r in json.loads(session["metadata"])["records"]}
+    assert len(ids - {None}) == 2  # LiteLLM made one session id per call
 
 
 def test_calls_of_other_interfaces_through_litellm(tmp_path):
@@ -384,7 +384,7 @@ def test_responses_of_openai_in_langsmith(tmp_path):
     assert [roles(s) for s in found["sessions"]] == ["s u a t a", "u a"]
     for message in (found["sessions"][0]["messages"][2], found["sessions"][1]["messages"][1]):
         assert (message["content"], message["reasoning"], len(message["tool_calls"])) == (None, "hm", 1)
-    assert {t["skip_reason"] for t in found["turns"]} <= {None, "no next state", "no record"}
+    assert [t["skip_reason"] for t in found["turns"]] == ["no record", "no next state", "no next state"]
 
 
 def test_messages_of_langchain_js(tmp_path):

@@ -256,7 +256,7 @@ def test_every_turn_is_trained_once_and_no_prompt_is_invented(sessions, rng):
         trained += [
             tuple(contents[: row["message_index"] + 2]) for row in turn_rows("x", conversation) if row["trainable"]
         ]
-    assert {turn[:-1] for turn in trained} <= logged
+    assert {turn[:-1] for turn in trained} == logged
     assert len(trained) == len(set(trained))
     assert len(aside) < len(records)
 
