@@ -12,9 +12,11 @@ from small_logs import run as extract
 from small_logs import tables
 
 import opdkit
+from opdkit.config.fields import PythonFunction
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS
+from opdkit.evaluate.checks import FunctionCheck, read_prompts
 from opdkit.judge import stage as judge
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
@@ -115,10 +117,17 @@ def passes_tests(reply: str, row: dict[str, Any]) -> bool:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False).returncode == 0
 
 
-def test_the_unit_tests_are_a_check(ilf_run: Path) -> None:
-    """At least 7 of 8 repaired programs pass their unit tests, and at most 2 of the 8 wrong programs do."""
+@pytest.mark.skipif(not ILF.exists(), reason="the data are not there")
+def test_the_unit_tests_are_a_check() -> None:
+    """At least 7 of 8 repaired programs pass their unit tests, and at most 2 of the 8 wrong programs do.
+
+    The records are held-out prompts, and a function runs the unit tests of a prompt's record.
+    """
     rows = list(map(json.loads, ILF.read_text(encoding="utf-8").splitlines()))[:8]
-    repaired = [passes_tests(row["completion"], row) for row in rows]
-    wrong = [passes_tests(row["original_model_completion"].removeprefix(row["prompt"]), row) for row in rows]
+    prompts = read_prompts(ILF, 8, PythonFunction(passes_tests))
+    checks = [prompt.check for prompt in prompts if isinstance(prompt.check, FunctionCheck)]
+    originals = [row["original_model_completion"].removeprefix(row["prompt"]) for row in rows]
+    repaired = [check.passes(row["completion"]) for check, row in zip(checks, rows, strict=True)]
+    wrong = [check.passes(original) for check, original in zip(checks, originals, strict=True)]
     assert sum(repaired) >= 7
     assert sum(wrong) <= 2
