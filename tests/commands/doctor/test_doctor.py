@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import psutil
@@ -16,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from http_server import Reply, completion, serving
+from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -84,7 +87,8 @@ def test_a_driver_without_a_torch_that_uses_it_is_a_problem(monkeypatch):
 
 
 def test_the_run_directory_must_be_one_that_can_be_written(tmp_path, monkeypatch):
-    assert states(list(machine.room(tmp_path / "a" / "b"))) <= {OK, NOTE}
+    (found,) = machine.room(tmp_path / "a" / "b")
+    assert found.state in (OK, NOTE)
     assert not (tmp_path / "a").exists(), "looking changes nothing"
     (tmp_path / "file").touch()
     assert "is a file" in problem(list(machine.room(tmp_path / "file" / "run"))).what
@@ -172,12 +176,20 @@ def test_a_template_that_wants_to_be_told_about_thinking_is_noted(tmp_path):
 
 
 def test_a_name_on_the_hub_is_no_problem_and_nothing_is_downloaded(monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda _: None)
+    """The only request is for the metadata of config.json."""
+    asked, hosts = [], []
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", asked.append)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: hosts.append(host))
     assert states(list(model.examine("someone/some-model", "cpu", "auto", 0))) == {NOTE}
+    assert asked == [huggingface_hub.hf_hub_url("someone/some-model", "config.json")]
+    assert hosts == []
 
 
 def test_a_name_that_the_hub_lacks_is_a_problem(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    def fail(_url):
+        raise RepositoryNotFoundError("no such name", response=SimpleNamespace(headers={}, request=None))
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fail)
     (finding,) = model.examine("someone/some-model", "cpu", "auto", 0)
     assert (finding.state, "someone/some-model" in finding.what) == (PROBLEM, True)
 

@@ -239,11 +239,14 @@ def test_a_source_or_session_that_decides_alone_is_named() -> None:
     assert find_dominant(shares) == []
 
 
-def test_the_configuration_holds_no_key(run: Path) -> None:
+def test_the_configuration_holds_no_key(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The options show the name of the key's environment variable, and only `judge` differs from its default."""
-    (judge,) = (c for c in collect(run, 1).summary["configuration"] if c["stage"] == "judge")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    summary = collect(run, 1).summary
+    assert "sk-secret" not in str(summary)
+    (judge,) = (c for c in summary["configuration"] if c["stage"] == "judge")
     assert ["api_key_env", "OPENAI_API_KEY", False] in judge["options"]
-    assert {key for key, _, changed in judge["options"] if changed} <= {"judge"}
+    assert {key for key, _, changed in judge["options"] if changed} == {"judge"}
 
 
 def test_what_one_process_makes_of_the_default_shard_is_not_marked(run: Path) -> None:
