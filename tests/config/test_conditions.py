@@ -107,7 +107,7 @@ def test_filtered_sessions_are_counted_and_not_written(tmp_path):
     assert [r["line"] for r in found["rejected"]] == [3]
     assert summary.counters.dropped == {"filtered: model=m1": 1, "filtered: no model": 1, "no messages": 1}
     assert summary.counters.total("log sessions unread") == 1
-    assert check(CheckConfig(run=tmp_path / "run")) is not False
+    assert check(CheckConfig(run=tmp_path / "run"))
 
 
 def test_a_filter_that_leaves_nothing_says_so(tmp_path):

@@ -16,7 +16,6 @@ from opdkit.config.shard import parse_shard
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 
-PACKAGE = Path(__file__).parents[2] / "opdkit"
 RUN = Path("run")
 SCHEDULERS = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX",
               "RANK", "WORLD_SIZE")  # fmt: skip

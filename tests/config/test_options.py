@@ -180,9 +180,10 @@ def test_the_help_of_train_fits_a_screen() -> None:
 def test_an_expert_option_is_a_flag_and_is_documented(command: str, field: Field) -> None:
     section = documented()[command]
     assert f"`{field.flag}`" in section
-    done = CliRunner().invoke(app, [command, "nowhere", f"{field.flag}=", "--no-such-option"])
+    word = field.flag if field.type is bool else f"{field.flag}="
+    done = CliRunner().invoke(app, [command, "nowhere", word, "--no-such-option"])
     assert done.exit_code == 2
-    assert "--no-such-option" in done.stderr or "is not a valid" in done.stderr or field.type is bool
+    assert "--no-such-option" in done.stderr
 
 
 @cache

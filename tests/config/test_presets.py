@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from opdkit.commands.doctor.model import arguments
 from opdkit.config.fields import parse_pairs
@@ -16,6 +17,7 @@ TEMPLATES = {
     "nemotron3": ["nemotron_3_nano", "nemotron_3_super"], "gemma3": ["gemma3"], "gemma4": ["gemma4"],
     "phi3": ["phi3", "phi3_5"],
 }  # fmt: skip
+TRL = Version("1.16")  # this trl has all of TEMPLATES: a file that a later one lacks has another name there
 
 
 def test_every_preset_is_checked():
@@ -26,7 +28,7 @@ def test_every_preset_is_checked():
 def test_the_template_reads_what_the_preset_says(preset, template):
     trl = pytest.importorskip("trl", reason="trl ships the published chat templates: pip install trl")
     path = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
-    if not path.exists():
+    if not path.exists() and Version(trl.__version__) < TRL:
         pytest.skip(f"this trl has no {path.name}")
     known = arguments(path.read_text(encoding="utf-8"))
     given = parse_pairs(PRESETS[preset].template_arg, "--template-arg")

@@ -72,8 +72,8 @@ def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole
     assert everything(config().run) == whole
 
 
-def test_a_kill_at_any_file_resumes_to_the_same_rows(config, whole) -> None:
-    """Missing parts of any table are computed again, with the same rows."""
+def test_missing_parts_are_written_again_with_the_same_rows(config, whole) -> None:
+    """Files of the sessions, the turns and the verdicts are removed, as if a kill had come before they were written."""
     run = config().run
     rollout.run(config())
     for missing in ("extract/sessions/part-00001", "extract/turns/part-00001", "judge/verdicts/part-00002",
