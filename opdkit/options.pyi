@@ -71,7 +71,7 @@ class JudgeOptions(TypedDict, total=False):
     api_key_env: Text | None
     """environment variable that holds the server's key"""
     judge_first: Text | None
-    """a smaller model that is asked first; the judge is asked only where the first one's votes differ, fail or see a hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge"""
+    """a smaller model that is asked first; the judge is asked only if the first one's votes differ, fail or see a hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge"""
     judge_first_url: Text | None
     """address of the first judge's server; may be that of --judge-url; default: the model runs in this process"""
     judge_first_key_env: Text | None
@@ -83,9 +83,9 @@ class JudgeOptions(TypedDict, total=False):
     limit: int | None
     """only the first N sessions, for a cheap trial"""
     good: Texts | None
-    """reward +1, without a vote, where this holds; a condition as for extract --filter (metadata.stars>=4) on the session or on the call that wrote the turn; may be given repeatedly, then all must hold"""
+    """reward +1, without a vote, if this holds; a condition as for extract --filter (metadata.stars>=4) on the session or on the call that wrote the turn; may be given repeatedly, then all must hold"""
     bad: Texts | None
-    """reward -1, without a vote, where this holds; as --good; both or none: votes decide"""
+    """reward -1, without a vote, if this holds; as --good; both or none: votes decide"""
     conflicts: Literal["rating", "hint", "neither"] | None
     """what wins if a reply was rated +1, but was also edited, discarded for another one, or complained about; rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing"""
     criterion: Text | None
@@ -95,7 +95,7 @@ class JudgeOptions(TypedDict, total=False):
     all_votes: bool | None
     """endpoint: ask for all votes; by default, opdkit stops asking once more votes can change neither the reward nor whether there is a hint"""
     weigh_votes: bool | None
-    """weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the server's log-probs; where a vote has none, all votes of the question count as one"""
+    """weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the server's log-probs; if a vote has none, all votes of the question count as one"""
     temperature: float | None
     """sampling temperature"""
     max_new_tokens: int | None
@@ -146,7 +146,7 @@ class TeacherOptions(TypedDict, total=False):
     wording: Text | None
     """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     sample_url: Texts | None
-    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
+    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; for two models, two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
     """environment variable that holds the server's key"""
     concurrency: int | None
@@ -227,7 +227,7 @@ class TrainOptions(TypedDict, total=False):
     limit: int | None
     """only the first N sessions, for a cheap trial"""
     filter: Texts | None
-    """keep only sessions with FIELD=VALUE; as `opdkit extract --filter`, where FIELD may also be session, the session's id; may be given repeatedly"""
+    """keep only sessions with FIELD=VALUE; as `opdkit extract --filter`; FIELD may also be session, the session's id; may be given repeatedly"""
     max_turns_per_session: int | None
     """at most N turns of a session; drawn by --seed, so that no user outweighs all others"""
     holdout: float | None
@@ -263,7 +263,7 @@ class TrainOptions(TypedDict, total=False):
     kl_coef: float | None
     """weight of the KL to the reference; 0 is off"""
     anchor_weight: float | None
-    """weight of the divergence from the untrained student; where nobody complained; 0 is off"""
+    """weight of the divergence from the untrained student; on turns without a complaint; 0 is off"""
     reference: Text | None
     """frozen model of the KL of --kl-coef; with the student's tokenizer; default: the untrained student"""
     kl_estimator: Literal["k1", "k2", "k3"] | None
@@ -303,7 +303,7 @@ class TrainOptions(TypedDict, total=False):
     validate: int | None
     """prompts to find the best state with; N with a hint, and N without a complaint, kept out of training; a state that is worse than before training is not written; 0 is off"""
     interpolate: float | None
-    """share of the way from the weights before training to the trained ones; of the model that is written; below 1 it forgets less, and learns a little less; default: 1, and 0.8 in a night"""
+    """share of the way from the weights before training to the trained ones; for the model that is written; below 1, it forgets less and learns a little less; default: 1, and 0.8 in a night"""
     schedule: Literal["cosine", "constant"] | None
     """learning rate after the warm-up; cosine: half a cosine down to 0"""
     warmup_steps: int | None
@@ -339,9 +339,9 @@ class TrainOptions(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     name: Text | None
-    """one of several trainings on the same targets; it lies in RUN/NAME.training"""
+    """name of one of several trainings on the same targets; stored in RUN/NAME.training"""
     checkpoint_every: int | None
-    """steps between checkpoints, at most 10 minutes; 0: only where the training is stopped"""
+    """steps between checkpoints, at most 10 minutes; 0: only when the training is stopped"""
     keep_epochs: bool | None
     """also keep the model after each epoch; in train/epochs/N/model; holds the weights twice while it writes"""
     tracker: Literal["tensorboard", "wandb", "trackio"] | None
@@ -362,7 +362,7 @@ class EvalOptions(TypedDict, total=False):
     wording: Text | None
     """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     sample_url: Texts | None
-    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
+    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; for two models, two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
     """environment variable that holds the server's key"""
     concurrency: int | None
@@ -402,7 +402,7 @@ class EvalOptions(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     name: Text | None
-    """one of several trainings on the same targets; it lies in RUN/NAME.training"""
+    """name of one of several trainings on the same targets; stored in RUN/NAME.training"""
     config: Text | None
     """TOML file with one table per stage; keyword arguments win"""
 
@@ -417,7 +417,7 @@ class RolloutOptions(TypedDict, total=False):
     wording: Text | None
     """TOML file with your own wording of the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     sample_url: Texts | None
-    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
+    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; for two models, two servers or one that serves both; may be given repeatedly; docs/serving.md"""
     api_key_env: Text | None
     """environment variable that holds the server's key"""
     concurrency: int | None
@@ -601,7 +601,7 @@ class CalibrateOptions(TypedDict, total=False):
 
 class CompareOptions(TypedDict, total=False):
     prompts: Text | None
-    """JSONL file of held-out prompts with checks; to evaluate those that `opdkit eval` has not measured yet"""
+    """JSONL file of held-out prompts with checks; for trainings that `opdkit eval` has not measured yet"""
 
 
 class GateOptions(TypedDict, total=False):
@@ -613,9 +613,9 @@ class GateOptions(TypedDict, total=False):
 
 class BlameOptions(TypedDict, total=False):
     by: Text | None
-    """what the blame of turns is summed over; session, model, language, source or metadata.NAME; default: the user, where the log names one, else session"""
+    """what the blame of turns is summed over; session, model, language, source or metadata.NAME; default: the user if the log names one, else the session"""
     domain: Text | None
-    """only what got worse in this domain; default: in all that got worse"""
+    """only what got worse in this domain; default: in all of them"""
     lines: int | None
     """lines to show of each table"""
     device: Text | None

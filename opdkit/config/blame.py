@@ -15,8 +15,8 @@ class BlameConfig(CommandConfig):
     run: Path = argument(..., "the run directory, or RUN/NAME.training")
     by: str | None = option(
         None, "what the blame of turns is summed over; session, model, language, source or metadata.NAME; default: the "
-        "user, where the log names one, else session", check=check_field)  # fmt: skip
-    domain: str | None = option(None, "only what got worse in this domain; default: in all that got worse")
+        "user if the log names one, else the session", check=check_field)  # fmt: skip
+    domain: str | None = option(None, "only what got worse in this domain; default: in all of them")
     lines: int = option(10, "lines to show of each table", unit="lines", low=1)
     device: str = shared_option("device")
     json: bool = shared_option("json", more="all turns and groups")

@@ -16,7 +16,7 @@ class CompareConfig(CommandConfig):
         (), "names of its trainings (`train --name`), or other run directories; default: all of its trainings"
     )
     prompts: str | None = option(
-        None, "JSONL file of held-out prompts with checks; to evaluate those that `opdkit eval` has not measured yet"
+        None, "JSONL file of held-out prompts with checks; for trainings that `opdkit eval` has not measured yet"
     )
     replies: int = option(3, "prompts to show, whose replies differ; first those whose verdicts differ, too", low=0)
     json: bool = shared_option("json", more="all replies that differ")

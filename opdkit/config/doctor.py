@@ -22,7 +22,7 @@ class DoctorConfig(CommandConfig):
     judge_url: str | None = shared_option("judge_url", needs="judge_model")
     judge_model: str | None = shared_option("judge_model", more="does the server answer under this name?")
     api_key_env: str = shared_option("api_key_env")
-    device: str = option("auto", "torch device; should the model fit on it?")
+    device: str = option("auto", "torch device; does the model fit on it?")
     dtype: str = shared_option("dtype")
     lora_rank: int = option(0, "train LoRA adapters of this rank, 0 for none; how much memory would it take?", low=0)
     load_in_4bit: bool = shared_option("load_in_4bit", more="how much memory would it take?")

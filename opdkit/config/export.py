@@ -19,7 +19,7 @@ class ExportConfig(CommandConfig):
 
     run: Path = argument(..., "the run directory")
     out: Path | None = argument(
-        None, "the file to write: .parquet or .jsonl, for rules .md; default: RUN/export/TARGET, as Parquet if it can"
+        None, "the file to write: .parquet or .jsonl, for rules .md; default: RUN/export/TARGET, as Parquet if possible"
     )
     to: str | None = option(
         None,

@@ -31,7 +31,7 @@ class JudgeConfig(WordedOptions):
     api_key_env: str = shared_option("api_key_env", WHO)
     judge_first: str | None = WHO.expert(
         None,
-        "a smaller model that is asked first; the judge is asked only where the first one's votes differ, fail or "
+        "a smaller model that is asked first; the judge is asked only if the first one's votes differ, fail or "
         "see a hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge",
     )
     judge_first_url: str | None = WHO.expert(
@@ -58,12 +58,12 @@ class JudgeConfig(WordedOptions):
     limit: int | None = shared_option("limit", WHAT)
     good: tuple[str, ...] = WHAT.option(
         (),
-        "reward +1, without a vote, where this holds; a condition as for extract --filter (metadata.stars>=4) on "
+        "reward +1, without a vote, if this holds; a condition as for extract --filter (metadata.stars>=4) on "
         f"the session or on the call that wrote the turn; {REPEAT}, then all must hold",
         check=parse_filters,
     )
     bad: tuple[str, ...] = WHAT.option(
-        (), "reward -1, without a vote, where this holds; as --good; both or none: votes decide", check=parse_filters
+        (), "reward -1, without a vote, if this holds; as --good; both or none: votes decide", check=parse_filters
     )
     conflicts: str = WHAT.expert(
         "rating",
@@ -81,7 +81,7 @@ class JudgeConfig(WordedOptions):
     weigh_votes: bool = HOW.expert(
         False,
         "weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the "
-        "server's log-probs; where a vote has none, all votes of the question count as one",
+        "server's log-probs; if a vote has none, all votes of the question count as one",
     )
     temperature: float = HOW.expert(0.6, "sampling temperature", low=0.0, high=5.0)
     max_new_tokens: int = HOW.option(512, "longest reply; a vote that is cut off does not count", unit="tokens", low=1)

@@ -28,10 +28,10 @@ class NightConfig(HomeConfig):
     judge_model: str | None = shared_option("judge_model", WHAT, "default with --judge local: --model")
     judge_url: str | None = shared_option("judge_url", WHAT)
     prompts: str | None = WHAT.option(
-        None, "JSONL file of held-out prompts with checks; they decide beside those that the log gives"
+        None, "JSONL file of held-out prompts with checks; tests in addition to those from the log"
     )
     least_hints: int = HOW.option(
-        20, "replies with a hint that are worth a training; with fewer that no training has tried, the night waits "
+        20, "fewest new replies with a hint for a training; with fewer that no training has tried, the night waits "
         "for the next",
         unit="replies", low=1,
     )  # fmt: skip

@@ -22,7 +22,7 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "qwen2.5": Preset("Qwen2.5 Instruct", "the template writes a system message of its own where the log has none"),
+    "qwen2.5": Preset("Qwen2.5 Instruct", "the template writes a system message of its own if the log has none"),
     "qwen3": Preset("Qwen3, Qwen3.5 and later, served without thinking", "an empty think block is part of the prompt",
                     NO_THINKING),
     "qwen3-thinking": Preset("Qwen3 and later, served with thinking", "thinking of earlier turns is not in the prompt",

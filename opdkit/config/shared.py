@@ -116,7 +116,7 @@ class NamedTraining(StageConfig):
     """Options of the stages that a run may have several times: `--name b` stands for the run RUN/b.training."""
 
     name: str | None = WHERE.option(
-        None, "one of several trainings on the same targets; it lies in RUN/NAME.training", plan=False
+        None, "name of one of several trainings on the same targets; stored in RUN/NAME.training", plan=False
     )
 
     def __post_init__(self) -> None:
@@ -163,8 +163,8 @@ class SamplingConfig(WordedOptions):
     """Options of every stage that samples replies."""
 
     sample_url: tuple[str, ...] = SPEED.expert(
-        (), "sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where "
-        f"two models sample, on two servers or one that serves both; {REPEAT}; docs/serving.md",
+        (), "sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; for "
+        f"two models, two servers or one that serves both; {REPEAT}; docs/serving.md",
         plan=False, check=check_servers,
     )  # fmt: skip
     api_key_env: str = shared_option("api_key_env", SPEED)

@@ -29,7 +29,7 @@ class TrainConfig(NamedTraining, ModelOptions):
     limit: int | None = shared_option("limit", DATA)
     filter: tuple[str, ...] = DATA.expert(
         (),
-        "keep only sessions with FIELD=VALUE; as `opdkit extract --filter`, where FIELD may also be session, the "
+        "keep only sessions with FIELD=VALUE; as `opdkit extract --filter`; FIELD may also be session, the "
         f"session's id; {REPEAT}",
         check=parse_session_filters,
     )
@@ -74,7 +74,7 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     kl_coef: float = LOSS.expert(0.0, "weight of the KL to the reference; 0 is off", low=0.0)
     anchor_weight: float = LOSS.expert(
-        0.1, "weight of the divergence from the untrained student; where nobody complained; 0 is off", low=0.0
+        0.1, "weight of the divergence from the untrained student; on turns without a complaint; 0 is off", low=0.0
     )
     reference: str | None = LOSS.expert(
         None,
@@ -145,8 +145,8 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     interpolate: float | None = HOW.expert(
         None,
-        "share of the way from the weights before training to the trained ones; of the model that is written; below 1 "
-        f"it forgets less, and learns a little less; default: 1, and {NIGHTLY_SHARE:g} in a night",
+        "share of the way from the weights before training to the trained ones; for the model that is written; below "
+        f"1, it forgets less and learns a little less; default: 1, and {NIGHTLY_SHARE:g} in a night",
         low=0.1,
         high=1.0,
     )
@@ -182,7 +182,7 @@ class TrainConfig(NamedTraining, ModelOptions):
     shard: str = WHERE.expert("auto", "which parts to do, as I/N; training has no parts: only auto", plan=False)
     checkpoint_every: int = WHERE.expert(
         100,
-        "steps between checkpoints, at most 10 minutes; 0: only where the training is stopped",
+        "steps between checkpoints, at most 10 minutes; 0: only when the training is stopped",
         unit="steps",
         low=0,
         plan=False,
