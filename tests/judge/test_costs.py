@@ -160,7 +160,7 @@ def test_the_first_turn_only_warms_up(monkeypatch) -> None:
     clock = iter([0.0, 100.0, 100.0, 106.0])
     monkeypatch.setattr(costs.time, "monotonic", lambda: next(clock))
     model = SimpleNamespace(
-        count_work=lambda questions: Counter({"votes": 2 * len(questions), "cold": 10}),
+        count_work=lambda questions: Counter({"votes": 2 * len(questions), "prompt": 10}),
         ask=lambda questions: [[Answer("")] * 2] * len(questions),
         config=SimpleNamespace(votes=2, judge="endpoint"),
     )

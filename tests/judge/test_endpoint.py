@@ -425,7 +425,7 @@ def test_a_dry_run_tokenizes_each_question_once(monkeypatch) -> None:
     questions = [Question(f"s:{n}", "hint", [{"role": "user", "content": str(n)}]) for n in range(4)]
     work = judge.count_work(questions)
     assert read == ["0", "1", "2", "3"]
-    assert (work["votes"], work["cold"], work["warm"], work["longest"]) == (20, 60, 3, 400)
+    assert (work["votes"], work["prompt"], work["uncached"], work["written"]) == (20, 60, 3, 400)
 
 
 def test_what_is_sent(monkeypatch) -> None:

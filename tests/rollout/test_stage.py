@@ -142,10 +142,10 @@ def test_another_model_s_log_is_no_matter(tmp_path, config, student, capsys) -> 
     logged = turn("a:2", response_token_ids=[1, 2, 3], behavior_logprobs=[-1.0, -1.0, -1.0])
     run = write_run(tmp_path / "from", one_part([talk("a") | {"model": "gpt-x"}], [logged], [verdict("a:2", HINT)]))
     scored(run, student)
-    assert "another model" in capsys.readouterr().err
+    assert "a model other than" in capsys.readouterr().err
     rollout.run(config(from_run=run))
     scored(config().run, student)
-    assert "another model" not in capsys.readouterr().err
+    assert "a model other than" not in capsys.readouterr().err
     assert [1, 2, 3] not in [t["response_token_ids"] for t in rows(config().run, "turns")]
 
 
@@ -224,7 +224,7 @@ def test_the_sample_model_answers_its_own_log_afresh(tmp_path, config, capsys) -
     assert {t["finish_reason"] for t in turns} == {"stop"}  # the model was trained to stop
     capsys.readouterr()
     targets = scored(new, MODEL)
-    assert "another model" not in capsys.readouterr().err
+    assert "a model other than" not in capsys.readouterr().err
     gaps = [np.subtract(t["old_logprobs"], t["behavior_logprobs"]) for t in targets]
     assert np.abs(np.concatenate(gaps)).max() < 1e-4
     trained = train.run(TrainConfig(run=new, model=str(MODEL), batch_turns=4, device="cpu"))
