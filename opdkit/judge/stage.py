@@ -175,38 +175,43 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
     judge: Any = load_function(MODEL_JUDGES[config.judge])(config) if config.judge in MODEL_JUDGES else None
     first: Any = load_function(FIRST_JUDGES[first_config.judge])(first_config) if first_config else None
     work, first_work = Counter[str](), Counter[str]()
-    drawn: list[list[Question]] = []  # the questions about each turn that `--measure` samples
+    sampled: list[list[Question]] = []  # the questions about each turn that `--measure` samples
     for part in stage.todo():
         turns = list(read_turns(config, part, counters))
         counters.rows_out += len(turns)
         counters.count("outcomes", sum(turn.outcome is not None for turn in turns))
-        if judge:
-            asked = write_questions(turns, config, texts)
-            names.update(f"  questions on the {question.name}" for question in asked)
-            work.update(judge.count_work(asked, KeptAnswers(answers_file(stage, part), stage.plan)))
-            if first_config:  # the second judge may get no question: its MIN_VOTES stays 0
-                kept = KeptAnswers(answers_file(stage, part, ESCALATED.name), stage.plan)
-                first_work.update(first.count_work(asked, kept))
-            else:
-                work[MIN_VOTES] += sum(count_missing_votes(question, (), config, texts) for question in asked)
-            by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
-            drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
-    costs, left = dict[str, int | str](), drawn  # `left`: for the second judge, if there is a first one
+        if not judge:
+            continue
+        questions = write_questions(turns, config, texts)
+        names.update(f"  questions on the {question.name}" for question in questions)
+        work.update(judge.count_work(questions, KeptAnswers(answers_file(stage, part), stage.plan)))
+        if first_config:  # the second judge may get no question: its MIN_VOTES stays 0
+            kept = KeptAnswers(answers_file(stage, part, ESCALATED.name), stage.plan)
+            first_work.update(first.count_work(questions, kept))
+        else:
+            work[MIN_VOTES] += sum(count_missing_votes(question, (), config, texts) for question in questions)
+        by_turn = [list(group) for _, group in groupby(questions, key=lambda question: question.turn_id)]
+        sampled = nsmallest(config.measure, sampled + by_turn, key=lambda of: stable_hash(config.seed, of[0].turn_id))
+    costs: dict[str, int | str] = {}
+    share_left = 1.0  # share of the sampled questions that are left to the (second) judge
     if first_config:
         first_work[MIN_VOTES] = first_work[VOTES]  # the first judge always gives all votes
-        measured, answers = measure(first, first.ask, drawn) if drawn else (None, {})
+        measured, answers = measure(first, first.ask, sampled) if sampled else (None, {})
         lines = describe_work(first_config, first, first_work, measured)
         costs = {f"first: {name.strip()}": value for name, value in lines.items()}
-        left = [[one for one in turn if leaves_open(one.name, answers[one.key], texts)] for turn in drawn]
-        left = [turn for turn in left if turn]
         costs["left to the second judge"] = "not measured: --measure 50 tries 50 turns"
-    measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), left)[0] if left else None
-    if first_config and drawn:  # the second judge does not read what the first one decided
-        still_open, asked_first = sum(map(len, left)), sum(map(len, drawn))
-        costs["left to the second judge"] = f"{still_open:,} of {counted(asked_first, 'question')}, as measured"
-        share, measured = still_open / asked_first, measured or Measured(0, 0.0, 0.0, None, 0.0)
-        measured = measured._replace(share=measured.share * share)
-        work[UNCACHED] = round(work[UNCACHED] * share)
+        if sampled:
+            left = [[one for one in turn if leaves_open(one.name, answers[one.key], texts)] for turn in sampled]
+            still_open, asked = sum(map(len, left)), sum(map(len, sampled))
+            costs["left to the second judge"] = f"{still_open:,} of {counted(asked, 'question')}, as measured"
+            share_left, sampled = still_open / asked, [turn for turn in left if turn]
+            work[UNCACHED] = round(work[UNCACHED] * share_left)
+    measured = None
+    if sampled:
+        measured, _ = measure(judge, lambda some: ask_in_rounds(judge.ask, some, config, texts), sampled)
+    if share_left < 1:  # what was measured holds for the questions that are left
+        measured = measured or Measured(0, 0.0, 0.0, None, 0.0)
+        measured = measured._replace(share=measured.share * share_left)
     if judge:
         costs |= describe_work(config, judge, work, measured)
     return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **names, **costs})
