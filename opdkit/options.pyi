@@ -263,9 +263,9 @@ class TrainOptions(TypedDict, total=False):
     kl_coef: float | None
     """weight of the KL to the reference; 0 is off"""
     anchor_weight: float | None
-    """weight of the divergence from the untrained student; on turns without a complaint; 0 is off"""
+    """weight of the divergence from the old policy; on turns without a complaint; 0 is off"""
     reference: Text | None
-    """frozen model of the KL of --kl-coef; with the student's tokenizer; default: the untrained student"""
+    """frozen model of the KL of --kl-coef; with the student's tokenizer; default: the student before training"""
     kl_estimator: Literal["k1", "k2", "k3"] | None
     """estimator of the KL of --kl-coef; from the logged token"""
     min_advantage: float | None

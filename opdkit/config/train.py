@@ -74,11 +74,11 @@ class TrainConfig(NamedTraining, ModelOptions):
     )
     kl_coef: float = LOSS.expert(0.0, "weight of the KL to the reference; 0 is off", low=0.0)
     anchor_weight: float = LOSS.expert(
-        0.1, "weight of the divergence from the untrained student; on turns without a complaint; 0 is off", low=0.0
+        0.1, "weight of the divergence from the old policy; on turns without a complaint; 0 is off", low=0.0
     )
     reference: str | None = LOSS.expert(
         None,
-        "frozen model of the KL of --kl-coef; with the student's tokenizer; default: the untrained student",
+        "frozen model of the KL of --kl-coef; with the student's tokenizer; default: the student before training",
         needs="kl_coef",
     )
     kl_estimator: str = LOSS.expert(

@@ -158,13 +158,13 @@ def score_replies(
     options = ScoreOptions(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
     budget = find_budget(student, "scoring sessions")
     for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
-        every = [example.readings.tokens for example in examples]
-        shared = count_tree_tokens(example.readings for example in examples) / max(1, sum(every))
-        for attempt in budget.halves([math.ceil(shared * tokens) for tokens in every]):
+        sizes = [example.readings.tokens for example in examples]
+        share_read = count_tree_tokens(example.readings for example in examples) / max(1, sum(sizes))
+        for attempt in budget.halves([math.ceil(share_read * size) for size in sizes]):
             batch = [examples[i] for i in attempt.items]
             replies = [example.readings for example in batch]
-            tokens: Counter[str] = Counter()
-            score_batch = partial(score_session, student, teacher.mixture, replies, options, counted=tokens)
+            counted_tokens: Counter[str] = Counter()
+            score_batch = partial(score_session, student, teacher.mixture, replies, options, counted=counted_tokens)
             with attempt:
                 limit = min(config.batch_tokens, budget.max_tokens)
                 scores = score_batch(batch_tokens=limit, whole=not config.turn_by_turn)
@@ -178,7 +178,7 @@ def score_replies(
             if failed:
                 continue
             for example, score in zip(batch, scores, strict=True):
-                tokens["tokens scored"] += len(score.old) * len(example.readings.every())
+                counted_tokens["tokens scored"] += len(score.old) * len(example.readings.every())
                 result = results[example.verdict["turn_id"]]
                 if not all(isfinite(x).all() for x in score.stored_logprobs()):
                     result.counters.drop("log-probs are not finite")
@@ -187,7 +187,7 @@ def score_replies(
                 if score.chosen is not None and example.written is None:
                     hinted_ids = example.readings.hinted[score.chosen][0].prompt_ids
                     turns.append(HintedTurn(example, teacher, score.chosen, hinted_ids, result.counters))
-            for name, number in tokens.items():
+            for name, number in counted_tokens.items():
                 counters.count(name, number)
     return turns
 

@@ -14,10 +14,10 @@ PATIENCE = 3  # a training ends after this many measurements in a row without a 
 # Largest share that may be lost of the replies to prompts without a complaint. A single lost reply among validation.FEW
 # or more counts as none (`validation._row`). So 2 of 20 and 1 of 5 pass, 2 of 19 do not.
 FORGOTTEN = 0.1
-LITTLE_LEFT = 0.1  # of the distance from the hints before training: above it, another cycle may follow
-MUCH_LEFT = 1 / 3  # of that distance: above it, the hints were not learned
-CLEAR_CHANGE = 0.1  # of that distance, or of a score: a smaller change can be chance
-BROKEN_TIMES = 1.5  # times that distance: a state further away is broken; less can be chance
+LITTLE_LEFT = 0.1  # of the first hint_kl: a best score above it may call for another cycle
+MUCH_LEFT = 1 / 3  # of the first hint_kl: with a hint_kl above it, the hints were not learned
+CLEAR_CHANGE = 0.1  # of the earlier hint_kl or score: a smaller change can be chance
+BROKEN_TIMES = 1.5  # times the first hint_kl: a state with a higher one is broken; less can be chance
 _NAMED = 8  # most turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
 
@@ -53,8 +53,8 @@ def find_best(rows: Sequence[JSON], *, any_gain: bool = False) -> JSON:
     """Return the row of the best state, or the row before training if no state is better.
 
     Candidates are nearer to the hints than before training, have not forgotten (`has_forgotten`), and do not cost more
-    than they gain (`is_mostly_drift`). The best has the lowest score; among equals, it is the last. Without hinted
-    prompts, it is the last that has not forgotten. With `any_gain`, a gain that may be chance counts as nearer, too.
+    than they gain (`is_mostly_drift`). The best has the lowest score (if equal, the last); without hinted prompts, it
+    is the last that has not forgotten. With `any_gain` (to go on or stop, not to save), a chance gain counts, too.
     """
     before = rows[0]
     hinted, eligible = before["hint_kl"] is not None, [row for row in rows[1:] if not has_forgotten(row)]

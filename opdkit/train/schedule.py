@@ -18,7 +18,7 @@ FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4  # where the search for a ra
 class Position:
     """Position of an optimizer step in its cycle: number (from 1), scheduled rate, and this rate over the peak rate."""
 
-    step: int
+    step_in_cycle: int
     rate: float
     relative_rate: float
 

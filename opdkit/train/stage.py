@@ -245,9 +245,9 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     torch.manual_seed(config.seed + number)  # depends only on the step: a resumed step draws the same numbers
     step = steps[number - 1]
     batch = [training.turns[i] for i in step.turns]
-    place, length = number - training.cycle_start, len(steps) - training.cycle_start  # number and steps in this cycle
-    objective = choose_objective(training.objectives[step.phase], config, place, length)
-    metrics = take_optimizer_step(training, batch, objective, find_position(config, place, length))
+    step_in_cycle, cycle_steps = number - training.cycle_start, len(steps) - training.cycle_start
+    objective = choose_objective(training.objectives[step.phase], config, step_in_cycle, cycle_steps)
+    metrics = take_optimizer_step(training, batch, objective, find_position(config, step_in_cycle, cycle_steps))
     row = {"step": number, "epoch": epoch} | make_metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
     track(training.accelerator, row)
@@ -259,8 +259,8 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
 def validate(training: Training, validation: Validation, number: int) -> None:
     """Measure the student after step `number`, and act on the result.
 
-    Start another cycle of the schedule if the last one left much to learn. End the training if the replies no longer
-    improve. Go back to the best state after two broken states in a row.
+    `plan_steps` adds a cycle if the last left much to learn. The training ends if replies no longer improve. It goes
+    back to the best state after two broken ones in a row. The last state is not saved: `write_result` has it.
     """
     row = validation.measure(training.student, number)
     track(training.accelerator, row, "validation_")

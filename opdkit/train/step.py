@@ -25,7 +25,7 @@ from opdkit.store import stopping
 from opdkit.train.batches import collect_ids, collect_tokens
 from opdkit.train.forwards import Forward, Tree, group_turns, plan_forwards
 from opdkit.train.objective.losses import divergence
-from opdkit.train.objective.terms import Objective, compute_loss, count_totals, make_terms, mask_trained
+from opdkit.train.objective.terms import Objective, compute_loss, count_totals, find_trained, make_terms
 from opdkit.train.schedule import Position
 from opdkit.train.sharding import find_trained_parameters, gather, release_weights
 from opdkit.train.student import autocast
@@ -84,7 +84,7 @@ def take_optimizer_step(
     if attempt.failed:  # some weights may have been updated already, so training cannot continue
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank, --validate 0")
     metrics |= {"learning_rate": rate, "tokens_read": gradients.tokens_read}
-    if metrics["grad_norm"] and training.trust.is_measured(position.step):
+    if metrics["grad_norm"] and training.trust.is_measured(position.step_in_cycle):
         bounded, tokens_read_again = bound_step(training, batch, gradients.logprobs, position)
         metrics |= {"step_kl": bounded.kl, "learning_rate": bounded.rate}
         metrics["tokens_read"] += tokens_read_again
@@ -158,7 +158,7 @@ def add_gradients(
     by_turn = logprobs_NK.detach().split([len(turn.response_ids) for turn in turns])
     terms = make_terms(batch.objective, tokens)
     loss, metrics = compute_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, batch.totals, batch.objective)
-    metrics["entropy"] = entropy_N[mask_trained(terms)].sum() / batch.totals["trained_tokens"]
+    metrics["entropy"] = entropy_N[find_trained(terms)].sum() / batch.totals["trained_tokens"]
     # The exchange averages gradients over processes, but the loss is a sum over them.
     (loss * training.accelerator.num_processes).backward()
     return {"loss": loss.detach(), **metrics}, dict(zip(members, by_turn, strict=True)) if counts else {}

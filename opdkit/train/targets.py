@@ -44,7 +44,7 @@ class Support:
 
 @dataclass(frozen=True)
 class Turn:
-    """Row of `targets`: R response tokens with their log-probs before training."""
+    """Row of `targets`: one reply of R tokens. Logged and written replies to a turn share its `turn_id` and prompt."""
 
     turn_id: str
     written: int | None  # number of a reply that the teacher sampled, or EDIT; None: the logged reply

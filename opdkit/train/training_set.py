@@ -15,7 +15,7 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, is_held_out, logged_session_id
 from opdkit.train.batches import collect_tokens, count_steps
 from opdkit.train.objective.advantages import normalise_in_groups, penalise_overlong
-from opdkit.train.objective.terms import SAMPLED, SUPPORTED, TERMS, Objective, make_terms, mask_trained
+from opdkit.train.objective.terms import SAMPLED, SUPPORTED, TERMS, Objective, find_trained, make_terms
 from opdkit.train.targets import Prompts, Turn, load_prompts, load_turns
 from opdkit.train.validation_turns import choose_turns
 
@@ -193,7 +193,7 @@ def _measure(turns: Sequence[Turn], objective: Objective) -> tuple[list[int], li
         chunk, advantages = turns[start : start + _CHUNK], Advantages()
         tokens = collect_tokens(chunk)
         terms = make_terms(on_logged_token, tokens)
-        trained_N = mask_trained(terms)
+        trained_N = find_trained(terms)
         total_N = np.zeros(len(trained_N), np.float64)
         for term in terms:
             if term.advantages is not None:  # the anchor has none

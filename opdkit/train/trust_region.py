@@ -2,8 +2,8 @@
 
 The same learning rate moves one model a little and destroys another. So a step is limited by a KL: some turns of the
 step are read again after it, and a step that moved them too far is made smaller, as in TRPO (Schulman et al. 2015),
-which backtracks along one direction until a KL constraint holds. Without a given learning rate, the first step finds
-one: the rate that moves the replies by the limit.
+which backtracks along one direction until a KL constraint holds. Without a given learning rate, the first step of a
+cycle finds one: the rate that moves the replies by the limit.
 """
 
 import math
@@ -23,7 +23,7 @@ PROBE_SHARE = 0.05  # share of a step's tokens that is read again after the step
 # Cap on the probe where prefixes are not shared, and size of the trees by which `bound_step` counts a step's tokens. It
 # does not depend on --micro-batch-tokens: else the split of a step would decide the probe, and so the learning rate.
 PROBE_TOKENS = 8192
-FIRST_STEPS = 8  # every one of these is measured
+FIRST_STEPS = 8  # every one of these is measured, in each cycle
 MEASURE_EVERY = 5  # after them: steps 10, 15, and so on
 MAX_RATE_TO_WEIGHTS = 0.01  # largest learning rate, as a share of the root mean square of the weights
 _SLACK = 2.0  # a KL within this factor of the limit is accepted, since it is an estimate from a few turns
@@ -58,7 +58,7 @@ class TrustRegion:
     def bound(
         self, position: Position, move: Callable[[float, float], None], measure: Callable[[], float]
     ) -> BoundedStep:
-        """Shrink the step just taken until its KL is at most _SLACK times its limit; the first step may also grow.
+        """Shrink the step just taken until its KL is at most _SLACK times its limit; a cycle's first may also grow.
 
         Stop after _TRIES measurements. A KL grows with the square of the rate, so the limit follows the square of the
         schedule. `move(a, b)` replaces a step at rate a by one at rate b; `measure()` returns the KL (nats).
@@ -69,14 +69,14 @@ class TrustRegion:
         while True:
             kl, measurements = measure(), measurements + 1
             too_large = not kl <= _SLACK * limit  # NaN is too large
-            too_small = position.step == 1 and kl < limit / _SLACK and self.factor < 0.99 * self.max_factor
+            too_small = position.step_in_cycle == 1 and kl < limit / _SLACK and self.factor < 0.99 * self.max_factor
             if measurements == _TRIES or not (too_large or too_small):
                 break
-            change = math.sqrt(limit / kl) if kl > 0 and math.isfinite(kl) else 0.0 if too_large else math.inf
+            change = math.sqrt(limit / kl) if 0 < kl < math.inf else math.inf if kl <= 0 else 0.0  # 0.0: inf or NaN
             change = min(max(change, 1 / _MAX_CHANGE), _MAX_CHANGE, self.max_factor / self.factor)
             move(rate, rate * change)
             rate, self.factor = rate * change, self.factor * change
-        if position.step <= FIRST_STEPS and kl < limit / _SLACK**2:  # the next steps may be larger
+        if position.step_in_cycle <= FIRST_STEPS and kl < limit / _SLACK**2:  # the next steps may be larger
             self.factor = min(self.factor * math.sqrt(_SLACK), self.max_factor)
         return BoundedStep(kl, rate, measurements)
 

@@ -1,4 +1,4 @@
-"""On-policy validation: how far fresh replies of the student are from the hinted teacher and the untrained student.
+"""On-policy validation: how far fresh replies of the student are from the hinted teacher and the student before.
 
 Logged replies do not show what training breaks, since the student no longer writes them. So replies are sampled for
 prompts of sessions that are kept out of training. If the logged turn has a hint, the new reply is compared with the
@@ -107,9 +107,9 @@ class Validation:
             with autocast(self.config):
                 if self.sharded is None:
                     own = prompts[accelerator.process_index :: accelerator.num_processes]
-                    results, tokens = self._sample_twice(model, own)
+                    results, tokens = self._measure_prompts(model, own)
                 else:  # all processes run the same forwards, so each one measures all prompts
-                    results, tokens = self.sharded.run(partial(self._sample_twice, model, prompts))
+                    results, tokens = self.sharded.run(partial(self._measure_prompts, model, prompts))
                     release_weights(self.sharded)
                     if not accelerator.is_main_process:
                         results, tokens = [], 0
@@ -119,16 +119,16 @@ class Validation:
         self.rows.append(row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0})
         return self.rows[-1]
 
-    def _sample_twice(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
-        """Return the results and tokens of `_sample`. A reply can be lost by chance: then a second sample decides."""
-        results, tokens = self._sample(student, prompts, 0)
+    def _measure_prompts(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
+        """Return what `_measure_once` does. A reply can be lost by chance: then a second sample decides."""
+        results, tokens = self._measure_once(student, prompts, 0)
         lost = [prompt for prompt in prompts if not prompt.hinted and results[prompt]["lost"]]
-        again, more = self._sample(student, lost, 1)
+        second, more = self._measure_once(student, lost, 1)
         for prompt in lost:
-            results[prompt]["lost"] = again[prompt]["lost"]
+            results[prompt]["lost"] = second[prompt]["lost"]
         return list(results.values()), tokens + more
 
-    def _sample(
+    def _measure_once(
         self, student: Any, prompts: Sequence[ValidationPrompt], draw: int
     ) -> tuple[dict[ValidationPrompt, JSON], int]:
         """Sample and compare a reply to each prompt. Return the results, and the tokens that all models read and wrote.

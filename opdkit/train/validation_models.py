@@ -41,7 +41,7 @@ def open_validation(
     rows: Sequence[JSON] = (),
     sharded: Policy | None = None,
 ) -> Validation:
-    """Render the prompts of `turns`, and load the untrained student and the teacher in addition to the student.
+    """Render the prompts of `turns`, and load the student before training and the teacher in addition to the student.
 
     `hints` from the log are tried on changed replies to prompts without a hint; `rows` are the measurements of a
     training that resumes; `sharded` is the student if its weights are sharded. Prompts that leave no room for a reply,
@@ -62,14 +62,14 @@ def open_validation(
         messages = list_prompt_messages(session, turn)
         with contextlib.suppress(ChatError):
             prompt_ids = chat.prompt_ids(messages, session["tools"])
-            hinted, own = turn.hint is not None, [turn.hint] if turn.hint is not None else hints
-            readings = [] if hinted else [prompt_ids]
-            for hint in own:
+            hinted = turn.hint is not None
+            compared = [] if hinted else [prompt_ids]
+            for hint in hints if turn.hint is None else [turn.hint]:
                 with contextlib.suppress(ChatError):  # such as a prompt without a place for another turn's hint
                     prompt = with_hint(messages, hint, scored["hint_placement"], hint_text)
-                    readings.append(teacher_chat.prompt_ids(prompt, session["tools"]))
-            if readings:
-                prompts.append(ValidationPrompt(turn.turn_id, prompt_ids, readings[0], readings[1:], hinted))
+                    compared.append(teacher_chat.prompt_ids(prompt, session["tools"]))
+            if compared:
+                prompts.append(ValidationPrompt(turn.turn_id, prompt_ids, compared[0], compared[1:], hinted))
     longest_reply = choose_reply_room(max(len(turn.response_ids) for turn in turns), LONGEST)
     prompts, max_new_tokens = fit_prompts(prompts, context, longest_reply)
     cost, folder = sum(map(estimate_validation_cost, turns)), checkpoints_dir(config.run)

@@ -282,7 +282,7 @@ def test_a_prompt_is_lost_where_two_replies_to_it_are(validation, plain_model_di
     _, after = before_and_after(plain_model_dir, 0.02)
     prompts = [replace(p, other_hint_ids=[]) for p in validation.prompts if not p.hinted]
     validation = replace(validation, prompts=prompts)
-    first, second = ([r["kl"] for r in validation._sample(after, prompts, draw)[0].values()] for draw in (0, 1))
+    first, second = ([r["kl"] for r in validation._measure_once(after, prompts, draw)[0].values()] for draw in (0, 1))
     assert max(first + second) < CAP
     limit = next(b for a, b in zip(first, second, strict=True) if a > b)
     monkeypatch.setattr(validating, "LOST", limit / CAP)
@@ -292,7 +292,7 @@ def test_a_prompt_is_lost_where_two_replies_to_it_are(validation, plain_model_di
     assert row["forgotten"] == np.mean(both) < np.mean(lost)
     assert row["kept_kl"] == pytest.approx(np.mean(first)), "the distance is that of the first replies"
     again = [p for p, is_lost in zip(prompts, lost, strict=True) if is_lost]
-    answered = [validation._sample(after, some, draw) for some, draw in ((prompts, 0), (again, 1))]
+    answered = [validation._measure_once(after, some, draw) for some, draw in ((prompts, 0), (again, 1))]
     assert row["tokens_read"] == sum(tokens for _, tokens in answered)
 
 

@@ -1,18 +1,18 @@
 """Objectives: sums of weighted terms, and the loss of an optimizer step.
 
-Shapes: N response positions of a micro-batch, one turn after the other; K tokens of a support. l is the student's
-current log-prob, l_old its log-prob before training, and l_T the hinted teacher's.
+Shapes: N response positions of a micro-batch, one turn after the other, n of them in a mask; K stored tokens (support).
+l is the student's current log-prob, l_old its log-prob before training (old policy), and l_T the hinted teacher's.
 
 A term has a weight, a mask (the positions that it applies to) and a divisor (their number in the whole optimizer step,
 over all micro-batches and processes). So each term is a mean over its own positions: a turn with a reward and no hint
-trains on its reward alone, and does not count in the teacher's divisor. An objective is a set of weights.
+does not count in the teacher's divisor. An objective is a set of weights of TERMS; anchor and kl have their own.
 
     reward       clipped policy gradient of the sampled token, A = the turn's reward
     teacher      the same with A = clip(l_T - l_old)
     support      clipped policy gradient of each of the K tokens, A_v = w_v clip(l_T(v) - l_old(v)), summed over v
     divergence   divergence of student and teacher over the K tokens and the rest, plus some forward KL
-    anchor       divergence of student and untrained student, over the K tokens and the rest, for turns that nobody
-                 complained about; tokens of praised replies have a higher target probability (`apply_praise`)
+    anchor       divergence of the student now and before training, over the K tokens and the rest, for turns without
+                 a complaint; tokens of praised replies have a higher target probability (`apply_praise`)
     kl           KL to the reference (the old policy or a frozen model), at the positions where any other term applies
 
 Reward and teacher share one ratio, so their sum is clipped as one: with advantages a_s, weights w_s and divisors n_s,
@@ -116,7 +116,7 @@ def make_terms(objective: Objective, tokens: Tokens) -> list[Term]:
         scale_N = _scale(objective, tokens, mask_N, objective.anchor_weight * weight_N)
         terms.append(Term("anchor", mask_N, scale_N, None, target_NK))
     if objective.kl_coef:
-        mask_N = mask_trained(terms)
+        mask_N = find_trained(terms)
         terms.append(Term("kl", mask_N, _scale(objective, tokens, mask_N, objective.kl_coef), None))
     return terms
 
@@ -160,7 +160,7 @@ def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight: Tensor 
     return torch.where(mask_N, weight_N, 0.0)
 
 
-def mask_trained(terms: Sequence[Term]) -> Tensor:
+def find_trained(terms: Sequence[Term]) -> Tensor:
     """Return a mask [N] of the positions where at least one term applies."""
     return torch.stack([term.mask_N for term in terms]).any(0)
 
@@ -175,7 +175,7 @@ def count_totals(terms: Sequence[Term], tokens: Tokens, aggregation: str) -> dic
     for term in terms:
         turns = len(tokens.turn_N[term.mask_N].unique())
         totals[term.name] = turns if aggregation == "turn-mean" else totals[f"{term.name}_tokens"]
-    totals["trained_tokens"] = int(mask_trained(terms).sum())
+    totals["trained_tokens"] = int(find_trained(terms).sum())
     sampled = [term.mask_N for term in terms if term.name in SAMPLED]
     totals["ratios"] = int(torch.stack(sampled).any(0).sum()) if sampled else 0
     totals["ratios"] += totals.get("support_tokens", 0) * tokens.support_ids_NK.shape[-1]
@@ -208,15 +208,15 @@ def compute_loss(
             assert term.advantages is not None
             now, old = support_NK[mask_N], tokens.support_old_NK[mask_N]
             bounds = objective.clip_low, objective.clip_high, objective.dual_clip
-            loss_NK, _, clipped_NK = policy_gradient(now, old, term.advantages[mask_N], *bounds)
-            loss_N, clipped = loss_NK.sum(-1), clipped + clipped_NK.sum()
+            loss_nK, _, clipped_nK = policy_gradient(now, old, term.advantages[mask_N], *bounds)
+            loss_n, clipped = loss_nK.sum(-1), clipped + clipped_nK.sum()
         elif term.target_NK is not None:
             alpha, forward_kl = objective.divergence_alpha, objective.forward_kl
-            loss_N = divergence(support_NK[mask_N], term.target_NK[mask_N], alpha, forward_kl)
+            loss_n = divergence(support_NK[mask_N], term.target_NK[mask_N], alpha, forward_kl)
         else:
             now, old, reference = (x[mask_N] for x in (logprobs_N, tokens.old_logprobs_N, tokens.reference_N))
-            loss_N = kl_to_reference(now, reference, objective.kl_estimator, old)
-        losses.append((term.scale_N[mask_N] / max(totals[term.name], 1) * loss_N).sum())
+            loss_n = kl_to_reference(now, reference, objective.kl_estimator, old)
+        losses.append((term.scale_N[mask_N] / max(totals[term.name], 1) * loss_n).sum())
         metrics[f"{term.name}_loss"] = losses[-1].detach()
     with torch.no_grad():
         for term in terms:
@@ -224,8 +224,8 @@ def compute_loss(
                 metrics[f"{term.name}_advantage"] = term.advantages.sum() / max(totals[f"{term.name}_tokens"], 1)
         if totals["ratios"]:
             metrics["clip_fraction"] = clipped.to(logprobs_N) / totals["ratios"]
-        trained_N = mask_trained(terms)
-        kl_n = kl_to_reference(tokens.old_logprobs_N[trained_N], logprobs_N[trained_N], "k3")
+        trained_N = find_trained(terms)
+        kl_n = kl_to_reference(tokens.old_logprobs_N[trained_N], logprobs_N[trained_N], "k3")  # KL(old || now)
         metrics["approx_kl"] = kl_n.sum() / max(totals["trained_tokens"], 1)
         shift_n = (logprobs_N[trained_N] - tokens.old_logprobs_N[trained_N]).abs()
         metrics["shift"] = shift_n.sum() / max(totals["trained_tokens"], 1)
@@ -236,13 +236,13 @@ def _compute_sampled_loss(
     logprobs_N: Tensor, tokens: Tokens, terms: Sequence[Term], totals: Mapping[str, int], objective: Objective
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return (loss of the sampled token's terms, clipped together; number of clipped ratios; each `NAME_loss`)."""
-    where_N = mask_trained(terms) if terms else torch.zeros_like(tokens.sampled_N)
+    trained_N = find_trained(terms) if terms else torch.zeros_like(tokens.sampled_N)
     # Other positions are left out: their gradient is 0, and NaN there must not reach the sum.
-    now, old = logprobs_N[where_N], tokens.old_logprobs_N[where_N]
+    now, old = logprobs_N[trained_N], tokens.old_logprobs_N[trained_N]
     shares = {}
     for term in terms:
         assert term.advantages is not None
-        shares[term.name] = (term.scale_N * term.advantages)[where_N] / max(totals[term.name], 1)
+        shares[term.name] = (term.scale_N * term.advantages)[trained_N] / max(totals[term.name], 1)
     coefficients = torch.stack(list(shares.values())).sum(0) if terms else torch.zeros_like(now)
     bounds = objective.clip_low, objective.clip_high, objective.dual_clip
     loss, ratio, clipped = policy_gradient(now, old, coefficients, *bounds)

@@ -19,8 +19,8 @@ from opdkit.train.objective.terms import (
     Tokens,
     compute_loss,
     count_totals,
+    find_trained,
     make_terms,
-    mask_trained,
 )
 
 BOTH = {"reward": 1.0, "teacher": 1.0}
@@ -84,7 +84,7 @@ def test_a_turn_without_a_hint_has_no_teacher_term() -> None:
     reward, teacher = make_terms(both, some)
     assert teacher.mask_N.tolist() == [True, False, False, False]
     assert reward.mask_N.tolist() == [False, True, False, False]
-    assert mask_trained([reward, teacher]).tolist() == [True, True, False, False]
+    assert find_trained([reward, teacher]).tolist() == [True, True, False, False]
     totals = count_totals([reward, teacher], some, "token-mean")
     assert totals == {"reward": 1, "reward_tokens": 1, "teacher": 1, "teacher_tokens": 1, "trained_tokens": 2,
                       "ratios": 2}  # fmt: skip
@@ -310,7 +310,7 @@ def test_gradient_outside_the_masks_is_exactly_zero(objective: Objective) -> Non
     case = example(400, turns=30)
     leaf = case.student_NV.clone().requires_grad_()
     of_example(objective, case, leaf)[0].backward()
-    outside = ~mask_trained(make_terms(objective, case.tokens))
+    outside = ~find_trained(make_terms(objective, case.tokens))
     assert outside.any()
     grad = grad_of(leaf)
     assert torch.equal(grad[outside], torch.zeros_like(grad[outside]))
