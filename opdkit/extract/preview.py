@@ -43,9 +43,9 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> Head:
     if entry.problem is not None:
         path.touch()
         return Head(replace(entry, path=path), WHOLE)
-    by_row, extent = packing(entry.path) == "parquet", DAMAGE
+    is_parquet, extent = packing(entry.path) == "parquet", DAMAGE
     with until_damage():
-        if by_row:
+        if is_parquet:
             rows = read_rows(entry.path, entry.source, line_limit)
             deque(copy_lines(((0, line) for line in islice(rows, LINES)), path, None), maxlen=0)
             extent = WHOLE if next(rows, None) is None else BEGINNING
@@ -57,7 +57,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> Head:
                         if data.endswith(b"\n"):
                             break
                 extent = BEGINNING if handle.read(1) else WHOLE
-    return Head(replace(entry, path=path, given=False, copied=by_row), extent)
+    return Head(replace(entry, path=path, given=False, copied=is_parquet), extent)
 
 
 def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:

@@ -64,7 +64,7 @@ def list_votes_on(turn_id: str, answers: Answers, texts: Texts) -> Votes:
     return Votes(hint_votes, reward_votes)
 
 
-def leaves_open(question: str, answers: Sequence[Answer], texts: Texts) -> bool:
+def leaves_open(name: str, answers: Sequence[Answer], texts: Texts) -> bool:
     """Return whether the first judge's answers to a question (hint or reward) leave it to the second judge."""
-    decisions = {decision for decision, _ in read_decisions(answers, question, texts)}
-    return bool(decisions - {-1}) if question == "hint" else len(decisions) != 1 or None in decisions
+    decisions = {decision for decision, _ in read_decisions(answers, name, texts)}
+    return bool(decisions - {-1}) if name == "hint" else len(decisions) != 1 or None in decisions

@@ -65,7 +65,7 @@ def describe_work(
     scale, completion = (measured.prompt_scale, measured.completion) if measured else (None, None)
     sent = left / most if most else 1.0  # votes to ask for / votes whose tokens `work` counts
     answered = left - work[UNASKABLE] * config.votes * sent  # without votes on questions that do not fit
-    cold, warm = round(work[PROMPT] * (scale or 1) * sent), round(work[UNCACHED] * (scale or 1))
+    prompt_tokens, uncached = round(work[PROMPT] * (scale or 1) * sent), round(work[UNCACHED] * (scale or 1))
     written = work[WRITTEN] if completion is None else round(answered * completion)
     about = "" if is_fixed else ", about" if measured else ", at most"
     lines: dict[str, int | str] = {
@@ -75,16 +75,16 @@ def describe_work(
         "  questions that do not fit": work[UNASKABLE],
     }
     if is_local:
-        read = warm
-        lines |= {f"tokens to read{about}": read, "  read without a prefix cache": cold}
+        read = uncached
+        lines |= {f"tokens to read{about}": read, "  read without a prefix cache": prompt_tokens}
     else:
-        read, counted = cold, f"with the tokenizer of {config.judge_model}"
+        read, counted = prompt_tokens, f"with the tokenizer of {config.judge_model}"
         if measured and scale:
             counted = f"by the server, on {measured.votes:,} votes"
         elif not judge.encode:
             counted = f"as one per {BYTES_PER_TOKEN} bytes: no tokenizer of {config.judge_model} is here"
             about = ", about"
-        lines |= {f"tokens to read{about}": read, "  read with a prefix cache": warm, "  counted": counted}
+        lines |= {f"tokens to read{about}": read, "  read with a prefix cache": uncached, "  counted": counted}
     lines[f"tokens to write, {'at most' if completion is None else 'about'}"] = written
     seconds = answered * measured.seconds if measured else None
     lines |= describe_costs(read, written, config.price, seconds, is_bound=completion is None)

@@ -29,7 +29,7 @@ _REJECTED = {
     "too_long": "too long",
     "leak": "quotes what came next",
 }
-_NOT_CHOSEN = {
+_NOT_CHOSEN = {  # by hint_status, or else by --hint-select
     CONFLICT: "accepted, but a person rated the reply +1",
     KEPT_REPLY: "accepted, but not chosen to stand before the reply that a person kept",
     "no_quorum": "accepted, but fewer than half of the votes are valid",

@@ -38,8 +38,8 @@ _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|bf|rm)\s*\{([^{}]*
 _ENUMERATION = re.compile(r"[\s$.`*'\"()]*(?:,|/|\||;|\bor\b|\band\b)(?:[\s$.`*'\"(),/|;]|\bor\b|\band\b)*")
 
 
-def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> HintVote:
-    """Return the vote on the hint question. `question` is its text, which an answer may repeat.
+def parse_hint(answer: Answer, wording: str = DEFAULTS["judge"]["hint"]) -> HintVote:
+    """Return the vote on the hint question. `wording` is its text, which an answer may repeat.
 
     A decision 1 without a complete hint block is a vote with a null hint: the judge saw something to learn, but gives
     no candidate. A hint next to a decision -1 is ignored.
@@ -47,33 +47,33 @@ def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> Hin
     body, error = _find_visible_text(answer)
     # A hint may itself mention \boxed{...} ("put the result in \boxed{}"), so closed blocks are not searched.
     outside, hint = split_hint(body)
-    decision, error = (None, error) if error else _parse_decision(outside, question, (1, -1))
+    decision, error = (None, error) if error else _parse_decision(outside, wording, (1, -1))
     confidence = None if error else answer.confidence
     return HintVote(decision, hint if decision == 1 else None, answer.text, error, confidence)
 
 
-def parse_reward(answer: Answer, question: str = DEFAULTS["judge"]["reward"]) -> RewardVote:
-    """Return the vote on the reward question. `question` is its text, which an answer may repeat."""
+def parse_reward(answer: Answer, wording: str = DEFAULTS["judge"]["reward"]) -> RewardVote:
+    """Return the vote on the reward question. `wording` is its text, which an answer may repeat."""
     body, error = _find_visible_text(answer)
-    score, error = (None, error) if error else _parse_decision(body, question, (1, 0, -1))
+    score, error = (None, error) if error else _parse_decision(body, wording, (1, 0, -1))
     return RewardVote(score, answer.text, error, None if error else answer.confidence)
 
 
-def read_decisions(answers: Iterable[Answer], question: str, texts: Texts) -> list[tuple[int | None, float | None]]:
-    """Return (decision, confidence) of each answer. `question` is the name of the question, hint or reward."""
-    if question == "hint":
+def read_decisions(answers: Iterable[Answer], name: str, texts: Texts) -> list[tuple[int | None, float | None]]:
+    """Return (decision, confidence) of each answer. `name` is the name of the question, hint or reward."""
+    if name == "hint":
         return [(vote.decision, vote.confidence) for vote in (parse_hint(one, texts["hint"]) for one in answers)]
     return [(vote.score, vote.confidence) for vote in (parse_reward(one, texts["reward"]) for one in answers)]
 
 
-def find_decision_span(answer: Answer, question: str) -> tuple[int, int] | None:
+def find_decision_span(answer: Answer, name: str) -> tuple[int, int] | None:
     """Return (start, end) of the last decision in the text of an answer; None if there is no decision or no digit.
 
     The span is the sign and the digit, and the character before them: many vocabularies have one token for "{-" but
     none for "{1", so the choice between 1 and -1 is made in the token of the brace.
     """
     body, _ = final_answer(answer.text, answer.thinking)
-    parts = _find_outside_hints(body) if question == "hint" else [(0, len(body))]
+    parts = _find_outside_hints(body) if name == "hint" else [(0, len(body))]
     boxes = [box.end() for part in parts for box in _BOX.finditer(body, *part)]
     number = _DECISION.search(body, boxes[-1]) if boxes else None
     first = len(answer.text) - len(body)
@@ -129,7 +129,7 @@ class _Box(NamedTuple):
         return int(match[1] + match[2]) if match else None
 
 
-def _parse_decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple[int | None, str | None]:
+def _parse_decision(body: str, wording: str, allowed: tuple[int, ...]) -> tuple[int | None, str | None]:
     """Return (decision, None), or (None, why there is none)."""
     boxes = [_Box(m.start(), *_find_braced(body, m.end())) for m in _BOX.finditer(body)]
     if not boxes:
@@ -141,7 +141,7 @@ def _parse_decision(body: str, question: str, allowed: tuple[int, ...]) -> tuple
         return None, DENIED
     if last.value not in allowed:
         return None, f"{OFF_RANGE}: {last.content.strip()[:40]!r}"
-    if len(boxes) > 1 and _is_echo(body, boxes, question):
+    if len(boxes) > 1 and _is_echo(body, boxes, wording):
         return None, ECHO
     return last.value, None
 
@@ -156,7 +156,7 @@ def _find_braced(text: str, start: int) -> tuple[int, str | None]:
     return len(text), None
 
 
-def _is_echo(body: str, boxes: list[_Box], question: str) -> bool:
+def _is_echo(body: str, boxes: list[_Box], wording: str) -> bool:
     """Return whether the last of two or more decisions is part of a list of the options rather than a choice.
 
     An option is quoted from the rules if the same 16 characters stand before and after it there.
@@ -164,7 +164,7 @@ def _is_echo(body: str, boxes: list[_Box], question: str) -> bool:
     before, last = boxes[-2:]
     if before.value != last.value and _ENUMERATION.fullmatch(body[before.end : last.start]):
         return True
-    rules, width = " ".join(question.split()), 16
+    rules, width = " ".join(wording.split()), 16
     quoted = []
     for box in boxes:
         around = " ".join(body[max(0, box.start - width) : box.end + width].split())

@@ -20,7 +20,7 @@ def ask_in_rounds(ask: Ask, questions: Sequence[Question], config: JudgeConfig, 
     while more := {
         i: n for i, question in enumerate(questions) if (n := count_missing_votes(question, answers[i], config, texts))
     }:
-        # A local judge ignores `votes` and gives all votes; it is asked for all of them.
+        # Only a server reads `votes`. A local judge gives all votes at once, and is asked for all of them.
         asked = [replace(questions[i], votes=range(len(answers[i]), len(answers[i]) + n)) for i, n in more.items()]
         for i, new in zip(more, ask(asked), strict=True):
             answers[i] += new

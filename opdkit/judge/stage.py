@@ -47,7 +47,7 @@ from opdkit.store.counters import Counters, Summary, check_rows_left
 from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_sessions
 from opdkit.store.part_writer import PartWriter, Stage
-from opdkit.store.plans import find_outdated_upstream, has_stage, record_usage
+from opdkit.store.plans import find_redone_upstream, has_stage, record_usage
 from opdkit.store.reading import count_parts, part_path
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.stable_hash import stable_hash
@@ -97,7 +97,7 @@ def run(config: JudgeConfig) -> Summary:
     for name, one in (("model", config), ("first model", first_config)):
         if one and one.judge == "local" and one.judge_model:
             inputs[name] = pin_model(one.judge_model)
-    removes_votes = config.overwrite and not config.dry_run  # only if the judges can be used
+    removes_votes = config.overwrite and not config.dry_run  # in Stage.open: the judges are tried before it
     judge: Any = try_judge(config, MODEL_JUDGES) if removes_votes else None
     first: Any = try_judge(first_config, FIRST_JUDGES) if first_config and removes_votes else None
     # These judges may answer differently the next time, even with the same seed.
@@ -114,7 +114,7 @@ def run(config: JudgeConfig) -> Summary:
         if first_config:
             first = first or load_function(FIRST_JUDGES[first_config.judge])(first_config, stage.folder)
     remove_answers_of_done_parts(stage)
-    if config.judge == "batch":  # other parts still lack answers
+    if config.judge == "batch":  # judge only the parts for which all answers are there
 
         def questions_of(part: int) -> list[Question]:
             return write_questions(list(read_turns(config, part, Counters())), config, texts)
@@ -133,7 +133,7 @@ def run(config: JudgeConfig) -> Summary:
     if first_config:
         usage |= {who: {name: summary.counters.labels(name)[who] for name in (DECIDED, GIVEN, *USAGE)}
                   for who in (FIRST, SECOND)}  # fmt: skip
-    if summary.parts_done == summary.parts:  # shards that end together write the same sums
+    if summary.parts_done == summary.parts:  # if shards end together, each records the same sums
         if usage:
             record_usage(config.run, "judge", usage)
         if failure := describe_failure(config.run, summary.counters):
@@ -210,7 +210,7 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
     if sampled:
         measured, _ = measure(judge, lambda some: ask_in_rounds(judge.ask, some, config, texts), sampled)
     if share_left < 1:  # what was measured holds for the questions that are left
-        measured = measured or Measured(0, 0.0, 0.0, None, 0.0)
+        measured = measured or Measured(0, 0.0, 0.0, None, 0.0)  # None: the first judge decided all of them
         measured = measured._replace(share=measured.share * share_left)
     if judge:
         costs |= describe_work(config, judge, work, measured)
@@ -231,7 +231,7 @@ def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
     """Raise OpdkitError if targets were computed from votes that are gone: new votes may differ from these."""
-    if not has_stage(config.run, "teacher") or find_outdated_upstream(config.run, "teacher"):
+    if not has_stage(config.run, "teacher") or find_redone_upstream(config.run, "teacher"):
         return  # there are no targets, or all of them are refused as outdated
     if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
         raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; "

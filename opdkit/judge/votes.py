@@ -178,12 +178,12 @@ def count_missing(votes: Sequence[tuple[int | None, float | None]], question: st
     `votes` are (decision, confidence). The reward is decided once the remaining votes can change neither its value nor
     its status. The hint is decided early only if there can be none, and it is known whether half of the votes are
     valid; if there is a hint, its text is chosen by all votes. A vote weighs at most 1. With `weigh`, a later vote
-    without a confidence would make each vote count as one, so both ways of counting must give the same outcome.
+    without a confidence would make each vote count as one, so both ways of counting must give the same result.
 
     >>> [count_missing([(1, None)] * n, "reward", 5, False) for n in range(4)]
     [3, 2, 1, 0]
     """
-    left, decisions = most - len(votes), [decision for decision, _ in votes]
+    open_votes, decisions = most - len(votes), [decision for decision, _ in votes]
     valid = sum(decision is not None for decision in decisions)
     leads: dict[int, float] = {}  # of a value over its best rival, in the way of counting that gives the smaller lead
     rivals = {-1: (1,)} if question == "hint" else {1: (0, -1), 0: (1, -1), -1: (1, 0)}
@@ -192,12 +192,12 @@ def count_missing(votes: Sequence[tuple[int | None, float | None]], question: st
         for value, others in rivals.items():
             lead = totals[value] - max(totals[other] for other in others) - (_SUM_ROUNDING if weights else 0)
             leads[value] = min(lead, leads.get(value, lead))
-    votes_to_quorum, votes_to_tie = (most + 1) // 2 - valid, (left - max(leads.values())) / 2
-    # A tie would change the reward, so it counts as open; for the hint it decides, like a lead of -1: no hint.
-    votes_to_win = math.ceil(votes_to_tie) if question == "hint" else math.floor(votes_to_tie) + 1
-    # Failed votes decide, too. If no vote is valid the status of a reward is another one, which is known at the end.
-    votes_to_certain_failure = left if question != "hint" and not valid else max(left - votes_to_quorum + 1, 0)
-    return min(max(votes_to_win, votes_to_quorum, 0), votes_to_certain_failure, left)
+    votes_to_quorum, votes_until_tie = (most + 1) // 2 - valid, (open_votes - max(leads.values())) / 2
+    # A tie gives reward 0, so a possible tie leaves the reward open. It settles the hint: no majority, no hint.
+    votes_to_win = math.ceil(votes_until_tie) if question == "hint" else math.floor(votes_until_tie) + 1
+    # Enough failed votes decide, too: no quorum. A reward without any valid vote is "failed": known only at the end.
+    failures_that_decide = open_votes if question != "hint" and not valid else max(open_votes - votes_to_quorum + 1, 0)
+    return min(max(votes_to_win, votes_to_quorum, 0), failures_that_decide, open_votes)
 
 
 def compute_confidence(logprobs: Sequence[float]) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from opdkit.config.fields import JSON
-from opdkit.store.plans import find_outdated_upstream, has_stage, manifest
+from opdkit.store.plans import find_redone_upstream, has_stage, manifest
 
 DROPPED = NO_BETTER, WORSE = "no better than without", "worse than without"
 
@@ -14,7 +14,7 @@ def has_hint_checks(run: Path) -> bool:
     """Return True if the teacher stage tests hints, and was computed from the verdicts that are there now."""
     if not has_stage(run, "teacher") or "hint_checks" not in manifest(run, "teacher")["plan"]["schemas"]:
         return False
-    return find_outdated_upstream(run, "teacher") is None
+    return find_redone_upstream(run, "teacher") is None
 
 
 def by_turn(rows: Iterable[JSON]) -> dict[str, list[JSON]]:

@@ -147,7 +147,7 @@ class Stage:
     def _commit(self, table: Table, part: int, arrow: pa.Table, counters: Counters) -> None:
         """Write one file, record its digest, and move it into place once both are on the disk."""
         primary = table is self.tables[0]
-        beside = self.folder.iterdir() if primary and self.parts == 1 else ()  # there may be a trained model
+        beside = self.folder.iterdir() if primary and self.parts == 1 else ()  # train writes its models there
         models = sorted(p for p in beside if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
         files = {p.name: identify_model(str(p))["files"] for p in models if any(p.glob("*.safetensors"))}
         arrow = arrow.replace_schema_metadata({

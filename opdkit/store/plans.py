@@ -108,22 +108,22 @@ def read_hint_text(run: Path, *stages: str) -> str:
     return str(inputs.get("wording", {}).get("teacher", DEFAULTS["teacher"])["hint"])
 
 
-def find_changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:
+def list_redone_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:
     """Return the upstream stages in a plan that have another fingerprint now."""
     pins = plan["upstream"].items()
     return [stage for stage, pin in pins if stage in manifests and manifests[stage]["fingerprint"] != pin]
 
 
-def find_outdated_upstream(run: Path, stage: str) -> str | None:
+def find_redone_upstream(run: Path, stage: str) -> str | None:
     """Return the first stage done again since `stage` was computed from it. Raises OpdkitError if one is gone."""
     plan = manifest(run, stage)["plan"]
-    return next(iter(find_changed_upstream(plan, {name: manifest(run, name) for name in plan["upstream"]})), None)
+    return next(iter(list_redone_upstream(plan, {name: manifest(run, name) for name in plan["upstream"]})), None)
 
 
 def find_upstream_change(run: Path, stage: str) -> str | None:
     """Return the stage that was done again since `stage` was computed from it, or "earlier" if one is gone, or None."""
     try:
-        return find_outdated_upstream(run, stage)
+        return find_redone_upstream(run, stage)
     except OpdkitError:
         return "earlier"
 
@@ -131,7 +131,7 @@ def find_upstream_change(run: Path, stage: str) -> str | None:
 def check_upstream(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError if a stage that one of these stages was computed from has been done again since."""
     for stage in stages:
-        if upstream := find_outdated_upstream(run, stage):
+        if upstream := find_redone_upstream(run, stage):
             folder = stage_dir(run, stage)
             raise OpdkitError(
                 f"{folder} was computed from another {upstream} stage than is there now: run `opdkit "

@@ -45,7 +45,7 @@ _CHECKSUM = b',"checksum":"'
 
 @dataclass(frozen=True)
 class Review:
-    """Decision on one turn. What it does not decide, reward or hint, stays as the votes have it."""
+    """Decision on one turn, a row of `reviews` (columns: tables.toml). What it leaves undecided, the votes decide."""
 
     turn_id: str
     reward_decided: bool = False
@@ -59,7 +59,7 @@ class Review:
     ordinal: int = -1
     chosen: str | None = None
     voted_reward: int | None = None
-    following: int = 0
+    following: int = 0  # lines after it in the same append: it counts only once all of them are there
 
     @property
     def decided(self) -> JSON:

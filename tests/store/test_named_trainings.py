@@ -20,7 +20,7 @@ from opdkit.config.status import StatusConfig
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
-from opdkit.store.plans import find_outdated_upstream, list_trainings, stage_dir
+from opdkit.store.plans import find_redone_upstream, list_trainings, stage_dir
 from opdkit.store.reading import part_path, read_all
 from opdkit.train import stage as train
 
@@ -92,8 +92,8 @@ def test_another_plan_under_the_same_name_is_refused(run, plain_model_dir) -> No
     with pytest.raises(ConfigError, match=r"objective(.|\n)*--name"):
         train_named(run, plain_model_dir, "a", "opd")
     train_named(run, plain_model_dir, "a", "opd", overwrite=True)
-    assert not find_outdated_upstream(run / "b.training", "eval")
-    assert find_outdated_upstream(run / "a.training", "eval") == "train"
+    assert not find_redone_upstream(run / "b.training", "eval")
+    assert find_redone_upstream(run / "a.training", "eval") == "train"
 
 
 def test_the_shared_stages_are_written_under_their_own_run_only(run) -> None:

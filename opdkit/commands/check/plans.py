@@ -10,7 +10,7 @@ from opdkit.commands.check.finding import Finding
 from opdkit.config.command_line import command_line, quote
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON
-from opdkit.store.plans import find_changed_upstream, fingerprint, has_stage, stage_dir
+from opdkit.store.plans import fingerprint, has_stage, list_redone_upstream, stage_dir
 from opdkit.store.tables import TABLES, Table
 
 # In the order in which they are computed. (`opdkit rollout` writes the stages extract and judge.)
@@ -76,11 +76,11 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
         if version is not None and version != table.version:
             what = f"version {version} of the table; this opdkit reads {table.version}"
             yield Finding(stage, what, table.name, todo=todo)
-    changed = find_changed_upstream(plan, manifests)
+    changed = list_redone_upstream(plan, manifests)
     for upstream in changed:
         yield finding(f"computed from another {upstream} stage than is there now ({plan['upstream'][upstream]})")
     known = [upstream for upstream in plan["upstream"] if upstream in manifests and not changed]
-    if outdated := [one for one in known if find_changed_upstream(manifests[one]["plan"], manifests)]:
+    if outdated := [one for one in known if list_redone_upstream(manifests[one]["plan"], manifests)]:
         yield finding(f"computed from the {outdated[0]} stage, which is to be run again")
     for upstream in plan["upstream"]:
         if not has_stage(run, upstream):

@@ -20,7 +20,7 @@ from opdkit.store.atomic import find_left_overs, remove_entries
 from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import find_changed_upstream, list_trainings, no_run_error, stage_dir
+from opdkit.store.plans import list_redone_upstream, list_trainings, no_run_error, stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.reviews import plan_inputs
 from opdkit.store.tables import TABLES, TARGETS, Table
@@ -256,7 +256,7 @@ class _Walk:
     ) -> None:
         """Add a finding. Its remedy is to compute the part again, or the whole stage if that is outdated."""
         todo, gone = self._remedy(stage, table)
-        if gone and find_changed_upstream(self.manifests[stage]["plan"], self.manifests):
+        if gone and list_redone_upstream(self.manifests[stage]["plan"], self.manifests):
             todo = f"run `{plans.rebuild_command(self.run, stage, self.manifests[stage])} --overwrite`"
         self.report.findings.append(Finding(stage + self.label, what, table, part, row, key, todo, gone))
 

@@ -255,7 +255,7 @@ def _find_retries(nodes: Sequence[_Node]) -> set[int]:
         siblings.setdefault(node.prompt, []).append(node)
     lost: set[int] = set()
     for group in siblings.values():
-        ranks = [2 if n.children else int(n.next not in (None, n.last)) for n in group]  # 1: next state logged
+        ranks = [2 if n.children else int(n.next not in (None, n.last)) for n in group]  # 1: has a logged next state
         best = max(ranks)
         kept = {n.position for n, rank in zip(group, ranks, strict=True) if rank == best}
         if best == 0:  # none was continued: the user was left with the last one

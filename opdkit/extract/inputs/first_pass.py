@@ -34,7 +34,7 @@ from opdkit.store.digests import digest_file
 from opdkit.version import __version__
 
 AUTO = "auto"
-END = 1 << 62  # `Mark.at` after all units of an input
+END = 1 << 62  # Mark.at of the damage of an input that breaks off: one more unit, after all others
 
 
 class Mark(NamedTuple):
@@ -57,7 +57,7 @@ class SurveyedInput:
     format: str | None = None  # None: it is empty or set aside, and has no units
     digest: str = ""
     problem: Unreadable | None = None  # why it was set aside; with a format: why it breaks off
-    by_row: bool = False  # read as Parquet: places in it are rows
+    is_parquet: bool = False  # read as Parquet: places in it are rows
     documents: str = ""  # if its JSON is not in lines: what is read as a line, see files.find_documents
     copied: bool = False  # `path` was written by index.copy_lines
     size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
@@ -70,7 +70,7 @@ class SurveyedInput:
         return self.mapped or READERS[self.format or ""]
 
     @property
-    def is_by_line(self) -> bool:
+    def has_line_units(self) -> bool:
         """True if each line is a unit."""
         return self.format is not None and self.reader.grouping == "line"
 
@@ -169,9 +169,9 @@ def make_survey(
                 surveyed.format = formats[surveyed.path.name]
             else:
                 find_format(surveyed, log_format, line_limit)
-            if surveyed.format is None or surveyed.is_by_line:
+            if surveyed.format is None or surveyed.has_line_units:
                 with _digest_meanwhile(surveyed, digester):
-                    if surveyed.is_by_line:
+                    if surveyed.has_line_units:
                         _cut_into_chunks(surveyed, part_bytes, line_limit, scratch)
                 if shared and surveyed.path is surveyed.input.path:
                     shared.keep(surveyed, shared.path(surveyed, *options))
@@ -181,13 +181,13 @@ def make_survey(
         first = 0  # units are numbered across the inputs
         for surveyed in entries:
             surveyed.units = range(first, first)
-            if surveyed.format is not None and not surveyed.is_by_line:
+            if surveyed.format is not None and not surveyed.has_line_units:
                 with _digest_meanwhile(surveyed, digester):
                     index.execute("BEGIN")
                     _index_units(surveyed, index, line_limit, scratch)
                     index.execute("COMMIT")
             first = surveyed.units.stop
-        stop = _mark_behind(entries, limit, line_limit)
+        stop = _find_stop(entries, limit, line_limit)
         borders = _choose_borders(entries, index, part_bytes, stop)
     return Survey(entries, path, line_limit, [*borders, stop])
 
@@ -195,7 +195,7 @@ def make_survey(
 def begin_survey(entry: Input, number: int = 0, mapped: Reader | None = None) -> SurveyedInput:
     """Return what is known of an input before it is read."""
     return SurveyedInput(entry, number, read_file_state(entry.path), entry.path, mapped, problem=entry.problem,
-                         by_row=packing(entry.path) == "parquet", copied=entry.copied)  # fmt: skip
+                         is_parquet=packing(entry.path) == "parquet", copied=entry.copied)  # fmt: skip
 
 
 def read_file_state(path: Path) -> tuple[int, ...]:
@@ -233,7 +233,7 @@ def _choose_borders(
     return borders
 
 
-def _mark_behind(inputs: Sequence[SurveyedInput], limit: int | None, line_limit: int) -> Mark:
+def _find_stop(inputs: Sequence[SurveyedInput], limit: int | None, line_limit: int) -> Mark:
     """Return the position after the first `limit` units of all inputs together; without a limit, after all units."""
     if limit is None:
         return Mark(len(inputs), 0)
@@ -255,7 +255,7 @@ def _mark_behind(inputs: Sequence[SurveyedInput], limit: int | None, line_limit:
 
 def read_lines(surveyed: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> Iterator[tuple[int, Line]]:
     """Yield (place, line) for every line or row of an input up to `stop`. A place is an offset or a row's number."""
-    if surveyed.by_row:
+    if surveyed.is_parquet:
         from opdkit.extract.inputs.parquet import read_rows  # pyarrow is slow to import
 
         yield from enumerate(islice(read_rows(surveyed.path, surveyed.input.source, line_limit), stop))
@@ -269,7 +269,7 @@ def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: i
     """Set the format of an input, or the problem if none is found. An input of only blank lines gets neither."""
     if surveyed.problem is not None:
         return
-    if not surveyed.by_row:
+    if not surveyed.is_parquet:
         surveyed.documents = find_documents(surveyed.path, line_limit)
     numbered = (line for _, line in _read_until_damage(surveyed, line_limit))
     if (first := next(numbered, None)) is None:
@@ -289,7 +289,7 @@ def find_format(surveyed: SurveyedInput, log_format: str | Reader, line_limit: i
 
 def _cut_into_chunks(surveyed: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
     """Find where an input whose lines are units can be cut. An input of only blank lines gets no chunks."""
-    if surveyed.by_row:
+    if surveyed.is_parquet:
         from opdkit.extract.inputs.parquet import plan_row_chunks
 
         with _note_damage(surveyed):
@@ -310,7 +310,7 @@ def _cut_into_chunks(surveyed: SurveyedInput, part_bytes: int, line_limit: int, 
 
 def _index_units(surveyed: SurveyedInput, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
     """Index where the lines of every unit lie: in the input, or in a copy of its lines."""
-    copied = surveyed.by_row or surveyed.reader.unfold is not None
+    copied = surveyed.is_parquet or surveyed.reader.unfold is not None
     if (packing(surveyed.input.path) or surveyed.documents) and not copied:
         _unpack(surveyed, scratch / f"plain-{surveyed.number}.jsonl")
     numbered, path = _read_until_damage(surveyed, line_limit), surveyed.path
@@ -322,7 +322,7 @@ def _index_units(surveyed: SurveyedInput, index: sqlite3.Connection, line_limit:
     else:
         surveyed.units = index_ids(index, surveyed.number, surveyed.reader, surveyed.units.start, numbered)
     if copied:
-        surveyed.path, surveyed.copied, surveyed.by_row, surveyed.documents = path, True, False, ""
+        surveyed.path, surveyed.copied, surveyed.is_parquet, surveyed.documents = path, True, False, ""
 
 
 def _read_until_damage(surveyed: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
@@ -338,7 +338,7 @@ def copy_plain(entry: Input, documents: str, line_limit: int, path: Path) -> Unr
     """
     surveyed = begin_survey(entry)
     surveyed.documents = documents
-    if surveyed.by_row:
+    if surveyed.is_parquet:
         deque(copy_lines(_read_until_damage(surveyed, line_limit), path, None), maxlen=0)
     else:
         _unpack(surveyed, path)

@@ -56,10 +56,10 @@ class Units:
             stop = end.at if surveyed.number == end.input else END + 1
             if surveyed.format is None or start.at >= stop:
                 continue
-            if not surveyed.is_by_line:
+            if not surveyed.has_line_units:
                 yield from self._look_up(surveyed, max(start.at, surveyed.units.start), min(stop, surveyed.units.stop))
             elif start.at < surveyed.size:  # a part may begin with the damage after the last line
-                read = self._read_rows if surveyed.by_row else self.lines_from
+                read = self._read_rows if surveyed.is_parquet else self.lines_from
                 for line in read(surveyed, start, min(stop, surveyed.size)):
                     yield Unit(surveyed, None, (line,))
             if surveyed.problem is not None and start.at <= END < stop:
