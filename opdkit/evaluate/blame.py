@@ -6,9 +6,9 @@ loss. A small step of gradient descent on l_i alone changes L by -g . grad l_i, 
 turn i, as in TracIn (Pruthi et al. 2020) with a single checkpoint: the model before training. The model after training
 is a worse checkpoint: the gradient of a turn that was learned is small there and may point anywhere.
 
-The gradients of single turns are never computed. The derivative of l_i along g is
+The gradients of single turns are never computed. By central differences along g, the blame is
 
-    g . grad l_i = (l_i(w + h g) - l_i(w - h g)) / 2h
+    -g . grad l_i = (l_i(w - h g) - l_i(w + h g)) / 2h
 
 so two forwards over the training set give the blame of all turns. w are the weights of the last half of the layers,
 which saves memory. In all 20 seeds of tests/benchmarks/blame.py this ranked the culprit first.
@@ -108,7 +108,7 @@ def blame_turns(
     square = sum(float(p.grad.double().square().sum()) for p in weights if p.grad is not None)
     step = _CHANGE / max(square, 1e-30)
     sides = []
-    for change in (step, -2 * step):
+    for change in (step, -2 * step):  # to w + h g, then to w - h g
         with torch.no_grad():
             for p in weights:
                 if p.grad is not None:

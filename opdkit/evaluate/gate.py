@@ -103,7 +103,7 @@ def decide(
     rows = by_name(scores)
     metric = next((metric for metric in PASSED if (metric, ALL) in rows), "")
     uncorrected = next((row for row in scores if (row["metric"], row["domain"]) == (metric, UNCORRECTED)), None)
-    # Each domain can be too small to show a loss that several share. Skipped if another row has the same prompts.
+    # Pooled, they show a loss that several small domains share. A row with all values of another would count twice.
     if uncorrected in [row | {"domain": UNCORRECTED} for row in scores if row["domain"] != UNCORRECTED]:
         uncorrected = None
     is_compared = uncorrected is not None and uncorrected["chance"] is not None

@@ -61,7 +61,7 @@ class Reaction:
     kind: str
     hint: str | None  # of praise: the hint of the complaint just before it, if any
     praised_next: JoinedTurn | None  # of a complaint: the next turn without a hint, if it was praised
-    is_after: bool = False  # the prompt ends with a correction
+    after_correction: bool = False  # the prompt ends with a correction
 
     @cached_property
     def request(self) -> Words:
@@ -122,16 +122,16 @@ def _find_reactions(judged: Sequence[tuple[JoinedTurn, JSON]], is_kept: bool) ->
     """
     before: JSON = {"hint": None, "reward": None}  # verdict on the previous reply
     for n, (turn, verdict) in enumerate(judged):
-        is_after = before["hint"] is not None or before["reward"] == -1
+        after_correction = before["hint"] is not None or before["reward"] == -1
         if turn.decided is None:  # an earlier branch has it
             pass
         elif verdict["hint"] is not None:
             later = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
             praised_next = later[0] if later and later[1] == 1 else None
-            yield Reaction(turn, is_kept, COMPLAINT, verdict["hint"], praised_next, is_after)
+            yield Reaction(turn, is_kept, COMPLAINT, verdict["hint"], praised_next, after_correction)
         elif verdict["reward"] == 1:
-            yield Reaction(turn, is_kept, PRAISE, before["hint"], None, is_after)
-        elif (verdict["reward"], verdict["reward_status"]) == (0, "ok") and not is_after:
+            yield Reaction(turn, is_kept, PRAISE, before["hint"], None, after_correction)
+        elif (verdict["reward"], verdict["reward_status"]) == (0, "ok") and not after_correction:
             yield Reaction(turn, is_kept, NEUTRAL, None, None)
         before = verdict
 
@@ -187,7 +187,7 @@ def make_prompts(
     """
     complaints = _group_complaints(reactions)
     direct = [reaction for reaction in reactions
-              if reaction.is_held_out and not reaction.is_after and reaction.kind != NEUTRAL]  # fmt: skip
+              if reaction.is_held_out and not reaction.after_correction and reaction.kind != NEUTRAL]  # fmt: skip
     praise = [reaction for reaction in direct if reaction.kind == PRAISE]
     checks = _find_checks(complaints, praise, chat, names)
     hints = _choose_hints(reactions, checks)
@@ -208,7 +208,7 @@ def make_prompts(
         except ChatError as error:
             left_out[error.reason] += 1
             continue
-        if reaction.is_after:
+        if reaction.after_correction:
             row["domain"] = AFTER_CORRECTION
         else:
             if reaction.kind == PRAISE and group is None:

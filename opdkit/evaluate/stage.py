@@ -111,11 +111,11 @@ def compare_models(
     probes = make_probes(find_right_replies(before), len(before), texts["probe"])
     one_each = replace(config, samples=min(1, config.samples))
     probed = generate_further("probes", probes, models, chat, one_each, greedy=not config.samples)
-    own = choose_measured(before)
-    say(f"drift on {counted(len(own), 'reply')} of the model before")
-    sequences = [sequence for r in own if (sequence := r.sequence)]
+    measured = choose_measured(before)
+    say(f"drift on {counted(len(measured), 'reply')} of the model before")
+    sequences = [sequence for r in measured if (sequence := r.sequence)]
     shifts = measure_kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
-    drift = make_kl_scores(own, shifts, config.seed) + score_drift(models, chat, passages, config)
+    drift = make_kl_scores(measured, shifts, config.seed) + score_drift(models, chat, passages, config)
     sessions: list[LoggedSession] = []
     if has_stage(config.run, "judge"):  # the models answer only sessions held out of training, if any were
         share = read_held_out_share(config.run)
@@ -124,14 +124,14 @@ def compare_models(
     # The judge is asked once per prompt id and reply. The file of prompts may hold an edited prompt under a turn's id.
     known = {prompt.id: (prompt.messages, prompt.check) for prompt, _ in prompts}
     hinted = [p if known.get(p.id) in (None, (p.messages, p.check)) else replace(p, id=f"{p.id}:log") for p in hinted]
-    greedy = replace(config, samples=0)
-    to_log = generate_further("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
+    only_greedy = replace(config, samples=0)
+    streak_replies = generate_further("hinted turns of the log", hinted, models, chat, only_greedy, most=MOST_SESSIONS)
     models.clear()
     count = len(replies) + len(probed)
-    checked = check_replies([*replies, *probed, *to_log], config)
+    checked = check_replies([*replies, *probed, *streak_replies], config)
     streaks = score_streaks(sessions, checked[count:])
     replies = mark_echoes(checked[:count], hints, read_hint_text(config.run))
-    kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(own, shifts, strict=True)}
+    kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(measured, shifts, strict=True)}
     out.rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
     out.rows("scores", make_reply_scores(replies, config.seed) + drift + streaks)
     out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)

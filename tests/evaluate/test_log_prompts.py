@@ -312,7 +312,7 @@ def test_what_follows_a_correction_does_so_in_every_branch(tmp_path, chat) -> No
     verdicts = [verdict("log:s:1", "Use kg.", -1), *(verdict(f"{name}:3", None, 1) for name in names)]
     sessions = [session(name, *begin, *end) for name, end in zip(names, ends, strict=True)]
     run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
-    assert [one.is_after for one in read_reactions(run, 0.999999)] == [False, True, True]
+    assert [one.after_correction for one in read_reactions(run, 0.999999)] == [False, True, True]
     made, _ = mined(run, Chat(load_tokenizer(str(MODEL)), {}), 0.999999)
     assert {row["session"] for row in made} == {"log:s"}, "of both branches"
 

@@ -98,20 +98,20 @@ class MajorityScore:
     # None for fewer than six sessions, and if the other judge was not asked
 
 
-def score_majority(majority: str, confusions_S: Matrix, weights: str, seed: int, plain_S: Matrix) -> MajorityScore:
+def score_majority(majority: str, confusions_S: Matrix, weights: str, seed: int, other_S: Matrix) -> MajorityScore:
     """Return accuracy and kappa (with these `weights`), and their intervals from resampled sessions.
 
-    `confusions_S` are the confusion matrices of the sessions, flat [S, 9]; the gain is measured against `plain_S`.
+    `confusions_S` are the confusion matrices of the sessions, flat [S, 9]; the gain is measured against `other_S`.
     Sessions without a reward in either are left out.
     """
-    answered_S = (confusions_S + plain_S).any(1)
-    confusions_S, plain_S = confusions_S[answered_S], plain_S[answered_S]
+    answered_S = (confusions_S + other_S).any(1)
+    confusions_S, other_S = confusions_S[answered_S], other_S[answered_S]
     matrix = confusions_S.sum(0).reshape(3, 3)
-    resampled_B, plain_B = (resample_sums(x, seed).reshape(-1, 3, 3) for x in (confusions_S, plain_S))
+    resampled_B, other_B = (resample_sums(x, seed).reshape(-1, 3, 3) for x in (confusions_S, other_S))
     sessions = int(confusions_S.any(1).sum())
     share, beyond_chance = (None if np.isnan(x) else float(x) for x in (accuracy(matrix), kappa(matrix, weights)))
     share_span = share_interval(accuracy(resampled_B), share, sessions)
-    values = kappa(resampled_B, weights), accuracy(resampled_B) - accuracy(plain_B)
+    values = kappa(resampled_B, weights), accuracy(resampled_B) - accuracy(other_B)
     kappa_span, gain_span = (compute_quantile_interval(x) if sessions >= FEWEST else None for x in values)
     return MajorityScore(majority, int(matrix.sum()), share, share_span, beyond_chance, kappa_span, gain_span)
 

@@ -89,7 +89,7 @@ def copy_news(home: Home, night: Night, config: NightConfig) -> str:
 def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     """Run the remaining steps of a night, and print on stdout how it ended. Raises what the stages raise."""
     promoted = home.find_promoted()
-    if night.record and promoted not in (night.record["parent"], night.number, home.find_promotion(night)):
+    if night.record and promoted not in (night.record["parent"], night.number, home.find_promoted_by(night)):
         say("another model was promoted since this night began: the night starts over with that model")
         reset(night)
     if (own := night.folder / "options").exists():

@@ -214,7 +214,7 @@ class Home:
         first = tried[-MOST_PENDING] if len(tried) >= MOST_PENDING else 0
         return [night.number for night in unknown if night.number >= first]
 
-    def find_promotion(self, night: Night) -> int | None:
+    def find_promoted_by(self, night: Night) -> int | None:
         """Return the night whose model an interrupted night had promoted: itself or an earlier one; else None."""
         began = night.record["began"]
         promotions = [line["night"] for line in self.read_promotions() if line["time"] >= began

@@ -55,7 +55,7 @@ from opdkit.store.turn_ids import conversation_id
 TESTS = "tests.jsonl"  # the prompts that decide on promotion
 RETEST = "retest"  # folder in that of a night: the run that tests an earlier night's model
 _MORE_TESTS = 1.5  # a retest needs this many times the sessions of the last one: with fewer, it would likely fail again
-_CHANCE = 0.05  # highest probability that a night promotes a model which is no better
+_CHANCE = 0.05  # highest probability that a night promotes a model that is no better; retest and training share it
 
 
 def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
@@ -83,7 +83,7 @@ def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str
     if counters.rows_out == 0 and 0 < counters.dropped[FORGOTTEN] == counters.dropped.total():
         remove_folder(night.folder)
         return {"decision": "removed", "sentence": "All that it read is forgotten."}
-    if home.find_promotion(night) not in (None, home.find_promoted()):
+    if home.find_promoted_by(night) not in (None, home.find_promoted()):
         outcome = {"decision": KEPT, "sentence": "The model stays: somebody took this night's promotion back."}
     else:
         outcome = learn(home, night, config, stages)
@@ -189,9 +189,9 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
     except NothingLearnedError as why:
         return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
     learns = set(night.record["learns"])
-    learned = {conversation_id(name) for name, versions in sessions.items()
-               if any(version.night in learns for version in versions)}  # fmt: skip
-    is_better, outcome = decide(night, config, evaluation, learned, _CHANCE / 2 if candidate else _CHANCE)
+    fresh = {conversation_id(name) for name, versions in sessions.items()
+             if any(version.night in learns for version in versions)}  # fmt: skip
+    is_better, outcome = decide(night, config, evaluation, fresh, _CHANCE / 2 if candidate else _CHANCE)
     if is_better:
         home.promote(night.number, by="night")
     return facts | {"decision": PROMOTED if is_better else KEPT} | outcome
@@ -260,11 +260,11 @@ def explain_too_few_hints(home: Home, night: Night, read_night: ReadNight, least
 
 
 def decide(
-    night: Night, config: NightConfig, evaluation: EvalConfig, learned: Set[str], chance: float = _CHANCE
+    night: Night, config: NightConfig, evaluation: EvalConfig, new_conversations: Set[str], chance: float = _CHANCE
 ) -> tuple[bool, JSON]:
     """Compare two models. Return True if the second is better and nowhere worse, and the fields for night.json.
 
-    `learned`: ids of the conversations that show whether it is better. `chance`: see `has_gained`.
+    `new_conversations`: ids of those whose tests count as new. `chance`: see `has_gained`.
     """
     run = evaluation.run
     tests = run / TESTS
@@ -275,21 +275,21 @@ def decide(
     tested = [prompt for prompt in read_prompts(tests) if prompt.corrected is not None]
     # All new prompts count, not only those with a complaint. The present model got the latter wrong, in part by chance:
     # on these alone, any other model would seem to be better.
-    new = [prompt for prompt in tested if prompt.id in own or (prompt.session or "") in learned]
+    new = [prompt for prompt in tested if prompt.id in own or (prompt.session or "") in new_conversations]
     corrected = [prompt for prompt in tested if prompt.corrected]
     replies = read_arrow(run, "replies", 0)
     new_U4, all_U4, corrected_U4 = (sum_known(replies, [prompt.id for prompt in prompts])
                                     for prompts in (new, tested, corrected))  # fmt: skip
     # The parent has learned from earlier feedback, so if there are enough new prompts, earlier ones only add noise.
     is_enough = len(new_U4) >= FEWEST
-    has_learned = has_gained(new_U4 if is_enough else all_U4, chance)
+    is_gain = has_gained(new_U4 if is_enough else all_U4, chance)
     # Losses too small for the gate would add up over the nights. So a model that is merely as good is not promoted.
-    is_better = decision.ship and has_learned and bool(corrected_U4[:, 1].sum() > corrected_U4[:, 0].sum())
+    is_better = decision.ship and is_gain and bool(corrected_U4[:, 1].sum() > corrected_U4[:, 0].sum())
     write_report(ReportConfig(run=run))
     sentence = decision.sentence
     if decision.ship:
         gain = ("More replies are right" if is_better else "What it gained, it lost where users corrected the model"
-                if has_learned else "No gain beyond chance")  # fmt: skip
+                if is_gain else "No gain beyond chance")  # fmt: skip
         shares = [f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
                   for row in choose_shares(read_part(run, "scores", 0))]  # fmt: skip
         if is_enough and len(new_U4) < len(all_U4):

@@ -98,9 +98,9 @@ def test_hints_where_something_was_wanted() -> None:
 @pytest.mark.parametrize(("sessions", "has_interval"), [(1, False), (5, False), (6, True)])
 def test_few_sessions_give_the_gain_no_interval(sessions: int, has_interval: bool) -> None:
     """Six sessions are needed: in five, all gains have the same sign by chance one time in 16."""
-    plain_S, weighed_S = (np.tile(count_confusions([1, 1], [-1, reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
+    other_S, weighed_S = (np.tile(count_confusions([1, 1], [-1, reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
     weighed_S[0] = count_confusions([1, 1], [1, 1]).ravel()
-    gain = score_majority("weighed", weighed_S, "none", 0, plain_S).gain
+    gain = score_majority("weighed", weighed_S, "none", 0, other_S).gain
     assert (gain is not None and gain[0] == 0.5) if has_interval else gain is None
 
 

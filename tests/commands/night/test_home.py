@@ -249,7 +249,7 @@ def test_a_model_is_tested_again_only_if_it_may_be_better_than_the_promoted_one(
     assert home.find_candidate(night) == (tried if is_candidate else None)
     home.promote(2, by="night", during=4)
     assert home.find_candidate(night) == (tried if is_candidate else None), "as before the kill"
-    assert home.find_promotion(night) == 2
+    assert home.find_promoted_by(night) == 2
     home.promote(1, by="hand")
     home.promote(2, by="hand")
     assert home.find_candidate(night) is None, "whoever promoted it, somebody took it back"
