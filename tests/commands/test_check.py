@@ -340,6 +340,10 @@ def test_what_is_of_another_plan_has_one_remedy_and_no_training(run: Path) -> No
         train.run(TrainConfig(run=run, model="any"))
 
 
+def test_there_are_at_least_thirty_kinds_of_damage() -> None:
+    assert len(DAMAGE) >= 30
+
+
 # -- what is no damage ----------------------------------------------------------------------------------------------
 
 

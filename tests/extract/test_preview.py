@@ -112,7 +112,7 @@ def test_what_is_wrong_with_the_command_is_still_an_error(tmp_path):
 
 
 LOGS = {
-    "unknown": (b'{"level": "info"}\n', r"unknown format.*--map.*docs/logs\.md"),
+    "unknown": (b'{"level": "info"}\n', r"unknown format.*describe its fields with --map.*docs/logs\.md"),
     "votes": (b'{"votes": [], "session_id": "s"}\n', "judge votes"),
     "empty": (b"", "nothing to read"),
     "blank": (b"\n", "nothing to read"),

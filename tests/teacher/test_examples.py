@@ -108,7 +108,8 @@ def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_di
     assert row["prompt_tokens"] == len(chat.prompt_ids(kept))
     other = write_run(tmp_path / "other", one_part([long], [turn("a:12")], [verdict("a:12", HINT)]))
     assert dropped_all(config(other, max_tokens=whole)) == {"too long": 1}
-    assert "1 reply does not fit into the model's context" in " ".join(capsys.readouterr().err.split())
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "1 reply does not fit into the model's context with the prompt; --too-long cut leaves out" in shown
 
 
 def test_more_tokens_than_the_model_was_built_for_are_refused(run, config):
