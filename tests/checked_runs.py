@@ -45,21 +45,23 @@ def whole_run(run: Path) -> Path:
             rows = [_target(v, random) for v in verdicts if v["hint"] or v["reward"] is not None]
             out.counters.rows_in = len(verdicts)
             out.counters.drop("no signal", len(verdicts) - len(rows))
-            out.rows("targets", rows)
+            out.add_rows("targets", rows)
     train = Stage.open(TrainConfig(run=run, model=str(MODEL), shard="0/1"), "train", [METRICS, VALIDATIONS],
                        parts=1, inputs=identity, upstream=["teacher"])  # fmt: skip
     with train.writing(0) as out:
         shutil.copytree(MODEL, stage_dir(run, "train") / "model")
         names = [row["turn_id"] for row in read_all(run, "targets")]
-        out.rows("metrics", [_step(n + 1, names[n::4]) for n in range(4)])
-        out.rows("validations", [_validation(0, 0.75, 0.0), _validation(2, 0.25, 0.125), _validation(4, 0.125, 0.5)])
+        out.add_rows("metrics", [_step(n + 1, names[n::4]) for n in range(4)])
+        out.add_rows(
+            "validations", [_validation(0, 0.75, 0.0), _validation(2, 0.25, 0.125), _validation(4, 0.125, 0.5)]
+        )
         out.counters.rows_in = out.counters.rows_out = len(names)
         out.counters.count("steps", 4)
     evaluation = Stage.open(EvalConfig(run=run, prompts="p.jsonl", shard="0/1"), "eval", [REPLIES, SCORES], parts=1,
                             upstream=["extract", "judge", "teacher", "train"])  # fmt: skip
     with evaluation.writing(0) as out:
-        out.rows("replies", [_reply(p, m, s) for p in "ab" for m in ("before", "after") for s in (0, 1)])
-        out.rows("scores", [_score("passed_sampled", 0.25, 0.5), _score("passed_greedy", 0.0, 1.0)])
+        out.add_rows("replies", [_reply(p, m, s) for p in "ab" for m in ("before", "after") for s in (0, 1)])
+        out.add_rows("scores", [_score("passed_sampled", 0.25, 0.5), _score("passed_greedy", 0.0, 1.0)])
         out.counters.rows_in = out.counters.rows_out = 4
         out.counters.count("replies", 8)
     return run

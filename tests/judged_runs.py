@@ -52,12 +52,12 @@ def write_run(run: Path, parts: list[tuple[list[dict], list[dict], list[dict]]])
     )
     for part, (sessions, turns, _) in enumerate(parts):
         with extract.writing(part) as out:
-            out.rows("sessions", sessions)
-            out.rows("turns", turns)
+            out.add_rows("sessions", sessions)
+            out.add_rows("turns", turns)
     judge = Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=len(parts), upstream=["extract"])
     for part, (_, _, verdicts) in enumerate(parts):
         with judge.writing(part) as out:
-            out.rows("verdicts", verdicts)
+            out.add_rows("verdicts", verdicts)
     return run
 
 

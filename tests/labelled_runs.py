@@ -26,7 +26,7 @@ def labelled_run(run: Path, **options: Any) -> Path:
             for turn in read_part(run, "turns", part):
                 out.counters.rows_in += 1
                 if turn["trainable"]:
-                    out.rows("verdicts", [_verdict(turn["turn_id"], **_said(known[turn["turn_id"]]))])
+                    out.add_rows("verdicts", [_verdict(turn["turn_id"], **_said(known[turn["turn_id"]]))])
                 else:
                     out.counters.drop(turn["skip_reason"])
     return run

@@ -42,14 +42,16 @@ def large_run(run: Path, turns: int, tokens: int = 80, seed: int = 0) -> Path:
         sessions = [_conversation(name, words) for name in mine]
         rows = [turn_row(s["session_id"], 2 * n + 1) for s in sessions for n in range(TURNS_A_SESSION)]
         with stages["extract"].writing(part) as out:
-            out.rows("sessions", sessions)
-            out.rows("turns", rows)
+            out.add_rows("sessions", sessions)
+            out.add_rows("turns", rows)
         verdicts = [_verdict(row["turn_id"], draw.choice((1, 0, -1, None)), words(9) if draw.random() < 0.4 else None,
                              words) for row in rows]  # fmt: skip
         with stages["judge"].writing(part) as out:
-            out.rows("verdicts", verdicts)
+            out.add_rows("verdicts", verdicts)
         with stages["teacher"].writing(part) as out:
-            out.rows("targets", [_target(v, numbers, tokens) for v in verdicts if v["hint"] or v["reward"] is not None])
+            out.add_rows(
+                "targets", [_target(v, numbers, tokens) for v in verdicts if v["hint"] or v["reward"] is not None]
+            )
     return run
 
 
@@ -129,20 +131,20 @@ def hostile_run(run: Path, turns: int, attack: Callable[[], str]) -> int:
                      finish_reason=bad(), skip_reason=bad() if n % 5 == 4 else None, trainable=n % 5 != 4)
             for n, s in enumerate(sessions)]  # fmt: skip
     with stages["extract"].writing(0) as out:
-        out.rows("sessions", sessions)
-        out.rows("turns", rows)
-        out.rows("rejected", [{"source": bad(), "line": 1, "reason": bad(), "detail": bad(), "raw": bad()}])
+        out.add_rows("sessions", sessions)
+        out.add_rows("turns", rows)
+        out.add_rows("rejected", [{"source": bad(), "line": 1, "reason": bad(), "detail": bad(), "raw": bad()}])
         out.counters.drop(bad())
         out.counters.count("skipped", label=bad())
         out.counters.count(bad())
     verdicts = [_hostile_verdict(row["turn_id"], n, bad) for n, row in enumerate(rows) if row["trainable"]]
     with stages["judge"].writing(0) as out:
-        out.rows("verdicts", verdicts)
+        out.add_rows("verdicts", verdicts)
         out.counters.drop(bad())
         out.counters.count("rejected hints", label=bad())
     numbers = np.random.default_rng(0)
     with stages["teacher"].writing(0) as out:
-        out.rows("targets", [_target(v, numbers, 0, _ids(bad())) for v in verdicts])
+        out.add_rows("targets", [_target(v, numbers, 0, _ids(bad())) for v in verdicts])
         out.counters.drop(bad())
     _hostile_results(run, [v["turn_id"] for v in verdicts], bad)
     for name in ("extract", "judge", "teacher", "train", "eval"):
@@ -192,17 +194,17 @@ def _hostile_results(run: Path, turn_ids: Sequence[str], bad: Callable[[], str])
                        upstream=["teacher"])  # fmt: skip
     with train.writing(0) as out:
         numbers: Row = {f.name: 0.5 if pa.types.is_floating(f.type) else 1 for f in METRICS.schema}
-        out.rows("metrics", [numbers | {"step": 1, "turn_ids": list(turn_ids[::2]), "skipped": False}])
+        out.add_rows("metrics", [numbers | {"step": 1, "turn_ids": list(turn_ids[::2]), "skipped": False}])
         out.counters.drop(bad())
     evaluation = Stage.open(EvalConfig(run=run, prompts=bad(), shard="0/1"), "eval", [REPLIES, SCORES], parts=1,
                             upstream=["train"])  # fmt: skip
     with evaluation.writing(0) as out:
         for prompt in (bad(), bad()):
-            out.rows("replies", [{"prompt_id": prompt, "domain": bad(), "model": model, "sample": 0, "reply": bad(),
+            out.add_rows("replies", [{"prompt_id": prompt, "domain": bad(), "model": model, "sample": 0, "reply": bad(),
                                   "finish_reason": bad(), "passed": model == "after", "hint_echo": bad(),
                                   "hollow": bad(), "called": None, "probe": None, "session": bad(),
                                   "kl": 0.5 if model == "before" else None}
                                  for model in ("before", "after")])  # fmt: skip
-        out.rows("scores", [{"metric": metric, "domain": bad(), "before": 0.1, "after": 0.2, "difference": 0.1,
+        out.add_rows("scores", [{"metric": metric, "domain": bad(), "before": 0.1, "after": 0.2, "difference": 0.1,
                              "low": 0.0, "high": 0.2, "chance": 0.5, "count": 3, "units": 3}
                             for metric in ("passed_sampled", bad())])  # fmt: skip

@@ -57,9 +57,9 @@ def write_extract(
     for part in stage.todo():
         with stage.writing(part) as out:
             for line, session_id in enumerate(ids[part * per_part : (part + 1) * per_part], 1):
-                out.rows("sessions", [_session(session_id, line, sessions[session_id], metadata or {})])
+                out.add_rows("sessions", [_session(session_id, line, sessions[session_id], metadata or {})])
                 rows = _turns(session_id, sessions[session_id])
-                out.rows("turns", [row | dict((turns or {}).get(row["turn_id"], {})) for row in rows])
+                out.add_rows("turns", [row | dict((turns or {}).get(row["turn_id"], {})) for row in rows])
     return run
 
 

@@ -93,7 +93,7 @@ def write_run(
     judge = Stage.open(config, "judge", [VERDICTS], parts=len(parts), upstream=["extract"])
     for part, some in enumerate(parts):
         with judge.writing(part) as out:
-            out.rows("verdicts", [row for toy in some for row in toy.verdicts()])
+            out.add_rows("verdicts", [row for toy in some for row in toy.verdicts()])
     teacher.run(TeacherConfig(run=run, model=str(model_dir), device="cpu", top_k=support,
                               teacher_samples=samples, load_in_4bit=load_in_4bit, shard="0/1"))  # fmt: skip
     return run

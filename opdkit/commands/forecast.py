@@ -145,7 +145,7 @@ def read_log(run: Path) -> JudgedLog:
     reviews = read_reviews_in_force(run)
     turns = [turn for part in range(count_parts(run, "judge"))
              for turn in joined_turns(run, part, reviews=reviews, partial=True)]  # fmt: skip
-    verdicts = {turn.turn_id: turn.decided for turn in turns if turn.decided is not None}
+    verdicts = {turn.turn_id: turn.final_verdict for turn in turns if turn.final_verdict is not None}
     judged = [turn for turn in turns if turn.turn_id in verdicts]
     hinted = [turn for turn in judged if verdicts[turn.turn_id]["hint"]]
     if not hinted:

@@ -123,7 +123,7 @@ def _find_reactions(judged: Sequence[tuple[JoinedTurn, JSON]], is_kept: bool) ->
     before: JSON = {"hint": None, "reward": None}  # verdict on the previous reply
     for n, (turn, verdict) in enumerate(judged):
         after_correction = before["hint"] is not None or before["reward"] == -1
-        if turn.decided is None:  # an earlier branch has it
+        if turn.final_verdict is None:  # an earlier branch has it
             pass
         elif verdict["hint"] is not None:
             later = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
@@ -143,9 +143,9 @@ def _find_verdicts(turns: Sequence[JoinedTurn], verdicts: dict[bytes, JSON]) -> 
     """
     judged = list[tuple[JoinedTurn, JSON]]()
     for turn, digest in zip(turns, digest_turns(turns, reactions=False) if turns else (), strict=True):
-        if turn.decided is not None:
-            verdicts[digest] = turn.decided
-        if turn.decided is not None or turn.turn["skip_reason"] == DUPLICATE:
+        if turn.final_verdict is not None:
+            verdicts[digest] = turn.final_verdict
+        if turn.final_verdict is not None or turn.turn["skip_reason"] == DUPLICATE:
             judged += [(turn, verdicts[digest])] if digest in verdicts else []
     return judged
 
@@ -156,7 +156,7 @@ def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
                           if reaction.is_held_out and (key := _make_key(reaction.turn))}  # fmt: skip
     for part in range(count_parts(run, "judge")) if opinions else ():
         for turn in joined_turns(run, part, CHECKED, partial=True):
-            verdict = turn.decided
+            verdict = turn.final_verdict
             if verdict is not None and turn.index and (counts := opinions.get(_make_key(turn))) is not None:
                 praise = [PRAISED_REPLIES] if verdict["reward"] == 1 else []
                 counts.update([verdict["hint"]] if verdict["hint"] else praise)

@@ -132,8 +132,8 @@ def compare_models(
     streaks = score_streaks(sessions, checked[count:])
     replies = mark_echoes(checked[:count], hints, read_hint_text(config.run))
     kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(measured, shifts, strict=True)}
-    out.rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
-    out.rows("scores", make_reply_scores(replies, config.seed) + drift + streaks)
+    out.add_rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
+    out.add_rows("scores", make_reply_scores(replies, config.seed) + drift + streaks)
     out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
     out.counters.count("replies", len(replies))
 

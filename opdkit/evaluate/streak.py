@@ -44,7 +44,7 @@ def read_logged_sessions(run: Path, limit: int | None, holdout: float, texts: Te
     for part in range(count_parts(run, "judge")):
         sessions: dict[str, LoggedSession] = {}
         for turn in joined_turns(run, part, limit=limit, partial=True):
-            if (verdict := turn.decided) is None:
+            if (verdict := turn.final_verdict) is None:
                 continue
             session = sessions.setdefault(turn.session_id, LoggedSession())
             if session.right is None and verdict["reward"] is not None:

@@ -67,7 +67,7 @@ def print_report(surveyed: SurveyedInput, out: PartWriter, extent: str) -> None:
         report = [name + (f"{surveyed.problem.reason} ({surveyed.problem.detail})" if surveyed.problem else "empty")]
     else:
         report = [f"{name}{surveyed.format}, {extent}"]
-        sessions, turns, rejected = (out.arrow(table).to_pylist() for table in (SESSIONS, TURNS, REJECTED))
+        sessions, turns, rejected = (out.to_arrow(table).to_pylist() for table in (SESSIONS, TURNS, REJECTED))
         left_out = {why: n for why, n in out.counters.dropped.items() if why.startswith((FILTERED, LEFT_OUT))}
         skipped = Counter(t["skip_reason"] for t in turns if t["skip_reason"])
         metadata = [orjson.loads(s["metadata"] or "{}") for s in sessions]

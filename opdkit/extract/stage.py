@@ -238,7 +238,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
         extent = "" if within and head.extent == WHOLE else head.extent
         print_report(surveyed, out, ", ".join(filter(None, [extent, within])))
         total.count("longer inputs", int(head.extent == BEGINNING))
-        out.counters.rows_out = out.arrow(SESSIONS).num_rows
+        out.counters.rows_out = out.to_arrow(SESSIONS).num_rows
         total.merge(out.counters)
     problems = [(entry, surveyed.problem) for entry, surveyed in zip(inputs, survey.inputs, strict=True)
                 if surveyed.problem is not None]  # fmt: skip

@@ -63,7 +63,7 @@ def write_unit(unit: Unit, out: PartWriter, options: RowOptions) -> None:
 
 def _write_rejected(item: Rejected, out: PartWriter, options: RowOptions) -> None:
     """Write one row of the rejected table, and count it as dropped."""
-    out.rows("rejected", [item.row(str if options.redactor is None else options.redactor.raw)])
+    out.add_rows("rejected", [item.row(str if options.redactor is None else options.redactor.raw)])
     out.counters.drop(item.reason)
 
 
@@ -93,8 +93,8 @@ class _UnitWriter:
         if self.options.known_turns is not None:
             rows = skip_known(session, rows, self.options.known_turns, self.seen)
         self.written |= replies
-        self.out.rows("sessions", [session])
-        self.out.rows("turns", rows)
+        self.out.add_rows("sessions", [session])
+        self.out.add_rows("turns", rows)
         counters = self.out.counters
         counters.count(TURN_COUNT, len(rows))
         for decision in filter(None, (note.decision for note in item.notes.values())):

@@ -74,7 +74,7 @@ class Batch(Endpoint):
             for part in progress(parts, "batch", len(parts), "parts"):
                 raise_if_requested()
                 lines = list(self._write_lines(part, questions_of(part)))
-                kept = KeptAnswers(answers_file(stage, part), stage.plan)
+                kept = KeptAnswers(answers_file(stage, part), stage.fingerprint)
                 with disk_errors_explained(stage.folder), contextlib.closing(kept):
                     if part in places:
                         self._store(answers, places.pop(part), {name: request for name, request, _ in lines}, kept)

@@ -70,7 +70,7 @@ def answers_file(stage: Stage, part: int, table: str | None = None) -> Path:
 @contextlib.contextmanager
 def keep_answers(stage: Stage, part: int, table: str | None = None) -> Iterator[KeptAnswers]:
     """Yield the kept answers of a part, which the block commits. Remove their file if the block raises nothing."""
-    kept = KeptAnswers(answers_file(stage, part, table), stage.plan)
+    kept = KeptAnswers(answers_file(stage, part, table), stage.fingerprint)
     try:
         yield kept
     finally:

@@ -102,8 +102,8 @@ def run(config: JudgeConfig) -> Summary:
     first: Any = try_judge(first_config, FIRST_JUDGES) if first_config and removes_votes else None
     # These judges may answer differently the next time, even with the same seed.
     may_change = config.judge in SERVED or bool(config.judge_first_url) or isinstance(config.judge, PythonFunction)
-    stage = Stage.open(config, "judge", [VERDICTS, ESCALATED] if first_config else [VERDICTS], inputs=inputs,
-                       parts=count_parts(config.run, "extract"), upstream=["extract"], drawn=may_change)  # fmt: skip
+    tables, parts = [VERDICTS, ESCALATED] if first_config else [VERDICTS], count_parts(config.run, "extract")
+    stage = Stage.open(config, "judge", tables, parts=parts, inputs=inputs, upstream=["extract"], may_change=may_change)
     todo = stage.todo()
     if todo and may_change and not config.overwrite:  # --overwrite makes all targets outdated
         _check_lost_votes(config, todo)
@@ -155,7 +155,7 @@ def judge_part(
         answers, escalated = ask_judges(questions, config, ask, texts, out.counters, ask_first)
         votes = [list_votes_on(turn.joined.turn_id, answers, texts) for turn in turns]
         if ask_first:
-            out.rows("escalated", escalated)
+            out.add_rows("escalated", escalated)
     elif isinstance(config.judge, PythonFunction):
         votes = [judge_by_function(config.judge, turn) for turn in turns]
     elif config.judge == "rules":
@@ -163,7 +163,7 @@ def judge_part(
     else:
         votes = [Votes([], [])] * len(turns)  # --judge reaction: the next state is the hint
     for turn, votes_on_turn in zip(turns, votes, strict=True):
-        out.rows("verdicts", [make_verdict(config, turn, votes_on_turn, texts, out.counters)])
+        out.add_rows("verdicts", [make_verdict(config, turn, votes_on_turn, texts, out.counters)])
 
 
 def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
@@ -184,9 +184,9 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
             continue
         questions = write_questions(turns, config, texts)
         names.update(f"  questions on the {question.name}" for question in questions)
-        work.update(judge.count_work(questions, KeptAnswers(answers_file(stage, part), stage.plan)))
+        work.update(judge.count_work(questions, KeptAnswers(answers_file(stage, part), stage.fingerprint)))
         if first_config:  # the second judge may get no question: its MIN_VOTES stays 0
-            kept = KeptAnswers(answers_file(stage, part, ESCALATED.name), stage.plan)
+            kept = KeptAnswers(answers_file(stage, part, ESCALATED.name), stage.fingerprint)
             first_work.update(first.count_work(questions, kept))
         else:
             work[MIN_VOTES] += sum(count_missing_votes(question, (), config, texts) for question in questions)

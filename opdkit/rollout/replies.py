@@ -50,7 +50,7 @@ def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[tup
     decisions in force on that run.
     """
     turns = joined_turns(config.from_run, part, CHECKED, limit=config.limit, reviews=reviews)
-    judged = [(turn, verdict) for turn in turns if (verdict := turn.decided) is not None]
+    judged = [(turn, verdict) for turn in turns if (verdict := turn.final_verdict) is not None]
     return [(turn, v) for turn, v in judged if v["hint"] is not None or v["hint_status"] in DROPPED]
 
 
@@ -98,8 +98,8 @@ def write_replies(
             counters.count("sampled tokens", len(reply.ids))
             counters.count(CUT_OFF_COUNT, int(is_cut_off(reply.finish_reason)))
             session = make_session_row(student, turn, g, reply)
-            out.rows("sessions", [session])
-            out.rows("turns", [make_turn_row(session, reply)])
+            out.add_rows("sessions", [session])
+            out.add_rows("turns", [make_turn_row(session, reply)])
         if all(problems):
             counters.drop(str(problems[0]))
 

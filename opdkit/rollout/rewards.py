@@ -45,4 +45,4 @@ def write_verdicts(
             out.counters.count("empty replies", int(reward.status == EMPTY.status))
     for turn, verdict, (votes, reward) in zip(turns, verdicts, judged, strict=True):
         hint = {name: verdict[name] for name in ("hints", "hint", "hint_status")}
-        out.rows("verdicts", [Votes([], votes).columns(turn["turn_id"]) | reward.columns() | hint])
+        out.add_rows("verdicts", [Votes([], votes).columns(turn["turn_id"]) | reward.columns() | hint])

@@ -96,7 +96,7 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     judge |= {"judge": pin_model(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
     open_replies = partial(Stage.open, name="extract", tables=[SESSIONS, TURNS, REJECTED], parts=parts, inputs=inputs,
-                           command="rollout", drawn=bool(config.sample_url))  # fmt: skip
+                           command="rollout", may_change=bool(config.sample_url))  # fmt: skip
     try:
         replies = open_replies(sampling)
     except OpdkitError:
@@ -105,7 +105,7 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
         replies = open_replies(replace(sampling, overwrite=True))
     return replies, Stage.open(
         config, "judge", [VERDICTS], parts=parts, inputs=inputs | judge, upstream=["extract"], command="rollout",
-        drawn=bool(config.judge_model and config.judge_url),
+        may_change=bool(config.judge_model and config.judge_url),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
     stage = Stage.open(config, "judge", [VERDICTS], parts=12, upstream=["extract"])
     for part in stage.todo():
         with stage.writing(part) as out:
-            out.rows("verdicts", rows)
+            out.add_rows("verdicts", rows)
             out.counters.drop("no_quorum")
     return stage.summary()
 

@@ -45,7 +45,7 @@ class JoinedTurn:
         return int(self.turn["message_index"])
 
     @property
-    def decided(self) -> JSON | None:
+    def final_verdict(self) -> JSON | None:
         """Verdict with the decision in force applied, as every stage after the judge needs it."""
         return None if self.verdict is None else apply_review(self.verdict, self.review)
 

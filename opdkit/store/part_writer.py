@@ -43,14 +43,14 @@ class PartWriter:
         self._rows: dict[str, list[Row]] = {table.name: [] for table in tables}
         self._arrow: dict[str, pa.Table] = {}
 
-    def rows(self, table: str, rows: Sequence[Row]) -> None:
+    def add_rows(self, table: str, rows: Sequence[Row]) -> None:
         self._rows[table].extend(rows)
 
-    def table(self, table: str, arrow: pa.Table) -> None:
+    def set_table(self, table: str, arrow: pa.Table) -> None:
         """Set all rows of a table, given as Arrow."""
         self._arrow[table] = arrow
 
-    def arrow(self, table: Table) -> pa.Table:
+    def to_arrow(self, table: Table) -> pa.Table:
         return self._arrow[table.name] if table.name in self._arrow else to_arrow(table, self._rows[table.name])
 
 
@@ -62,7 +62,7 @@ class Stage:
     name: str
     tables: Sequence[Table]
     parts: int
-    plan: str  # its fingerprint
+    fingerprint: str  # of the plan
     part_inputs: Callable[[int], JSON] | None = None
 
     @property
@@ -81,13 +81,13 @@ class Stage:
         upstream: Sequence[str] = (),
         command: str | None = None,
         part_inputs: Callable[[int], JSON] | None = None,
-        drawn: bool = False,
+        may_change: bool = False,
     ) -> "Stage":
         """Write the plan into the manifest, or check that the existing manifest pins the same plan.
 
         `upstream` are the stages that this stage reads. `command` is the command that writes the stage, if it is not
         the stage's own. `part_inputs(k)` are inputs of part k that may change under the same plan (review decisions);
-        they are stored in the footer, and a part whose stored inputs differ is computed again. `drawn` means that the
+        they are stored in the footer, and a part whose stored inputs differ is computed again. With `may_change`, the
         same plan may give other rows the next time (replies of a server): every new manifest has another fingerprint.
 
         Raises ConfigError if the stage was begun under another plan (unless `--overwrite`), with the differences.
@@ -98,7 +98,7 @@ class Stage:
             "config": config.plan(), "inputs": inputs or {},
             "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
         }  # fmt: skip
-        plan |= ({"command": command} if command else {}) | ({DRAW: uuid.uuid4().hex[:16]} if drawn else {})
+        plan |= ({"command": command} if command else {}) | ({DRAW: uuid.uuid4().hex[:16]} if may_change else {})
         check_upstream(config.run, upstream)
         if config.overwrite and command is None:  # rollout begins two stages at once: the first is not done
             check_parts_exist(config.run, upstream)
@@ -135,7 +135,7 @@ class Stage:
             writer = PartWriter(self.tables)
             yield writer
             if not self.is_done(part):
-                arrows = {table.name: writer.arrow(table) for table in self.tables}
+                arrows = {table.name: writer.to_arrow(table) for table in self.tables}
                 writer.counters.rows_out = writer.counters.rows_out or arrows[self.tables[0].name].num_rows
                 writer.counters.seconds = time.monotonic() - start
                 for table in reversed(self.tables):  # the primary table last: its file says that the part is done
@@ -151,7 +151,7 @@ class Stage:
         models = sorted(p for p in beside if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
         files = {p.name: identify_model(str(p))["files"] for p in models if any(p.glob("*.safetensors"))}
         arrow = arrow.replace_schema_metadata({
-            VERSION_KEY: str(table.version), PLAN_KEY: self.plan,
+            VERSION_KEY: str(table.version), PLAN_KEY: self.fingerprint,
             COUNTERS_KEY: counters.to_json(), PART_KEY: f"{table.name}/{part}",
             FILES_KEY: json.dumps(files),
             **({INPUTS_KEY: json.dumps(self.part_inputs(part))} if self.part_inputs and primary else {}),

@@ -134,7 +134,7 @@ def check_upstream(run: Path, stages: Sequence[str]) -> None:
         if upstream := find_redone_upstream(run, stage):
             folder = stage_dir(run, stage)
             raise OpdkitError(
-                f"{folder} was computed from another {upstream} stage than is there now: run `opdkit "
+                f"{folder} was computed from an older {upstream} stage than the one there now: run `opdkit "
                 f"{find_command(run, stage)} {quote(folder.parent)} ...` as before, with --overwrite"
             )
 

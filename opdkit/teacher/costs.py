@@ -51,10 +51,10 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
         elif config.check_hints:
             of_part = hint_checks.count_tests(config, hint_checks.find_turn_hints(config, scorer(), sessions))
             tests = hint_checks.TestWork(*map(add, tests, of_part))
-        decided = inputs_of_part(part).get("reviews", {})
-        rewarded = update_rewards(config.run, part, sessions, decided, config.teacher_hint)
+        decisions = inputs_of_part(part).get("reviews", {})
+        rewarded = update_rewards(config.run, part, sessions, decisions, config.teacher_hint)
         if rewarded is None or config.overwrite:
-            results = score_part(config, scorer(), sessions, decided, counters)
+            results = score_part(config, scorer(), sessions, decisions, counters)
             rows = [row for result in results.values() for row in result.rows]
             counters.rows_out += len(rows)
             hinted += sum(row["hint"] is not None and row["edited"] is None for row in rows)

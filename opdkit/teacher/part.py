@@ -43,11 +43,11 @@ Results = dict[str, TurnResult]  # turn_id -> its result, in the order of the tu
 
 
 def score_part(
-    config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], decided: JSON, counters: Counters
+    config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], decisions: JSON, counters: Counters
 ) -> Results:
     """Return the results of a part's turns, in their order, and count them.
 
-    `decided` are the decisions of people about its turns; see `opdkit.teacher.review_changes`.
+    `decisions` are the decisions of people about its turns; see `opdkit.teacher.review_changes`.
     """
     for session, _ in sessions:
         try:
@@ -59,7 +59,7 @@ def score_part(
                 counters.count(OTHER_MODEL, label=session["model"][:LONGEST_NAME])
     results: Results = {}
     # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
-    decided_turns = find_turns_to_rescore(sessions, decided, config.teacher_hint)
+    decided_turns = find_turns_to_rescore(sessions, decisions, config.teacher_hint)
     longest_of_part = 0  # tokens of the longest hinted reply; rescored turns do not raise it for others
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {judged.turn["turn_id"]: TurnResult() for one in scored_together for judged in one.turns}
@@ -84,13 +84,13 @@ def score_part(
     return results
 
 
-def make_targets_table(results: Results, sessions: list[JudgedSession], decided: JSON) -> pa.Table:
+def make_targets_table(results: Results, sessions: list[JudgedSession], decisions: JSON) -> pa.Table:
     """Return the targets of a part: logged replies in the order of their turns, then written replies.
 
-    The rewards are those of the verdicts after the decisions of people (`decided`).
+    The rewards are those of the verdicts after the decisions of people (`decisions`).
     """
     rows = [row for result in results.values() for row in result.rows]
-    verdicts = {judged.turn["turn_id"]: apply_decisions(judged.verdict, decided)
+    verdicts = {judged.turn["turn_id"]: apply_decisions(judged.verdict, decisions)
                 for one in sessions for judged in one.turns}  # fmt: skip
     for row in rows:
         if row["written"] is None:  # nobody has reacted to a written reply

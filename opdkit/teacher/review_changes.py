@@ -18,9 +18,9 @@ from opdkit.store.reviews import apply_review, decision
 from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, choose_candidates
 
 
-def apply_decisions(verdict: Row, decided: JSON) -> Row:
+def apply_decisions(verdict: Row, decisions: JSON) -> Row:
     """Return a verdict after applying the decisions of people (turn_id -> decision)."""
-    return apply_review(verdict, decision(verdict["turn_id"], decided.get(verdict["turn_id"], {})))
+    return apply_review(verdict, decision(verdict["turn_id"], decisions.get(verdict["turn_id"], {})))
 
 
 def _scores_differ(before: Row, after: Row, select: str) -> bool:
@@ -30,27 +30,29 @@ def _scores_differ(before: Row, after: Row, select: str) -> bool:
     return choose_candidates(before, select) != choose_candidates(after, select)
 
 
-def find_turns_to_rescore(sessions: list[JudgedSession], decided: JSON, select: str) -> Iterator[JudgedSession]:
+def find_turns_to_rescore(sessions: list[JudgedSession], decisions: JSON, select: str) -> Iterator[JudgedSession]:
     """Yield each turn whose log-probs a decision changes, as a session with only this turn and its decided verdict.
 
     `sessions` have the verdicts of the votes; `select` is --teacher-hint.
     """
     for session, turns in sessions:
         for turn, verdict in turns:
-            after = apply_decisions(verdict, decided)
+            after = apply_decisions(verdict, decisions)
             if _scores_differ(verdict, after, select):
                 yield JudgedSession(session, [JudgedTurn(turn, after)])
 
 
-def update_rewards(run: Path, part: int, sessions: list[JudgedSession], decided: JSON, select: str) -> pa.Table | None:
+def update_rewards(
+    run: Path, part: int, sessions: list[JudgedSession], decisions: JSON, select: str
+) -> pa.Table | None:
     """Return the existing targets of a part with the decided rewards; None without targets or if log-probs change."""
     path = part_path(run, "targets", part)
     if not path.exists():
         return None
-    decided_before = read_inputs(path).get("reviews", {})
+    previous = read_inputs(path).get("reviews", {})
     rewards: dict[str, int | None] = {}
     for verdict in (judged.verdict for session in sessions for judged in session.turns):
-        before, after = (apply_decisions(verdict, decisions) for decisions in (decided_before, decided))
+        before, after = (apply_decisions(verdict, made) for made in (previous, decisions))
         if _scores_differ(before, after, select):
             return None
         rewards[verdict["turn_id"]] = after["reward"]

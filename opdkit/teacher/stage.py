@@ -58,7 +58,7 @@ def run(config: TeacherConfig) -> Summary:
         # The processes of a group stop together, above: one that stopped here would leave the others waiting.
         with keep_answers(stage, part) as kept, stage.writing(part, may_stop=group.size == 1) as out:
             sessions = list(read_judged_sessions(config.run, part, config.limit))
-            decided = inputs_of_part(part).get("reviews", {})
+            decisions = inputs_of_part(part).get("reviews", {})
             checks: list[Row] = []
             if config.check_hints:
                 if is_written(config.run, "hint_checks", part):  # people's decisions do not change them
@@ -67,21 +67,21 @@ def run(config: TeacherConfig) -> Summary:
                     ask: Any = judge()  # a judge on a server also takes the kept answers
                     ask = partial(ask, kept=kept) if config.judge_url else ask
                     checks = hint_checks.check_hints(config, scorer(), ask, sessions)
-                out.rows("hint_checks", checks)
+                out.add_rows("hint_checks", checks)
                 sessions = hint_checks.leave_out_dropped(sessions, checks)
-            table = update_rewards(config.run, part, sessions, decided, config.teacher_hint)
+            table = update_rewards(config.run, part, sessions, decisions, config.teacher_hint)
             if table is None:
                 tested += checks
                 for row in checks:
                     out.counters.count(HINTS_CHECKED, label=row["status"])
-                results = score_part(config, scorer(), sessions, decided, out.counters)
-                table = make_targets_table(results, sessions, decided)
+                results = score_part(config, scorer(), sessions, decisions, out.counters)
+                table = make_targets_table(results, sessions, decisions)
             else:
                 out.counters.merge(read_counters(part_path(config.run, "targets", part)))
             turn_ids = {judged.turn["turn_id"] for session in sessions for judged in session.turns}
             out.counters.counts.pop(_DECIDED, None)  # counted under the previous decisions
-            out.counters.count(_DECIDED, len(turn_ids & decided.keys()))
-            out.table("targets", table)
+            out.counters.count(_DECIDED, len(turn_ids & decisions.keys()))
+            out.set_table("targets", table)
     group.leave()
     summary = stage.summary()
     warn(*find_warnings(config, summary.counters))
@@ -108,5 +108,5 @@ def open_stage(
             inputs=pin_models(config),
             upstream=["extract", "judge"],
             part_inputs=inputs_of_part,
-            drawn=bool(config.judge_url or config.sample_url),  # a server may answer differently the next time
+            may_change=bool(config.judge_url or config.sample_url),  # a server may answer differently the next time
         )

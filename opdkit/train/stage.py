@@ -225,8 +225,8 @@ def write_result(training: Training, data: TrainingSet, chat: Chat, folder: Path
                  f"{', '.join(reply['turn_id'] for reply in far)}: the model has not learned all that the hints ask "
                  "for. Look at their hints first: no training learns those that contradict each other or that the "
                  "teacher cannot follow. For others, more --epochs or more logs may help")  # fmt: skip
-    out.rows("metrics", rows)
-    out.rows("validations", validation.rows if validation else [])
+    out.add_rows("metrics", rows)
+    out.add_rows("validations", validation.rows if validation else [])
     out.counters.count("steps", len(training.steps))
     if len(rows) < len(training.steps):
         out.counters.count("steps left out", len(training.steps) - len(rows))

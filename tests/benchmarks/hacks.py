@@ -187,7 +187,7 @@ def write_log(run: Path, hack: str, seed: int) -> None:
     judge = Stage.open(JudgeConfig(run=run, judge="rules", shard="0/1"), "judge", [VERDICTS], parts=1,
                        upstream=["extract"])  # fmt: skip
     with judge.writing(0) as out:
-        out.rows("verdicts", verdicts)
+        out.add_rows("verdicts", verdicts)
 
 
 def _verdict(turn_id: str, hint: str | None) -> JSON:

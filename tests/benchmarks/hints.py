@@ -67,7 +67,7 @@ def plant(run: Path, topics: Sequence[str], seed: int, limit: int | None = None)
                         other = rng.choice([t for t in TOPICS if t is not topic and hints_of(t)])
                         hint = rng.choice(hints_of(other) if kind == "other topic" else NONSENSE["planted"])
                 if turn.turn["trainable"]:
-                    out.rows("verdicts", [{
+                    out.add_rows("verdicts", [{
                         "turn_id": turn.turn_id, "hint_votes": [], "reward_votes": [], "reward": reward,
                         "reward_status": "ok", "reward_agreement": None, "hints": [hint] if hint else [],
                         "hint": hint, "hint_status": "ok" if hint else "none",

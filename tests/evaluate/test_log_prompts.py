@@ -67,7 +67,7 @@ def train_stage(run: Path, holdout: float = SHARE) -> Path:
     stage = Stage.open(TrainConfig(run=run, model=str(MODEL), holdout=holdout, shard="0/1"), "train",
                        [METRICS, VALIDATIONS], parts=1, upstream=["extract", "judge"])  # fmt: skip
     with stage.writing(0) as out:
-        out.rows("metrics", [])
+        out.add_rows("metrics", [])
     shutil.copytree(MODEL, run / "train" / "model")
     return run
 
@@ -93,7 +93,7 @@ def sample_run(run: Path, wrong: int = 0) -> Path:
     judge = Stage.open(config, "judge", [VERDICTS], parts=parts, upstream=["extract"])
     turns = [turn["turn_id"] for turn in read_all(run, "turns") if turn["trainable"]]
     with judge.writing(0) as out:
-        out.rows("verdicts", [known[name] for name in turns if name in known])
+        out.add_rows("verdicts", [known[name] for name in turns if name in known])
     return train_stage(run)
 
 

@@ -206,7 +206,7 @@ def _rows(name: str, line: bytes) -> int:
     options = extract.RowOptions(None, (), side=False)
     whole = SurveyedInput(Input("log", "log", Path(), True), 0, (len(line),), Path(), _reader(name), name)
     extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer, options)
-    return sum(writer.arrow(table).nbytes for table in extract.TABLES)
+    return sum(writer.to_arrow(table).nbytes for table in extract.TABLES)
 
 
 @functools.cache

@@ -424,6 +424,6 @@ def test_check_finds_a_reward_that_is_not_the_weighed_majority(extracted: Path) 
         stage = Stage.open(config, "judge", [VERDICTS], parts=1, upstream=["extract"])
         with stage.writing(0) as out:
             out.counters.rows_in = 2
-            out.rows("verdicts", [row | {"turn_id": name, "reward": reward} for name in ("a:1", "b:1")])
+            out.add_rows("verdicts", [row | {"turn_id": name, "reward": reward} for name in ("a:1", "b:1")])
         found[reward] = bool(examine(extracted).findings)
     assert found == {-1: False, 1: True}

@@ -38,7 +38,7 @@ def opened(run: Path, **options) -> Stage:
 
 def write(stage: Stage) -> None:
     with stage.writing(0) as out:
-        out.rows("rejected", [{"source": "a", "line": 1, "reason": "not JSON", "detail": "", "raw": "x"}])
+        out.add_rows("rejected", [{"source": "a", "line": 1, "reason": "not JSON", "detail": "", "raw": "x"}])
 
 
 def entries(run: Path) -> set[str]:

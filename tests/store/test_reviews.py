@@ -32,7 +32,7 @@ def run(tmp_path):
 
 def decided(run, part: int) -> list[dict]:
     """Return the verdicts of a part with the decisions in force applied, as every stage after the judge reads them."""
-    return [turn.decided for turn in joined_turns(run, part) if turn.decided is not None]
+    return [turn.final_verdict for turn in joined_turns(run, part) if turn.final_verdict is not None]
 
 
 def set_reward(turn_id: str, reward: int | None) -> Review:

@@ -44,7 +44,7 @@ def row(line: int) -> dict:
 def fill(stage: Stage, parts=None) -> None:
     for part in stage.todo() if parts is None else parts:
         with stage.writing(part) as out:
-            out.rows("rejected", [row(part)])
+            out.add_rows("rejected", [row(part)])
             out.counters.rows_in += 2
             out.counters.drop("odd" if part % 2 else "even")
             out.counters.count("turns", part)
@@ -204,7 +204,7 @@ def test_what_is_drawn_anew_is_another_source(tmp_path):
     """A server's votes differ after --overwrite, so the plan does too; a resume keeps the votes and the plan."""
 
     def judged(**options) -> Stage:
-        return Stage.open(Config(run=tmp_path, **options), "judge", [REJECTED], parts=2, drawn=True)
+        return Stage.open(Config(run=tmp_path, **options), "judge", [REJECTED], parts=2, may_change=True)
 
     def scored() -> Stage:
         return Stage.open(Config(run=tmp_path), "teacher", [TURNS], parts=2, upstream=["judge"])
@@ -308,9 +308,9 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
     """The error reaches the caller, and no Parquet file is left at the final path."""
     stage = opened(tmp_path)
     with pytest.raises(ZeroDivisionError), stage.writing(0) as out:
-        out.rows("rejected", [row(1), row(1 // 0)])
+        out.add_rows("rejected", [row(1), row(1 // 0)])
     with pytest.raises(OpdkitError, match="missing columns"), stage.writing(1) as out:
-        out.rows("rejected", [{"source": "a"}])
+        out.add_rows("rejected", [{"source": "a"}])
     assert not list((tmp_path / "extract").rglob("*.parquet"))
     assert stage.todo() == [0, 1, 2, 3]
 
@@ -326,10 +326,10 @@ def half(self, arrow):  # the file is open, the footer is not written
 
 stage = opened(Path(sys.argv[1]))
 with stage.writing(0) as out:
-    out.rows("rejected", [row(0)])
+    out.add_rows("rejected", [row(0)])
 pq.ParquetWriter.write_table = half
 with stage.writing(1) as out:
-    out.rows("rejected", [row(1)])
+    out.add_rows("rejected", [row(1)])
 """
 
 
@@ -359,7 +359,7 @@ run, me = Path(sys.argv[1]), sys.argv[2]
 stage = opened(run, parts=1)
 assert stage.todo() == [0]
 with stage.writing(0) as out:
-    out.rows("rejected", [row(0) | {"detail": me}])
+    out.add_rows("rejected", [row(0) | {"detail": me}])
     (run / me).touch()
     while not all((run / name).exists() for name in ("first", "second")):  # both are in the part now
         time.sleep(0.005)
@@ -406,7 +406,7 @@ def test_a_damaged_page_is_not_read_as_numbers(tmp_path):
     """Each page has a CRC, so a single changed bit is an error and not another value."""
     stage = opened(tmp_path, parts=1)
     with stage.writing(0) as out:
-        out.rows("rejected", [row(n) for n in range(2000)])
+        out.add_rows("rejected", [row(n) for n in range(2000)])
     path = part_path(tmp_path, "rejected", 0)
     column = pq.read_metadata(path).row_group(0).column(1)
     data = bytearray(path.read_bytes())
@@ -473,7 +473,7 @@ def test_shards_share_the_parts_without_overlap(tmp_path, shards):
 def test_a_part_is_done_only_when_its_primary_table_is(tmp_path):
     stage = Stage.open(Config(run=tmp_path), "extract", [SESSIONS, REJECTED], parts=1)
     with stage.writing(0) as out:
-        out.rows("rejected", [row(1)])
+        out.add_rows("rejected", [row(1)])
         out.counters.rows_in = 1
     part_path(tmp_path, "sessions", 0).unlink()
     assert stage.todo() == [0]
@@ -485,7 +485,7 @@ def test_the_footer_says_version_plan_and_counters(tmp_path):
     path = part_path(tmp_path, "rejected", 1)
     metadata = pq.read_schema(path).metadata
     assert metadata[b"opdkit.schema_version"] == b"1"
-    assert metadata[b"opdkit.plan"].decode() == stage.plan
+    assert metadata[b"opdkit.plan"].decode() == stage.fingerprint
     assert read_counters(path).dropped == Counter(odd=1)
     assert {p.name for p in path.parent.iterdir()} == {f"part-0000{k}.parquet" for k in range(4)}
 
@@ -521,7 +521,7 @@ def test_limit_counts_sessions_over_the_parts(tmp_path):
     stage = Stage.open(Config(run=tmp_path), "extract", [SESSIONS], parts=3)
     for part in range(3):
         with stage.writing(part) as out:
-            out.rows("sessions", [
+            out.add_rows("sessions", [
                 {"session_id": f"{part}:{i}", "source": "a", "line": 1, "format": "openai", "model": None,
                  "messages": [], "tools": None, "metadata": None, "tree": None} for i in range(2)])  # fmt: skip
     assert count_sessions_within(tmp_path, 1, None) is None
@@ -573,7 +573,7 @@ def test_rows_keep_their_order(tmp_path):
     stage = opened(tmp_path, parts=1)
     with stage.writing(0) as out:
         for line in (3, 1, 2):
-            out.rows("rejected", [row(line)])
+            out.add_rows("rejected", [row(line)])
     assert pq.read_table(part_path(tmp_path, "rejected", 0)).column("line") == pa.chunked_array([[3, 1, 2]], pa.int64())
 
 

@@ -454,7 +454,7 @@ def test_tests_of_other_verdicts_drop_nothing(checked):
     judging = Stage.open(other, "judge", [VERDICTS], parts=3, upstream=["extract"])
     for part, (_, _, verdicts) in enumerate(three_parts()):
         with judging.writing(part) as out:
-            out.rows("verdicts", verdicts)
+            out.add_rows("verdicts", verdicts)
     assert export_rows(checked)[1] == {"no hint (none)": 6}
 
 

@@ -48,7 +48,7 @@ def test_a_support_of_fifty_takes_at_most_330_bytes_a_token(tmp_path):
             "support_teacher": teacher,
         })  # fmt: skip
     with stage.writing(0) as out:
-        out.rows("targets", rows)
+        out.add_rows("targets", rows)
     path = part_path(stage.config.run, "targets", 0)
     assert path.stat().st_size / (turns * length) <= 330
     read = pq.read_table(path)

@@ -78,7 +78,7 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
             yield Finding(stage, what, table.name, todo=todo)
     changed = list_redone_upstream(plan, manifests)
     for upstream in changed:
-        yield finding(f"computed from another {upstream} stage than is there now ({plan['upstream'][upstream]})")
+        yield finding(f"computed from an older {upstream} stage than the one there now ({plan['upstream'][upstream]})")
     known = [upstream for upstream in plan["upstream"] if upstream in manifests and not changed]
     if outdated := [one for one in known if list_redone_upstream(manifests[one]["plan"], manifests)]:
         yield finding(f"computed from the {outdated[0]} stage, which is to be run again")

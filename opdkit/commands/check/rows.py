@@ -58,7 +58,7 @@ class Known:
     trainable: dict[str, bool] | None = None  # turn -> whether it may be judged
     last: set[str] = field(default_factory=set)  # turns without a reaction: only outcomes judge them
     verdicts: dict[str, KnownVerdict] | None = None  # by turn
-    decided: dict[str, Any] = field(default_factory=dict)  # turn -> decision that the targets were computed from
+    decisions: dict[str, Any] = field(default_factory=dict)  # turn -> decision that the targets were computed from
     complete: bool = True  # whether every trainable turn must have a verdict (no --limit)
     weighed: bool = False  # whether votes are weighed by their confidences (--weigh-votes)
     vocabulary: int | None = None
@@ -181,7 +181,7 @@ def _is_against_the_votes(row: Row, known: Known) -> bool:
 
 def _find_verdict(row: Row, known: Known) -> KnownVerdict | None:
     """Return the verdict on a target's turn, with the decision of people, if any, applied."""
-    verdict, decided = (known.verdicts or {}).get(row["turn_id"]), known.decided.get(row["turn_id"], {})
+    verdict, decided = (known.verdicts or {}).get(row["turn_id"]), known.decisions.get(row["turn_id"], {})
     if verdict is None or not decided:
         return verdict
     hints = verdict.hints if "hint" not in decided else frozenset({decided["hint"]} - {None})

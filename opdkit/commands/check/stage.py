@@ -155,7 +155,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
             replace(f, stage=f"{f.stage} {name}") for f in findings if f.stage not in plans.BY_PART
         ]
         own = _Walk(training, manifests, walk.report, f" {name}")
-        own.seen, own.decided = walk.seen, walk.decided
+        own.seen, own.decisions = walk.seen, walk.decisions
         own.check_folders()
         own.check_training(deep)
     return walk.report
@@ -170,7 +170,7 @@ class _Walk:
         checked = [stage for stage in manifests if not label or stage not in plans.BY_PART]
         self.count = {stage: int(manifests[stage]["plan"]["parts"]) for stage in checked}
         self.finished: dict[str, Part] = {}  # stage -> last part of its primary table
-        self.decided: JSON = {}  # turn -> decision that the targets were computed from
+        self.decisions: JSON = {}  # turn -> decision that the targets were computed from
         report.parts |= {stage + label: (0, parts) for stage, parts in self.count.items()}
 
     def check_folders(self) -> None:
@@ -188,7 +188,7 @@ class _Walk:
                 self.check_part(stage, 0, Known(self.seen))
         if "train" in self.manifests and "teacher" in self.manifests:
             document = self.manifests["train"]
-            if document["plan"]["inputs"].get("reviews") != plan_inputs(self.decided).get("reviews"):
+            if document["plan"]["inputs"].get("reviews") != plan_inputs(self.decisions).get("reviews"):
                 todo = f"run `{plans.rebuild_command(self.run, 'train', document)} --overwrite`"
                 what = "trained on targets older than the review decisions"
                 self.report.findings.append(Finding(f"train{self.label}", what, key="manifest.json", todo=todo))
@@ -246,8 +246,8 @@ class _Walk:
             return
         self.report.rows += read.rows
         if table is TARGETS:
-            known.decided = read_inputs(read.footer).get("reviews", {})
-            self.decided |= known.decided
+            known.decisions = read_inputs(read.footer).get("reviews", {})
+            self.decisions |= known.decisions
         for what, row, key in check_rows(table.name, rows, known):
             self._add(stage, table.name, part, what, row, key)
 

@@ -68,7 +68,7 @@ def read_judged_turns(
         judged = []
         for joined in session_turns:
             counters.rows_in += 1
-            row, verdict = joined.turn, joined.decided
+            row, verdict = joined.turn, joined.final_verdict
             if verdict is not None:
                 wanted = wanted_reply(joined, chat)
                 judged.append(JudgedTurn(joined.session, row, verdict, hint_text=hint_text, wanted=wanted))

@@ -150,7 +150,7 @@ def drop_withdrawn(read: Iterable[NightSession]) -> list[NightSession]:
 
 def read_opinion(turn: JoinedTurn) -> Opinion | None:
     """Return the user's opinion of a turn; None if the turn has neither a reward nor a hint."""
-    verdict = turn.decided
+    verdict = turn.final_verdict
     if verdict is None or (verdict["reward"] is None and verdict["hint"] is None):
         return None
     is_complaint = verdict["hint"] is not None or verdict["reward"] == -1
@@ -180,8 +180,8 @@ def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig,
             with stage.writing(part) as out:
                 for table, rows in read_rows(home, sessions, number, source).items():
                     if table in {written.name for written in tables}:
-                        out.rows(table, rows)
-                out.counters.rows_in = len(out.arrow(tables[0]))
+                        out.add_rows(table, rows)
+                out.counters.rows_in = len(out.to_arrow(tables[0]))
 
 
 def count_trained(night: Night, sessions: Sessions) -> tuple[int, int]:
@@ -205,8 +205,8 @@ def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[st
     for judged_in, source_part in sorted({(version.night, version.part) for version in seen}):
         for turns in joined_sessions(home.night(judged_in).log, source_part, turn_ids=counting):
             for turn, digest in zip(turns, digest_turns(turns), strict=True):
-                if turn.decided is not None:  # later nights overwrite earlier ones: a reaction may come later
-                    judged[turn.turn_id] = judged_in, digest, turn.decided
+                if turn.final_verdict is not None:  # later nights overwrite earlier ones: a reaction may come later
+                    judged[turn.turn_id] = judged_in, digest, turn.final_verdict
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
     for turns in joined_sessions(home.night(number).log, part):
         if turns[0].session_id not in in_part:

@@ -49,11 +49,11 @@ class TurnCounts(Counter[str]):
 
     def add(self, turn: RunTurn) -> None:
         """Count a turn; reward and hint are those of the verdict with the decision in force."""
-        is_trainable, decided = turn.turn["trainable"], turn.decided
+        is_trainable, final = turn.turn["trainable"], turn.final_verdict
         self.update(turns=1, trainable=int(is_trainable), reviewed=int(turn.review is not None),
                     waiting=int(is_trainable and turn.verdict is None))  # fmt: skip
-        if decided is not None:
-            self.update(reward=int(decided["reward"] is not None), hint=int(decided["hint"] is not None))
+        if final is not None:
+            self.update(reward=int(final["reward"] is not None), hint=int(final["hint"] is not None))
 
 
 class Verdicts:
@@ -71,8 +71,8 @@ class Verdicts:
 
     def add(self, turn: RunTurn) -> None:
         """Count votes and reward as the judge gave them, and the hint after the decision in force, unless `voted`."""
-        verdict, decided = turn.verdict, turn.decided
-        if verdict is None or decided is None:
+        verdict, final = turn.verdict, turn.final_verdict
+        if verdict is None or final is None:
             return
         for question, value in (("reward", "score"), ("hint", "decision")):
             for vote in verdict[f"{question}_votes"]:
@@ -84,8 +84,8 @@ class Verdicts:
         self._statuses[verdict["reward_status"]] += 1
         if verdict["reward_agreement"] is not None:
             self._agreement[round(verdict["reward_agreement"], 2)] += 1
-        self._hint_statuses[decided["hint_status"]] += 1
-        said = verdict if self._voted else decided
+        self._hint_statuses[final["hint_status"]] += 1
+        said = verdict if self._voted else final
         if (hint := said["hint"]) is not None:
             self.groups.add(turn, said)
             self._lengths[min(len(hint) // self.WIDTH, self.LAST)] += 1
@@ -245,7 +245,7 @@ class Shares:
                 self._sessions.add(self._session, _rank_stages(self._session[2]))
             self._session = (source, session, Counter())
             self._sources[source]["sessions"] += 1
-        verdict = turn.decided
+        verdict = turn.final_verdict
         counts = {"turns": 1, "judged": int(verdict is not None), "trained": int(turn.state == TRAINED)}
         if verdict is not None:
             counts |= {f"reward {signed(verdict['reward'])}": 1, "hints": int(verdict["hint"] is not None)}

@@ -38,7 +38,7 @@ def choose_turns(config: ShowConfig) -> Chosen:
     chosen = Chosen()
     largest = Largest[TurnLine](config.worst or config.best or config.random or config.max_turns)
     for turn in read_turns(config.run):
-        line = make_line(chosen.seen, turn, turn.decided)
+        line = make_line(chosen.seen, turn, turn.final_verdict)
         chosen.seen += 1
         statuses = {"reward_status": line.reward_status, "hint_status": line.hint_status}
         for column, status in statuses.items():
@@ -70,8 +70,8 @@ def _rank(config: ShowConfig, line: TurnLine) -> float | None:
 def _matches(pattern: regex.Pattern[str], turn: RunTurn) -> bool:
     """Return True if the pattern is found in the request, the reply or a hint of a turn."""
     request, reply, _ = split_turn(turn)
-    decided = turn.decided or {"hints": [], "hint": None}
-    texts = [join_messages(request), join_messages(reply).strip(), *decided["hints"], decided["hint"] or ""]
+    verdict = turn.final_verdict or {"hints": [], "hint": None}
+    texts = [join_messages(request), join_messages(reply).strip(), *verdict["hints"], verdict["hint"] or ""]
     try:
         return any(pattern.search(text, timeout=_PATIENCE) for text in texts)
     except TimeoutError:

@@ -82,9 +82,9 @@ def _make_view(turn: JoinedTurn, judge: JSON) -> JSON:
     for message in messages[: turn.index + 1 + turn.turn["next_count"]]:
         calls = [{"name": call["name"], "arguments": call["arguments"]} for call in message["tool_calls"]]
         view["messages"].append({name: message[name] for name in _MESSAGE} | {"tool_calls": calls})
-    if turn.verdict is not None and turn.decided is not None:
+    if turn.verdict is not None and turn.final_verdict is not None:
         view["verdict"] = {
-            **{name: turn.decided[name] for name in VERDICT},
+            **{name: turn.final_verdict[name] for name in VERDICT},
             "reward_votes": turn.verdict["reward_votes"],
             "hint_votes": turn.verdict["hint_votes"],
             "voted": {name: turn.verdict[name] for name in VERDICT},

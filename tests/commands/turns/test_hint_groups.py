@@ -126,7 +126,7 @@ def test_a_group_is_without_the_hints_that_a_test_dropped(tmp_path: Path) -> Non
     statuses = {"a:1": NO_BETTER, "b:1": WORSE, "c:1": "helps"}
     rows = [{"turn_id": name, "hint": wordings[name], "status": status} | shares for name, status in statuses.items()]
     with stage.writing(0) as out:
-        out.rows("hint_checks", rows)
+        out.add_rows("hint_checks", rows)
     (group,) = collect(run, 9, reviewing=True).summary["hints"]["groups"]
     assert (group["turns"], group["wordings"]) == (1, [["Use only Celsius.", 1]])
     assert read_hints_of_group(run, "Use only Celsius.") == {"c:1": "Use only Celsius."}
