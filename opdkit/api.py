@@ -201,15 +201,15 @@ class Run:
 
     def _configure(self, command: str, options: Mapping[str, Any]) -> Any:
         """Return the configuration of a command. Raises ConfigError for wrong options, as the command line does."""
-        fields, file = list_options(command), None
+        fields = list_options(command)
         flags: dict[str, Any] = {"run": self.path}
         for name, value in options.items():
             if command in STAGES and name == "config":  # run and slurm have it as an option, for their stages
-                file = None if value is None else Path(value)
-            else:
-                field = find_option(command, name, fields, command)
-                flags[field.name] = None if value is None else _convert(field, value)
-        config = configure(command, flags, file)
+                continue
+            field = find_option(command, name, fields, command)
+            flags[field.name] = None if value is None else _convert(field, value)
+        file = options.get("config")
+        config = configure(command, flags, None if file is None else Path(file))
         config.check_inputs()
         return config
 

@@ -49,7 +49,7 @@ class Work:
 
 
 WORK = {
-    "extract": Work((str(DATA / "logs"), "--part-mb", "0.01", "--limit", "56"), ("sessions", "turns", "rejected")),
+    "extract": Work((str(DATA / "logs"), "--part-mb", "0.01", "--limit", "28"), ("sessions", "turns", "rejected")),
     "judge": Work(
         ("--judge", "local", "--judge-model", MODEL, "--votes", "1", "--max-new-tokens", "32"), ("verdicts",)
     ),

@@ -1,6 +1,7 @@
 """Markup in the text of replies, as chat templates spell it out: thinking, tool calls, end markers."""
 
 import re
+from collections import deque
 
 import orjson
 
@@ -8,12 +9,16 @@ from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import read_call
 
 _THINKING = re.compile(r"\s*+(?:<think>)?(.*?)</think>", re.DOTALL)
-_END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*)+\Z")
+_END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*+)++")
 
 
 def split_reply(text: str) -> tuple[str | None, str, list[JSON]]:
     """Return (thinking, answer, calls) of a reply as a policy wrote it, without the end markers of its template."""
-    reasoning, answer = split_thinking(_END.sub("", text))
+    end = deque(
+        _END.finditer(text), maxlen=1
+    )  # the last; a pattern with \Z would try each marker again: quadratic time
+    text = text[: end[0].start()] if end and end[0].end() == len(text) else text
+    reasoning, answer = split_thinking(text)
     return reasoning, *split_calls(answer)
 
 

@@ -19,6 +19,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _CALL_PARTS = ("tool_use", "function_call", "tool_call", "tool-call")  # Anthropic, Responses, LangChain, the AI SDK
 _THOUGHT_PARTS = ("thinking", "reasoning")
 _OWN_FIELDS = (*_THOUGHT_PARTS, "redacted_thinking", "tool-approval-request", *_CALL_PARTS)  # apart from the text
+PART_TYPES = frozenset((*_TEXT_PARTS, *_OWN_FIELDS, "refusal", "image", "image_url", "input_image", "input_audio",
+                        "audio", "file", "input_file", "document", "tool_result", "tool-result"))  # fmt: skip
 _PLACEHOLDERS = {
     **dict.fromkeys(("image_url", "input_image"), "image"),
     **dict.fromkeys(("audio_url", "input_audio"), "audio"),
@@ -137,8 +139,9 @@ def _read_reply(item: JSON, content: Any) -> JSON:
     calls = read_calls(item["tool_calls"]) if item.get("tool_calls") else []
     reasoning = first_text(item.get("reasoning_content"), item.get("reasoning"), item.get("thinking"))
     provider = item.get("additional_kwargs")  # LangChain keeps its provider's answer here
-    if not calls and isinstance(provider, dict) and provider.get("tool_calls"):
-        calls = read_calls(provider["tool_calls"])
+    if isinstance(provider, dict):
+        calls = calls or read_calls(provider.get("tool_calls") or [])
+        reasoning = reasoning or first_text(provider.get("reasoning_content"))
     if item.get("function_call"):
         calls.append(read_call(item["function_call"]))
     if content.__class__ is list:
@@ -316,7 +319,8 @@ def read_note(item: JSON) -> Note:
 
 def _read_decision(logged: Any) -> JSON:
     if not isinstance(logged, dict) or not logged.keys() <= NO_DECISION.keys():
-        detail = f"it has {', '.join(NO_DECISION)}, not {str(logged)[:100]!r}"
+        found = ", ".join(map(str, logged))[:100] if isinstance(logged, dict) else type(logged).__name__
+        detail = f"it has {', '.join(NO_DECISION)}, not {found}"
         raise Unreadable("decision of unknown shape", detail)
     rating, tags = logged.get("rating"), logged.get("tags") or []
     texts = {name: logged.get(name) for name in ("comment", "edited", "kept")}

@@ -1,6 +1,6 @@
 """`opdkit compare`: compare trainings of one run or of several on the same held-out prompts."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from opdkit.config.command_line import quote
@@ -8,7 +8,7 @@ from opdkit.config.compare import CompareConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import did_you_mean, from_saved
 from opdkit.console import say, stdout
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import AnotherPlanError, ConfigError, OpdkitError
 from opdkit.evaluate.checks import read_evaluated_prompts
 from opdkit.evaluate.comparison import Comparison, compare_trainings, print_comparison
 from opdkit.evaluate.conclusion import is_evaluated
@@ -74,7 +74,10 @@ def evaluate(path: Path, prompts: str | None, example: Path | None) -> None:
     evaluation.check_inputs()
     say(f"evaluating {path}")
     with stdout.capture():  # hides eval's output, which the comparison repeats
-        run_stage("eval", evaluation)
+        try:
+            run_stage("eval", evaluation)
+        except AnotherPlanError:  # an evaluation that was begun with other options, and not finished
+            run_stage("eval", replace(evaluation, overwrite=True))
 
 
 def compare_runs(runs: dict[str, Path], prompts: str | None = None) -> Comparison:

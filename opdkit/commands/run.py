@@ -82,9 +82,9 @@ def bounds(
     epochs = options["train"]["epochs"]
     # Without --epochs, see `fit_epochs`. If steps hold whole sessions, a step can be larger than a batch.
     steps = steps * epochs if epochs else MOST_CYCLES * min(MOST_EPOCHS * steps, steps + ENOUGH_STEPS - 1)
-    judges = 2 if options["judge"]["judge_first"] else 1
+    votes = (2 if options["judge"]["judge_first"] else 1) * options["judge"]["votes"]
     counts = {
-        "judge": {"turns to judge": turns, "votes": 2 * turns * options["judge"]["votes"] * judges},
+        "judge": {"turns to judge": turns, "votes": 2 * turns * (1 if options["judge"]["judge"] == "rules" else votes)},
         "teacher": {"replies to score": replies},
         "train": {"optimizer steps": steps},
     }
@@ -99,7 +99,7 @@ def add_set_forms(message: str, stage: str) -> str:
 
     If several stages have a flag, STAGE is `stage` if it has the flag, else the earliest of them.
     """
-    own = {field.flag for field in fields_of(RunConfig)}
+    own = {field.flag for field in fields_of(RunConfig)} - {"--overwrite"}  # of `run`: it discards all stages
     forms: list[str] = []
     for flag in dict.fromkeys(_FLAG.findall(message)):
         for name in (stage, *ORDER):

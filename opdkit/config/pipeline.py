@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.config.commands import COMMANDS, configure
-from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, find_option, parse_pairs
+from opdkit.config.fields import (
+    JSON,
+    StageConfig,
+    convert,
+    did_you_mean,
+    fields_of,
+    find_option,
+    parse_pairs,
+    read_toml,
+)
 from opdkit.config.run import ORDER, PipelineConfig
 from opdkit.errors import ConfigError
 
@@ -21,7 +30,6 @@ def make_configurations(
     stages = (*ORDER, *more)
     common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None,
                     "dry_run": config.is_dry_run or None}  # fmt: skip
-    defaults: dict[str, JSON] = {"judge": {"judge_model": own_judge or config.model}} if config.judge == "local" else {}
     model: JSON = {"model": config.model, "seed": config.seed}
     costed: JSON = {name: getattr(config, name, None) for name in ("price", "measure")}  # `slurm` has neither
     common_to_two = costed | {"wording": config.wording}
@@ -33,10 +41,17 @@ def make_configurations(
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
     }  # fmt: skip
     overrides = _parse_overrides(config, stages)
+    given = {name: common | flags.get(name, {}) | overrides.get(name, {}) for name in stages}
+    table = read_toml(config.config, "--config").get("judge") if config.config else None
+    is_local = (given["judge"]["judge"] or (table.get("judge") if isinstance(table, dict) else None)) == "local"
+    made: dict[str, Any] = {}
     # Configure a local judge last: if --model is missing, the error is then about --model, not about --judge-model.
-    names = sorted(stages, key="judge".__eq__) if config.judge == "local" else stages
-    given = {name: common | flags.get(name, {}) | overrides.get(name, {}) for name in names}
-    made = {name: configure(name, given[name], config.config, defaults.get(name)) for name in names}
+    for name in sorted(stages, key="judge".__eq__) if is_local else stages:
+        student = {"judge_model": own_judge or made["train"].model} if name == "judge" and is_local else {}
+        made[name] = configure(name, given[name], config.config, student)
+    if made["teacher"].tensor_parallel:
+        raise ConfigError("--tensor-parallel needs several processes, and here each teacher is one: run the stages one "
+                          "by one, this one with torchrun -m opdkit teacher")  # fmt: skip
     if len({made[name].effective()["load_in_4bit"] for name in ("teacher", "train")}) > 1:
         raise ConfigError("--load-in-4bit must be the same for both: --set teacher.load_in_4bit=true --set "
                           "train.load_in_4bit=true")  # fmt: skip

@@ -164,7 +164,8 @@ class Redactor:
         except orjson.JSONDecodeError:
             return self.text(text)
         redacted = self.value(value)
-        return text if redacted == value else dump(redacted)
+        # A key that is there twice has only its last value in `value`.
+        return text if redacted == value and self.text(text) == text else dump(redacted)
 
     def raw(self, text: str) -> str:
         """Return the redacted text of a line that could not be read, for the rejected table."""

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import pickle
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -169,7 +170,10 @@ def redact_sources(inputs: list[Input], redactor: Redactor | None) -> list[Input
         # Leave out the suffix: chat@12.jsonl, a log of a night, looks like an address.
         suffix = next((suffix for suffix in SUFFIXES if entry.source.endswith(suffix)), "")
         source = redactor.text(entry.source.removesuffix(suffix)) + suffix
-        redacted.append(replace(entry, name=add_name(redactor.text(entry.name), names), source=source))
+        name = redactor.text(entry.name)
+        if source != entry.source:  # a rule may need the blanks, which are `_` in the name
+            name = re.sub(r"\s", "_", redactor.text(name.replace("_", " ")))
+        redacted.append(replace(entry, name=add_name(name, names), source=source))
     return redacted
 
 

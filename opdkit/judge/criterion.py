@@ -20,6 +20,7 @@ from opdkit.judge.votes import TRIAL, Ask, Question, Reward, RewardVote, choose_
 from opdkit.store.plans import has_stage, manifest
 
 _SECTION_CHARS = 6000
+_THINKING_TOKENS = 4096  # limit of an answer if nobody has set one: room for a judge that thinks first
 # Judge options that eval, rollout and teacher have, too; judge options copied from the run if its judge is asked again.
 _SHARED = ("run", "judge_model", "judge_url", "api_key_env", "concurrency", "device", "dtype", "load_in_4bit", "seed",
            "batch_tokens")  # fmt: skip
@@ -106,7 +107,9 @@ def open_criterion_judge(
         options["template_arg"] = tuple(recorded.get("template_arg", ()))
         if config.api_key_env == JudgeConfig.api_key_env and recorded["judge_url"] == config.judge_url:
             options["api_key_env"] = recorded.get("api_key_env", JudgeConfig.api_key_env)
-    elif config.judge_model == config.model and not config.judge_url:  # the student judges itself
+    elif config.judge_url:
+        options["max_new_tokens"] = _THINKING_TOKENS
+    elif config.judge_model == config.model:  # the student judges itself
         options["template_arg"] = config.template_arg
     judge = JudgeConfig(judge="endpoint" if config.judge_url else "local", votes=votes, **options)
     if config.judge_url:

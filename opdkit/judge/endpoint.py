@@ -79,7 +79,7 @@ class Endpoint(Server):
         self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
         self.optional = {"seed", "logprobs"} if config.weigh_votes else {"seed"}  # until the server refuses them
         self.limit_name = "max_tokens"  # until the server refuses it
-        self.takes_system = True  # until the server refuses a system message
+        self.takes_system = self.takes_temperature = True  # until the server refuses system message or temperature
         self.warned = False  # about missing log-probs
         self.has_answered = False
         self.refused_in_a_row = 0  # requests that were refused since the last answer
@@ -149,8 +149,8 @@ class Endpoint(Server):
         """Return the part of the body that all requests for votes on a question share."""
         asked = question.messages if self.takes_system else [merge_messages(question.messages)]
         messages = [m | {"content": break_control_tokens(m["content"])} for m in asked]
-        return {"model": self.model, "messages": messages, "temperature": self.config.temperature,
-                self.limit_name: self.config.max_new_tokens}  # fmt: skip
+        sampling = {"temperature": self.config.temperature} if self.takes_temperature else {}
+        return {"model": self.model, "messages": messages, **sampling, self.limit_name: self.config.max_new_tokens}
 
     async def _try_request(self, client: openai.AsyncOpenAI, request: VoteRequest) -> Answer:
         """Send a request; if the server refuses a parameter or the system message, send it again without that.
@@ -175,6 +175,10 @@ class Endpoint(Server):
                     self.limit_name = OTHER_LIMIT
                 elif may_be_parameter and NO_SYSTEM.search(text) and len(body["messages"]) > 1:
                     self.takes_system = False
+                elif may_be_parameter and OTHER_LIMIT in body and "temperature" in body and "temperature" in text:
+                    if self.takes_temperature:  # OpenAI's reasoning models take only their own
+                        say(f"{self.where} takes no temperature of {self.config.temperature:g}: it uses its own")
+                    self.takes_temperature = False
                 elif may_be_parameter and refused in asked:
                     del asked[refused]
                 else:

@@ -12,10 +12,10 @@ from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.reply_in_context import ReplyInContext
 
 # Markers that the parser of the answers reads: a judge that repeats a log must not cast or change its vote thereby.
-_MARKERS = re.compile(r"(?<!\\)\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]|</?think>", re.IGNORECASE)
+_MARKERS = re.compile(r"(?<!\\)\\+boxed\s*\{|\\?\[\s*/?HINT\\?_(START|END)\s*\\?\]|</?think>", re.IGNORECASE)
 _BROKEN = str.maketrans("\\[]<>", "/()()")
 # Beginning of a line that says who speaks; these lines are quoted like the text.
-_SPEAKER = re.compile(r"\(\s*(?=from the )", re.IGNORECASE)
+_SPEAKER = re.compile(r"\(\s*(?=from\s+the\s)", re.IGNORECASE)
 
 
 def write_turn(reply: ReplyInContext, max_section_chars: int) -> str:

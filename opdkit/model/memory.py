@@ -95,9 +95,11 @@ class Budget:
     work: str  # named in the warning
     lockstep: bool = False
     max_tokens: int = sys.maxsize  # tokens; half of the smallest number that did not fit
+    is_strict: bool = False  # more than `max_tokens` did not fit: only a single item may exceed the limit now
 
     def halve(self, tokens: int) -> None:
         """Allow at most half of `tokens` from now on, since that many did not fit."""
+        self.is_strict |= tokens // 2 >= self.max_tokens
         if tokens // 2 < self.max_tokens:
             self.max_tokens = max(1, tokens // 2)
             warn(f"{self.work}: {tokens:,} tokens at once do not fit into memory; continuing with {self.max_tokens:,}")

@@ -57,6 +57,13 @@ def save_best(folder: Path, model: nn.Module, step: int, *, main: bool) -> None:
         _replace(folder, "best", step, weights)
 
 
+def remove_later_best(folder: Path, step: int) -> None:
+    """Remove the best states after `step`, where a training resumes: it may not reach them again."""
+    for path in folder.glob("best-*.pt"):
+        if path.name > f"best-{step:08d}.pt":
+            path.unlink(missing_ok=True)
+
+
 def restore_best(folder: Path, model: nn.Module, step: int) -> None:
     """Load the weights that `save_best` wrote after `step`. All processes must call it."""
     path = folder / f"best-{step:08d}.pt"

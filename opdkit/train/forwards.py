@@ -32,15 +32,17 @@ def plan_forwards(
     *,
     packed: bool,
     chains: bool = False,
+    strict: bool = False,
 ) -> tuple[list[Forward], int]:
     """Return the forwards of process `rank` of `ranks`, and the tokens that all processes read, without padding.
 
     Turn i is `sequences[i]` of `sessions[i]`. A forward holds at most `budget` tokens; a longer turn goes alone. With
     `packed`, the turns of a session share common prefixes, and a forward is one row of trees side by side. With
     `chains`, turns that continue each other form one tree, each tree is a row, and the budget includes padding. With
-    neither, each turn goes alone. All processes have equally many forwards, since all must join in the last backward.
+    neither, each turn goes alone. `strict`: see `build_trees`. All processes have equally many forwards, since all must
+    join in the last backward.
     """
-    trees = group_turns(sequences, sessions, budget, packed=packed, chains=chains)
+    trees = group_turns(sequences, sessions, budget, packed=packed, chains=chains, strict=strict)
     budget = budget if packed or chains else 0
     sizes = [tree.tokens for tree in trees]
     group = pack_side_by_side if packed else batch_by_length
@@ -54,28 +56,32 @@ def plan_forwards(
 
 
 def group_turns(
-    sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, *, packed: bool, chains: bool
-) -> list[Tree]:
+    sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, *, packed: bool, chains: bool,
+    strict: bool = False,
+) -> list[Tree]:  # fmt: skip
     """Group turns into trees. The arguments are those of `plan_forwards`."""
     if packed:
-        return build_trees(sequences, sessions, budget)
+        return build_trees(sequences, sessions, budget, strict=strict)
     if chains:
         return build_chains(sequences, sessions)
     return [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)]
 
 
-def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int) -> list[Tree]:
+def build_trees(
+    sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, *, strict: bool = False
+) -> list[Tree]:
     """Group the turns of each session into trees of at most `budget` tokens, or the length of its longest turn if more.
 
-    Shorter prompts come first, so that most turns begin with the turn before them. A turn counts with the tokens after
-    its common prefix with the turn before it. It may share more with an earlier turn, so `tokens` is an upper bound.
+    If `strict`, only a single turn may have more than `budget` tokens. Shorter prompts come first, so that most turns
+    begin with the turn before them. A turn counts with the tokens after its common prefix with the turn before it. It
+    may share more with an earlier turn, so `tokens` is an upper bound.
     """
     members: dict[str, list[int]] = {}
     for i in sorted(range(len(sequences)), key=lambda i: len(sequences[i].prompt_ids)):
         members.setdefault(sessions[i], []).append(i)
     trees: list[Tree] = []
     for turns in members.values():
-        limit = max(budget, *(len(sequences[i]) for i in turns))
+        limit = budget if strict else max(budget, *(len(sequences[i]) for i in turns))
         ids = [sequences[i].prompt_ids + sequences[i].response_ids for i in turns]
         tree = Tree((turns[0],), len(ids[0]))
         for turn, previous, current in zip(turns[1:], ids, ids[1:], strict=False):

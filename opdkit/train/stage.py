@@ -144,6 +144,8 @@ def start_training(
     state = checkpoints.read_newest(folder)
     rows: list[JSON] = state["rows"] if state else []
     check_same_step(len(rows))  # before the first measurement that all processes share
+    if accelerator.is_main_process:
+        checkpoints.remove_later_best(folder, len(rows))
     validation: Validation | None = None
     validation_steps: set[int] = set()
     if data.validation and (config.sharding == "none" or has_room_for_base(config, accelerator)):

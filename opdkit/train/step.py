@@ -107,7 +107,8 @@ def compute_gradients(training: Training, batch: Batch) -> Gradients:
         size = min(training.config.micro_batch_tokens, budget.max_tokens)
         forwards, tokens_read = plan_forwards(batch.sequences, [turn.branch_root for turn in batch.turns], size,
                                               accelerator.process_index, accelerator.num_processes,
-                                              packed=policy.packed, chains=policy.chains)  # fmt: skip
+                                              packed=policy.packed, chains=policy.chains,
+                                              strict=budget.is_strict)  # fmt: skip
         shares, logprobs = list[dict[str, Tensor]](), dict[int, Tensor]()
         training.optimizer.zero_grad(set_to_none=True)
         for n, trees in enumerate(forwards, start=1):

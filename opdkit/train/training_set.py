@@ -12,7 +12,7 @@ from opdkit.config.conditions import find_rejection, parse_session_filters
 from opdkit.config.train import TrainConfig, fit_epochs
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import conversation_id, is_held_out, logged_session_id
+from opdkit.store.turn_ids import conversation_id, is_held_out
 from opdkit.train.batches import collect_tokens, count_steps
 from opdkit.train.objective.advantages import normalise_in_groups, penalise_overlong
 from opdkit.train.objective.terms import SAMPLED, SUPPORTED, TERMS, Objective, find_trained, make_terms
@@ -110,18 +110,18 @@ def _drop_reason(turn: Turn, terms: Collection[str], holdout: float, *, anchored
 def limit_turns_per_session(
     turns: Sequence[Turn], limit: int | None, seed: int, terms: Collection[str]
 ) -> tuple[list[Turn], Counter[str]]:
-    """Return at most `limit` turns of each session, in order, and the number of dropped turns.
+    """Return at most `limit` turns of each conversation, in order, and the number of dropped turns.
 
     Turns that one of the objective's `terms` can use come before those that only the anchor can use. The draw depends
     only on (seed, turn id): not on the position, which the user of a session could choose, nor on other sessions. All
-    replies that the teacher sampled for a turn are kept or dropped together with it. Replies of `opdkit rollout` count
-    towards the logged session whose prompts they answer.
+    replies that the teacher sampled for a turn are kept or dropped together with it. All branches of a conversation
+    count together, and so do replies of `opdkit rollout` to its prompts.
     """
     if limit is None:
         return list(turns), Counter()
     sessions: dict[str, set[str]] = {}
     for turn in turns:
-        sessions.setdefault(logged_session_id(turn.session_id), set()).add(turn.turn_id)
+        sessions.setdefault(conversation_id(turn.session_id), set()).add(turn.turn_id)
     taught = {turn.turn_id for turn in turns if _drop_reason(turn, terms, holdout=0.0) is None}
     kept: set[str] = set()
     for turn_ids in sessions.values():

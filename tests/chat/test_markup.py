@@ -31,6 +31,9 @@ def test_hostile_markup_takes_no_more_than_linear_time():
     assert split_calls(text) == (text, [])
     assert split_thinking("<think>" * 200_000)[1] == ""
     assert split_thinking("\n" * 500_000) == (None, "\n" * 500_000)  # from a model that loops
+    for end in ("<|im_end|>\n", "</s>"):
+        assert split_reply(end * 100_000 + "x") == (None, end * 100_000 + "x", [])
+        assert split_reply("x" + end * 100_000) == (None, "x", [])
 
 
 def test_a_reply_without_its_end_markers():

@@ -19,10 +19,14 @@ def hostile_chat(n: int) -> dict:
         "id": f"call {MAIL}",
         "function": {"name": "mail", "arguments": json.dumps({"to": [f"x\n{MAIL}"], MAIL: KEY})},
     }
+    twice = {  # a key that is there twice
+        "id": "again",
+        "function": {"name": "mail", "arguments": f'{{"to": "{MAIL}", "to": "x"}}'},
+    }
     return {"messages": [
         {"role": "system", "content": SECRETS},
         {"role": "user", "content": SECRETS, "name": MAIL},
-        {"role": "assistant", "content": f"sent {n}", "reasoning_content": SECRETS, "tool_calls": [call],
+        {"role": "assistant", "content": f"sent {n}", "reasoning_content": SECRETS, "tool_calls": [call, twice],
          "token_ids": [1, 2], "logprobs": [-0.1, -0.2], "finish_reason": MAIL},
         {"role": "tool", "content": json.dumps({"to": MAIL}), "tool_call_id": f"call {MAIL}", "name": MAIL},
         {"role": "assistant", "content": "done", "token_ids": [3], "logprobs": [-0.3]},
@@ -45,6 +49,8 @@ def logs(tmp_path):
     header = {"type": "session", "id": MAIL, "timestamp": "t", "cwd": f"/home/{MAIL}"}
     said = [{"type": "message", "message": {"role": r, "content": SECRETS}} for r in ("user", "assistant", "user")]
     jsonl(tmp_path / "logs" / "events.jsonl", header, *said)
+    voice = {"sender": "critic", "text": f"{'x' * 70} {MAIL}", "uuid": "m1"}
+    jsonl(tmp_path / "logs" / "claude.jsonl", {"uuid": "c1", "chat_messages": [voice]})
     return tmp_path / "logs"
 
 
@@ -66,7 +72,7 @@ def test_placeholders_are_stable_and_ids_stay_apart(tmp_path, logs):
     run(tmp_path / "run", logs, redact=True)
     found = tables(tmp_path / "run")
     ids = [s["session_id"] for s in found["sessions"]]
-    assert ids[6:] == ["events:[email]~0", "records:[email]~1", "records:[email]~2", "records:plain"]
+    assert ids[6:] == ["events:[email]~1", "records:[email]~2", "records:[email]~3", "records:plain"]
     assert len({t["turn_id"] for t in found["turns"]}) == len(found["turns"])
     user, reply, tool = found["sessions"][0]["messages"][1:4]
     assert (user["content"], user["name"]) == ("[email] [key] [phone]", "[email]")
@@ -95,16 +101,19 @@ def test_what_is_nested_too_deeply_costs_its_session(tmp_path, field, opening, c
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_names_of_logs_are_redacted_and_stay_apart(tmp_path, dry_run, capsys):
     logs = tmp_path / "logs"
-    for name in (MAIL, "eve@example.com", "chat@12"):  # a night names logs like the last one
+    for name in (MAIL, "eve@example.com", f"call of {PHONE}", "chat@12"):  # a night names logs like the last one
         jsonl(logs / f"{name}.jsonl", chat("u", "a", "v"), b"{\n")
     run(tmp_path / "run", logs, redact=True, dry_run=dry_run)
     shown = capsys.readouterr()
     assert "example.com" not in shown.out + shown.err
+    assert "555" not in shown.out + shown.err
     if not dry_run:
         found = tables(tmp_path / "run")
-        assert [s["session_id"] for s in found["sessions"]] == ["[email]:1", "chat@12:1", "[email]-2:1"]
+        assert [s["session_id"] for s in found["sessions"]] == [
+            "[email]:1", "call_of_[phone]:1", "chat@12:1", "[email]-2:1"]  # fmt: skip
         assert "example.com" not in json.dumps(found)
-        assert found["sessions"][1]["source"] == str(logs / "chat@12.jsonl")
+        assert "555" not in json.dumps(found)
+        assert found["sessions"][2]["source"] == str(logs / "chat@12.jsonl")
 
 
 def test_sessions_of_one_line_stay_apart(tmp_path):

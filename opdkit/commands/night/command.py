@@ -125,11 +125,11 @@ def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str,
     teacher, train, evaluation = (stages[name] for name in ("teacher", "train", "eval"))
     if train.run != night.folder or train.holdout not in (TrainConfig.holdout, config.holdout):
         raise ConfigError("name and holdout of train are not for nights: one night is one training, with its --holdout")
-    own = ("from_log", "trained", "model", "max_prompts")
+    own = ("prompts", "from_log", "trained", "model", "max_prompts")
     refused = next((option for option in own if getattr(evaluation, option)), None)
     if refused or evaluation.run != night.folder:
         raise ConfigError(f"{refused or 'name'} of eval is not for nights: a night compares its own model with the "
-                          "promoted one, on all of its tests")  # fmt: skip
+                          "promoted one, on all of its tests and those of its own --prompts")  # fmt: skip
     # Each training makes a model follow hints less well, above all hints that reverse what it was taught. So the first
     # model stays the teacher.
     if not teacher.teacher and pipeline.model != config.model:

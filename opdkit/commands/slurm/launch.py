@@ -17,7 +17,7 @@ from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import AnotherPlanError, ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand, scratch_folder
 from opdkit.extract.stage import choose_format, make_redactor, redact_sources
 from opdkit.model.folder import check_stages
@@ -52,6 +52,9 @@ def run(config: SlurmConfig) -> Launch:
     and if sbatch is missing or refuses.
     """
     stages = make_configurations(config)
+    if stages["judge"].effective()["out"]:
+        raise ConfigError("--judge batch with --out waits for answers, and no job does: judge first, then submit the "
+                          "other stages")  # fmt: skip
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} does not exist; name log files, folders of them, or hf:NAME")
@@ -83,7 +86,11 @@ def check_plans(stages: Mapping[str, StageConfig]) -> None:
             from opdkit.teacher.hint_checks import choose_hint_judge  # imported here: it brings torch
 
             stage = replace(stage, **choose_hint_judge(stage))
-        check_options(stage, name, find_known_inputs(stage.run, name))
+        try:
+            check_options(stage, name, find_known_inputs(stage.run, name))
+        except AnotherPlanError as error:  # its remedy, --overwrite, is not for jobs
+            raise ConfigError(str(error).partition("\nChoose")[0] + "\nChoose another run directory, or remove "
+                              f"{quote(stage_dir(stage.run, name))} first") from error  # fmt: skip
 
 
 def check_logs(config: ExtractConfig) -> None:

@@ -83,7 +83,9 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
 def _read_chat(record: JSON) -> tuple[list[JSON], Note]:
     """Return (messages of prompt and response, note on the response). Raises Unreadable."""
     prompt, response = record.get("prompt"), parse_text(record.get("response"))
-    text = value_at(response, ("text",)) if isinstance(response, dict) else response
+    text = value_at(response, ("text",))
+    if text is None and not (isinstance(response, dict) and "workspaceId" in record):  # a row of the table has `text`
+        text = record.get("response")  # which may be JSON
     if not isinstance(prompt, str) or not isinstance(text, str):
         raise Unreadable("content of unknown shape", "prompt and response are texts")
     images = record.get("attachments") or value_at(response, ("attachments",))

@@ -42,7 +42,8 @@ def _read_node(item: Any, name: str) -> Node:
     """Return a message as the node with the id `name`. Raises Unreadable."""
     role = _ROLES.get(str(item.get("sender"))) if isinstance(item, dict) else None
     if role is None:
-        raise Unreadable("unknown role", f"it is from {str(item)[:100]!r}")
+        sender = item.get("sender") if isinstance(item, dict) else type(item).__name__
+        raise Unreadable("unknown role", f"it is from {str(sender)[:100]!r}")
     blocks = item.get("content")
     # `token_budget` says how much context is left and is not part of the reply. A voice note holds its transcript.
     blocks = [block | {"type": "text"} if find_object(block).get("type") == "voice_note" else block

@@ -13,10 +13,10 @@ from opdkit.extract.formats.sessions import line_reader, read_pieces
 from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import ABORTED
 
-_DETAILS = re.compile(r"<environment_details>.*?</environment_details>", re.DOTALL)
+_DETAILS = re.compile(r"<environment_details>(?:(?!<environment_details>).)*?</environment_details>", re.DOTALL)
 _BY_PERSON = re.compile(r"<(task|feedback|user_message|answer)>")
 _RESULT = re.compile(r"\[(\w+)[^\n]*\] Result:")  # of a call, logged as text
-_INTERRUPTED = re.compile(r"\[Response interrupted by [^\]]+\]\s*\Z")
+_INTERRUPTED = re.compile(r"\[Response interrupted by [^\[\]]+\]\s*+\Z")
 
 
 def recognises(record: JSON) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from opdkit.chat.conversation import JSON
-from opdkit.chat.messages import as_list, dump, first_text, read_tools
+from opdkit.chat.messages import PART_TYPES, as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_prompt, read_reply, require_prompt
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.items import is_call
@@ -23,6 +23,8 @@ _KINDS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", 
 _OF_TRACE = ("name", "scores", "metadata", "environment", "version")  # fields of a trace that apply to its observations
 _KEPT = ("trace", "id", "name", "userId", "user_id", "metadata", "environment", "tags", "release", "version", "scores",
          "modelParameters", "model_parameters", "usage", "usageDetails", "usage_details")  # fmt: skip
+_OF_MESSAGE = frozenset(("content", "finish_reason", "stop_reason", "reasoning", "reasoning_content", "refusal"))
+_STRUCTURED = ("content", "message", "parts", "choices", "output", "tool_calls", "function_call", "additional_kwargs")
 _FEEDBACK = re.compile("feedback|thumb", re.IGNORECASE)  # in names of scores by users; a `rating` may count stars
 _EVALUATOR = "EVAL"  # source of scores that a model gave
 
@@ -98,6 +100,7 @@ def _read_scores(record: JSON) -> Iterator[JSON]:
 def read_call(record: JSON) -> Call | LeftOut:
     """Read one generation. Raises Unreadable."""
     logged_input, output = parse_text(record.get("input")), parse_text(record.get("output"))
+    output = output if _is_reply(output) else record.get("output")  # a text that happens to be JSON
     request: JSON = logged_input if isinstance(logged_input, dict) else {}
     span: JSON = {"gcp": {"vertex": {"agent": {"llm_request": request, "llm_response": output}}}}  # as Google's ADK
     items, output = read_adk(span) if "contents" in request else (request.get("messages", logged_input), output)
@@ -132,6 +135,18 @@ def read_call(record: JSON) -> Call | LeftOut:
     model = first_text(record.get("model"), record.get("provided_model_name"), record.get("providedModelName"))
     session = first_text(record.get("sessionId"), record.get("session_id"))
     return Call(prompt, reply, note, model=model, tools=tools, logged=logged, session=session)
+
+
+def _is_reply(output: Any) -> bool:
+    """Return whether an object or a list is a reply in one of the forms that `read_call` reads."""
+    items = output if isinstance(output, list) else [output]
+    return bool(items) and all(
+        isinstance(item, dict)
+        and (item.get("type") in PART_TYPES or {"content"} <= item.keys() <= _OF_MESSAGE or "toolName" in item
+             or item.get("role") in ("assistant", "model")
+             or any(isinstance(parse_text(item.get(key)), (dict, list)) for key in _STRUCTURED))
+        for item in items
+    )  # fmt: skip
 
 
 def _is_tool_definition(item: Any) -> bool:

@@ -34,16 +34,19 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     if "working_dir" in record and all(isinstance(value_at(item, ("content",)), list) for item in items):
         items = require_list(join_goose(items), key)
     system, holder = record.get("system"), find_holder_of_choices(record)
-    opening = [{"role": "system", "content": system}] if system else []
-    response = record[holder] if holder else {}
-    messages, notes = read_messages([*opening, *items, *find_reply_of_choices(record)], first=-len(opening))
+    has_system = value_at(items, (0, "role")) in ("system", "developer")
+    opening = [{"role": "system", "content": system}] if system and not has_system else []
+    response, replies = record[holder] if holder else {}, find_reply_of_choices(record)
+    field, reply = (None, None) if replies or value_at(items[-1], ("role",)) == "assistant" else find_response(record)
+    replies = [reply] if reply else replies
+    messages, notes = read_messages([*opening, *items, *replies], first=-len(opening))
     for index, message in enumerate(messages if record.get("turn_type") == "side" else ()):
         if message["role"] == "assistant":
             notes.setdefault(index, Note()).kind = "side"
     models = (source.get("model") for source in (record, *record[key], response))
     model = first_text(*models, value_at(record, ("model_config", "model_name")))
     tools = read_tools(record.get("tools") or record.get("functions"))
-    metadata = {k: v for k, v in record.items() if k != key and k not in _OWN_COLUMNS}
+    metadata = {k: v for k, v in record.items() if k not in (key, field) and k not in _OWN_COLUMNS}
     if holder:
         metadata[holder] = {k: v for k, v in response.items() if k != "choices"}
     return [Conversation(line.source, line.number, messages, model, tools, metadata, notes)]
@@ -145,6 +148,19 @@ def find_reply_of_choices(record: JSON) -> list[JSON]:
         return []
     logged_beside = {k: v for k, v in choice.items() if k != "message"}  # finish reason, log-probs
     return [{"role": "assistant", **logged_beside, **choice["message"]}]
+
+
+def find_response(record: JSON) -> tuple[str, JSON] | tuple[None, None]:
+    """Return (field, reply) of a reply logged beside its prompt: a message, or a text under `response`."""
+    for field in RESPONSES:
+        said = value_at(record, (field, "message"))
+        said = said if isinstance(said, dict) else record.get(field)
+        said = (
+            {"role": "assistant", "content": said} if said and isinstance(said, str) and field == "response" else said
+        )
+        if isinstance(said, dict) and said.get("role") == "assistant":
+            return field, said
+    return None, None
 
 
 READER = line_reader("openai", recognises, read_record)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from opdkit.chat.conversation import JSON, LEFT_OUT, Unreadable
-from opdkit.chat.messages import as_list, dump, first_text, read_tools
+from opdkit.chat.messages import PART_TYPES, as_list, dump, first_text, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader
 from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.reader import LeftOut
@@ -249,6 +249,10 @@ def openai_messages(item: Any) -> list[Any]:
     return _convert_parts(item) if isinstance(item.get("parts"), list) else [_convert_fields(item)]
 
 
+def _read_role(item: JSON) -> Any:
+    return "assistant" if item.get("role") == "model" else item.get("role")  # Google's name
+
+
 def _convert_parts(item: JSON) -> list[JSON]:
     """Convert a message of the GenAI conventions, Gemini or Bedrock: text, thinking, calls and results are parts."""
     texts: list[Any] = []
@@ -282,21 +286,20 @@ def _convert_parts(item: JSON) -> list[JSON]:
         return results
     beside = {"reasoning": "\n".join(thoughts), "tool_calls": calls}
     beside |= {key: item[key] for key in ("name", "finish_reason", "tool_call_id") if isinstance(item.get(key), str)}
-    role = "assistant" if item.get("role") == "model" else item.get("role")
-    message = {"role": role, "content": texts or None} | {k: v for k, v in beside.items() if v}
+    message = {"role": _read_role(item), "content": texts or None} | {k: v for k, v in beside.items() if v}
     return [*results, message]
 
 
 def _convert_fields(item: JSON) -> JSON:
     """Convert a message of OpenInference, OpenLLMetry or an event, which wraps its lists and calls in objects."""
     content = parse_text(item.get("content"))
-    if not (isinstance(content, list) and content and all(isinstance(p, dict) and "type" in p for p in content)):
+    if not (isinstance(content, list) and content and all(value_at(part, ("type",)) in PART_TYPES for part in content)):
         content = item.get("content")  # a text that happens to be JSON
         content = content if isinstance(content, (str, list)) or content is None else dump(content)
     if content is None and isinstance(item.get("contents"), list):
         parts = [part.get("message_content", part) if isinstance(part, dict) else part for part in item["contents"]]
         content = [{k: v for k, v in p.items() if k != "image"} if isinstance(p, dict) else p for p in parts]
-    message = {"role": item.get("role"), "content": content}
+    message = {"role": _read_role(item), "content": content}
     calls, function = parse_text(item.get("tool_calls")), item.get("function_call_name")
     if isinstance(calls, list) and calls:
         message["tool_calls"] = [call.get("tool_call", call) if isinstance(call, dict) else call for call in calls]

@@ -21,6 +21,7 @@ _DEEPEST = 24  # names in a key (longer keys are dropped), and levels that are u
 _INT = re.compile(r"-?[0-9]{1,19}")
 _PREFIX = "attributes."
 _SCALARS = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")
+_VERBATIM = ("arguments", "parameters")  # of a tool call, and the schema of a tool: objects with any keys
 _MOST = 100_000  # indices of a flattened list are below it
 
 
@@ -92,7 +93,7 @@ def _put(tree: JSON, path: list[str], value: Any, depth: int) -> None:
     inner: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         inner = enumerate(value)
-    if not inner or depth > _DEEPEST:
+    if not inner or depth > _DEEPEST or path[-1] in _VERBATIM:
         tree.setdefault(path[-1], value)
         return
     below = tree.setdefault(path[-1], {})
@@ -105,7 +106,7 @@ def _restore_lists(tree: Any, depth: int) -> Any:
     """Return the tree with each object whose keys are all indices replaced by a list in their order."""
     if not isinstance(tree, dict) or depth > 2 * _DEEPEST:
         return tree
-    inner = {key: _restore_lists(value, depth + 1) for key, value in tree.items()}
+    inner = {key: value if key in _VERBATIM else _restore_lists(value, depth + 1) for key, value in tree.items()}
     if inner and all(key.isdecimal() and len(key) < 7 and int(key) < _MOST for key in inner):
         return [inner[key] for key in sorted(inner, key=int)]
     return inner

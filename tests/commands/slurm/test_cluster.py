@@ -26,7 +26,7 @@ from opdkit.store.reading import count_parts, read_all
 from opdkit.store.tables import TABLES
 
 pytestmark = pytest.mark.slow
-OPTIONS = [str(DATA / "logs"), "--model", str(MODEL), "--judge", "local", "--limit", "24",
+OPTIONS = [str(DATA / "logs"), "--model", str(MODEL), "--judge", "local", "--limit", "12",
            "--set", "extract.part_mb=0.000001", "--set", "judge.votes=1", "--set", "judge.max_new_tokens=32",
            "--set", "train.device=cpu", "--set", "train.batch_turns=8"]  # fmt: skip
 SHARDS = 2

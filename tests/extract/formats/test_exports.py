@@ -590,6 +590,10 @@ def test_chats_of_anythingllm_are_in_the_order_of_their_ids(tmp_path):
         tmp_path / "damaged", [*exports.anythingllm()[:2], exports.anythingllm()[1] | {"response": 5, "id": 2}]
     )
     assert found["turns"][0]["skip_reason"] == "unreadable line beside it"
+    replies = ['{"answer": 42}', '["red", "blue"]']
+    as_json = [chat | {"response": reply} for chat, reply in zip(exports.anythingllm(), replies, strict=False)]
+    found = read_export(tmp_path / "json", as_json)
+    assert [m["content"] for s in found["sessions"] for m in s["messages"] if m["role"] == "assistant"] == replies[::-1]
     found = read_export(tmp_path / "table", exports.anythingllm_table())
     assert [[m["content"] for m in s["messages"]] for s in found["sessions"]] == [
         ["a", "b", "c", "d"],

@@ -83,6 +83,8 @@ def test_calls_that_langchain_keeps_beside_the_message():
         {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [call], "refusal": None}}
     )
     assert session["tool_calls"] == [{"id": "c1", "name": "f", "arguments": "{}"}]
+    thought = message({"role": "assistant", "content": "x", "additional_kwargs": {"reasoning_content": "hm"}})
+    assert (thought["content"], thought["reasoning"]) == ("x", "hm")
     both = {"role": "assistant", "content": "", "tool_calls": [call], "additional_kwargs": {"tool_calls": [call]}}
     assert len(message(both)["tool_calls"]) == 1
 
@@ -242,6 +244,8 @@ def test_a_system_prompt_beside_the_messages_is_the_first_of_them():
     session = read({"system": "Be terse.", "messages": [USER, REPLY | {"finish_reason": "length"}, result]})
     assert session.messages[0] == plain("system", "Be terse.")
     assert (session.notes[2].finish_reason, session.metadata) == ("length", {})
+    twice = read({"system": "Be terse.", "messages": [{"role": "system", "content": "Be terse."}, USER, REPLY]})
+    assert [m["role"] for m in twice.messages] == ["system", "user", "assistant"]
 
 
 def test_developer_is_system():
@@ -340,6 +344,21 @@ def test_a_logged_call_ends_with_the_choice_of_its_response(key):
     assert session.messages[1] == plain("assistant", "hello")
     assert (session.notes[1].finish_reason, session.model) == ("length", "m")
     assert session.metadata == {key: {"id": "r", "model": "m"}}
+
+
+@pytest.mark.parametrize(
+    "beside", [{"response": REPLY}, {"output": {"message": REPLY}}, {"response": "hello"}, {"result": REPLY}]
+)
+def test_a_reply_beside_its_prompt_is_the_last_message(beside):
+    session = read({"messages": [USER]} | beside)
+    assert (session.messages[1:], session.metadata) == ([plain("assistant", "hello")], {})
+
+
+@pytest.mark.parametrize(("last", "beside"), [(REPLY, {"response": REPLY}), (USER, {"result": "success"}),
+                                              (USER, {"output": {"role": "user", "content": "x"}})])  # fmt: skip
+def test_what_is_not_known_to_be_a_reply_stays_metadata(last, beside):
+    session = read({"messages": [USER, REPLY, last]} | beside)
+    assert (len(session.messages), session.metadata) == (3, beside)
 
 
 @pytest.mark.parametrize(("logged", "ids", "logprobs"), [

@@ -237,6 +237,9 @@ def test_the_reasoning_of_a_response_in_langfuse_is_thinking():
       {"type": "function_call", "name": "g", "call_id": "d", "arguments": "{}"}],
      [("user", "u"), ("assistant", None), ("tool", "7"), ("assistant", "a")]),
     ("[not json", "{either", [("user", "[not json"), ("assistant", "{either")]),
+    *(([U], text, [("user", "u"), ("assistant", text)]) for text in (  # replies that are JSON
+        '["red", "blue"]', '{"answer": 42}', '[{"name": "red"}]', '{"content": "x", "title": "y"}', "[]", "{}",
+        '[{"type": "colour", "name": "red"}]', '{"message": "hello"}', '{"role": "engineer", "name": "Bob"}')),
 ])  # fmt: skip
 def test_inputs_and_outputs_of_every_shape(prompt, reply, expected):
     (session,) = read("langfuse", observation(prompt, reply))
@@ -293,6 +296,32 @@ RESULT = {"role": "tool", "content": "found", "tool_call_id": "c1"}
 def span(attributes, **more) -> dict:
     return {"name": "chat", "context": {"trace_id": "t", "span_id": "x"}, "start_time": "2026-01-02T03:04:05Z",
             "attributes": attributes, **more}  # fmt: skip
+
+
+def test_a_text_that_happens_to_be_a_list_of_objects_stays_a_text():
+    """Only content parts of the APIs are read as parts."""
+    asked, answered = '[{"type":"click","x":1},{"type":"scroll","y":2}]', '[{"type":"person","name":"Bob"}]'
+    (session,) = read("otel", span(flat([U | {"content": asked}], A | {"content": answered})))
+    assert said(session) == [("user", asked), ("assistant", answered)]
+    assert session.notes == {} or session.notes[1].skip_reason is None
+
+
+def test_arguments_and_schemas_that_are_objects_keep_their_keys():
+    arguments = [{"file.path": "x", "0": 1}, {"0": "a", "1": "b"}, {"files": {"src/app.py": {"a.b": 1}}}]
+    calls = [{"type": "tool_call", "id": str(n), "name": "f", "arguments": a} for n, a in enumerate(arguments)]
+    schema = {"type": "object", "properties": {"file.path": {"type": "string"}, "0": {"type": "string"}}}
+    attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": [U],
+                  "gen_ai.output.messages": [{"role": "assistant", "parts": calls}],
+                  "gen_ai.tool.definitions": [{"type": "function", "name": "f", "parameters": schema}]}  # fmt: skip
+    (session,) = read("otel", span(attributes))
+    assert [json.loads(call["arguments"]) for call in session.messages[1]["tool_calls"]] == arguments
+    assert json.loads(session.tools)[0]["parameters"] == schema
+
+
+def test_a_model_in_the_prompt_is_the_assistant():
+    """Google's name of the role, in OpenInference's messages."""
+    (session,) = read("otel", span(flat([U, {"role": "model", "content": "a"}, V], A)))
+    assert [role for role, _ in said(session)] == ["user", "assistant", "user", "assistant"]
 
 
 def as_otlp(attributes: dict) -> list[dict]:
