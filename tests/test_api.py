@@ -256,6 +256,16 @@ def test_half_an_emoji_in_a_hint_of_a_function_is_replaced(tmp_path: Path) -> No
     assert {row["hint"] for row in made.table("verdicts")} == {"Use metres ?"}
 
 
+def test_slurm_reads_its_table_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('[slurm]\nshards = 16\npartition = ["gpuq"]\n[judge]\njudge = "rules"\n')
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
+    Run(tmp_path / "run").slurm(log, model=str(ROOT / "sample_data" / "model"), config=file)
+    script = (tmp_path / "run/slurm/judge.sbatch").read_text()
+    assert "--array=0-15" in script
+    assert "--partition=gpuq" in script
+
+
 def test_where_a_function_cannot_judge(tmp_path: Path) -> None:
     made = Run(write_extract(tmp_path / "run", SAID))
     for without_source in (print, functools.partial(strict)):

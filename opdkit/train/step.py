@@ -171,9 +171,10 @@ def lower_budget(training: Training, budget: Budget, trees: Forward, turns: Sequ
     A turn that is too large cannot be left out, since that would change the loss of the step. Several processes cannot
     retry, since the others already wait to exchange gradients.
     """
-    tokens, longest = sum(tree.tokens for tree in trees), max((turns[i] for t in trees for i in t.turns), key=len)
+    members, tokens = [turns[i] for tree in trees for i in tree.turns], sum(tree.tokens for tree in trees)
     remedy = "" if training.config.gradient_checkpointing else "--gradient-checkpointing, "
-    if tokens <= len(longest):
+    if len(members) == 1 or (budget.is_strict and tokens > budget.max_tokens):  # alone, or a chain, which is not split
+        longest = max(members, key=len)
         raise TooLargeError(
             f"turn {longest.turn_id} of {len(longest):,} tokens, in training,",
             f"try {remedy}--lora-rank, --dtype bfloat16, or leave it out with --max-tokens of the teacher stage",

@@ -136,7 +136,7 @@ def test_what_cannot_be_blamed(made, tmp_path, plain_model_dir) -> None:
     assert "did not fall" in answer.markdown()
     prompts.unlink()
     train_named(run, plain_model_dir, "a", "combine", overwrite=True)
-    with pytest.raises(OpdkitError, match=r"another train stage(.|\n)*opdkit eval"):
+    with pytest.raises(OpdkitError, match=r"older train stage(.|\n)*opdkit eval"):
         blame(BlameConfig(run=fine))
 
 

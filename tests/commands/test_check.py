@@ -196,7 +196,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
     "another stage's manifest": (lambda r: shutil.copy(at("extract", "manifest.json")(r),
                                                        at("judge", "manifest.json")(r)), "judge", None, "that of the"),
     "another plan before it": (lambda r: edit_manifest(r, "judge", lambda d: d["plan"]["config"].update(votes=9),
-                                                       pinned=True), "teacher", None, "from another judge stage"),
+                                                       pinned=True), "teacher", None, "from an older judge stage"),
     "another number of parts": (lambda r: edit_manifest(r, "teacher", lambda d: d["plan"].update(parts=2), pinned=True),
                                 "teacher", None, "2 parts, extract has 3"),
     "a table of another version": (lambda r: edit_manifest(
@@ -336,7 +336,7 @@ def test_what_is_of_another_plan_has_one_remedy_and_no_training(run: Path) -> No
     assert len(found) > 1
     assert {(f.todo or "").partition(" --")[0] for f in found} == {f"run `opdkit teacher {run}"}
     assert all((f.todo or "").endswith("--overwrite`") for f in found)
-    with pytest.raises(OpdkitError, match="teacher was computed from another judge stage"):
+    with pytest.raises(OpdkitError, match="teacher was computed from an older judge stage"):
         train.run(TrainConfig(run=run, model="any"))
 
 

@@ -129,6 +129,11 @@ def test_what_is_not_evaluated_says_what_to_run_or_is_evaluated_alike(run, tmp_p
     rows = list(read_all(run / "b.training", "replies"))
     assert {row["sample"] for row in rows} == {0, 1}, "with the options of a, not with the defaults"
     assert found == compare(CompareConfig(run=run, others=("a", "b"), prompts=prompts))
+    other = eval_config(run, "b", tmp_path / "prompts.jsonl", samples=2, overwrite=True)
+    evaluate.run(other)
+    for table in ("replies", "scores"):  # as if it had been killed
+        shutil.rmtree(run / "b.training" / "eval" / table)
+    assert found.scores == compare(CompareConfig(run=run, others=("a", "b"), prompts=prompts)).scores
 
 
 def test_other_prompts_or_options_cannot_be_compared(run, tmp_path) -> None:
@@ -157,7 +162,7 @@ def test_prompts_that_changed_or_moved(run, tmp_path) -> None:
 
 def test_an_evaluation_of_before_another_training_does_not_count(run, plain_model_dir) -> None:
     train_named(run, plain_model_dir, "b", "combine", overwrite=True)
-    with pytest.raises(OpdkitError, match=r"another train stage(.|\n)*opdkit eval"):
+    with pytest.raises(OpdkitError, match=r"older train stage(.|\n)*opdkit eval"):
         compare(CompareConfig(run=run))
 
 

@@ -56,7 +56,7 @@ def test_without_an_evaluation_it_says_what_to_run(made, tmp_path, plain_model_d
     with pytest.raises(OpdkitError, match=r"opdkit eval \S*run --prompts"):
         gate(GateConfig(run=run))
     train_named(run, plain_model_dir, "a", "combine", overwrite=True)
-    with pytest.raises(OpdkitError, match=r"another train stage(.|\n)*opdkit eval"):
+    with pytest.raises(OpdkitError, match=r"older train stage(.|\n)*opdkit eval"):
         gate(GateConfig(run=run / "a.training"))
     with pytest.raises(ConfigError, match="--allow"):
         GateConfig(run=run, allow=("lenght",))

@@ -34,13 +34,14 @@ from opdkit.store.tables import METRICS, TARGETS, VALIDATIONS
         ("train", "more --epochs, a smaller --batch-turns", "--set train.epochs=N --set train.batch_turns=N"),
         ("train", "look at --hint-placement of the teacher stage", "--set teacher.hint_placement=VALUE"),
         ("train", "try a stronger --judge or more --votes", "--set judge.votes=N"),
+        ("train", "or pass --overwrite to throw away what train wrote", "--set train.overwrite=true"),
     ],
 )
 def test_flags_of_a_stage_have_set_forms(stage: str, message: str, forms: str) -> None:
     assert add_set_forms(message, stage) == f"{message} (with `opdkit run`: {forms})"
 
 
-@pytest.mark.parametrize("message", ["pass --overwrite", "a stronger --judge", "no flag at all - or --"])
+@pytest.mark.parametrize("message", ["a stronger --judge", "no flag at all - or --"])
 def test_flags_of_run_itself_have_none(message: str) -> None:
     assert add_set_forms(message, "judge") == message
 
@@ -65,6 +66,25 @@ def test_the_judge_of_a_run_is_named_by_flag_set_or_table(where: str, tmp_path: 
     options: dict[str, JSON] = {"flag": {"judge": "rules"}, "set": {"set": ("judge.judge=rules",)}, "table": {}}
     config = RunConfig(run=tmp_path / "run", logs=("x",), model="m", config=file, **options[where])
     assert make_configurations(config)["judge"].effective()["judge"] == "rules"
+
+
+@pytest.mark.parametrize("table", ['[judge]\njudge = "local"\n', '[teacher]\nmodel = "m"\n[train]\nmodel = "m"\n'])
+def test_a_local_judge_is_the_student_wherever_both_are_named(table: str, tmp_path: Path) -> None:
+    file = tmp_path / "opdkit.toml"
+    file.write_text(table, encoding="utf-8")
+    flags: dict[str, JSON] = {"model": "m"} if "judge" in table else {"judge": "local"}
+    made = make_configurations(RunConfig(run=tmp_path / "run", logs=("x",), config=file, **flags))
+    judge = made["judge"].effective()
+    assert (judge["judge"], judge["judge_model"]) == ("local", "m")
+
+
+@pytest.mark.parametrize("command", ["run", "slurm"])
+def test_a_teacher_of_several_processes_is_refused_before_the_first_stage(command: str, tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
+    options = ["--model", str(MODEL), "--judge", "rules", "--set", "teacher.tensor_parallel=true"]
+    done = CliRunner().invoke(app, [command, str(tmp_path / "run"), str(log), *options])
+    assert (done.exit_code, "torchrun -m opdkit teacher" in done.stderr) == (2, True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_error_of_a_stage_has_them(tmp_path) -> None:
@@ -153,6 +173,7 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
                  "optimizer steps +at most 10"):  # fmt: skip
         assert re.search(line, shown), line
     assert len(re.findall("waits for +extract", shown)) == 3
+    assert re.search("votes +at most 20", dry_run(run, log, plain_model_dir, "--judge", "rules")), "it votes once"
     shown = dry_run(run, log, plain_model_dir, *options[:-2])
     assert re.search("optimizer steps +at most 150", shown), "5 steps, ten times, in three cycles: see fit_epochs"
 

@@ -190,6 +190,20 @@ def test_the_limit_of_tokens_has_another_name_for_reasoning_models() -> None:
     assert all(body["max_completion_tokens"] == 20 and body["logprobs"] for body in server.requests[3:])
 
 
+def test_such_a_model_takes_no_temperature_but_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"max_tokens": "Use 'max_completion_tokens' instead.",
+            "temperature": "'temperature' does not support 0.6 with this model."}  # fmt: skip
+
+    def script(body, number: int) -> Reply:
+        refused = next((name for name in said if name in body), None)
+        return Reply(400, {"error": {"param": refused, "message": said[refused]}}) if refused else GOOD
+
+    with serving(script) as server:
+        assert {answer.error for answer in ask(server.url, 6, concurrency=3, weigh_votes=True)} == {None}
+    assert all(body["logprobs"] and body["seed"] for body in server.requests[-6:])
+    assert capsys.readouterr().err.count("no temperature of 0.6") == 1
+
+
 @pytest.mark.parametrize(
     ("status", "said"),
     [

@@ -1,7 +1,7 @@
 """Tests of what the judge is shown, and that nothing in a log can steer it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from runs import in_context, message, talk
 
@@ -61,6 +61,9 @@ def test_whatever_a_log_holds(text: str, role: str) -> None:
 
 
 @given(st.text(alphabet=st.sampled_from(list("\\boxed{}[] HINT_STARTEND1")), max_size=80))
+@example(r"\[HINT_START\]1\[HINT_END\]")
+@example(r"[HINT\_START]1[HINT\_END]")
+@example("[/HINT_START]1[/HINT_END]")
 def test_defused_text_holds_no_marker(text: str) -> None:
     """An answer that repeats defused text holds no decision and no hint."""
     assert parse_reward(Answer(defuse(text))).score is None

@@ -195,7 +195,7 @@ def test_a_stage_that_is_older_than_its_source_is_no_source(tmp_path):
     Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
     opened(tmp_path, knob=2, overwrite=True)
     with pytest.raises(
-        OpdkitError, match=f"judge was computed from another extract stage .* run `opdkit judge {tmp_path}"
+        OpdkitError, match=f"judge was computed from an older extract stage .* run `opdkit judge {tmp_path}"
     ):
         Stage.open(Config(run=tmp_path), "teacher", [TURNS], parts=1, upstream=["judge"])
 
@@ -212,12 +212,12 @@ def test_what_is_drawn_anew_is_another_source(tmp_path):
     first = judged()
     fill(first, [0])
     scored()
-    assert (judged().plan, judged().todo()) == (first.plan, [1])
+    assert (judged().fingerprint, judged().todo()) == (first.fingerprint, [1])
     scored()
     with pytest.raises(ConfigError, match=r"config\.knob: 1 -> 2") as refused:
         judged(knob=2)
     assert "  draw" not in str(refused.value)
-    assert judged(overwrite=True).plan != first.plan
+    assert judged(overwrite=True).fingerprint != first.fingerprint
     with pytest.raises(ConfigError, match=r"upstream\.judge"):
         scored()
 
@@ -237,7 +237,7 @@ def test_another_spelling_of_a_path_is_no_other_plan(tmp_path, monkeypatch):
     fill(first)
     again = Named(run=tmp_path, model=str(model), others=("./model",))
     same = Stage.open(again, "extract", [REJECTED], parts=1)
-    assert (same.plan, same.todo()) == (first.plan, [])
+    assert (same.fingerprint, same.todo()) == (first.fingerprint, [])
     with pytest.raises(ConfigError, match=r"config\.model"):
         Stage.open(Named(run=tmp_path, model="other", others=("model",)), "extract", [REJECTED], parts=1)
     with pytest.raises(ConfigError, match=r"config\.others"):
@@ -260,7 +260,7 @@ def test_a_model_that_lies_elsewhere_is_no_other_plan(tmp_path):
     first = resume("old/a", ("old/b", "hub-name"))
     fill(first)
     again = resume("new/a", ("new/b", "hub-name"))
-    assert (again.plan, again.todo()) == (first.plan, [])
+    assert (again.fingerprint, again.todo()) == (first.fingerprint, [])
     for model, others in (("new/other", ("new/b", "hub-name")), ("new/b", ("new/a", "hub-name")),
                           ("new/a", ("new/other", "hub-name")), ("new/a", ("new/b", "other-name"))):  # fmt: skip
         with pytest.raises(ConfigError, match=r"config\."):
@@ -392,9 +392,9 @@ def test_the_first_of_two_results_stays(tmp_path):
     """A part that may have been read already is not replaced."""
     one, other = opened(tmp_path), opened(tmp_path)
     with other.writing(0) as slow:
-        slow.rows("rejected", [row(0) | {"detail": "slow"}])
+        slow.add_rows("rejected", [row(0) | {"detail": "slow"}])
         with one.writing(0) as fast:
-            fast.rows("rejected", [row(0) | {"detail": "fast"}])
+            fast.add_rows("rejected", [row(0) | {"detail": "fast"}])
     assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
     temporary = tmp_path / "late"
     temporary.write_bytes(b"late")

@@ -39,6 +39,8 @@ def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() 
     sequences = [PromptResponse([1] * 5 + [i for r in replies[:n] for i in r], replies[n]) for n in range(6)]
     assert [t.tokens for t in build_trees(sequences, ["s"] * 6, 35)] == [35]
     assert [t.turns for t in build_trees(sequences, ["s"] * 6, 10)] == [tuple(range(6))]
+    alone = build_trees(sequences, ["s"] * 6, 20, strict=True)
+    assert [t.turns for t in alone] == [(0, 1, 2), (3,), (4,), (5,)], "beyond the budget, each turn is alone"
     apart = [PromptResponse([n] * 5, [n]) for n in range(6)]
     assert [t.turns for t in build_trees(apart, ["s"] * 6, 12)] == [(0, 1), (2, 3), (4, 5)]
 

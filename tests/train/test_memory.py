@@ -62,6 +62,25 @@ def test_what_was_accumulated_before_does_not_count_twice(run, tmp_path, plain_m
     same_steps(run, whole)
 
 
+def test_turns_that_fit_by_themselves_are_read_so(run, tmp_path, plain_model_dir, monkeypatch) -> None:
+    """Memory may run out for the turns of a session together, even if they have no more tokens than the longest."""
+    whole = shutil.copytree(run, tmp_path / "whole")
+    train.run(TrainConfig(run=whole, model=str(plain_model_dir), **OPTIONS))
+    forward, refused = step.add_gradients, list[int]()
+
+    def one_fits(training, batch, trees, **options):
+        turns = [i for tree in trees for i in tree.turns]
+        if len(turns) > 1:
+            refused.append(len(turns))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return forward(training, batch, trees, **options)
+
+    monkeypatch.setattr(step, "add_gradients", one_fits)
+    train.run(TrainConfig(run=run, model=str(plain_model_dir), **OPTIONS))
+    assert refused
+    same_steps(run, whole)
+
+
 def test_a_turn_too_large_alone_ends_the_training_and_is_named(tmp_path, plain_model_dir) -> None:
     """If the turn were left out silently, the objective would be another."""
     toys = [Toy("small", [Said("red", 1)]), Toy("large", [Said("blue " * 250, -1)])]

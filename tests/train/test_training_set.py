@@ -116,6 +116,8 @@ def test_replies_to_one_prompt_and_fresh_replies_count_for_the_session_of_the_lo
     assert dropped == {OVER_LIMIT: 2}
     fresh = [t for n in range(8) for t in of_session(f"a:1:3/rollout-{n}", 4)]
     assert len(limit_turns_per_session([*fresh, *of_session("a:2", 1)], 2, 0, TERMS)[0]) == 3
+    branches = [t for name in ("a:1", "a:1#branch-2", "a:1#branch-3") for t in of_session(name, 1, 3)]
+    assert len(limit_turns_per_session(branches, 2, 0, TERMS)[0]) == 2, "a request that is repeated begins a branch"
 
 
 # -- what each turn is worth ----------------------------------------------------------------------------------------

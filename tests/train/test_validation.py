@@ -633,9 +633,15 @@ def test_a_training_resumes_whose_best_state_was_replaced_after_the_checkpoint(
         train_and_kill(train_config(run, plain_model_dir, **options), 6, patch)
     names = sorted(path.name for path in (run / "train/checkpoints").iterdir())
     assert names == ["best-00000001.pt", "best-00000006.pt", "step-00000003.pt"]
+    other = Path(shutil.copytree(run, tmp_path / "other"))
     train.run(train_config(run, plain_model_dir, **options))
     ours, theirs = ((folder / "train/model/model.safetensors").read_bytes() for folder in (run, whole))
     assert ours == theirs
+    # On another machine, the repeated steps may lead to another state, which is not the best.
+    scored_as({0: 1.0, 1: 0.5, 4: 1.6, 5: 1.2, 6: 0.6, 9: 0.55})
+    train.run(train_config(other, plain_model_dir, **options))
+    best = (other / "train/model/model.safetensors").read_bytes()
+    assert best not in (ours, (plain_model_dir / "model.safetensors").read_bytes())
 
 
 def test_a_training_that_ends_early_is_no_damage(run, plain_model_dir, monkeypatch, scored_as) -> None:

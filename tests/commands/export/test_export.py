@@ -369,5 +369,5 @@ def test_verdicts_on_a_log_that_was_read_again_are_refused(tmp_path: Path) -> No
         extract(folder, jsonl(log, chat("ask", reply, "Thanks, perfect!")), overwrite=True)
         if reply == "one":
             judge(JudgeConfig(run=folder, judge="rules"))
-    with pytest.raises(OpdkitError, match=r"computed from another extract stage.*--overwrite"):
+    with pytest.raises(OpdkitError, match=r"computed from an older extract stage.*--overwrite"):
         export(ExportConfig(run=folder, to="trl-kto", out=tmp_path / "out.jsonl"))

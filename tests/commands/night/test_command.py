@@ -192,6 +192,7 @@ def test_what_would_lose_parts_of_a_log_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=text.partition("=")[0].partition(".")[2]):
             run(options(tmp_path, set=(text,)))
     for line in (
+        'prompts = "held-out.jsonl"',
         "from_log = true",
         'trained = "m"',
         'model = "m"',

@@ -71,8 +71,9 @@ def test_another_training_of_a_run_that_has_one(tmp_path: Path) -> None:
 def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:
     run = tmp_path / "r"
     Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=1)
-    with pytest.raises(ConfigError, match=r"config\.votes: 5 -> 7"):
+    with pytest.raises(ConfigError, match=r"config\.votes: 5 -> 7") as error:
         slurm.run(config(run, set=("judge.votes=7",)))
+    assert str(error.value).endswith(f"or remove {run / 'judge'} first"), "slurm takes no --overwrite"
     assert not (run / "slurm").exists()
 
 
@@ -82,6 +83,7 @@ def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:
     ({"set": ("train.epoch=2",)}, "did you mean 'epochs'"),
     ({"model": None}, "--model is missing"),
     ({"wording": Path("nowhere.toml")}, "--wording nowhere.toml"),
+    ({"judge": "batch", "judge_model": "m", "set": ("judge.out=requests.jsonl",)}, "--judge batch with --out"),
 ])  # fmt: skip
 def test_what_a_task_would_find_out_too_late(tmp_path: Path, options: dict, message: str) -> None:
     with pytest.raises(OpdkitError, match=message):
@@ -157,7 +159,7 @@ def test_logs_that_have_grown_and_stages_that_are_outdated_are_refused(tmp_path:
     with pytest.raises(ConfigError, match=r"other logs:\n  bytes of the log\.log: \d+ -> \d+"):
         slurm.run(config(run, **given))
     opdkit.run_stage("extract", ExtractConfig(run=run, logs=given["logs"], shard="0/1", overwrite=True))
-    with pytest.raises(OpdkitError, match="was computed from another extract stage"):
+    with pytest.raises(OpdkitError, match="was computed from an older extract stage"):
         slurm.run(config(run, **given))
     shown = CliRunner().invoke(app, ["status", str(run)])
     assert "judge: computed from an older extract stage than the one there now" in " ".join(shown.stdout.split())
