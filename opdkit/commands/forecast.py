@@ -47,7 +47,7 @@ from opdkit.store.reading import count_parts, summary_of
 from opdkit.store.reviews import read_reviews_in_force
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.template_args import choose_template_args
-from opdkit.store.turn_ids import session_of
+from opdkit.store.turn_ids import conversation_id, session_of
 from opdkit.teacher import hint_checks
 from opdkit.teacher.costs import measure_scoring
 from opdkit.teacher.examples import JudgedSession, JudgedTurn, Row, encode_reply
@@ -164,7 +164,7 @@ def draw_turns(turns: Sequence[JoinedTurn], config: ForecastConfig) -> list[Join
 def decide(tests: Sequence[Row], learned_from: Sequence[Row], judge: Judge, hinted_turns: float) -> JSON:
     """Return the decision, its reason and the gain; low and high are None if the hints are from too few sessions."""
     gain, low, high = expect(learned_from, judge, hinted_turns * len(learned_from) / len(tests))
-    sessions = len({session_of(row["turn_id"]) for row in learned_from or tests})
+    sessions = len({conversation_id(session_of(row["turn_id"])) for row in learned_from or tests})
     is_known, problem = sessions >= FEWEST, find_problem(tests, judge)
     reason = f"too few sessions to tell: the hints to learn from are from {sessions:,}, and {FEWEST} are needed"
     if is_known:
@@ -224,7 +224,7 @@ def expect(learned_from: Sequence[Row], judge: Judge, turns: float) -> tuple[flo
     """
     by_session, skill = defaultdict[str, list[float]](list), max(LEAST_SKILL, measure_skill(judge))
     for row in learned_from:
-        by_session[session_of(row["turn_id"])].append((row["with_hint"] - row["without_hint"]) / skill)
+        by_session[conversation_id(session_of(row["turn_id"]))].append((row["with_hint"] - row["without_hint"]) / skill)
     sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])
     mean = min(1.0, float(np.divide(*sums.sum(0))))  # a single hint's difference may exceed 1 by chance
     halves = (UNSURE * HALF_LEARNED, HALF_LEARNED, HALF_LEARNED / UNSURE)

@@ -12,6 +12,7 @@ models do what they were just asked to do even before training.
 
 import contextlib
 import heapq
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from opdkit.evaluate.key_words import key_words
 from opdkit.evaluate.similar import SimilarTexts, Words, fold_words, list_request_words
 from opdkit.extract.known_turns import digest_turns, find_id_in_log
 from opdkit.judge.claims import choose_wording
+from opdkit.judge.votes import WANTED_REPLIES
 from opdkit.judge.words import drop_judgements
 from opdkit.model.behavior_policy import is_other_model
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions, joined_turns
@@ -46,9 +48,10 @@ OTHER_COMPLAINTS = "other complaints"
 _EXAMPLES, _ALL_EXAMPLES = 50, 2000  # most complaints per hint, and in all, from the sessions that trained
 _TEXTS = 2000  # only the commonest hints are grouped; each other hint is its own group
 _LABEL = 60  # characters of a hint in the name of a domain
+_SIGN = re.compile(r"[^\w\s.,;:!?'\"()]")
 
 ReplyKey = tuple[str, str]  # system prompt and reply: turns with equal keys count as the same reply
-# Reply -> how often users praised it (PRAISED_REPLIES), and how often they corrected it with each hint.
+# Reply -> how often users praised it (PRAISED_REPLIES), corrected it with each hint, or rejected it (COMPLAINT).
 Opinions = dict[ReplyKey | None, Counter[str]]
 
 
@@ -86,7 +89,9 @@ def _hash_prompt(turn: JoinedTurn) -> int:
     """Return a hash of the words of a whole prompt: near duplicates, which differ in case or numbers, have the same."""
     prompt = turn.session["messages"][: turn.index]
     texts = ((m["role"], m["content"], *(f"{c['name']} {c['arguments']}" for c in m["tool_calls"])) for m in prompt)
-    return stable_hash(" ".join(word for parts in texts for text in parts for word in fold_words(text)))
+    # Signs count, but not punctuation: C++ is not C#.
+    return stable_hash(" ".join(word for parts in texts for text in parts
+                                for word in (*fold_words(text), *_SIGN.findall(text or ""))))  # fmt: skip
 
 
 def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
@@ -158,8 +163,8 @@ def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
         for turn in joined_turns(run, part, CHECKED, partial=True):
             verdict = turn.final_verdict
             if verdict is not None and turn.index and (counts := opinions.get(_make_key(turn))) is not None:
-                praise = [PRAISED_REPLIES] if verdict["reward"] == 1 else []
-                counts.update([verdict["hint"]] if verdict["hint"] else praise)
+                opinion = verdict["hint"] or {1: PRAISED_REPLIES, -1: COMPLAINT}.get(verdict["reward"])
+                counts.update([opinion] if opinion else [])
     return opinions
 
 
@@ -227,7 +232,9 @@ def make_prompts(
 
 def _group_complaints(reactions: Sequence[Reaction]) -> _Complaints:
     complaints = [reaction for reaction in reactions if reaction.kind == COMPLAINT]
-    group_of = choose_wording(Counter(str(complaint.hint) for complaint in complaints).most_common(_TEXTS))
+    # A hint that holds a reply that a user edited or kept is a group of its own: such hints differ only in the reply.
+    asked = (c.hint for c in complaints if (c.turn.final_verdict or {}).get("hint_status") not in WANTED_REPLIES)
+    group_of = choose_wording(Counter(map(str, asked)).most_common(_TEXTS))
     members = defaultdict[str, list[Reaction]](list)
     for complaint in complaints:
         members[group_of.setdefault(str(complaint.hint), str(complaint.hint))].append(complaint)

@@ -104,11 +104,14 @@ def make_kl_scores(replies: Sequence[Reply], shifts: "Sequence[Shift]", seed: in
     return [_make_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _group_by_domain(sums)]
 
 
-def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int) -> JSON:
-    """Return the row of `metric`: log-probs per token (nats), or for `kl_neutral` the KL(before || after) per token."""
-    sums = [(n, s.tokens, *((0.0, s.kl) if metric == "kl_neutral" else (s.before, s.after)))
-            for n, s in enumerate(shifts)]  # fmt: skip
-    finite = [unit for unit in sums if all(map(math.isfinite, unit))]
+def score_shifts(metric: str, shifts: "Sequence[Shift]", seed: int, units: Sequence[Hashable] | None = None) -> JSON:
+    """Return the row of `metric`: log-probs per token (nats), or for `kl_neutral` the KL(before || after) per token.
+
+    Shifts of one of the `units`, such as a conversation, are resampled together.
+    """
+    sums = [(unit, s.tokens, *((0.0, s.kl) if metric == "kl_neutral" else (s.before, s.after)))
+            for unit, s in zip(range(len(shifts)) if units is None else units, shifts, strict=True)]  # fmt: skip
+    finite = [unit for unit in sums if all(map(math.isfinite, unit[1:]))]
     _warn_of_dropped(metric, len(finite), len(sums))
     return _make_score(metric, ALL, finite, seed)
 

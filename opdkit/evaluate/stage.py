@@ -41,7 +41,7 @@ from opdkit.store.reading import is_written, read_all, read_part
 from opdkit.store.reviews import check_targets_current, plan_inputs, read_decisions_in_targets, read_reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import choose_template_args
-from opdkit.store.turn_ids import is_held_out
+from opdkit.store.turn_ids import conversation_id, is_held_out
 from opdkit.train.model_card import add_scores
 from opdkit.train.targets import load_prompts, load_turns, make_sequence
 
@@ -191,7 +191,8 @@ def score_judged_replies(models: dict[str, Any], config: EvalConfig) -> list[JSO
             sequences = [make_sequence(t, prompts) for t in chosen]
             masks = [torch.from_numpy(t.sampled) for t in chosen]
             shifts = measure_shifts(models["before"], models["after"], sequences, masks, config.batch_tokens)
-            scores.append(score_shifts(metric, shifts, config.seed))
+            sessions = [conversation_id(t.session_id) for t in chosen]
+            scores.append(score_shifts(metric, shifts, config.seed, sessions))
     return scores
 
 

@@ -14,7 +14,7 @@ from opdkit.config.wording import Texts
 from opdkit.evaluate.checks import ALL, Criterion, HeldOutPrompt
 from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS
-from opdkit.store.joined_turns import joined_turns
+from opdkit.store.joined_turns import CHECKED, joined_turns
 from opdkit.store.reading import count_parts
 from opdkit.store.turn_ids import is_held_out
 
@@ -43,7 +43,7 @@ def read_logged_sessions(run: Path, limit: int | None, holdout: float, texts: Te
     """
     for part in range(count_parts(run, "judge")):
         sessions: dict[str, LoggedSession] = {}
-        for turn in joined_turns(run, part, limit=limit, partial=True):
+        for turn in joined_turns(run, part, CHECKED, limit=limit, partial=True):
             if (verdict := turn.final_verdict) is None:
                 continue
             session = sessions.setdefault(turn.session_id, LoggedSession())

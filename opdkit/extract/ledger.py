@@ -9,7 +9,7 @@
     night  nights that had news
 
 The changes of a night are collected in a file with the same tables and three more: `touched` (ids with news),
-`rewritten` (inputs) and `log` (format and origin of each log of the night). They are applied in one transaction.
+`rewritten` (inputs) and `log` (format, origin and input of each log of the night). They are applied in one transaction.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS night (number INTEGER PRIMARY KEY, token TEXT, counts
 """
 _OF_NEWS = """
 CREATE TABLE touched (format TEXT, id TEXT, PRIMARY KEY (format, id)) WITHOUT ROWID;
-CREATE TABLE log (file TEXT PRIMARY KEY, format TEXT, source TEXT) WITHOUT ROWID;
+CREATE TABLE log (file TEXT PRIMARY KEY, format TEXT, source TEXT, input INTEGER) WITHOUT ROWID;
 CREATE TABLE rewritten (input INTEGER PRIMARY KEY);
 """
 
@@ -87,10 +87,10 @@ def read_news(news: Path) -> contextlib.AbstractContextManager[sqlite3.Connectio
     return contextlib.closing(sqlite3.connect(f"{news.resolve().as_uri()}?mode=ro", uri=True))
 
 
-def describe_news(news: Path) -> dict[str, tuple[str, str]]:
-    """Return file name -> (format, log as the user named it), for each log of a night."""
+def describe_news(news: Path) -> dict[str, tuple[str, str, int]]:
+    """Return file name -> (format, log as the user named it, number of its input), for each log of a night."""
     with read_news(news) as connection:
-        return {row[0]: row[1:] for row in connection.execute("SELECT file, format, source FROM log")}
+        return {row[0]: row[1:] for row in connection.execute("SELECT * FROM log")}
 
 
 def apply_changes(ledger: Path, news: Path) -> None:

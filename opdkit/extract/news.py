@@ -93,8 +93,9 @@ def collect_news(
                 inputs = {known.name: known for known in night.inputs.values()}
                 for name, known_format in night.formats.items():
                     known = inputs[name.partition(BY_LINE)[0]]
-                    log = f"{name}.jsonl", known_format, night.files.get(known.path, known.name) + known.member
-                    changes.execute("INSERT INTO log VALUES (?, ?, ?)", log)
+                    origin = night.files.get(known.path, known.name) + known.member
+                    log = f"{name}.jsonl", known_format, origin, known.number
+                    changes.execute("INSERT INTO log VALUES (?, ?, ?, ?)", log)
                 news = News(night.number, night.inputs_with_news, night.records)
                 row = news.night, uuid.uuid4().hex, orjson.dumps(asdict(news)).decode()
                 changes.execute("INSERT INTO night VALUES (?, ?, ?)", row)

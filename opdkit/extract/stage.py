@@ -10,7 +10,7 @@ import gc
 import pickle
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from opdkit.extract.formats.mapped import make_mapped_reader
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.archives import DAMAGED
-from opdkit.extract.inputs.files import SUFFIXES, Input, add_name, expand, scratch_folder
+from opdkit.extract.inputs.files import SUFFIXES, Input, add_name, choose_stem, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, make_survey
 from opdkit.extract.inputs.second_pass import Unit, Units
+from opdkit.extract.known_turns import BY_LINE
 from opdkit.extract.ledger import describe_news, read_news
 from opdkit.extract.mapping import load
 from opdkit.extract.preview import BEGINNING, DAMAGE, WHOLE, copy_head, print_report
@@ -73,11 +74,11 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
         workers = stack.enter_context(Workers(config.workers, prepare_worker)) if config.workers > 1 else None
         scratch = stack.enter_context(scratch_folder())
         news = {} if known is None else describe_news(known)
-        inputs = [replace(entry, source=news.get(entry.path.name, ("", ""))[1] or entry.source)
+        inputs = [replace(entry, source=news[entry.path.name][1]) if entry.path.name in news else entry
                   for entry in expand(config.logs, scratch)]  # fmt: skip
-        inputs = redact_sources(inputs, make_redactor(config))
+        inputs = redact_sources(inputs, make_redactor(config), {file: number for file, (*_, number) in news.items()})
         size, line_limit = part_bytes(config, inputs), config.max_line_mb * _MB
-        formats = {file: known_format for file, (known_format, _) in news.items()}
+        formats = {file: known_format for file, (known_format, *_) in news.items()}
         sharing = shared if shards > 1 else None
         survey = make_survey(inputs, log_format, size, line_limit, config.limit, scratch, sharing, formats)
         say_formats(survey.inputs)
@@ -161,8 +162,13 @@ def _build_redactor(redact: bool, patterns: tuple[str, ...], names_model: str | 
     return Redactor(redact, parse_own_patterns(patterns), names_model)
 
 
-def redact_sources(inputs: list[Input], redactor: Redactor | None) -> list[Input]:
-    """Return the inputs with redacted names and sources, which go into ids and tables. Paths stay unchanged."""
+def redact_sources(
+    inputs: list[Input], redactor: Redactor | None, numbers: Mapping[str, int] | None = None
+) -> list[Input]:
+    """Return the inputs with redacted names and sources, which go into ids and tables. Paths stay unchanged.
+
+    `numbers`: numbers of the logs of nights by file name, which keep equal redacted names apart from night to night.
+    """
     if redactor is None:
         return inputs
     names, redacted = dict[str, int](), list[Input]()
@@ -171,8 +177,9 @@ def redact_sources(inputs: list[Input], redactor: Redactor | None) -> list[Input
         suffix = next((suffix for suffix in SUFFIXES if entry.source.endswith(suffix)), "")
         source = redactor.text(entry.source.removesuffix(suffix)) + suffix
         name = redactor.text(entry.name)
-        if source != entry.source:  # a rule may need the blanks, which are `_` in the name
-            name = re.sub(r"\s", "_", redactor.text(name.replace("_", " ")))
+        if source != entry.source:  # the name has `_` for characters by which a rule knows what to redact
+            number, tail = (numbers or {}).get(entry.path.name), re.search(rf"{BY_LINE}\d+\Z", entry.name)
+            name = choose_stem(source) + (f"~{number}" if number else "") + (tail[0] if tail and number else "")
         redacted.append(replace(entry, name=add_name(name, names), source=source))
     return redacted
 

@@ -118,7 +118,9 @@ class _UnitWriter:
             metadata = redactor.value(metadata)
             if unit.name is not None and (redacted := redactor.text(name)) != name:
                 # The ids of two users may get the same placeholder. The unit's number is unique, a line's may not be.
-                name = f"{redacted}~{unit.number}"
+                known = self.options.known_turns
+                night = known.execute("SELECT number FROM night").fetchone() if known else ()
+                name = f"{redacted}~{'.'.join(map(str, (*night, unit.number)))}"
         first = f"{unit.surveyed.input.name}:{name}" + (f"#{self.ordinal}" if self.ordinal > 1 else "")
         return {
             "session_id": branch_session_id(first, conversation.branch),

@@ -319,7 +319,8 @@ def drop_reviews(run: Path, sessions: Collection[str]) -> None:
         return
     (path.parent / TORN).unlink(missing_ok=True)
     log = ReviewLog(run)
-    with disk_errors_explained(path), path.open("rb", buffering=0) as file, temporary_file(path) as temporary:
+    # NFS locks only files that are opened for writing.
+    with disk_errors_explained(path), path.open("r+b", buffering=0) as file, temporary_file(path) as temporary:
         _lock(file, fcntl.LOCK_EX)
         log._read(file)
         # Decisions appended together count once the last is read, which may be removed: make each count by itself.

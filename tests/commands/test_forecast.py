@@ -164,10 +164,12 @@ def test_hints_that_help_are_a_go(config, judge):
     assert found["judge"] == known((6, 6), (6, 6)), "the first reply was complained about, the second one praised"
 
 
+@pytest.mark.parametrize("branch", ["", "#branch-{}", ":3/rollout-{}"])
 @pytest.mark.parametrize("sessions", [1, 5, 6])
-def test_hints_of_few_sessions_are_a_no_go(config, monkeypatch, sessions: int):
+def test_hints_of_few_sessions_are_a_no_go(config, monkeypatch, sessions: int, branch: str):
     """All hints of one session may be of one kind and show no spread, so an interval needs six sessions."""
-    tested = [row | {"turn_id": f"s{n % sessions}:{n}"} for n, row in enumerate(rows(*[(1.0, 0.0)] * 12))]
+    tested = [row | {"turn_id": f"s{n % sessions}{branch.format(2 + n)}:{n}"}
+              for n, row in enumerate(rows(*[(1.0, 0.0)] * 12))]  # fmt: skip
     tested += rows(*[(0.0, 0.0)] * 9, status=NO_BETTER)  # dropped: nothing is learned from these
     monkeypatch.setattr(hint_checks, "check_hints", lambda *_: tested)
     monkeypatch.setattr(forecast, "measure_judge", lambda *_: SURE)

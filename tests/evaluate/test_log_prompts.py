@@ -284,6 +284,36 @@ def test_rows_by_hand(tmp_path, chat) -> None:
     assert re.findall(r"\d+", describe_prompts(made, left_out, 4)) == "24 13 0 0 11 3 1 21 3 12".split()
 
 
+def test_most_users_decide_what_the_edited_reply_to_a_request_is(tmp_path, chat) -> None:
+    """Hints that hold the reply that a user wrote share their words, but ask for different things."""
+    says = "Reply as follows; this is how the user changed the reply: {}"
+    talks = [(f"s{n}", [("Is Lima in Peru?", "Perhaps, Peru.", says.format(reply), -1)])
+             for n, reply in enumerate(("Yes.", "No.", "No."))]  # fmt: skip
+    sessions, turns, verdicts = (list(read_all(hand_run(tmp_path / "plain", *talks), name))
+                                 for name in ("sessions", "turns", "verdicts"))  # fmt: skip
+    edited = [row | {"hint_status": "edited"} for row in verdicts]
+    made, left_out = mined(write_run(tmp_path / "run", one_part(sessions, turns, edited)), chat, 1.0)
+    assert [(row["hint"], row["turns"]) for row in made] == [(says.format("No."), 2)]
+    assert left_out == {"the same reply was judged otherwise": 1}
+
+
+def test_a_reply_that_more_users_rejected_than_praised_is_no_good_reply(tmp_path, chat) -> None:
+    """A thumb down has no hint."""
+    for first in (1, 0):
+        rewards = (first, -1, -1, -1)
+        talks = [(f"s{n}", [("Capital of Peru?", "It is Quito, in Peru.", None, r)]) for n, r in enumerate(rewards)]
+        made, left_out = mined(hand_run(tmp_path / str(first), *talks), chat, 1.0)
+        assert (made, left_out) == ([], {"the same reply was judged otherwise": 1})
+
+
+def test_requests_that_differ_in_signs_are_different(tmp_path, chat) -> None:
+    asked = ("What is 12 + 30?", "What is 12 * 30?", "Sort it in C++", "Sort it in C#", "what is 13 + 31 ?!")
+    talks = [(f"s{n}", [(request, f"It is {n}.", f"Say {n}.", -1)]) for n, request in enumerate(asked)]
+    made, _ = mined(hand_run(tmp_path / "run", *talks), chat, 1.0)
+    hashes = {log_prompts._hash_prompt(turn) for turn in joined_turns(tmp_path / "run", 0)}
+    assert (len(made), len(hashes)) == (5, 4)
+
+
 def test_what_is_like_a_complaint_counts_as_corrected_and_what_follows_one_neither_way(tmp_path, chat) -> None:
     talks = [("first", [("Weight of Ada?", "1 lb", "Use kg.", -1), ("I said kg.", "2 lb", "Use kg.", -1)]),
              ("second", [("Weight of Bob?", "5 lb", "Use kg.", -1)]),

@@ -176,5 +176,9 @@ def test_what_is_no_number_is_left_out_and_said(broken: float, capsys) -> None:
     assert (row["after"], row["count"]) == (2.0, 2)
     row = score_shifts("logprob_good", [Shift(2, -4.0, -2.0), Shift(1, -1.0, broken)], seed=0)
     assert (row["before"], row["after"], row["difference"], row["count"]) == (-2.0, -1.0, 1.0, 1)
+    one, several = (score_shifts("logprob_good", [Shift(1, -n, 1 - n**0.5) for n in range(12)], 0, units)
+                    for units in (["chat:1"] * 12, [f"chat:{n}" for n in range(12)]))  # fmt: skip
+    assert (one["low"], one["difference"]) == (None, several["difference"]), "turns of one conversation are one unit"
+    assert several["low"] is not None
     row = score_shifts("logprob_good", [Shift(1, broken, 0.0)], seed=0)
     assert (row["before"], row["after"], row["difference"], row["count"]) == (None, None, None, 0)

@@ -50,7 +50,12 @@ def run_forget(config: ForgetConfig) -> None:
     if not home.list_nights():
         raise OpdkitError(f"{config.home} has no nights: there is nothing to forget")
     with home.lock():
-        last = home.read_options(home.path / "options")  # before anything is removed, as this may fail
+        # This may fail, so do it before anything is removed: models and files must be there, from this folder as well.
+        last = home.read_options(home.path / "options")
+        nights = home.list_nights()
+        places = (night.folder / "options" for night in nights)
+        for options in [last, *(home.read_options(place) for place in places if place.exists())]:
+            configure_stages(home, home.night(nights[-1].number + 1), options)
         sessions = forget(home, config.where)
         say(f"{counted(sessions, 'session')} taken out")
         finish_nights(home, last)
@@ -89,7 +94,9 @@ def copy_news(home: Home, night: Night, config: NightConfig) -> str:
 def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     """Run the remaining steps of a night, and print on stdout how it ended. Raises what the stages raise."""
     promoted = home.find_promoted()
-    if night.record and promoted not in (night.record["parent"], night.number, home.find_promoted_by(night)):
+    if night.record and promoted not in (
+        night.record["parent"], night.number, night.record.get("promotes"), home.find_promoted_by(night)
+    ):  # fmt: skip
         say("another model was promoted since this night began: the night starts over with that model")
         reset(night)
     if (own := night.folder / "options").exists():

@@ -46,7 +46,7 @@ def forget(home: Home, where: Sequence[str]) -> int:
     """
     before = read_forgotten(home)
     # A call with the same conditions as before uses the existing entry and its salt.
-    entry = next((old for old in before if make_entry(where, old.get("salt", "")) | {"done": old["done"]} == old),
+    entry = next((old for old in before if make_entry(where, old.get("salt", "")).items() <= old.items()),
                  make_entry(where, secrets.token_hex(16)))  # fmt: skip
     nights = home.list_nights()
     found = {name for night in nights for name in find_sessions(night, [entry])}
@@ -61,7 +61,9 @@ def forget(home: Home, where: Sequence[str]) -> int:
                 raise OpdkitError(f"--where: no session has {field}; {did_you_mean(field, known)}")
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
                           "cannot be named")  # fmt: skip
-    entries = [*(old for old in before if old != entry), entry | {"done": False}]
+    # By their ids, versions of these sessions are found that earlier nights read before the log named the user.
+    ids = sorted({*entry.get("sessions", ()), *found})
+    entries = [*(old for old in before if old != entry), entry | {"done": False, "sessions": ids}]
     write_text(home.path / _FILE, json.dumps(entries, indent=2) + "\n")
     finish_forgetting(home)
     return len(found)
@@ -72,6 +74,7 @@ def finish_forgetting(home: Home) -> None:
     nights, forgotten = home.list_nights(), read_forgotten(home)
     if nights and not home.ledger.exists():
         raise OpdkitError(f"{home.ledger} is gone: all logs would be read again; put a copy back, or use a new HOME")
+    remove_entries(find_left_overs(home.path / "nights"))  # of a night whose removal was killed
     if not (undone := [entry for entry in forgotten if not entry["done"]]):
         return
     found = [find_sessions(night, undone) for night in nights]
@@ -85,7 +88,8 @@ def finish_forgetting(home: Home) -> None:
             reset(nights[n])
             drop_reviews(nights[n].folder, {name for sessions in found[: n + 1] for name in sessions})
             drop_sessions(nights[n], undone)
-    write_text(home.path / _FILE, json.dumps([entry | {"done": True} for entry in forgotten], indent=2) + "\n")
+    done = [{name: entry[name] for name in entry if name != "sessions"} | {"done": True} for entry in forgotten]
+    write_text(home.path / _FILE, json.dumps(done, indent=2) + "\n")
 
 
 def make_entry(where: Sequence[str], salt: str) -> JSON:
@@ -122,7 +126,10 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
 
 
 def read_forgotten(home: Home) -> list[JSON]:
-    """Return the entries of forgotten.json, see `make_entry`; "done" says that all sessions of an entry are gone."""
+    """Return the entries of forgotten.json, see `make_entry`; "done" says that all sessions of an entry are gone.
+
+    Until then, "sessions" are the ids of those that were found.
+    """
     path = home.path / _FILE
     return list(read_json(path, "put a copy back, and call the same command again")) if path.exists() else []
 
@@ -140,11 +147,12 @@ def reset(night: Night) -> None:
 
 
 def find_sessions(night: Night, entries: Sequence[JSON]) -> dict[str, str]:
-    """Return the sessions of a night that match an entry of forgotten.json: id -> format."""
+    """Return the sessions of a night that an entry of forgotten.json names or describes: id -> format."""
     if not is_complete(night.log, "extract"):  # its sessions are dropped when they are read
         return {}
     return {fields.session_id: fields.format for fields in read_logged_fields(night.log)
-            if any(is_described(fields, entry) for entry in entries)}  # fmt: skip
+            if any(fields.session_id in entry.get("sessions", ()) or is_described(fields, entry)
+                   for entry in entries)}  # fmt: skip
 
 
 def drop_sessions(night: Night, entries: Sequence[JSON]) -> None:

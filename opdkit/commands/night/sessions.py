@@ -24,6 +24,7 @@ from opdkit.store.joined_turns import JoinedTurn, joined_sessions
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, has_stage, manifest
 from opdkit.store.reading import count_parts, is_complete, read_all
+from opdkit.store.reviews import decisions, plan_inputs, read_reviews_in_force
 from opdkit.store.skip_reasons import NO_NEXT, READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
@@ -167,7 +168,8 @@ def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig,
     nights = {name: [version.night for version in versions] for name, versions in sessions.items()}
     used = sorted(set(chain.from_iterable(nights.values())))
     logs = {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in used}
-    inputs: JSON = {"nights": logs, "sessions": fingerprint(nights)}
+    decided = {name: one for n in used for name, one in decisions(read_reviews_in_force(home.night(n).log)).items()}
+    inputs: JSON = {"nights": logs, "sessions": fingerprint(nights)} | plan_inputs(decided)
     if all(is_complete(run, stage) and manifest(run, stage)["plan"]["inputs"] == inputs
            for stage in ("extract", "judge")):  # fmt: skip
         return

@@ -232,6 +232,7 @@ def retest(
         say(f"it is not promoted: {outcome['sentence']}")
         night.write(night.record | {"retest_sessions": len(since)})
         return None
+    night.write(night.record | {"promotes": candidate.number})  # a kill may come before promotions.jsonl says so
     home.promote(candidate.number, by="night", during=night.number)
     sentence = f"The model of night {candidate.number} is promoted, with the tests since. {outcome['sentence']}"
     return outcome | {"decision": RETESTED, "retested": candidate.number, "sentence": sentence}

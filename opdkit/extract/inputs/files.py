@@ -98,7 +98,7 @@ def unpack_members(source: str, path: Path, given: bool, folder: Path, names: di
     for member, copy, problem in unpack(path, SUFFIXES, folder) if packing(path) == "zip" else [("", path, None)]:
         text = f"{source}/{member}" if member else source
         text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table only UTF-8
-        yield Input(add_name(_choose_stem(text), names), text, copy, given and not member, problem)
+        yield Input(add_name(choose_stem(text), names), text, copy, given and not member, problem)
 
 
 def add_name(stem: str, names: dict[str, int], between: str = "-") -> str:
@@ -179,7 +179,7 @@ def _is_manifest(path: Path) -> bool:
     return False
 
 
-def _choose_stem(source: str) -> str:
+def choose_stem(source: str) -> str:
     """Return the name of an input before it is made unique: the file's, without suffixes, `_` for blanks and colons."""
     if source == "-":
         return "stdin"

@@ -28,7 +28,7 @@ from opdkit.errors import OpdkitError
 from opdkit.model.sampling import Request, Sample
 from opdkit.model.scoring import LogprobQuery, Logprobs, Mixture, PromptResponse, logprobs_of
 from opdkit.model.server.client import MALFORMED, RefusedError, Server
-from opdkit.model.server.traffic import FailedAttemptError
+from opdkit.model.server.traffic import FailedAttemptError, Traffic
 
 # Nats per token by which a server may differ on average from the local model. For the sample model, bfloat16 differs by
 # 0.0002, and the demo's training by 0.14; large models round more. Training that changes less goes undetected.
@@ -93,6 +93,8 @@ def find_served(
             else:
                 if read == [[None]] * len(read):
                     raise OpdkitError(f"{served.where}: no reply can be read as tokens; leave out --sample-url")
+                # The time that these short replies took says nothing about the time of others.
+                server.traffic = Traffic(server.where, config.concurrency, _RETRIES, _TIMEOUT)
                 say(f"{model.name_or_path} is sampled on {served.where}")
                 return served
     raise next((error for error in errors if isinstance(error, OtherWeightsError)), errors[0])

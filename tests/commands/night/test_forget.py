@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,62 @@ def test_a_user_leaves_the_log_of_every_night(folder: Path) -> None:
     do_nights(folder, config, 110)
     assert files_with(SECRET, config.home) == [], "nor does a later night read them"
     assert len(home.list_nights()) == 4
-    run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))  # nothing is left to do
+    left = config.home / "nights" / f".0009-0a0a0a0a-{host_name()}-{2**22 + 1}"  # of a removal that was killed
+    left.mkdir()
+    (left / "x.jsonl").write_text(SECRET)
+    run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))  # nothing else is left to do
+    assert files_with(SECRET, config.home) == []
     with pytest.raises(OpdkitError, match=r"metadata\.usr; did you mean 'metadata\.user'"):
         run_forget(ForgetConfig(home=config.home, where=("metadata.usr=u3",)))
+
+
+def test_a_session_is_forgotten_in_nights_that_did_not_know_its_user_yet(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    said = [{"role": "user", "content": f"{SECRET}. How far is it?"}, {"role": "assistant", "content": "9 miles"},
+            {"role": "user", "content": "No, please use kilometers."}]  # fmt: skip
+    for night, (user, length, reply) in enumerate(((None, 1, "9 miles"), ("u-17", 3, "14 km")), 1):
+        call = {"id": f"c{night}", "call_type": "acompletion", "startTime": f"2026-01-0{night} 00:00:00", "model": "m",
+                "endTime": f"2026-01-0{night} 00:00:01", "spend": 0.1, "session_id": "s1", "end_user": user,
+                "messages": said[:length], "response": {"choices": [
+                    {"finish_reason": "stop", "message": {"role": "assistant", "content": reply}}]}}  # fmt: skip
+        with (tmp_path / "logs" / "app.jsonl").open("a") as log:
+            log.write(json.dumps(call) + "\n" + json.dumps(call | {"id": f"o{night}", "session_id": f"o{night}",
+                      "end_user": "u-2", "messages": [{"role": "user", "content": f"hi {night}"}]}) + "\n")  # fmt: skip
+        config = options(tmp_path, least_hints=1000)
+        run(config)
+    assert SECRET in json.dumps(list(read_all(Home(config.home).night(1).log, "sessions")))
+    run_forget(ForgetConfig(home=config.home, where=("metadata.end_user=u-17",)))
+    assert files_with(SECRET, config.home) == []
+    assert [len(list(read_all(night.log, "sessions"))) for night in Home(config.home).list_nights()] == [1, 1]
+    assert "sessions" not in read_forgotten(Home(config.home))[0], "nobody is named"
+
+
+def test_a_forget_that_cannot_do_the_nights_again_removes_nothing(folder: Path) -> None:
+    config = options(folder, least_hints=1000)
+    do_nights(folder, config, 60)
+    home = Home(config.home)
+    before = files_with(SECRET, config.home)
+    for place in (home.path, home.night(1).folder):
+        home.keep_options(place / "options", replace(config, model="nowhere/model"))
+    with pytest.raises(OpdkitError, match="nowhere"):
+        run_forget(ForgetConfig(home=config.home, where=("metadata.user=u3",)))
+    assert files_with(SECRET, config.home) == before
+
+
+def test_redacted_sessions_of_different_people_stay_apart(tmp_path: Path) -> None:
+    """Placeholders are the same in each night, but the ids that hold them are not."""
+    config, names = options(tmp_path, least_hints=1000, set=("extract.redact=true",)), list[str]()
+    (tmp_path / "logs").mkdir()
+    for name in ("ann", "bob", "eve"):
+        row = {"session_id": f"{name}@example.com", "turn": 1, "messages": [{"role": "user", "content": name}],
+               "response_text": "ok", "next_state": {"role": "user", "content": "no"}}  # fmt: skip
+        for log in ("al@example.com", "chat"):
+            with (tmp_path / "logs" / f"{log}.jsonl").open("a") as out:
+                out.write(json.dumps(row | {"session_id": f"{log[:2]}-{row['session_id']}"}) + "\n")
+        run(config)
+        names += [row["session_id"] for row in read_all(Home(config.home).list_nights()[-1].log, "sessions")]
+    assert len(names) == len(set(names)) == 6
+    assert "example" not in json.dumps(names)
 
 
 def test_news_that_a_failed_night_has_not_read_is_not_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,9 @@ from opdkit.commands.night.turned import NightSession, Opinion
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE
+from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
+from opdkit.store.reviews import Review, append
 from opdkit.store.turn_ids import is_held_out
 
 THINGS = [f"{a} {b}" for a in "red blue green old new big small round".split() for b in "car boat house tree".split()]
@@ -109,6 +111,16 @@ def test_a_run_that_was_killed_half_way_is_written_again(home: Home) -> None:
     whole = {name: list(read_all(run, name)) for name in ("sessions", "turns", "verdicts")}
     next((run / "judge" / "verdicts").glob("part-*.parquet")).unlink()
     assert {name: list(read_all(write(home, 2), name)) for name in whole} == whole
+
+
+def test_a_run_of_before_a_decision_is_written_again(home: Home) -> None:
+    run = write(home, 2)
+    before = manifest(run, "judge")["fingerprint"]
+    name = next(row["turn_id"] for row in read_all(run, "verdicts") if row["turn_id"].startswith("log@2"))
+    append(home.night(2).log, [Review(name, hint_decided=True, hint="Be brief.")])
+    hints = {row["turn_id"]: row["hint"] for row in read_all(write(home, 2), "verdicts")}
+    assert hints[name] == "Be brief."
+    assert manifest(run, "judge")["fingerprint"] != before, "targets made from the old hint are outdated"
 
 
 def test_nights_that_were_not_learned_from_are_new(home: Home) -> None:

@@ -198,8 +198,10 @@ def draw(source: Sampler, tiny: tuple, samples: int = 3, **options) -> list[list
 def test_token_ids_and_log_probs_are_the_servers(tiny: tuple) -> None:
     """Prompts are sent as token ids, one request per sample with its own seed, and the distribution is not cut off."""
     with serving(completions(*tiny), models=["other", "served"]) as http:
-        drawn = draw(sampler(http.url), tiny)
+        drawn = draw(one := sampler(http.url), tiny)
     sent = http.requests[-len(TEXTS) * 3 :]
+    (served,) = one._served.values()
+    assert served.server.traffic.answers == len(sent), "short replies that compare weights set no limit of time"
     assert [body["prompt"] for body in sorted(sent, key=lambda body: body["prompt"])] == sorted(
         request.prompt_ids for request in requests(tiny[1]) for _ in range(3)
     )
