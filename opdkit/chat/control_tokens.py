@@ -43,8 +43,8 @@ _TOKEN = re.compile(
 )
 # What `break_control_tokens` breaks is wider: half of a token, any case, </s>, and words that a model samples itself.
 _OPENING = re.compile(
-    rf"(?:<<|[<\[])(?=[|｜]|/?(?:s|{_NAMES}|seed:\w+|think|tool_(?:call|response)s?|turn|channel|message)[>\]|])"
-    r"|\](?=~!?b[\[\]])|\[(?=e~\[)",
+    rf"<<?(?=[|｜]|/?(?:s|{_NAMES}|seed:\w+|think|tool_(?:call|response)s?)>|/?(?:turn|channel|message)[|｜])"
+    rf"|\[(?=[|｜]|/?(?:{_NAMES})[\]|])|\](?=~!?b[\[\]])|\[(?=e~\[)",
     re.IGNORECASE,
 )
 

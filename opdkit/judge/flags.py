@@ -43,7 +43,8 @@ _FAILED_HEAD = re.compile(
 )
 _FAILED_TAIL = re.compile(
     r"""(?imx) ^\W*(?:
-        (?:\w+\ ){0,2}(?:exited\ with|exit|returned|returncode|failed\ with)(?:\ exit)?(?:\ (?:status|code))*
+        (?:\w+\ ){0,2}(?:exited\ with|exit|returned(?=\ (?:exit|status|code)|[\s:=]*-)|returncode|failed\ with)
+            (?:\ exit)?(?:\ (?:status|code))*
             \s*[:=]?\s*-?[1-9]\d*\W*$
       | (?:\w+\ )?aborted\W*$
       | (?:\w+\.)*\w*(?:Error|Exception)(?::.*)?$

@@ -218,11 +218,13 @@ def test_any_of_is_the_longest_of_the_words(words, text):
         ("a[1]|b, x]~b, [e]", "a[1]|b, x]~b, [e]"),
         ("a < b, <b>bold</b>, [1], x[HINT_START]", "a < b, <b>bold</b>, [1], x[HINT_START]"),
         ("if a <|b", "if a < |b"),
+        ("<rss><channel>a</channel></rss> <message>b</message> count[s] += 1", None),
+        ("<channel|>final<|message|>", "< channel|>final< |message|>"),
     ],
 )
-def test_control_tokens_are_broken_for_a_server(text: str, broken: str) -> None:
+def test_control_tokens_are_broken_for_a_server(text: str, broken: str | None) -> None:
     """The server tokenises what we send, so text from a log must not become one of its control tokens."""
-    assert break_control_tokens(text) == broken
+    assert break_control_tokens(text) == (text if broken is None else broken)
 
 
 @pytest.mark.parametrize(

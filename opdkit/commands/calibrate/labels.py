@@ -1,6 +1,7 @@
 """Labels that people gave to turns or sessions (JSONL, CSV, reviews), and the judge's verdicts on the same turns."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,9 +25,8 @@ T = TypeVar("T")
 KEYS = ("turn_id", "session_id")  # the first of these that a row has says what is labelled
 VALUES = ("reward", "label")
 WORDS = {
-    "1": 1, "+1": 1, "1.0": 1, "good": 1, "true": 1, "yes": 1, "up": 1,
-    "0": 0, "0.0": 0, "neutral": 0,
-    "-1": -1, "-1.0": -1, "bad": -1, "false": -1, "no": -1, "down": -1,
+    "1": 1, "+1": 1, "good": 1, "true": 1, "yes": 1, "up": 1,
+    "0": 0, "neutral": 0, "-1": -1, "bad": -1, "false": -1, "no": -1, "down": -1,
 }  # fmt: skip
 _UNLABELLED, UNKNOWN = "no label yet", "unknown id"
 _EXAMPLES = 3  # rows quoted in an error, and unknown ids for which similar ids are suggested
@@ -227,6 +227,7 @@ def _label(row: JSON | str, line: int) -> Label:
     word = next((cell for cell in cells if cell not in ("", "none", "null")), None)
     if word is None:
         raise _UnusableError(_UNLABELLED)
+    word = re.sub(r"[.,]0*\Z", "", word.replace("\u2212", "-"))  # a spreadsheet may write 1 as 1.0 or 1,0
     if word not in WORDS:
         raise _UnusableError("no such label", f"{word[:40]!r}; -1, 0, 1, good, neutral, bad, true or false")
     # The column `wanted` says what was wanted; null, none, no, false or 0 mean nothing; an empty cell means unknown.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from opdkit.chat.control_tokens import has_control_tokens
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.finish_reasons import is_cut_off, is_incomplete
-from opdkit.chat.markup import split_reply
+from opdkit.chat.markup import split_reply, split_thinking
 from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message, openai_message, read_tool_definitions
 from opdkit.commands.turns.line import signed
@@ -81,16 +81,20 @@ def wanted_reply(turn: JoinedTurn, chat: "Chat | None") -> Message | None:
     """Return a person's edit, else the reply that a person kept, else the hinted teacher's first finished reply."""
     decision = turn.turn["decision"] or NO_DECISION
     if text := decision["edited"]:  # keeps the logged tool calls and thinking, so that only the text differs
-        return turn.session["messages"][turn.index] | {"content": text}
+        logged = turn.session["messages"][turn.index]  # the thinking may be in its text
+        thinking = logged["reasoning"] or split_thinking(logged["content"] or "")[0]
+        return logged | {"content": text, "reasoning": thinking}
     if text := decision["kept"]:
         return message("assistant", text)
     if chat is None:
         return None
-    written = (row["response_ids"].tolist() for row in turn.targets if row["written"] is not None)
-    ids = next((ids for ids in written if ids[-1] in chat.stop_ids), None)
-    if ids is None:
+    written = [row["response_ids"].tolist() for row in turn.targets if row["written"] is not None]
+    if not (texts := [chat.text(ids[:-1]) for ids in written if ids[-1] in chat.stop_ids]):
         return None
-    reasoning, content, calls = split_reply(chat.text(ids[:-1]))
+    prompt = chat.prompt_ids(turn.session["messages"][: turn.index], turn.session["tools"])  # it may open the thinking
+    if (text := next((text for text in texts if chat.visible_text(text, prompt)), None)) is None:
+        return None
+    reasoning, content, calls = split_reply(text)
     return message("assistant", content or None, reasoning=reasoning, tool_calls=calls)
 
 

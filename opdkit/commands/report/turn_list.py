@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from opdkit.commands.turns.line import CHARS, TurnLine
+from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import STATES
 from opdkit.config.fields import JSON
 from opdkit.store.reviews import order_of_draw
@@ -86,7 +86,7 @@ def make_columns(
         numbers = [getattr(line, name) for line in ordered]
         table[key] = [None if number is None else round(number, digits) for number in numbers]
     for key, name in (("asked", "request"), ("reply", "reply"), ("answer", "next_state"), ("hint", "hint")):
-        texts = [(getattr(line, name) or "")[:CHARS] for line in ordered]
+        texts = [getattr(line, name) or "" for line in ordered]
         table[key] = [text if len(text) <= chars else text[:chars] + "…" if chars else "" for text in texts]
     table["reviews"] = {line.turn_id: line.review for line in ordered if line.review is not None}
     return table

@@ -95,7 +95,8 @@ def read_csv(run: Path, path: Path) -> Imported:
     Rows on turns that the run does not have are left out, with a warning if they hold a decision: the file may be of
     a run that this one was made from. Raises OpdkitError for wrong rows, by line, and if no turn is in the run.
     """
-    by_number = {(review.turn_id, str(review.ordinal)): review for review in ReviewLog(run).all_reviews()}
+    made = ReviewLog(run).all_reviews()
+    by_number, last = {(one.turn_id, str(one.ordinal)): one for one in made}, {one.turn_id: one for one in made}
     in_force, rows = read_reviews_in_force(run), dict(_read_rows(path))
     voted = read_votes(run, [unescape(row["turn_id"]) for row in rows.values()])
     wrong, added, untouched = list[str](), list[Review](), 0
@@ -112,13 +113,13 @@ def read_csv(run: Path, path: Path) -> Imported:
         except OpdkitError as error:
             wrong.append(f"line {line}: {error}")
             continue
-        now = in_force.get(turn_id)
+        now, newest = in_force.get(turn_id), last.get(turn_id)  # the newest may have taken a decision back
         if review is None:
             untouched += 1
         elif _is_same(review, before) or _is_same(review, now):
             continue
-        elif now is not None and (before is None or now.ordinal > before.ordinal):
-            by = now.reviewer or "somebody"
+        elif newest is not None and (newest.ordinal > before.ordinal if before else now is not None):
+            by = newest.reviewer or "somebody"
             wrong.append(f"line {line}: {by} has decided on {turn_id} since the file was written")
         else:
             added.append(review)

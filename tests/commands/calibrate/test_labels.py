@@ -16,7 +16,21 @@ def write(path: Path, *lines: str) -> Path:
 
 @pytest.mark.parametrize(
     ("written", "value"),
-    [(1, 1), (-1, -1), (0, 0), (True, 1), (False, -1), (1.0, 1), ("good", 1), ("Bad", -1), ("neutral", 0), (" +1 ", 1)],
+    [
+        (1, 1),
+        (-1, -1),
+        (0, 0),
+        (True, 1),
+        (False, -1),
+        (1.0, 1),
+        ("good", 1),
+        ("Bad", -1),
+        ("neutral", 0),
+        (" +1 ", 1),
+        ("1,0", 1),
+        ("\u22121", -1),
+        ("-1.0", -1),
+    ],
 )
 def test_the_ways_to_write_a_label(written: object, value: int, tmp_path: Path) -> None:
     path = write(tmp_path / "labels.jsonl", json.dumps({"turn_id": "a:1", "reward": written}))

@@ -123,6 +123,11 @@ def test_an_edit_keeps_the_calls_and_the_thinking_of_the_reply(tmp_path: Path) -
     (row,) = load(export(ExportConfig(run=written, to="trl-dpo")).where)
     assert row["chosen"] == [openai_message(logged | {"content": "20 C"})]
     assert row["rejected"] == [openai_message(logged)]
+    inline = message("assistant", "<think>Hm.</think>68 F")
+    talks = [session("a", message("user", "hi"), inline)]
+    written = write_run(tmp_path / "inline", [(talks, turns, [verdict("a:1", "In Celsius.", -1)])])
+    (row,) = load(export(ExportConfig(run=written, to="trl-dpo")).where)
+    assert row["chosen"][0]["reasoning_content"] == "Hm."
 
 
 def test_pandas_reads_plain_conversations_as_they_are(tmp_path: Path) -> None:

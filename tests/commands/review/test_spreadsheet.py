@@ -153,6 +153,11 @@ def test_a_decision_of_somebody_else_is_not_overwritten(run, tmp_path):
         read(run, rows, tmp_path)
     assert decided(run)["a:1"]["reward"] == 1
     assert read(run, fill(run, reward="-1"), tmp_path).changed == 1, "after looking at it"
+    rows = fill(run, note="checked")
+    reviews.append(run, [Review("a:1", action="strike", note="It was wrong.")], reviewer="Cy")
+    with pytest.raises(OpdkitError, match="Cy has decided on a:1 since"):
+        read(run, rows, tmp_path)
+    assert "a:1" not in decided(run), "what somebody took back"
 
 
 @pytest.mark.parametrize(("cells", "words"), [

@@ -245,6 +245,7 @@ function soon() {
 
 function refilter() {
   clearTimeout(waiting);
+  list.queued = false;
   performance.mark("filter-begins");
   const chosen = [];
   for (const [name, [, value]] of Object.entries(FILTERS)) {

@@ -30,7 +30,9 @@ function cameBy(turn) {
 }
 
 function nextUndecided() {
-  const from = list.chosen ? list.at + 1 : 0,
+  // The sample begins where nobody has picked a turn: a picked one is no place to go on from.
+  const isQueue = byId("sort").value === "review" && list.shown.length === list.turns.length,
+    from = list.chosen && (list.queued || !isQueue) ? list.at + 1 : 0,
     order = [...list.shown.keys()].map((n) => (n + from) % list.shown.length);
   const next = order.find((place) => list.shown[place].hintStatus !== null && !isReviewed(list.shown[place].id));
   if (next === undefined) return problem("Every turn of this list is decided on.");

@@ -31,6 +31,7 @@ function heatMap(target, view) {
     "div",
     {
       class: "tokens" + (whole.numbers ? " numbers" : ""),
+      dir: "auto",
       tabindex: "0",
       role: "group",
       "aria-label": title + "; arrow keys move from token to token",
