@@ -139,6 +139,12 @@ def test_uncertain_turns_come_first_then_a_random_sample_and_a_decision_says_whi
     kept = reviews.read_reviews_in_force(run)
     same = [r.voted_reward is not None for r in kept.values() if not r.decided]
     assert f"You agree with the judge on {sum(same)} of {sum(same)} rewards (100%)" in said, "none is no reward"
+    shown, following = press(watched, "X", "X")  # the one on the screen, then the first of the sample that is left
+    settled(watched)
+    done = {*uncertain, *drawn, picked, filtered, shown}
+    assert following == next(name for name in reviews.order_of_draw(judged) if name not in done)
+    kept = reviews.read_reviews_in_force(run)
+    assert (kept[shown].chosen, kept[following].chosen) == (None, "random")
 
 
 def votes_agree(run: Path, turn_ids: Iterable[str]) -> list[float]:
