@@ -156,7 +156,8 @@ def save_student(
     training `continues`.
     """
     model: Any = student
-    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32
+    described = AutoConfig.from_pretrained(config.model, trust_remote_code=False)
+    dtype = described.dtype or described.get_text_config(decoder=True).dtype or torch.float32
     computed = choose_compute_dtype(config)
     is_rounded = config.load_in_4bit or (config.lora_rank > 0 and torch.promote_types(computed, dtype) != computed)
     if config.sharding == "fsdp" or (share < 1 and not config.lora_rank):

@@ -1,5 +1,6 @@
 """Student in training: its weights, its precision and its optimizer."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -10,6 +11,10 @@ from opdkit.errors import ConfigError
 from opdkit.model.load import load_model, resolve_device, resolve_dtype
 from opdkit.model.output_layer import find_decoder
 from opdkit.train.sharding import find_trained_parameters
+
+# Kind of a module -> linear layer without an adapter: read directly, or (a router) with more than one output.
+NOT_ADAPTED = {"Gemma3nTextAltUp": "correction_coefs", "LongcatFlashTopkRouter": "classifier",
+               "Llama4Router": "router", "PhimoeTopKRouter": "router"}  # fmt: skip
 
 
 def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
@@ -30,12 +35,15 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(config.seed)  # the random initial adapters must be equal in all processes
-        modules = list(model.modules())
-        # Mamba's layers use these weights directly, bypassing adapters; the router of Llama 4 returns two tensors.
-        is_mamba = any(hasattr(module, "A_log") and hasattr(module, "D") for module in modules)
-        excluded = ["out_proj", "dt_proj"] if is_mamba else []
-        if any(type(module).__name__ == "Llama4Router" for module in modules):
-            excluded.append("router")
+        modules = dict(model.named_modules())
+        kinds = {type(module).__name__ for module in modules.values()}
+        is_mamba = any(hasattr(module, "A_log") and hasattr(module, "D") for module in modules.values())
+        excluded = ["out_proj", "dt_proj", "x_proj"] if is_mamba else []  # read directly, bypassing adapters
+        excluded += [name for kind, name in NOT_ADAPTED.items() if kind in kinds]
+        # Each module of a shared weight would get an adapter of its own, and all would be merged into that weight.
+        linears = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
+        uses = Counter(id(module.weight) for module in linears.values())
+        excluded += [name for name, module in linears.items() if uses[id(module.weight)] > 1]
         lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear",
                           exclude_modules=excluded or None, task_type="CAUSAL_LM")  # fmt: skip
         try:
@@ -58,14 +66,14 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
 
 
 def freeze_unread(model: Any) -> None:
-    """Freeze weights that text input never uses, such as an image encoder: they would never get a gradient."""
+    """Freeze weights that never get a gradient: text input does not use them, or they only choose experts."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     body, head = find_decoder(base), base.get_output_embeddings()
     if body is None:
         return
     read = {id(p) for module in (body, head) if module is not None for p in module.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) not in read:
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in read or "e_score_correction_bias" in name:
             parameter.requires_grad_(False)
 
 

@@ -1,5 +1,6 @@
 """Tests of the student in training: no noise or unread weights, the optimizer's options, and how the model is saved."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from model_families import FAMILIES, SIZES, STATES, build
 from safetensors.torch import load_file
 from scored_runs import toy_sessions, train_and_kill, train_config, write_run
 
+from opdkit.chat.template import Chat
 from opdkit.errors import AnotherPlanError, ConfigError
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
+from opdkit.train.checkpoints import save_student
 from opdkit.train.student import freeze_unread, load_student, make_optimizer
 
 
@@ -81,6 +84,46 @@ def test_nothing_in_a_student_is_random(tmp_path, name: str, rates: dict) -> Non
     assert student.training
     ids = torch.arange(40)[None] % 300
     assert torch.equal(student(input_ids=ids).logits, student(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("Zamba2Config", {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "num_mem_blocks": 1,
+                      "mamba_d_state": 8, "mamba_headdim": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8,
+                      "adapter_rank": 4, "attention_hidden_size": 64, "attention_head_dim": 16, "use_mem_rope": True}),
+    ("PhimoeConfig", {"num_local_experts": 4}),
+])  # fmt: skip
+def test_the_model_that_is_written_is_the_one_with_adapters(tmp_path, plain_tokenizer, name: str, sizes: dict) -> None:
+    """A weight that several modules share would get the sum of their adapters, and a router returns a tuple."""
+    build(name, sizes).save_pretrained(tmp_path / "m")
+    plain_tokenizer.save_pretrained(tmp_path / "m")
+    options = train_config(Path("run"), tmp_path / "m", lora_rank=2)
+    student = load_student(options)
+    for number, parameter in enumerate(p for p in student.parameters() if p.requires_grad):
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 10)
+    ids = torch.arange(12)[None] % 300
+    expected = student.eval()(input_ids=ids, use_cache=False).logits
+    save_student(student, Chat(plain_tokenizer, {}), options, tmp_path / "out", "", main=True)
+    written = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    differences = (written(input_ids=ids, use_cache=False).logits - expected).abs()
+    assert differences.amax(dim=-1).median() < 1e-3, "rounding may choose another expert at a token"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_dtype_may_be_that_of_the_text_alone(tmp_path, plain_tokenizer, rank: int) -> None:
+    """Models with images may name the dtype for their text only. Without it, they would be written in float32."""
+    text = STATES["Qwen3.5"][1] | SIZES | {"layer_types": ["linear_attention", "full_attention"], "pad_token_id": 0}
+    vision = {"hidden_size": 32, "num_heads": 4, "depth": 1, "intermediate_size": 32, "out_hidden_size": 32}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision | {"patch_size": 4})
+    transformers.Qwen3_5ForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(tmp_path / "m")
+    described = json.loads((tmp_path / "m" / "config.json").read_text())
+    described.pop("dtype")
+    described["text_config"]["dtype"] = "bfloat16"
+    (tmp_path / "m" / "config.json").write_text(json.dumps(described))
+    options = train_config(Path("run"), tmp_path / "m", lora_rank=rank)
+    save_student(load_student(options), Chat(plain_tokenizer, {}), options, tmp_path / "out", "", main=True)
+    written = load_file(tmp_path / "out" / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
 
 def test_weights_that_no_text_reaches_are_frozen() -> None:

@@ -63,7 +63,8 @@ def write_train_script(slurm: SlurmConfig, config: StageConfig, place: Place) ->
         ask = """ask() { kill -USR1 "$task"; }  # srun hands it to the processes on all nodes"""
         start = [
             'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \\',  # srun does not inherit this
+            # srun does not inherit this; without it, the processes of a node share all CPUs of the job there.
+            'srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \\',
             f"""    bash -c 'trap "" USR1; exec {launch} --machine_rank "$SLURM_NODEID" --main_process_ip "$0" """
             """--main_process_port "$@"' \\""",
             '    "$head" "$((20000 + SLURM_JOB_ID % 20000))" \\',

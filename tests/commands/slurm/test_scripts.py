@@ -75,7 +75,7 @@ def test_the_training_script(nodes: int) -> None:
     assert f"--nodes={nodes}" in directives(script)
     assert "--gres=gpu:h100:4" in directives(script)
     assert f"accelerate launch --multi_gpu --num_machines {nodes} --num_processes {4 * nodes} " in script
-    assert ("\nsrun --kill-on-bad-exit=1 --cpus-per-task=" in script) == (nodes > 1)
+    assert ("\nsrun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=" in script) == (nodes > 1)
     assert ("pkill -USR1 -P" in script) == (nodes == 1), "srun hands a signal on, the agent of torchrun does not"
     assert shlex.quote(HOSTILE) in script
     assert not any("uid" in line for line in directives(script))
