@@ -489,7 +489,7 @@ def judge_with(answer: Callable[[str], bool]) -> Callable[[dict[str, Any], int],
 
 
 def evaluate_with(run: Path, url: str, **options: Any) -> EvalConfig:
-    config = EvalConfig(run=run, device="cpu", max_new_tokens=48, samples=0, max_prompts=20, judge_model="m",
+    config = EvalConfig(run=run, device="cpu", max_new_tokens=48, samples=0, max_prompts=40, judge_model="m",
                         judge_url=url, shard="0/1", **options)  # fmt: skip
     evaluate.run(config)
     return config
@@ -504,7 +504,7 @@ def test_the_untrained_model_fails_and_the_file_gives_the_same_scores(run, tmp_p
         found = {row["domain"]: row for row in scores if row["metric"] == "passed_greedy"}
         assert found["corrected"]["before"] <= 0.25
         assert found["uncorrected"]["before"] >= 0.8
-        assert sum(found[domain]["count"] for domain in ("corrected", "uncorrected", AFTER_CORRECTION)) == 20
+        assert sum(found[domain]["count"] for domain in ("corrected", "uncorrected", AFTER_CORRECTION)) == 40
         assert read_conclusion(run).word == "the same"  # it is the same model
         asked = len(server.requests)
         assert asked > 0
