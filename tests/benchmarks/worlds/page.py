@@ -88,9 +88,7 @@ def _head(results: Results) -> str:
             f"The worlds are built with seed {results.build_seed}; other builds were looked at while the defaults were "
             f"chosen. What is searched for is searched with seed {SEARCH}; the default and its best rate have "
             f"the seeds {', '.join(map(str, SEEDS))}. Of other ways the best value is reported as it was when "
-            "it was chosen, in their favour. The trainings were measured before their validation took the first "
-            "corrections of sessions, and those that their hints move most, and before kept replies counted at the "
-            "end of a cycle.",
+            "it was chosen, in their favour.",
             "† marks worlds that were kept aside: nobody looked at them while anything was chosen." if aside else "",
             "The objectives on the sample data: [sample-world.md](sample-world.md).",
         ),
