@@ -22,4 +22,8 @@ class NoPromptsError(OpdkitError):
 
 
 class AnotherPlanError(ConfigError):
-    """Refusal to resume a stage that was begun with different options or inputs."""
+    """Refusal to resume a stage that was begun with different options or inputs. `what`: without the remedy."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self.what = what
+        super().__init__(f"{what}\n{remedy}")

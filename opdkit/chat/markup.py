@@ -14,11 +14,9 @@ _END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<e
 
 def split_reply(text: str) -> tuple[str | None, str, list[JSON]]:
     """Return (thinking, answer, calls) of a reply as a policy wrote it, without the end markers of its template."""
-    end = deque(
-        _END.finditer(text), maxlen=1
-    )  # the last; a pattern with \Z would try each marker again: quadratic time
-    text = text[: end[0].start()] if end and end[0].end() == len(text) else text
-    reasoning, answer = split_thinking(text)
+    # The last run of markers. A pattern with \Z would try each marker again, in quadratic time.
+    end = deque(_END.finditer(text), maxlen=1)
+    reasoning, answer = split_thinking(text[: end[0].start()] if end and end[0].end() == len(text) else text)
     return reasoning, *split_calls(answer)
 
 

@@ -24,11 +24,11 @@ ECHO = "repeats the rules"
 OFF_RANGE = "decision not on offer"
 DENIED = "the last decision is denied"
 
-_BOX = re.compile(r"(?<!\\)\\+boxed\s*\{", re.IGNORECASE)
-# The markers of a hint. Their characters may be escaped, and a marker may be in bold or in code quotes.
-_START, _END = (
-    re.compile(r"(\*\*|`|)\\?\[\s*/?HINT\\?_" + name + r"\s*\\?\]\1", re.IGNORECASE) for name in ("START", "END")
-)
+BOX = r"(?<!\\)\\+boxed\s*\{"
+HINT = r"\\?\[\s*/?HINT\\?_(?:%s)\s*\\?\]"  # a marker of a hint, START or END; its characters may be escaped
+_BOX = re.compile(BOX, re.IGNORECASE)
+# A marker may be in bold or in code quotes.
+_START, _END = (re.compile(rf"(\*\*|`|){HINT % name}\1", re.IGNORECASE) for name in ("START", "END"))
 _NUMBER = re.compile(r"([+-]?)\s*(\d)(?:\.0*)?")
 _DASH = re.compile("[\u2010-\u2014\u2212\uff0d]")  # hyphens, dashes, the minus sign, and the full-width minus
 _DECISION = re.compile(rf"(?:(?:[+\-]|{_DASH.pattern})\s*)?\d")

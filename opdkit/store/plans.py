@@ -214,9 +214,9 @@ def _another_plan(config: StageConfig, stage: str, changes: Sequence[str]) -> An
     lines = "\n".join(f"  {change}" for change in changes)
     lost = f"to throw away what {stage} has written ({counted(written, 'file')})"
     return AnotherPlanError(
-        f"{folder} was begun under another plan:\n{lines}\n"
+        f"{folder} was begun under another plan:\n{lines}",
         f"Choose another {'--name' if stage == 'train' else 'run directory'}, or pass --overwrite "
-        f"{lost if written else '(nothing is lost)'}." + (f" ({_ALL_SHARDS}.)" if is_sharded else "")
+        f"{lost if written else '(nothing is lost)'}." + (f" ({_ALL_SHARDS}.)" if is_sharded else ""),
     )
 
 

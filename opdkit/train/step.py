@@ -122,7 +122,7 @@ def compute_gradients(training: Training, batch: Batch) -> Gradients:
                 break
         if len(shares) == len(forwards):
             return Gradients(forwards, shares, logprobs, tokens_read)
-        lower_budget(training, budget, forwards[len(shares)] or idle, batch.turns)
+        lower_budget(training, budget, forwards[len(shares)] or idle, batch.turns, splits=policy.packed)
 
 
 def check_finite(metrics: dict[str, float], gradients: Gradients, turns: Sequence[Turn]) -> None:
@@ -165,15 +165,16 @@ def add_gradients(
     return {"loss": loss.detach(), **metrics}, dict(zip(members, by_turn, strict=True)) if counts else {}
 
 
-def lower_budget(training: Training, budget: Budget, trees: Forward, turns: Sequence[Turn]) -> None:
+def lower_budget(training: Training, budget: Budget, trees: Forward, turns: Sequence[Turn], *, splits: bool) -> None:
     """Halve the budget, since `trees` did not fit into memory. Raises OpdkitError if that cannot help.
 
+    `splits`: with a lower budget, a tree of several turns is read in parts; otherwise it is a chain, which stays whole.
     A turn that is too large cannot be left out, since that would change the loss of the step. Several processes cannot
     retry, since the others already wait to exchange gradients.
     """
     members, tokens = [turns[i] for tree in trees for i in tree.turns], sum(tree.tokens for tree in trees)
     remedy = "" if training.config.gradient_checkpointing else "--gradient-checkpointing, "
-    if len(members) == 1 or (budget.is_strict and tokens > budget.max_tokens):  # alone, or a chain, which is not split
+    if len(trees) == 1 and (len(members) == 1 or not splits):
         longest = max(members, key=len)
         raise TooLargeError(
             f"turn {longest.turn_id} of {len(longest):,} tokens, in training,",

@@ -95,9 +95,9 @@ def read_csv(run: Path, path: Path) -> Imported:
     Rows on turns that the run does not have are left out, with a warning if they hold a decision: the file may be of
     a run that this one was made from. Raises OpdkitError for wrong rows, by line, and if no turn is in the run.
     """
-    made = ReviewLog(run).all_reviews()
+    log = ReviewLog(run)
+    made, in_force, rows = log.all_reviews(), log.in_force(), dict(_read_rows(path))
     by_number, last = {(one.turn_id, str(one.ordinal)): one for one in made}, {one.turn_id: one for one in made}
-    in_force, rows = read_reviews_in_force(run), dict(_read_rows(path))
     voted = read_votes(run, [unescape(row["turn_id"]) for row in rows.values()])
     wrong, added, untouched = list[str](), list[Review](), 0
     lines = dict[str, int]()  # turn_id -> its line

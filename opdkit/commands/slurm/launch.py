@@ -89,8 +89,8 @@ def check_plans(stages: Mapping[str, StageConfig]) -> None:
         try:
             check_options(stage, name, find_known_inputs(stage.run, name))
         except AnotherPlanError as error:  # its remedy, --overwrite, is not for jobs
-            raise ConfigError(str(error).partition("\nChoose")[0] + "\nChoose another run directory, or remove "
-                              f"{quote(stage_dir(stage.run, name))} first") from error  # fmt: skip
+            folder = quote(stage_dir(stage.run, name))
+            raise ConfigError(f"{error.what}\nChoose another run directory, or remove {folder} first") from error
 
 
 def check_logs(config: ExtractConfig) -> None:

@@ -155,9 +155,8 @@ def find_response(record: JSON) -> tuple[str, JSON] | tuple[None, None]:
     for field in RESPONSES:
         said = value_at(record, (field, "message"))
         said = said if isinstance(said, dict) else record.get(field)
-        said = (
-            {"role": "assistant", "content": said} if said and isinstance(said, str) and field == "response" else said
-        )
+        if field == "response" and said and isinstance(said, str):
+            said = {"role": "assistant", "content": said}
         if isinstance(said, dict) and said.get("role") == "assistant":
             return field, said
     return None, None
