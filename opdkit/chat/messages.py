@@ -33,6 +33,7 @@ PLACEHOLDERS = re.compile(rf"(\[{_WORD.pattern}(: {_MEDIA.pattern})?\]\s*)+")  #
 _ARGUMENTS = ("arguments", "input", "args", "parameters")  # OpenAI, Anthropic, LangChain, Llama
 ROUNDING = 1e-3  # log-probs are at most 0, apart from rounding
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
+_BESIDE_TEXT = frozenset(("images", "experimental_attachments"))
 _NOTED = frozenset((*_TOKEN_IDS, "logprobs", "finish_reason", "turn_type", "decision"))
 
 
@@ -103,6 +104,8 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
                 problem = Unreadable("unknown role", f"message {position} has role {str(item['role'])[:100]!r}")
             raise problem from None
         content = item.get("content")
+        if not _BESIDE_TEXT.isdisjoint(item) and (media := _read_media(item)):
+            content = media + (content if isinstance(content, list) else [{"type": "text", "text": content or ""}])
         if content.__class__ is str and len(item) == 2:  # role and text: most messages are no more than that
             messages.append({"role": role, "content": content, "reasoning": None, "name": None, "tool_call_id": None,
                              "tool_calls": []})  # fmt: skip
@@ -118,6 +121,14 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
         else:
             messages.extend(_read_blocks(item, role, content))
     return messages, notes
+
+
+def _read_media(item: JSON) -> list[JSON]:
+    """Return the pictures and files that a message holds beside its content (Ollama, version 4 of the AI SDK)."""
+    files = [file if isinstance(file, dict) else {} for file in as_list(item.get("experimental_attachments"))]
+    return [{"type": "image"} for _ in as_list(item.get("images"))] + [
+        {"type": "file", "source": {"media_type": file.get("contentType")}} for file in files
+    ]
 
 
 def has_placeholder(content: Any, own_fields: Sequence[str] = ()) -> bool:

@@ -466,7 +466,8 @@ def test_a_log_that_was_read_with_a_mapping_needs_it_again(tmp_path):
         collect(tmp_path, log.parent, 1)
 
 
-@pytest.mark.parametrize("old", ["app.jsonl.1", "app.jsonl.1.gz", "app.jsonl-20261124", "app.jsonl.2026-11-24.gz"])
+@pytest.mark.parametrize("old", ["app.jsonl.1", "app.jsonl.1.gz", "app.jsonl-20261124", "app.jsonl.2026-11-24.gz",
+                                 "app.jsonl.reset.2026-02-01T04-00-00.000Z"])  # fmt: skip
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_a_rotated_log_is_followed_under_the_names_that_loggers_give(tmp_path, old, is_folder):
     log = jsonl(tmp_path / "logs/app.jsonl", chat("a", "b", "c"))

@@ -66,6 +66,22 @@ def test_rows_are_the_records_of_the_same_jsonl(tmp_path, log):
 
 
 @pytest.mark.slow
+def test_a_call_has_no_arguments_of_other_tools(tmp_path):
+    """All rows share one struct, with the fields of all of them; a row has null where another has a value."""
+    arguments = [{"city": "Paris"}, {"expr": {"left": 2, "right": [2, None]}}]
+    records = [
+        {
+            "messages": [
+                {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": one}}]}
+            ]
+        }
+        for one in arguments
+    ]
+    rows = [json.loads(line.data) for line in read_rows(parquet(tmp_path / "log.parquet", records), "log", 1 << 20)]
+    found = [row["messages"][0]["tool_calls"][0]["function"]["arguments"] for row in rows]
+    assert found == arguments
+
+
 def test_shards_and_workers_give_the_rows_of_one_process(tmp_path, log):
     size = part_mb(log, 3.5)
     run(tmp_path / "one", log, part_mb=size)

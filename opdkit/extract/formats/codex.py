@@ -12,6 +12,7 @@ from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import as_list, first_text, message, read_messages
+from opdkit.extract.formats.claude_code import SYNTHETIC
 from opdkit.extract.formats.items import is_call, openai_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
@@ -24,6 +25,7 @@ _KINDS = ("session_meta", "response_item", "event_msg", "turn_context", "compact
 _OF_CLIENT = ("<turn_aborted>", "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<skill>",
               "<subagent_notification>", "<permissions instructions>", "<goal_context>", "<codex_internal_context",
               "<hook_prompt", "<recommended_plugins>", "<user_shell_command>")  # fmt: skip
+_REVIEW = "<user_action>"  # beginning of a message with a review; Codex itself words the reply to it
 _PARTS = ("input_text", "output_text", "input_image")
 
 
@@ -77,7 +79,9 @@ class _Session:
         if last is not None and note is not None and last.last_note is not None and not self.gap:
             join_reply(last.messages[0], last.last_note, added, note)
             return
-        of_client = added["role"] == "user" and (added["content"] or "").startswith(_OF_CLIENT)
+        if last is not None and note is not None and _is_review(last.messages[0]):
+            note.skip_reason = SYNTHETIC
+        of_client = added["role"] == "user" and (added["content"] or "").startswith((*_OF_CLIENT, _REVIEW))
         notes = {} if note is None else {0: note}
         node = Node(str(len(self.nodes)), last.id if last else None, [added], notes, machine=of_client)
         self.path.append(node)
@@ -95,6 +99,10 @@ class _Session:
         last = self.last_reply()
         if last is not None and (note := last.last_note) is not None:
             note.skip_reason = note.skip_reason or reason
+
+
+def _is_review(message: JSON) -> bool:
+    return message["role"] == "user" and (message["content"] or "").startswith(_REVIEW)
 
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
@@ -165,7 +173,8 @@ def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
         turns, count = payload.get("num_turns"), 0
         while session.path and isinstance(turns, int) and count < turns:
             removed = session.path.pop()
-            count += removed.messages[0]["role"] == "user" and not removed.machine
+            is_turn = not removed.machine or _is_review(removed.messages[0])
+            count += removed.messages[0]["role"] == "user" and is_turn
         session.compacted = [index for index in session.compacted if index <= len(session.path)]
     elif kind == "inter_agent_communication":
         session.add(read_messages(openai_messages([payload | {"type": "agent_message"}]))[0][0], None)

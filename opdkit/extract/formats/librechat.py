@@ -15,6 +15,8 @@ from opdkit.extract.mapping import value_at
 from opdkit.store.skip_reasons import ABORTED
 
 _KEYS = ("messages", "messagesTree")
+_NOT_READ = ("agent_update", "activity_label", "summary")  # parts of a reply for the client alone
+PARALLEL = "one of several replies"  # skip reason
 _NO_PARENT = "00000000-0000-0000-0000-000000000000"
 _THINKING = re.compile(r"\A:::thinking\s(.*?)\n:::(?:\s+|\Z)", re.DOTALL)  # before a reply, in older versions
 
@@ -66,17 +68,26 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
     node = Node(name, None if parent == _NO_PARENT else parent)
     if item["isCreatedByUser"]:
         files = [{"type": "file"} for _ in as_list(item.get("files"))]
-        node.messages, _ = read_messages([{"role": "user", "content": [*files, {"text": item.get("text") or ""}]}])
+        quotes = [
+            re.sub("^", "> ", text, flags=re.MULTILINE) for text in map(first_text, as_list(item.get("quotes"))) if text
+        ]
+        text = "\n\n".join([*quotes, item.get("text") or ""]) if quotes else item.get("text") or ""
+        node.messages, _ = read_messages([{"role": "user", "content": [*files, {"text": text}]}])
         return node
     node.model = first_text(item.get("model"))
     content = [part for part in as_list(item.get("content")) if part is not None]  # the array may be sparse
     *thoughts, text = _THINKING.split(first_text(item.get("text")) or "", maxsplit=1)
-    parts = content or [*({"type": "think", "think": t.strip()} for t in thoughts), {"type": "text", "text": text}]
+    parts = [part for part in content if not _is_of_added_agent(part)] or [
+        *({"type": "think", "think": t.strip()} for t in thoughts),
+        {"type": "text", "text": text},
+    ]
     node.messages, node.notes = read_messages(split_blocks(block for part in parts for block in _convert_part(part)))
     note, feedback = node.last_note, item.get("feedback")
     if note is not None:
         note.finish_reason = first_text(item.get("finish_reason"))
         note.skip_reason = "error" if item.get("error") else ABORTED if item.get("unfinished") else note.skip_reason
+        if any(map(_is_of_added_agent, content)):
+            note.skip_reason = note.skip_reason or PARALLEL  # the user's reaction may be to the other reply
         if isinstance(feedback, dict):
             tag = feedback.get("tag")
             add_feedback(note, [{"score": feedback.get("rating"), "comment": feedback.get("text"),
@@ -84,21 +95,28 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
     return node
 
 
+def _is_of_added_agent(part: Any) -> bool:
+    """Return True for a part by an agent that answered beside the main one. The next prompt does not hold it."""
+    return isinstance(part, dict) and "groupId" in part and "____" in (first_text(part.get("agentId")) or "")
+
+
 def _convert_part(part: Any) -> list[Any]:
-    """Return a part of a reply as blocks: text, thinking, or a call and its result."""
+    """Return a part of a reply as blocks: text, thinking, a call and its result, or what the user said meanwhile."""
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _NOT_READ:
+        return []
     call = part.get("tool_call") if kind == "tool_call" else None
     if isinstance(call, dict):
         body = call["function"] if isinstance(call.get("function"), dict) else call
         arguments = body.get("args", body.get("arguments"))
         use = {"type": "tool_use", "id": call.get("id"), "name": body.get("name", call.get("type")), "input": arguments}
         return [use, {"type": "tool_result", "tool_use_id": call.get("id"), "content": body.get("output")}]
-    if kind not in ("text", "think", "error", "agent_update"):
+    if kind not in ("text", "think", "error"):
         return [part]
     value = part.get(kind, part.get("text"))
     value = value.get("value") if isinstance(value, dict) else value
-    of_kind = {"text": "text", "error": "text", "think": "thinking"}.get(kind)
-    return [{"type": of_kind, of_kind: value}] if of_kind else []  # agent_update: which agent continues
+    of_kind = "thinking" if kind == "think" else "text"
+    return [{"type": of_kind, of_kind: value}]
 
 
 READER = make_tree_reader("librechat", recognises, lambda record: first_text(record.get("conversationId")), read_record,

@@ -28,7 +28,8 @@ _RATINGS = {1: 1, -1: -1, 0: 0, "1": 1, "-1": -1, "0": 0}
 _DETAILS = re.compile(r'<details type="(\w+)"([^<>]*)>\s*(?:<summary>[^<]*</summary>)?')
 _DETAILS_END = re.compile(r"</details>\s*")
 _ATTRIBUTE = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
-_EDITED = "/edited"  # suffix of the id of an edited reply's node, if a person continued from it
+_CHANGED = "/changed"  # suffix of the id of a second node of a reply, with the text that the chat continued from
+MERGED = "merged from several replies"  # skip reason
 _QUOTED = re.compile(r"^> ?", re.MULTILINE)
 
 
@@ -66,11 +67,11 @@ def _read_chat(record: JSON) -> Tree:
     for name, item in logged.items():
         with tree.setting_aside(name, item):
             tree.nodes += [*_read_message(name, item, logged, parents)]
-    edited = {node.id for node in tree.nodes} - logged.keys()
+    changed = {node.id for node in tree.nodes} - logged.keys()
     system = first_text(find_object(body, "params").get("system"), body.get("system"))
     for node in tree.nodes:
-        if node.parent is not None and node.parent + _EDITED in edited:
-            node.parent += _EDITED
+        if node.parent is not None and node.parent + _CHANGED in changed:
+            node.parent += _CHANGED
         elif system and node.parent is None:
             node.put_first(message("system", system))
     metadata = {key: value for key, value in record.items() if key not in ("chat", "history", "messages")}
@@ -80,7 +81,7 @@ def _read_chat(record: JSON) -> Tree:
 
 
 def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) -> Iterator[Node]:
-    """Yield the node of a message. If a person continued from an edited reply, yield a second node with its text."""
+    """Yield the node of a message. If the chat continued from an edited or merged reply, yield a second node for it."""
     if not isinstance(item, dict):
         raise Unreadable("message is not an object", f"it is a {type(item).__name__}")
     parent, content, original = read_parent(item.get("parentId")), item.get("content"), item.get("originalContent")
@@ -111,7 +112,10 @@ def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) 
         notes = _note_replies(messages, EDITED)
         note.add_decision(edited=messages[max(notes)]["content"])
         if name in parents:
-            yield replace(node, id=f"{name}{_EDITED}", messages=messages, notes=notes)
+            yield replace(node, id=f"{name}{_CHANGED}", messages=messages, notes=notes)
+    elif name in parents and (merged := first_text(find_object(item, "merged").get("content"))):
+        messages, _ = _join_pieces(_split(merged))  # of the replies of several models, by one of them
+        yield replace(node, id=f"{name}{_CHANGED}", messages=messages, notes=_note_replies(messages, MERGED))
 
 
 def _note_replies(messages: Sequence[JSON], skip_reason: str | None) -> dict[int, Note]:

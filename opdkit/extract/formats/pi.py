@@ -23,6 +23,7 @@ _HEADER_ONLY = frozenset(("type", "modelId"))
 _STOPPED = {"aborted": ABORTED, "error": "error"}  # stop reason -> skip reason
 _SUMMARIES = ("branchSummary", "compactionSummary")
 _EXTENSIONS = ("custom", "hookMessage")
+_OF_OPENCLAW = ("delivery-mirror", "gateway-injected")  # OpenClaw's own lines, which its models do not read
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", *_SUMMARIES, *_EXTENSIONS)
 
 
@@ -131,8 +132,10 @@ def _read_event(record: JSON) -> _Event:
         role = first_text(body.get("role"))
         if role not in _ROLES:
             raise Unreadable("unknown role", f"role {str(body.get('role'))[:100]!r}")
-        event.model = first_text(body.get("model"))
-        _add_message(event, role, body)
+        model = first_text(body.get("model"))
+        if body.get("provider") != "openclaw" or model not in _OF_OPENCLAW:
+            event.model = model
+            _add_message(event, role, body)
     elif kind == "custom_message":
         _add_message(event, "custom", record)
     elif kind == "branch_summary" and first_text(record.get("summary")):

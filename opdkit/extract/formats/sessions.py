@@ -68,11 +68,16 @@ def read_pieces(items: Sequence[Any], *, only_calls: bool = False) -> tuple[list
 
 
 def split_blocks(blocks: Iterable[Any]) -> list[JSON]:
-    """Split a reply's blocks into logged messages: one per tool result, one for all blocks between two results."""
+    """Split a reply's blocks into logged messages: one per tool result, one for all blocks between two results.
+
+    A block `steer` (LibreChat) is a message that the user sent while the reply was written.
+    """
     messages: list[JSON] = []
     for block in blocks:
         if isinstance(block, dict) and block.get("type") == "tool_result":
             messages.append({"role": "tool", "content": block.get("content"), "tool_call_id": block.get("tool_use_id")})
+        elif isinstance(block, dict) and block.get("type") == "steer":
+            messages.append({"role": "user", "content": block.get("steer")})
         elif messages and messages[-1]["role"] == "assistant":
             messages[-1]["content"].append(block)
         else:

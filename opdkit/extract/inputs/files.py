@@ -33,8 +33,10 @@ from opdkit.store.atomic import find_left_overs, host_name, make_owned_name, rem
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
-# What logrotate and Python's logging append to the name of a log that they rotate: .1, .2.gz, -20261124, .2026-11-24
-_ROTATED = re.compile(r"[.-](\d[\d_-]*)(\.gz|\.zst)?$")
+_RESET = re.compile(r"\.reset\.(\d{4}-[\dTZ.-]+)$")  # OpenClaw appends it to a session that the user began anew
+_COPIED = re.compile(r"\.checkpoint\.[\da-f-]{36}\.jsonl$")  # OpenClaw's copy of a session before it is summarised
+# Or what logrotate and Python's logging append to the name of a log: .1, .2.gz, -20261124, .2026-11-24
+_ROTATED = re.compile(rf"{_RESET.pattern}|[.-](\d[\d_-]*)(\.gz|\.zst)?$")
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet", b"PK\x03\x04": "zip",
           b"PK\x05\x06": "zip"}  # fmt: skip
 _BUFFER = 1 << 20
@@ -127,8 +129,9 @@ def _list_files(log: str, scratch: Path, number: int, rotated: bool) -> Iterator
     elif path.is_dir():
         next(path.iterdir(), None)  # raises if the folder cannot be read; for a folder in it, `walk` warns
         walk = os.walk(path, onerror=lambda why: warn(f"{why.filename} cannot be read, left out: {why.strerror}"))
-        suffixes, paths = (*SUFFIXES, ".zip"), (Path(folder, name) for folder, _, names in walk for name in names)
-        named = [p for p in paths if (_strip_rotation(p) if rotated else p).name.endswith(suffixes) and p.is_file()]
+        suffixes, ending = (*SUFFIXES, ".zip"), _ROTATED if rotated else _RESET
+        paths = (Path(folder, name) for folder, _, names in walk for name in names if not _COPIED.search(name))
+        named = [p for p in paths if ending.sub("", p.name).endswith(suffixes) and p.is_file()]
         files = sorted((p for p in named if not _is_of_a_run(p)), key=_rank_by_age if rotated else None)
         if not files and not rotated:
             own = " but those of a run, which are no logs" if named else ""
@@ -157,7 +160,7 @@ def _strip_rotation(path: Path) -> Path:
 def _rank_by_age(path: Path) -> tuple[Path, bool, int]:
     """Return a sort key, oldest lines first: rotated logs by rising date or falling number, then the log itself."""
     rotation = _ROTATED.search(path.name)
-    digits = re.sub(r"\D", "", rotation[1]) if rotation else "0"
+    digits = re.sub(r"\D", "", rotation[1] or rotation[2]) if rotation else "0"
     return _strip_rotation(path), rotation is None, int(digits) if len(digits) >= len("261124") else -int(digits)
 
 
@@ -183,7 +186,7 @@ def choose_stem(source: str) -> str:
     """Return the name of an input before it is made unique: the file's, without suffixes, `_` for blanks and colons."""
     if source == "-":
         return "stdin"
-    name = Path(source.removeprefix("hf:")).name
+    name = _RESET.sub("", Path(source.removeprefix("hf:")).name)
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".parquet", ".zip"):
         name = name.removesuffix(suffix)
     return re.sub(r"[:\s]", "_", name) or "log"

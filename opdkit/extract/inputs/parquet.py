@@ -79,12 +79,23 @@ def _read_lines(batch: pa.RecordBatch, source: str, first: int, limit: int) -> I
         return
     for number, row in enumerate(rows, first):
         try:
-            data = orjson.dumps(row, default=_convert_to_text, option=orjson.OPT_APPEND_NEWLINE)
+            full = {name: _drop_missing(value) for name, value in row.items()}
+            data = orjson.dumps(full, default=_convert_to_text, option=orjson.OPT_APPEND_NEWLINE)
         except orjson.JSONEncodeError as error:
             yield Line(source, number, b"", Unreadable("not JSON", str(error)[:500]))
             continue
         too_long = Unreadable("line too long", f"{len(data):,} bytes") if len(data) > limit else None
         yield Line(source, number, data[:SHOWN] if too_long else data, too_long)
+
+
+def _drop_missing(value: Any) -> Any:
+    """Return a value without the empty fields of its structs: all rows share a struct, with the fields of each of them.
+
+    So a tool call would get the arguments of all other tools, as null.
+    """
+    if isinstance(value, dict):
+        return {name: _drop_missing(item) for name, item in value.items() if item is not None}
+    return list(map(_drop_missing, value)) if isinstance(value, list) else value
 
 
 def _convert_to_text(value: Any) -> str:

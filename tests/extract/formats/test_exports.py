@@ -237,6 +237,18 @@ def test_what_codex_says_in_the_name_of_the_user_is_no_turn_of_the_user(tmp_path
     assert [t["skip_reason"] for t in found["turns"]][:2] == [None, None]
 
 
+def test_what_codex_says_of_a_review_is_no_reply(tmp_path):
+    """Codex words the reply after a review. A rollback counts the message with the review as a turn."""
+    review = ("user", "<user_action>\n  <action>review</action>"), ("assistant", "Review was interrupted.")
+    turns = ("user", "Write it."), ("assistant", "Done."), *review, ("user", "Add docs."), ("assistant", "Added.")
+    items = [exports.item("response_item", **exports.said(*turn)) for turn in (*turns, ("user", "Great."))]
+    found = read_export(tmp_path, [exports.item("session_meta", id="s"), *items])
+    assert [turn["skip_reason"] for turn in found["turns"]] == [None, "synthetic", None]
+    rolled_back = exports.item("event_msg", type="thread_rolled_back", num_turns=1)
+    found = read_export(tmp_path / "rolled", [exports.item("session_meta", id="s"), *items[:4], rolled_back, items[4]])
+    assert [roles(session) for session in found["sessions"]] == ["u a u", "u a u a"]
+
+
 @pytest.mark.parametrize("items", [None, 5, "ab"])
 def test_one_object_whose_items_are_no_list_holds_none(tmp_path, items):
     whole, broken = exports.codex_document()[0], {"id": "s", "session": {}, "items": items}
@@ -479,6 +491,33 @@ def test_the_prefix_of_a_librechat_conversation_is_its_system_prompt(tmp_path, n
         assert (ours["messages"][0]["role"], ours["messages"][0]["content"]) == ("system", "Be brief.")
         assert ours["messages"][1:] == theirs["messages"]
         assert ratings(found, ours) == ratings(plain, theirs)
+
+
+def test_what_the_user_said_during_a_reply_of_librechat_is_a_message(tmp_path):
+    """Labels and summaries for the client are no text of the reply; passages that the user quoted are in the prompt."""
+    (record,) = exports.librechat_flat()
+    call = {"id": "t", "name": "search", "args": "{}", "output": "result"}
+    record["messages"][0]["quotes"] = ["Entropy grows.\nAlways."]
+    record["messages"][2]["content"] = [
+        {"type": "activity_label", "activity_label": "Searching"}, {"type": "summary", "summary": "Earlier: ..."},
+        {"type": "text", "text": "Working."}, {"type": "tool_call", "tool_call": call},
+        {"type": "steer", "steer": "No: physics."}, {"type": "text", "text": "Physics, then."}]  # fmt: skip
+    found = read_export(tmp_path, [record])
+    told = [(m["role"], m["content"]) for m in found["sessions"][0]["messages"]]
+    assert told[:5] == [("user", "> Entropy grows.\n> Always.\n\nWhat time is it?"), ("assistant", "Working."),
+                        ("tool", "result"), ("user", "No: physics."), ("assistant", "Physics, then.")]  # fmt: skip
+    assert [turn["skip_reason"] for turn in found["turns"]][:2] == [None, None]
+
+
+def test_of_replies_of_several_agents_the_next_prompt_of_librechat_has_the_first(tmp_path):
+    (record,) = exports.librechat_flat()
+    agents = {"openAI__gpt-4o": "Noon.", "openAI__gpt-4o-mini____1": "Midnight."}
+    record["messages"][2]["content"] = [
+        {"type": "text", "text": text, "agentId": name, "groupId": 1} for name, text in agents.items()
+    ]
+    found = read_export(tmp_path, [record])
+    assert [m["content"] for m in found["sessions"][0]["messages"]][1] == "Noon."
+    assert found["turns"][0]["skip_reason"] == "one of several replies"
 
 
 def test_thinking_that_librechat_kept_in_the_text_is_no_part_of_the_reply(tmp_path):

@@ -324,3 +324,23 @@ def test_nothing_but_empty_chats_are_recognised(tmp_path: Path) -> None:
 def test_nothing_but_ratings_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(OpdkitError, match=NOT_THERE):
         run(tmp_path / "run", write(tmp_path / "log.json", feedback("a1", {"rating": 1}, None)))
+
+
+def test_a_merged_reply_is_what_the_chat_went_on_from(tmp_path):
+    """The reaction is to the merged text; no reply counts as rejected by it."""
+    texts = {"b": "Apple.", "c": "Pear."}
+    rows = {"a": {"parentId": None, "role": "user", "content": "Two fruits?", "models": ["m", "n"]},
+            **{name: {"parentId": "a", "role": "assistant", "content": text} for name, text in texts.items()},
+            "d": {"parentId": "c", "role": "user", "content": "Great, now reversed."},
+            "e": {"parentId": "d", "role": "assistant", "content": "Pear and apple."}}  # fmt: skip
+    rows["c"]["merged"] = {"status": True, "content": "Apple and pear."}
+    chat = {"id": "x", "chat": {"history": {"currentId": "e", "messages": rows}}}
+    (log := tmp_path / "chat.jsonl").write_text(json.dumps(chat))
+    run(tmp_path / "run", log)
+    found = tables(tmp_path / "run")
+    told = [[m["content"] for m in session["messages"]] for session in found["sessions"]]
+    assert told == [["Two fruits?", "Apple and pear.", "Great, now reversed.", "Pear and apple."],
+                    ["Two fruits?", "Apple."], ["Two fruits?", "Pear."]]  # fmt: skip
+    skipped = [turn["skip_reason"] for turn in found["turns"]]
+    assert skipped == ["merged from several replies", "no next state", "no next state", "no next state"]
+    assert not any(turn["decision"] for turn in found["turns"])

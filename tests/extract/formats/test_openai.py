@@ -53,6 +53,15 @@ def test_a_text_that_holds_no_messages(text):
     assert isinstance(read({"messages": text}), Rejected)
 
 
+@pytest.mark.parametrize(("field", "text"), [
+    ({"images": ["aGk="]}, "[image]\nhi"), ({"images": []}, "hi"), ({"images": None}, "hi"),
+    ({"experimental_attachments": [{"name": "a.pdf", "contentType": "application/pdf", "url": "data:"}]},
+     "[file: application/pdf]\nhi"),
+])  # fmt: skip
+def test_pictures_and_files_beside_the_text_leave_a_placeholder(field, text):
+    assert message(USER | field) == plain("user", text)
+
+
 def test_content_null_stays_null_and_calls_stay_verbatim():
     """Content may be null beside tool calls, and arguments need not be JSON; both are kept unchanged."""
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1,  "b'}}

@@ -189,3 +189,13 @@ def test_a_line_is_set_aside_once_also_where_its_session_has_no_message():
     lines = [b"{broken\n", b'{"type": "label", "id": "a"}\n', b'{"type": "label", "id": "b"}\n']
     sessions = list(READER.read([Line("log", n, data) for n, data in enumerate(lines, 1)]))
     assert [(row.line, row.reason) for row in sessions] == [(1, "not JSON"), (2, "no messages")]
+
+
+@pytest.mark.parametrize("name", ["delivery-mirror", "gateway-injected"])
+def test_lines_of_openclaw_that_no_model_reads_are_no_replies(name):
+    own = reply(*text("Meeting at 9."))
+    own["message"] |= {"provider": "openclaw", "model": name}
+    session, aside = read(HEADER, user("Tell Ann."), reply(*text("Done.")), own, user("Wrong, at 10!"))
+    assert contents(session) == [("user", "Tell Ann."), ("assistant", "Done."), ("user", "Wrong, at 10!")]
+    assert not aside
+    assert session.model == "m"

@@ -37,6 +37,15 @@ def test_folders_are_searched_in_order(tmp_path):
     assert not any(i.given for i in inputs)
 
 
+def test_ended_sessions_of_openclaw_are_read_and_its_copies_are_not(tmp_path):
+    copy = "a.checkpoint.0f0f0f0f-1111-2222-3333-444444444444.jsonl"
+    for name in ("a.jsonl", "a.jsonl.reset.2026-02-01T04-00-00.000Z", "a.jsonl.deleted.2026-02-01T04-00-00.000Z", copy):
+        (tmp_path / name).write_text("{}\n")
+    found = expand([str(tmp_path)], tmp_path)
+    assert [(entry.name, entry.path.name) for entry in found] == [
+        ("a", "a.jsonl"), ("a-2", "a.jsonl.reset.2026-02-01T04-00-00.000Z")]  # fmt: skip
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, capsys):
     for path in (tmp_path / "logs/a.jsonl", tmp_path / "logs/private/b.jsonl"):
         path.parent.mkdir(exist_ok=True)
