@@ -80,14 +80,18 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @contextlib.contextmanager
-def errors_as_exit_codes(debug: bool, command: str) -> Iterator[None]:
-    """Turn each failure of a command into one clear message and an exit code; with `debug`, show the traceback."""
+def errors_as_exit_codes(debug: bool, command: str, overwrite: bool = False) -> Iterator[None]:
+    """Turn each failure of a command into one clear message and an exit code; with `debug`, show the traceback.
+
+    `overwrite`: the command removes what is there, so it resumes nothing.
+    """
     try:
         yield
     except KeyboardInterrupt as error:  # Ctrl-C, or stopping.Stopped, which has its own exit code
         code = getattr(error, "exit_code", 130)
         cause = "interrupted" if code == 130 else "stopped as asked"
-        say(f"{cause}; finished parts are kept, and the same command resumes" if command in _RESUMABLE else cause)
+        again = "the same command without --overwrite resumes" if overwrite else "the same command resumes"
+        say(f"{cause}; finished parts are kept, and {again}" if command in _RESUMABLE else cause)
         raise typer.Exit(code) from None
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _is_stdout_closed():
@@ -95,6 +99,8 @@ def errors_as_exit_codes(debug: bool, command: str) -> Iterator[None]:
         if debug or isinstance(error, typer.Exit):
             raise
         message = str(error) if isinstance(error, OpdkitError) else _describe(error, command)
+        if overwrite and "the same command" in message:
+            message += " (without --overwrite, which begins again)"
         _fail(message, getattr(error, "exit_code", 1))
 
 
@@ -204,7 +210,7 @@ def _register(name: str) -> None:
         # run and slurm pass the file on to the stages, so their configuration has it as a field.
         file = flags.pop("config") if name in STAGES else flags.get("config")
         flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
-        with errors_as_exit_codes(debug, name):
+        with errors_as_exit_codes(debug, name, bool(flags.get("overwrite"))):
             config = configure(name, flags, file)  # before importing torch, so that wrong options fail at once
             config.check_inputs()
             if name in STAGES:

@@ -46,7 +46,7 @@ class ExtractOptions(TypedDict, total=False):
     shard: Text | None
     """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
     overwrite: bool | None
-    """discard what was written with other options"""
+    """first discard what the stage has written"""
     dry_run: bool | None
     """report what would be done, write nothing; from 1,000 lines each"""
     config: Text | None
@@ -119,7 +119,7 @@ class JudgeOptions(TypedDict, total=False):
     shard: Text | None
     """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
     overwrite: bool | None
-    """discard what was written with other options"""
+    """first discard what the stage has written"""
     device: Text | None
     """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
@@ -200,7 +200,7 @@ class TeacherOptions(TypedDict, total=False):
     shard: Text | None
     """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
     overwrite: bool | None
-    """discard what was written with other options"""
+    """first discard what the stage has written"""
     device: Text | None
     """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
@@ -333,7 +333,7 @@ class TrainOptions(TypedDict, total=False):
     shard: Text | None
     """which parts to do, as I/N; training has no parts: only auto"""
     overwrite: bool | None
-    """discard what was written with other options"""
+    """first discard what the stage has written"""
     device: Text | None
     """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
@@ -396,7 +396,7 @@ class EvalOptions(TypedDict, total=False):
     shard: Text | None
     """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
     overwrite: bool | None
-    """discard what was written with other options"""
+    """first discard what the stage has written"""
     device: Text | None
     """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
@@ -441,7 +441,7 @@ class RolloutOptions(TypedDict, total=False):
     shard: Text | None
     """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
     overwrite: bool | None
-    """discard what was written with other options"""
+    """first discard what the stage has written"""
     device: Text | None
     """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
@@ -476,7 +476,7 @@ class RunOptions(TypedDict, total=False):
     shard: Text | None
     """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
     overwrite: bool | None
-    """discard what was written with other options"""
+    """first discard what the stage has written"""
     config: Text | None
     """TOML file with one table per stage; flags win"""
     dry_run: bool | None
@@ -541,7 +541,7 @@ class SlurmOptions(TypedDict, total=False):
     shard: Text | None
     """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
     overwrite: bool | None
-    """discard what was written with other options"""
+    """first discard what the stage has written"""
     config: Text | None
     """TOML file with one table per stage; flags win"""
     submit: bool | None

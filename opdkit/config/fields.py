@@ -172,7 +172,7 @@ class StageConfig(CommandConfig):
         plan=False,
         check=check_shard,
     )
-    overwrite: bool = WHERE.option(False, "discard what was written with other options", plan=False)
+    overwrite: bool = WHERE.option(False, "first discard what the stage has written", plan=False)
 
     @property
     def is_dry_run(self) -> bool:

@@ -64,6 +64,7 @@ class Batch(Endpoint):
 
         Raises OpdkitError if no line of a file can be read, or if all readable lines answer requests of another run.
         """
+        check_answers(self.config.in_)
         complete, left, size = list[int](), 0, 0
         with contextlib.ExitStack() as files:
             answers = [files.enter_context(Path(path).open("rb")) for path in self.config.in_]
@@ -108,7 +109,7 @@ class Batch(Endpoint):
         places: dict[int, array[int]] = defaultdict(lambda: array("Q"))
         wanted, done = set(parts), {part for part in range(stage.parts) if stage.is_done(part)}
         for number, file in enumerate(files):
-            offset, readable, first_bad = 0, 0, ""
+            offset = 0
             for line_number, line in enumerate(file, 1):
                 start, offset = offset, offset + len(line)
                 if not line.strip():
@@ -116,12 +117,10 @@ class Batch(Endpoint):
                 self.counts["lines"] += 1
                 try:
                     record = read_record(line)
-                except ValueError as error:
+                except ValueError:
                     self.counts["unreadable"] += 1
-                    first_bad = first_bad or f"line {line_number:,}: {error}"
                     self._show("unreadable", f"{file.name} line {line_number:,}")
                     continue
-                readable += 1
                 head = record["custom_id"].partition("-")[0]
                 part = int(head) if re.fullmatch(r"\d{1,9}", head, re.ASCII) else stage.parts
                 if part in wanted:
@@ -134,9 +133,6 @@ class Batch(Endpoint):
                 else:
                     self.counts["unasked"] += 1
                     self._show("unasked", record["custom_id"])
-            if first_bad and not readable:
-                raise OpdkitError(f"--in {file.name} holds no answers of a batch ({first_bad}): name the file that the "
-                                  "service wrote, or `vllm run-batch -o`")  # fmt: skip
         return places
 
     def _store(
@@ -236,6 +232,23 @@ class Batch(Endpoint):
             then = (f"once {config.out} is answered, `{again} --in ANSWERS`" if config.out else
                     f"`{again} --out FILE` writes the requests")  # fmt: skip
             self.next = f"Without an answer: {counted(left, 'vote')} in {counted(parts, 'part')}; {then}."
+
+
+def check_answers(paths: Sequence[str]) -> None:
+    """Raise OpdkitError for a file of `--in` with lines, none of which is an answer."""
+    for path in paths:
+        first_bad = ""
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    read_record(line)
+                    break
+                except ValueError as error:
+                    first_bad = first_bad or (f"line {number:,}: {error}" if line.strip() else "")
+            else:
+                if first_bad:
+                    raise OpdkitError(f"--in {path} holds no answers of a batch ({first_bad}): name the file that the "
+                                      "service wrote, or `vllm run-batch -o`")  # fmt: skip
 
 
 def read_record(line: bytes) -> JSON:

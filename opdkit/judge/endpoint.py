@@ -6,8 +6,9 @@ also depend on how many others are asked for with it, so stopping once the outco
 
 A request that fails for a temporary reason is sent again (see `opdkit.model.server.traffic`): 429, 5xx, a broken
 connection, a timeout, or an answer that is not a chat completion, was interrupted, or comes from another model. A
-permanent error (another 4xx) ends the stage at once, and so does a server that answers no request. If a content filter
-refuses a prompt, the vote counts as failed. No vote is ever made up for a missing answer.
+permanent error (another 4xx) ends the stage at once, and so does a server that answers no request, not even TRIAL. If
+it answers TRIAL but not a prompt, or if a content filter refuses a prompt, the vote counts as failed. No vote is ever
+made up for a missing answer.
 """
 
 import contextlib
@@ -35,7 +36,17 @@ from opdkit.errors import OpdkitError
 from opdkit.judge.costs import BYTES_PER_TOKEN, KNOWN, PROMPT, UNCACHED, VOTES, WRITTEN
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import find_decision_span
-from opdkit.judge.votes import NO_ANSWER, REMEDY, TOO_LONG, Answer, Question, Usage, VoteRequest, compute_confidence
+from opdkit.judge.votes import (
+    NO_ANSWER,
+    REMEDY,
+    TOO_LONG,
+    TRIAL,
+    Answer,
+    Question,
+    Usage,
+    VoteRequest,
+    compute_confidence,
+)
 from opdkit.model.folder import find_file
 from opdkit.model.server.client import MALFORMED, RefusedError, Server
 from opdkit.model.server.traffic import FailedAttemptError
@@ -93,7 +104,6 @@ class Endpoint(Server):
         requests = self._make_requests(questions)
         known = [kept.find(request) if kept else None for request in requests]
         left = [request for request, answer in zip(requests, known, strict=True) if answer is None]
-        self.has_answered |= len(left) < len(requests)
         if 0 < len(left) < len(requests):
             say(f"{counted(len(requests) - len(left), 'vote')} of {len(requests):,} are kept from an earlier attempt")
 
@@ -104,12 +114,17 @@ class Endpoint(Server):
             return answer
 
         new = iter(self.answer_all(left, attempt, "judging", "votes"))
-        if self.refusal and not self.has_answered:
-            raise self.refusal
+        if self.refusal and (not self.has_answered or self.refused_in_a_row):
+            if TRIAL in questions:
+                raise self.refusal
+            self.ask([TRIAL])  # refused as well, if it is not the prompts that the server refuses
         answers = [answer or next(new) for answer in known]
         votes = iter([Answer("", error=f"{NO_ANSWER}: {one.reason}") if isinstance(one, FailedAttemptError) else one
                       for one in answers])  # fmt: skip
         return [list(islice(votes, len(question.votes or range(self.config.votes)))) for question in questions]
+
+    async def send_trial(self, client: openai.AsyncOpenAI) -> None:
+        await self._try_request(client, VoteRequest(TRIAL, self.config.seed))
 
     def _make_requests(self, questions: Sequence[Question]) -> list[VoteRequest]:
         """Return one request per vote. Its seed has 31 bits, which every server accepts."""

@@ -32,7 +32,9 @@ _START, _END = (re.compile(rf"(\*\*|`|){HINT % name}\1", re.IGNORECASE) for name
 _NUMBER = re.compile(r"([+-]?)\s*(\d)(?:\.0*)?")
 _DASH = re.compile("[\u2010-\u2014\u2212\uff0d]")  # hyphens, dashes, the minus sign, and the full-width minus
 _DECISION = re.compile(rf"(?:(?:[+\-]|{_DASH.pattern})\s*)?\d")
-_DENIAL = re.compile(r"(?:\bnot|\brather than|\binstead of|\bnicht|不是|而非)[\s$`*'\"(]*\Z", re.IGNORECASE)
+_DENIAL = re.compile(r"(?:\bnot|\brather than|\binstead of|\bnicht|不是|而非)[ $`*'\"(]*\Z", re.IGNORECASE)
+# A few words of any language within one sentence, between two decisions: they may deny either of them.
+_BETWEEN = re.compile(r"[^.!?:\n。！？：]{0,24}")
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|bf|rm)\s*\{([^{}]*)\}")
 # All that may stand between two decisions of an enumeration.
 _ENUMERATION = re.compile(r"[\s$.`*'\"()]*(?:,|/|\||;|\bor\b|\band\b)(?:[\s$.`*'\"(),/|;]|\bor\b|\band\b)*")
@@ -143,6 +145,8 @@ def _parse_decision(body: str, wording: str, allowed: tuple[int, ...]) -> tuple[
         return None, f"{OFF_RANGE}: {last.content.strip()[:40]!r}"
     if len(boxes) > 1 and _is_echo(body, boxes, wording):
         return None, ECHO
+    if len(boxes) > 1 and boxes[-2].value != last.value and _BETWEEN.fullmatch(body, boxes[-2].end, last.start):
+        return None, DENIED
     return last.value, None
 
 

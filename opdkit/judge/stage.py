@@ -121,6 +121,8 @@ def run(config: JudgeConfig) -> Summary:
 
         todo = judge.exchange(stage, todo, questions_of)
     for part in progress(todo, "judge", len(todo), "parts"):
+        if stage.is_done(part):  # by another process, meanwhile
+            continue
         with (
             keep_answers(stage, part) as kept,
             keep_answers(stage, part, ESCALATED.name) as kept_first,
@@ -220,8 +222,11 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
 def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
     """Load and return a local judge. Ask an endpoint a trial question and return None: it is opened later.
 
-    Return None for any other judge. Raises OpdkitError if the judge cannot be used.
+    Return None for any other judge, after a look at the files of a batch. Raises OpdkitError if the judge cannot be
+    used.
     """
+    if config.judge == "batch":
+        load_function("opdkit.judge.batch:check_answers")(config.in_)
     judge: Any = load_function(judges[config.judge])(config) if config.judge in ("local", "endpoint") else None
     if config.judge != "endpoint":
         return judge

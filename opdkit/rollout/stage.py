@@ -56,6 +56,8 @@ def run(config: RolloutConfig) -> Summary:
     if todo := replies.todo():
         student = load_answering_model(config)
         for part in progress(todo, "rollout", len(todo), "parts"):
+            if replies.is_done(part):  # by another process, meanwhile
+                continue
             with replies.writing(part) as out:
                 write_replies(config, student, hinted_turns(config, part, reviews), out)
         del student  # a local judge may need the memory

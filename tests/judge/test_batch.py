@@ -410,6 +410,16 @@ def test_a_file_that_holds_no_answers_is_refused(content: bytes, extracted: Path
         judge(extracted, None, tmp_path / "in.jsonl")
 
 
+def test_a_wrong_file_removes_no_votes(extracted: Path, tmp_path: Path) -> None:
+    judge(extracted, tmp_path / "out.jsonl")
+    judge(extracted, None, write(tmp_path / "in.jsonl", [answer(line) for line in read(tmp_path / "out.jsonl")]))
+    votes = list(read_all(extracted, "verdicts"))
+    (tmp_path / "wrong.jsonl").write_text("{}\n")
+    with pytest.raises(OpdkitError, match=r"wrong\.jsonl.*line 1"):
+        judge(extracted, None, tmp_path / "wrong.jsonl", overwrite=True)
+    assert list(read_all(extracted, "verdicts")) == votes
+
+
 def test_the_requests_are_no_answers(extracted: Path, tmp_path: Path) -> None:
     judge(extracted, tmp_path / "out.jsonl")
     with pytest.raises(OpdkitError, match=r"out\.jsonl"):

@@ -1,6 +1,7 @@
 """Tests of the endpoint judge, with a real server on loopback that fails in many ways."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import threading
@@ -9,6 +10,7 @@ from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 
+import openai
 import pytest
 from http_server import Reply, completion, recorded_pauses, serving, unused_address
 from runs import talk, write_extract
@@ -21,7 +23,7 @@ from opdkit.judge.stage import run
 from opdkit.judge.votes import NO_ANSWER, Answer, Question
 from opdkit.model.server import traffic
 from opdkit.model.server.client import parse_retry_after
-from opdkit.store.reading import read_part
+from opdkit.store.reading import part_path, read_part
 from opdkit.store.stable_hash import stable_hash
 
 KEY = "sk-a-key-that-no-file-may-hold"
@@ -137,9 +139,9 @@ def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
         (409, {}, 1),
         (400, {"param": "temperature"}, 1),
         (400, {"code": "unsupported_parameter"}, 1),
-        (422, {"param": None}, 5),
-        (403, {"param": "None"}, 5),
-        (400, {"param": "prompt"}, 5),
+        (422, {"param": None}, 6),  # five votes, and the trial question
+        (403, {"param": "None"}, 6),
+        (400, {"param": "prompt"}, 6),
     ],
 )
 def test_another_4xx_ends_it_once_it_cannot_be_a_filter(status: int, fields: dict, requests: int) -> None:
@@ -635,3 +637,68 @@ def test_a_proxy_that_cannot_be_used_and_certificates_that_are_not_there(monkeyp
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file")
     with pytest.raises(OpdkitError, match="SSL_CERT_FILE"):
         ask("https://192.0.2.1/v1")
+
+
+# -- one prompt, or the server ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("reply", [Reply(500, {"error": {"message": "jinja"}}), Reply(200, {"choices": []})])
+def test_a_prompt_that_is_never_answered_is_a_failed_vote(reply: Reply, concurrency: int) -> None:
+    """A working server answers the trial request, even if the prompts that are left are never answered."""
+    with serving(lambda body, _: reply if body["messages"][0]["content"] == "?" else GOOD) as server:
+        for _ in range(2):  # nothing else to ask, as in a later round, or after a resume
+            votes = ask(server.url, 3, retries=1, concurrency=concurrency)
+            assert [vote.error.startswith(NO_ANSWER) for vote in votes] == [True] * 3
+
+
+def test_an_outage_that_looks_like_a_refusal_makes_no_verdicts(tmp_path: Path) -> None:
+    """A gateway answers 403 in the middle of a run, fewer times than the server is given up for."""
+    run_dir = write_extract(tmp_path, {f"s{n}": talk("hi", f"hello {n}", "thanks") for n in range(8)}, per_part=4)
+    closed = Reply(403, "<html>Access denied: connect to the VPN first</html>")
+    options = {"run": run_dir, "judge": "endpoint", "judge_model": "m", "votes": 1, "concurrency": 1}
+    with (
+        serving(lambda body, number: GOOD if number < 12 else closed) as server,
+        pytest.raises(OpdkitError, match="Access denied"),
+    ):
+        run(JudgeConfig(judge_url=server.url, **options))
+    assert [row["reward_status"] for row in read_part(run_dir, "verdicts", 0)] == ["ok"] * 4
+    assert not part_path(run_dir, "verdicts", 1).exists()
+    with serving(lambda body, number: closed) as server, pytest.raises(OpdkitError, match="Access denied"):
+        run(JudgeConfig(judge_url=server.url, **options))  # resumed, with votes that are there already
+    with serving(lambda body, number: GOOD) as server:
+        summary = run(JudgeConfig(judge_url=server.url, **options))
+    assert not summary.counters.total("failed votes")
+
+
+def test_parts_that_another_process_has_judged_are_not_asked_again(tmp_path: Path) -> None:
+    run_dir = write_extract(tmp_path, {f"s{n}": talk("hi", "hello", "thanks") for n in range(4)}, per_part=1)
+    options = {"run": run_dir, "judge": "endpoint", "judge_model": "m", "votes": 1, "concurrency": 1}
+    others = []
+
+    def answer(body: dict, _: int) -> Reply:
+        if not others:  # another process judges everything while the first request is under way
+            others.append(1)
+            run(JudgeConfig(judge_url=server.url, **options))
+        return GOOD
+
+    with serving(answer) as server:
+        run(JudgeConfig(judge_url=server.url, **options))
+    assert len(server.requests) == 4 * 2 + 2  # all questions once, and those of the part under way
+
+
+@pytest.mark.parametrize("key", ["test", "none", "EMPTY"])
+def test_a_stand_in_for_a_key_is_a_word_like_any_other(key: str, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    said = f"Write a {key} first. \\boxed{{1}}"
+    with serving(lambda body, number: Reply(200, {"choices": [{"message": {"content": said}}]})) as server:
+        assert ask(server.url)[0].text == said
+
+
+@pytest.mark.parametrize(("url", "checked"), [("HTTPS://a/v1", True), ("https://a/v1", True), ("Http://a/v1", False)])
+def test_the_certificate_of_a_server_is_checked(url: str, checked: bool, monkeypatch) -> None:
+    options = []
+    monkeypatch.setattr(openai, "DefaultAsyncHttpxClient", lambda **given: options.append(given))
+    with contextlib.suppress(TypeError):  # it is no client
+        client(url)._make_client()
+    assert [given["verify"] for given in options] == [checked]

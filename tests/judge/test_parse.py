@@ -97,11 +97,14 @@ def test_zero_is_no_decision_on_a_hint() -> None:
 
 @pytest.mark.parametrize("text", [
     r"The answer is \boxed{-1}, not \boxed{1}.", r"\boxed{-1} rather than \boxed{1}", r"It is not $\boxed{1}$.",
-    r"答案是 \boxed{-1},而不是 \boxed{1}",
+    r"答案是 \boxed{-1},而不是 \boxed{1}", r"\boxed{-1} y no \boxed{1}", r"\boxed{-1} et non \boxed{1}",
+    r"\boxed{-1}, kein \boxed{1}", r"\boxed{-1} statt \boxed{1}", r"\boxed{-1} instead of a \boxed{1}",
 ])  # fmt: skip
 def test_a_decision_that_is_denied_is_no_vote(text: str) -> None:
     assert parse_reward(Answer(text)).error == DENIED
     assert reward(r"The reply is not good enough: \boxed{-1}") == -1
+    assert reward("It helped? No, it did not\n**\\boxed{-1}**") == -1
+    assert reward(r"First \boxed{1}. On second thought: \boxed{-1}") == -1
 
 
 @pytest.mark.parametrize("content", ["－1", "‑1", "—1", "{-1}", "-1"])

@@ -17,6 +17,7 @@ from opdkit.console import counted, printable, say, tally
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.server.traffic import FailedAttemptError, Traffic
 
+_SHORTEST_KEY = 16  # characters; what is shorter is a stand-in (test, none, EMPTY), and may be a word of an answer
 LONGEST_WAIT = 600.0  # seconds; if a server asks for more (Retry-After), the run ends with an error
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # raised while reading foreign JSON
 
@@ -62,19 +63,24 @@ class Server:
     async def _answer_all(self, requests: Sequence[Any], attempt: SendOnce, doing: str, unit: str) -> list[Any]:
         with tally(doing, len(requests), unit) as on_answer:
             async with self._make_client() as client:
-                answers = await self.traffic.answer_all(requests, partial(attempt, client), on_answer)
+                trial = partial(self.send_trial, client)
+                answers = await self.traffic.answer_all(requests, partial(attempt, client), on_answer, trial)
         if failed := self.traffic.failed_attempts:
             kinds = ", ".join(f"{kind} {n:,}" for kind, n in failed.most_common())
             say(f"{self.who}'s server: {counted(len(requests), 'answer')}, and attempts that failed: {kinds}")
             failed.clear()
         return answers
 
+    async def send_trial(self, client: openai.AsyncOpenAI) -> None:
+        """Send a request that any working server answers. Raises FailedAttemptError or OpdkitError if it does not."""
+        raise FailedAttemptError("no trial request is known")
+
     def _make_client(self) -> openai.AsyncOpenAI:
         """Return a client without retries, redirects or timeouts: `Traffic` limits their time and retries them."""
         try:
             # Reading the certificates takes a while, and plain http needs none.
             http = openai.DefaultAsyncHttpxClient(
-                follow_redirects=False, timeout=None, verify=self.base_url.startswith("https:")
+                follow_redirects=False, timeout=None, verify=not self.base_url.lower().startswith("http:")
             )
         except OSError as error:
             raise OpdkitError(f"the certificates for https cannot be read ({error}): see the environment variables "
@@ -141,7 +147,7 @@ class Server:
         return printable(" ".join(self._hide_key(text).split()))[:200]
 
     def _hide_key(self, text: str) -> str:
-        return text.replace(self.key, "[the API key]") if self.key else text
+        return text.replace(self.key, "[the API key]") if len(self.key) >= _SHORTEST_KEY else text
 
 
 def parse_retry_after(value: str) -> float:

@@ -23,10 +23,10 @@ SendOnce = Callable[[Any], Awaitable[Any]]  # request, which has a `seed`, -> it
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds for which "too many requests" (with or without Retry-After) may delay a request
 
-# An attempt is given up early when it takes this many times as long as the slowest of the last answers, and at least a
-# second. The next attempt has twice the time, and so on up to --timeout, so at most two thirds of the work on a slow
-# answer are wasted.
-FAR_LONGER, SHORTEST = 3.0, 1.0
+# An attempt is given up early when it takes this many times as long as the slowest of the last answers, and at least
+# SHORTEST seconds. The next attempt has twice the time, and so on up to --timeout, so at most two thirds of the work on
+# a slow answer are wasted.
+FAR_LONGER, SHORTEST = 3.0, 5.0
 _KNOWN, _REMEMBERED = 16, 128  # answers before anything is given up early; answers whose time is remembered
 
 # Limit on the attempts of a request that fails while others are answered, as a multiple of what --retries allows.
@@ -71,14 +71,19 @@ class Traffic:
         self._failure_said = False
 
     async def answer_all(
-        self, requests: Sequence[Any], attempt: SendOnce, on_answer: Callable[[int], None]
+        self,
+        requests: Sequence[Any],
+        attempt: SendOnce,
+        on_answer: Callable[[int], None],
+        trial: Callable[[], Awaitable[None]] | None = None,
     ) -> list[Any]:
         """Return the server's answer to each request, in order; call `on_answer(1)` when each arrives.
 
         `attempt` sends a request once, or raises FailedAttemptError. A request that is given up while others are
-        answered has its last FailedAttemptError as its answer. Raises OpdkitError when the server is given up: it
-        answers no request, or fails more often than it answers.
+        answered, or while the server answers `trial`, has its last FailedAttemptError as its answer. Raises OpdkitError
+        when the server is given up: it answers no request, or fails more often than it answers.
         """
+        self._trial = trial
         self._slots, self._answering = asyncio.Semaphore(self.concurrency), asyncio.Event()
         self._answering.set()
         tasks = []
@@ -124,7 +129,13 @@ class Traffic:
             finally:
                 del self._under_way[history]
                 self._slots.release()
-            if last_word := self._record_failure(history, failure, clock()):
+            try:
+                last_word = self._record_failure(history, failure, clock())
+            except OpdkitError:
+                if self.answers > history.answers_before or not await self._is_well():
+                    raise
+                last_word = failure
+            if last_word:
                 answer = last_word
                 break
             if not failure.early:
@@ -140,6 +151,17 @@ class Traffic:
         self._answering.set()
         on_answer(1)
         return answer
+
+    async def _is_well(self) -> bool:
+        """Return True if the server answers the trial request."""
+        if self._trial is None:
+            return False
+        try:
+            async with asyncio.timeout(self.timeout):
+                await self._trial()
+        except (FailedAttemptError, TimeoutError):
+            return False
+        return True
 
     def _limit_seconds(self, history: _History) -> float:
         """Return the seconds that the attempt under way may take."""
