@@ -12,6 +12,7 @@ from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
 ENOUGH_STEPS, MOST_EPOCHS = 90, 10  # a small log needs more passes; more than these hardly help
+FEWEST = 3  # prompts of a kind to validate on; if fewer have a hint, there is no validation
 NIGHTLY_SHARE = 0.8  # --interpolate in a night: a long series of trainings forgets more than one training
 MOST_CYCLES = 3  # of the schedule: while much is left to learn, train for as many epochs again
 
@@ -202,6 +203,8 @@ class TrainConfig(NamedTraining, ModelOptions):
                               f"{self.overlong_cache}")  # fmt: skip
         if self.group_scale == "none" and self.group_normalise == "off":
             raise ConfigError("--group-scale none needs --group-normalise repeated or all")
+        if 0 < self.validate < FEWEST:
+            raise ConfigError(f"--validate is {self.validate}; it must be at least {FEWEST}, or 0 for off")
         if self.load_in_4bit and self.sharding != "none":
             raise ConfigError("--load-in-4bit: quantized weights are not split over processes; use --sharding none")
 

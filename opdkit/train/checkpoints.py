@@ -194,6 +194,6 @@ def save_student(
         model.save_pretrained(temporary)
         chat.tokenizer.save_pretrained(temporary)
         for pattern in ("*processor*.json", "LICENSE*"):  # from a local folder: a server of the model may need them
-            for path in Path(config.model).glob(pattern):
+            for path in filter(Path.is_file, Path(config.model).glob(pattern)):
                 shutil.copy(path, temporary)
         write_text(temporary / "README.md", card)

@@ -8,7 +8,7 @@ import numpy as np
 
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.judge import WARNINGS
-from opdkit.config.train import TrainConfig
+from opdkit.config.train import FEWEST, TrainConfig
 from opdkit.console import add_sign, counted, print_facts, say, verb, warn
 from opdkit.errors import NothingLearnedError
 from opdkit.model.loops import ends_in_loop
@@ -20,7 +20,7 @@ from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.targets import Turn
 from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
-from opdkit.train.validation_turns import FEWEST, MOST_SHARE
+from opdkit.train.validation_turns import MOST_SHARE
 
 NEAR_ZERO = 0.01  # nats: advantages that are all smaller get a warning
 MANY = 0.1  # share of degenerate replies from which there is a warning
@@ -35,8 +35,10 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
     if not (hinted or (rewards and "reward" in terms)):
         problem = f"no turn can train with --objective {config.objective} (dropped: {dropped})"
         raise NothingLearnedError(f"{problem}. {_choose_remedy(data, terms)}")
-    if terms == {"reward"} and not any(rewards) and not any(turn.length_penalty for turn in data.turns):
-        problem = f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0"
+    # Without a reward or a hint, only rounding would move the model: the search for a rate would raise the rate for it.
+    if not hinted and not any(turn.shaped_reward or turn.length_penalty for turn in data.turns):
+        zero = verb(len(rewards), "is 0", "are 0") if not any(rewards) else "cancel within their groups"
+        problem = f"all {counted(len(rewards), 'reward')} {zero}"
         raise NothingLearnedError(f"{problem}: there is nothing to learn. {_choose_remedy(data, terms)}")
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")

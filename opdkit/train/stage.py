@@ -8,6 +8,7 @@ is split, its loss and gradient are the same up to rounding.
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def save_with_card(
 ) -> None:  # fmt: skip
     """Save the student, with its weights after `step` steps, and its model card in `folder`."""
     config, main = training.config, training.accelerator.is_main_process
-    card = make_model_card(config, data, epoch, step)
+    card = make_model_card(config if share < 1 else replace(config, interpolate=None), data, epoch, step)
     checkpoints.save_student(training.student, chat, config, folder, card, main=main, share=share, continues=continues)
 
 

@@ -14,7 +14,7 @@ from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.teacher_models import parse_teachers
-from opdkit.config.train import TrainConfig
+from opdkit.config.train import FEWEST, TrainConfig
 from opdkit.console import say
 from opdkit.errors import OpdkitError
 from opdkit.model.load import context_length, load_model, load_skeleton, load_template, resolve_device, resolve_dtype
@@ -25,7 +25,7 @@ from opdkit.store.template_args import choose_template_args
 from opdkit.train.policy import Policy
 from opdkit.train.targets import Turn, list_prompt_messages, pair_with_sessions
 from opdkit.train.validation import Validation, ValidationPrompt
-from opdkit.train.validation_turns import FEWEST, estimate_validation_cost
+from opdkit.train.validation_turns import estimate_validation_cost
 
 ROOM = 1.2  # a teacher of at most this many times the student's parameters is loaded beside the student
 LONGEST = 512  # most tokens of a sampled reply

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from opdkit.config.train import FEWEST
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id
 from opdkit.train.objective.losses import divergence
@@ -23,7 +24,6 @@ CHECKS = 3  # least number of measurements during a training; the extra one befo
 MOST_SHARE = 0.1  # largest share of the turns of a kind (with a hint, without) whose prompts are used
 MOST_KEPT_OUT = 0.2  # largest share of all turns, and of all hints, in sessions that are kept out of training
 MOST_UNCRITICISED = 0.25  # largest share of the turns in sessions without a complaint whose prompts are used
-FEWEST = 3  # a kind with fewer prompts is left out; if that is the kind with hints, there is no validation
 HINTS = 8  # number of the log's hints to try: a changed reply that one of them explains is a wanted change
 OVERSAMPLE = 8  # candidates drawn per item that is taken; the most different ones are taken
 

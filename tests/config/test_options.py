@@ -121,7 +121,7 @@ DEFAULTS_DIFFER = {
 OWN_MEANING = {("demo", "--samples")}  # the folder for the sample data; `demo` has no replies to count
 HELP_DIFFERS = {
     "--out": {"the file to write", "batch: the file of requests to write"},
-    "--overwrite": {"replace the file if it exists", "discard what was written with other options"},
+    "--overwrite": {"replace the file if it exists", "first discard what the stage has written"},
 }
 
 

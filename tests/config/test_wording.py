@@ -138,7 +138,8 @@ def judged(run: Path, url: str, **fields) -> list[dict]:
 
 def test_the_judge_asks_in_own_words_which_the_plan_holds(own: Path, tmp_path: Path) -> None:
     run = write_extract(tmp_path / "run", {"a": said("Hi", "Hello", "thanks")})
-    with serving(lambda *_: completion(r"Say \boxed{1} for yes, else \boxed{-1}.")) as server:
+    rules, no = r"Say \boxed{1} for yes, else \boxed{-1}.", r"\boxed{-1}"
+    with serving(lambda body, _: completion(rules if rules in body["messages"][1]["content"] else no)) as server:
         (row,) = judged(run, server.url, wording=own)
         assert row["reward_votes"][0]["error"] == "repeats the rules"  # the rules of `own`, not the default rules
         texts = read_wording(own)["judge"]

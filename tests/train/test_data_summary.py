@@ -15,7 +15,7 @@ from toy_turns import set_of, toy_turn
 from opdkit.config.judge import WARNINGS
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.train import fit_epochs
-from opdkit.errors import NothingLearnedError, OpdkitError
+from opdkit.errors import ConfigError, NothingLearnedError, OpdkitError
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import judge_kind
 from opdkit.store.reading import read_all
@@ -72,6 +72,26 @@ def test_the_error_names_validation_where_that_took_the_turns(run, plain_model_d
     data = replace(set_of(toy_turn("a", reward=1)), turns=[], dropped=Counter({FOR_VALIDATION: 5}))
     with pytest.raises(NothingLearnedError, match="--validate 0"):
         check_signal(data, [], train_config(run, plain_model_dir, objective="binary"), [Objective({"reward": 1.0})])
+
+
+@pytest.mark.parametrize("objective", ["blend", "hybrid", "combine", "binary"])
+def test_without_a_hint_and_a_reward_there_is_nothing_to_learn(objective, run, plain_model_dir) -> None:
+    """Rounding alone has a gradient, and the search for a rate would raise the rate for it."""
+    config = train_config(run, plain_model_dir, objective=objective)
+    terms = [Objective({"reward": 1.0})] if objective == "binary" else [Objective({"teacher": 1.0, "reward": 1.0})]
+    zero = set_of(*(toy_turn(f"{n}", reward=0) for n in range(4)))
+    with pytest.raises(NothingLearnedError, match="all 4 rewards are 0: there is nothing"):
+        check_signal(zero, [], config, terms)
+    lone = [replace(toy_turn(f"{n}", reward=1), shaped_reward=0.0) for n in range(4)]
+    with pytest.raises(NothingLearnedError, match="all 4 rewards cancel within their groups"):
+        check_signal(set_of(*lone), [], config, terms)
+    check_signal(set_of(*lone, toy_turn("5", teacher=(-0.5, -2), reward=0)), [], config, terms[:1] * 2)
+
+
+@pytest.mark.parametrize("validate", [1, 2])
+def test_a_validation_on_fewer_prompts_than_it_needs_is_refused(validate, run, plain_model_dir) -> None:
+    with pytest.raises(ConfigError, match=f"--validate is {validate}; it must be at least 3, or 0"):
+        train_config(run, plain_model_dir, validate=validate)
 
 
 def test_the_epochs_are_found_and_counted(run, plain_model_dir, capsys) -> None:

@@ -357,6 +357,8 @@ def test_the_written_weights_can_be_between_those_before_training_and_the_traine
     assert all(torch.allclose(kept[k], 0.75 * before[k] + 0.25 * after[k], atol=1e-6) for k in before)
     epoch = weights(quarter / "train/epochs/001/model")
     assert all(torch.equal(epoch[k], after[k]) for k in after)
+    cards = [(quarter / folder / "model/README.md").read_text() for folder in ("train", "train/epochs/001")]
+    assert ["--interpolate" in card for card in cards] == [True, False]
 
 
 def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_dir) -> None:

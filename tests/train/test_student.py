@@ -163,6 +163,7 @@ def test_what_stays_in_float32_is_saved_in_float32(tmp_path, plain_model_dir, mo
     half = Path(shutil.copytree(plain_model_dir, tmp_path / "half"))
     transformers.AutoModelForCausalLM.from_pretrained(plain_model_dir, dtype=torch.bfloat16).save_pretrained(half)
     (half / "preprocessor_config.json").write_text("{}")
+    (half / "LICENSES").mkdir()  # as of REUSE, and no file to copy
     run = write_run(tmp_path / "run", half, toy_sessions(6))
     train.run(train_config(run, half, batch_turns=8, epochs=1))
     saved = load_file(run / "train/model/model.safetensors")

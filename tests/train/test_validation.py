@@ -21,6 +21,7 @@ from validation_rows import validation_row
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat, ChatError
 from opdkit.commands.check.stage import examine
+from opdkit.config.train import FEWEST
 from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model, load_template, load_tokenizer
 from opdkit.model.random_streams import make_random_stream
@@ -39,7 +40,6 @@ from opdkit.train.validation import CAP, CAP_PER_TOKEN, LOST, Validation, Valida
 from opdkit.train.validation_models import fit_prompts, open_validation
 from opdkit.train.validation_turns import (
     COST,
-    FEWEST,
     HINTS,
     MOST_SHARE,
     choose_hints,

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from toy_turns import toy_turn
 
+from opdkit.config.train import FEWEST
 from opdkit.train.targets import Support, Turn
 from opdkit.train.validation_turns import (
     CHECKS,
     COST,
-    FEWEST,
     HINTS,
     MOST_KEPT_OUT,
     MOST_SHARE,
