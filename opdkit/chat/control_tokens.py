@@ -100,13 +100,17 @@ class Encoder:
         self.tokenizer = tokenizer
         self._added: dict[int, Any] = dict(sorted(tokenizer.added_tokens_decoder.items()))
         # Added white space (runs of newlines in some vocabularies) and single characters are not control tokens.
-        control = {i: token for i, token in self._added.items() if len(token.content.strip()) > 1}
+        # Nor are added words that neither a template nor any other known one writes, such as Gemma's `<table>`: HTML.
+        template = str(tokenizer.chat_template)
+        control = {i: token for i, token in self._added.items() if len(token.content.strip()) > 1
+                   and (token.special or token.content in template or _OPENING.search(token.content))}  # fmt: skip
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
         self._special_tokens = [token.content for token in control.values() if token.special]
         # Not special, such as `<think>`: a model samples them as words.
         self.words = frozenset(token.content for token in control.values() if not token.special)
         self._breaker = _Breaker([token.content for token in control.values()])
         self._sampled_breaker = _Breaker(self._special_tokens)
+        self._line_break = ""  # see `continue_text`
         self._private = {token.content: chr(_FIRST + n) for n, token in enumerate(self._added.values())}
         # Whole added tokens: first those matched in raw text, then those in normalized text, as in the tokenizer.
         kinds = [[t.content for t in self._added.values() if t.normalized is kind] for kind in (False, True)]
@@ -161,7 +165,19 @@ class Encoder:
             return []
         if not self._added:
             return self.ids(rendered)
-        return self._encode_copy(rendered, before=chr(_FIRST + len(self._added)))[1:]
+        before = chr(_FIRST + len(self._added)) + self._line_break
+        return self._encode_copy(rendered, before)[len(self._encode_copy("", before)) :]
+
+    def continue_text(self) -> None:
+        """Encode what continues a prompt as text after text: from now on, for prompts that end with no control token.
+
+        Some SentencePiece tokenizers (Llama 2, the first Mistral) also put a space before the first word after each
+        control token. For these, a line break stands between that token and the text.
+        """
+        word, after_line = self.encode_continuation("opdkit"), self.encode_continuation("\nopdkit")
+        line = self.encode_continuation("\n")
+        if self._added and after_line != line + word:
+            self._line_break = "\n"
 
     def _encode_copy(self, rendered: str, before: str = "") -> list[int]:
         """Return the ids of `before` (a private character or "") and a rendering, encoded by the copy of the tokenizer.

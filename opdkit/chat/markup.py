@@ -8,6 +8,9 @@ import orjson
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import read_call
 
+# What closes and opens thinking: in most templates, in gpt-oss (other channels than the final one), and in Gemma 4.
+_CLOSING = re.compile(r"</think>|<\|channel\|>final<\|message\|>|<channel\|>")
+_OPENING = re.compile(r"<think>|<\|channel\|?>")
 _THINKING = re.compile(r"\s*+(?:<think>)?(.*?)</think>", re.DOTALL)
 _END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*+)++")
 
@@ -58,12 +61,12 @@ def has_broken_call(text: str) -> bool:
 
 
 def final_answer(text: str, opened: bool = False) -> tuple[str, bool]:
-    """Return the text after the last `</think>`, and whether thinking is still open at its end.
+    """Return the text after the last `</think>` or its like, and whether thinking is still open at its end.
 
     `opened`: the prompt itself opened the thinking block.
     """
-    _, closed, answer = text.rpartition("</think>")
-    return answer, "<think>" in answer or (opened and not closed)
+    *thoughts, answer = _CLOSING.split(text)
+    return answer, _OPENING.search(answer) is not None or (opened and not thoughts)
 
 
 def visible(reply: str, thinking: bool) -> str:

@@ -10,18 +10,24 @@ from typing import Any
 Message = dict[str, Any]
 
 
-def openai_message(message: Message, *, arguments_as_text: bool = False) -> Message:
-    """Convert a `message` of tables.toml to OpenAI's form, without empty keys except `content`."""
+def openai_message(message: Message, *, arguments_as_text: bool = False, short_ids: bool = False) -> Message:
+    """Convert a `message` of tables.toml to OpenAI's form, without empty keys except `content`.
+
+    With `short_ids`, ids of calls have nine letters and digits: the last ones of a longer id, as in vLLM.
+    """
     converted: Message = {"role": message["role"], "content": message["content"] or ""}
     if message.get("reasoning"):  # the first name is the usual one, the second is gpt-oss's
         converted |= dict.fromkeys(("reasoning_content", "thinking"), message["reasoning"])
     converted |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+    if short_ids and "tool_call_id" in converted:
+        converted["tool_call_id"] = _shorten(converted["tool_call_id"])
     calls = []
     for call in message.get("tool_calls") or []:
         text = "{}" if call["arguments"].strip() in ("", "null") else call["arguments"]  # a call without arguments
         parsed = None if arguments_as_text else _parse(text)
         function = {"name": call["name"], "arguments": parsed if isinstance(parsed, dict) else text}
-        calls.append({"id": call["id"], "type": "function", "function": function})
+        name = _shorten(call["id"]) if short_ids else call["id"]
+        calls.append({"id": name, "type": "function", "function": function})
     return converted | ({"tool_calls": calls} if calls else {})
 
 
@@ -42,6 +48,10 @@ def read_tool_definitions(tools: str | None) -> list[Message] | None:
 def merge_messages(messages: list[Message]) -> Message:
     """Return text messages merged into one user message, for a template that takes no system message."""
     return {"role": "user", "content": "\n\n".join(m["content"] for m in messages)}
+
+
+def _shorten(call_id: str) -> str:
+    return re.sub(r"\W|_", "", call_id)[-9:].rjust(9, "0")
 
 
 def _parse(text: str) -> Any:

@@ -27,16 +27,18 @@ from opdkit.errors import ConfigError
 # Date for templates that ask for today's, so that prompts stay the same from day to day: Llama 3's own fallback.
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
 
-_EMPTY_THINKING = re.compile(r"\s*+(?:<think>)?\s*+</think>\s*")
+EMPTY_THINKING = re.compile(r"\s*+(?:<think>)?\s*+</think>\s*")
 _TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
 # Messages to probe the template with: a question, a text or a call in reply, and the call's result.
 _ASKED: list[Message] = [{"role": "user", "content": "?"}]
 _REPLY = "opdkit's probe"
 _REPLIED = [*_ASKED, {"role": "assistant", "content": _REPLY}]
-_CALL = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
+_CALL = {"id": "call00000", "name": "probe", "arguments": '{"opdkit": 1}'}
 _CALLED = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL]}]
-_ANSWERED = [*_CALLED, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
+_RESULT = "opdkit's result"
+_ANSWERED = [*_CALLED, {"role": "tool", "content": _RESULT, "name": "probe", "tool_call_id": _CALL["id"]}]
+_LONG_ID = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL | {"id": "call-of-a-server"}]}]
 
 
 @dataclass(frozen=True)
@@ -84,22 +86,42 @@ class Chat:
         self._encoder = Encoder(tokenizer)
         self._check_template()
         # Most templates take the arguments of a call as an object, DeepSeek's as text.
-        self._arguments_as_text = False
+        self._arguments_as_text = self._short_ids = False
         rendered = self._try_render(_CALLED)
         if rendered is None or "{'opdkit': 1}" in rendered:  # printed as a Python dict, which is not JSON
             self._arguments_as_text = True
-            self._arguments_as_text = self._try_render(_CALLED) is not None
+            self._arguments_as_text = (rendered := self._try_render(_CALLED)) is not None
+        # Mistral's templates take ids of nine letters and digits only; servers of these models shorten longer ones.
+        self._short_ids = rendered is not None and self._try_render(_LONG_ID) is None
+        called, answered = (self._try_render([*some, *_ASKED]) for some in (_CALLED, _ANSWERED))
+        self._left_out = {"calls"} if called is not None and "probe" not in called else set[str]()
+        if answered is not None and _RESULT not in answered:
+            self._left_out.add("tool results")
         self._encoder.break_always(self._find_headers())
+        prompt, added = self._try_render(_ASKED, generation_prompt=True), tokenizer.added_tokens_decoder
+        if prompt and (ids := self._encoder.ids(prompt)) and ids[-1] not in added:
+            self._encoder.continue_text()
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
-        end_id = self._find_stop_id()
+        end_id = self._find_special_id(self._try_render(_REPLIED), _REPLY)
+        self._ends = ["", ""]  # of a text and of a call, if the template writes no stop token after them
+        if end_id is None:  # GLM's models stop at the header of the next message
+            behind = self._find_special_id(self._try_render([*_REPLIED, *_ASKED]), _REPLY)
+            after_call = self._find_special_id(self._try_render(_ANSWERED), rendered or "")
+            self._ends = [added[i].content if i in given else "" for i in (behind, after_call)]
+            end_id = behind if behind in given else None
         self.end_id: int | None = tokenizer.eos_token_id if end_id is None else end_id
         self.stop_ids = frozenset(i for i in [self.end_id, tokenizer.eos_token_id, *given] if i is not None)
-        added = tokenizer.added_tokens_decoder
         self._stop = re.compile(any_of([added[i].content for i in self.stop_ids if i in added]) or "(?!)")
 
     def prompt_ids(self, messages: list[Message], tools: str | None = None) -> list[int]:
         """Return the token ids of the messages with the generation prompt. Raises ChatError."""
         return self._encoder.ids(self._render(messages, tools, generation_prompt=True))
+
+    def find_left_out(self, messages: list[Message]) -> list[str]:
+        """Return which parts of these messages the template writes nothing of: calls, tool results."""
+        has_part = {"calls": any(m.get("tool_calls") for m in messages),
+                    "tool results": any(m["role"] == "tool" for m in messages)}  # fmt: skip
+        return [part for part, has in has_part.items() if has and part in self._left_out]
 
     def encode_question(self, messages: list[Message]) -> list[int]:
         """Return the ids of a judge's question, merged into one user message if the template refuses the messages."""
@@ -122,7 +144,7 @@ class Chat:
         the stop token. A reply that was cut off or interrupted (`finish_reason`) ends where its text ends: the closing
         tags and the stop token that a template adds were never sampled. An empty think block that the template makes up
         is masked, or filled with the thinking in the content; if that is left open, the reply was cut off. Raises
-        ChatError if the template's rendering of the conversation does not begin with the prompt, or leaves out text or
+        ChatError if the template's rendering of the conversation does not continue the prompt, or leaves out text or
         calls of the reply.
         """
         if token_ids is not None:
@@ -130,12 +152,13 @@ class Chat:
         message = messages[index]
         prompt = self._render(messages[:index], tools, generation_prompt=True)
         whole = self._render(messages[: index + 1], tools, generation_prompt=False)
-        if not whole.startswith(prompt):
-            raise ChatError("reply does not continue the prompt")
-        rendered = whole[len(prompt) :]
+        if whole.startswith(prompt):
+            rendered = whole[len(prompt) :]
+        else:
+            rendered = self._find_reply(messages[:index], message, tools, prompt, whole)
         self._check_complete(messages[: index + 1], tools, whole, rendered)
         text, reasoning = (message["content"] or "").lstrip(), (message.get("reasoning") or "").strip()
-        masked, empty_thinking = "", _EMPTY_THINKING.match(rendered)
+        masked, empty_thinking = "", EMPTY_THINKING.match(rendered)
         if empty_thinking and not reasoning:  # the template made up this block
             is_closed, (thought, answer) = "</think>" in text, split_thinking(text)
             is_open = text.startswith("<think>") and not is_closed and not message.get("tool_calls")
@@ -185,7 +208,7 @@ class Chat:
             definitions = self._encoder.as_data(read_tool_definitions(tools), sampled=False)
             as_data = []
             for message in messages:
-                fields = openai_message(message, arguments_as_text=self._arguments_as_text)
+                fields = openai_message(message, arguments_as_text=self._arguments_as_text, short_ids=self._short_ids)
                 role = fields.pop("role")
                 as_data.append({"role": role, **self._encoder.as_data(fields, sampled=role == "assistant")})
             return self.tokenizer.apply_chat_template(
@@ -212,11 +235,29 @@ class Chat:
         names = [call["name"] for call in calls]
         if any(rendered.count(name) - said.count(name) < "\n".join(names).count(name) for name in names):
             others["calls"] = {"tool_calls": calls[:-1]}
+            others["the names of calls"] = {"tool_calls": [call | {"name": "opdkit"} for call in calls]}
         if text and self._encoder.as_data(text, sampled=True) not in rendered:
             others["text of a reply"] = {"content": "opdkit"}
         for part, other in others.items():
             if self._try_render([*before, message | other], tools) == whole:
                 raise ChatError(f"template: leaves out {part}")
+
+    def _find_reply(self, before: list[Message], message: Message, tools: str | None, prompt: str, whole: str) -> str:
+        """Return the reply `message` in the `whole` rendering, which does not begin with the `prompt` of that reply.
+
+        Mistral's templates write the system message into the last user message only if no reply follows, gpt-oss's
+        leaves out thinking before a final reply. The reply follows the last message and the header that end the prompt.
+        Another reply shows how far these may reach. Raises ChatError if the rendering does not contain them.
+        """
+        probe = message | {"content": "1" if (message["content"] or "").lstrip().startswith("0") else "0"}
+        other = self._render([*before, probe | {"reasoning": None, "tool_calls": []}], tools, generation_prompt=False)
+        same = next((n for n, (a, b) in enumerate(zip(whole, other, strict=False)) if a != b), len(other))
+        last = self._encoder.as_data((before[-1]["content"] or "").strip(), sampled=before[-1]["role"] == "assistant")
+        ending = prompt[prompt.rfind(last) :].rstrip() if last and last in prompt else ""
+        start = whole.rfind(ending, 0, same)
+        if not ending or start < 0:
+            raise ChatError("reply does not continue the prompt")
+        return whole[start + len(ending) :].removeprefix(prompt[len(prompt.rstrip()) :])
 
     def _cut_sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
         """Return the part of a rendered reply that the policy wrote: up to and including the stop token, or to the cut.
@@ -225,7 +266,7 @@ class Chat:
         """
         stop = self._stop.search(rendered)
         if not cut_off:
-            return rendered[: stop.end()] if stop else rendered.rstrip()
+            return rendered[: stop.end()] if stop else rendered.rstrip() + self._ends[bool(message.get("tool_calls"))]
         text = rendered[: stop.start()] if stop else rendered
         logged = [message.get("content"), message.get("reasoning")]  # thinking is sampled first, calls are last
         if message.get("tool_calls"):
@@ -282,12 +323,11 @@ class Chat:
         header = next((token for token, other in zip_longest(of_prompt, of_question) if token != other), None)
         return self._encoder.words & {*of_next, header, *(Counter(of_result) - Counter(of_call))}
 
-    def _find_stop_id(self) -> int | None:
-        """Return the first special token that the template writes after a reply's text; None if there is none."""
-        whole = self._try_render(_REPLIED)
-        if whole is None:  # the template refuses these messages; then the configured stop tokens must do
+    def _find_special_id(self, rendered: str | None, before: str) -> int | None:
+        """Return the first special token after `before` in a rendering; None if there is none."""
+        if rendered is None:  # the template refuses the messages; then the configured stop tokens must do
             return None
-        after = self._encoder.encode_continuation(whole[whole.rfind(_REPLY) + len(_REPLY) :])
+        after = self._encoder.encode_continuation(rendered[rendered.rfind(before) + len(before) :])
         added = self.tokenizer.added_tokens_decoder
         return next((i for i in after if i in added and added[i].special), None)
 

@@ -3,12 +3,22 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.markup import split_thinking
-from opdkit.chat.template import Chat, ChatError, FittedPrompt, Message, ReplyTokens, drop_first_messages, fit
+from opdkit.chat.template import (
+    EMPTY_THINKING,
+    Chat,
+    ChatError,
+    FittedPrompt,
+    Message,
+    ReplyTokens,
+    drop_first_messages,
+    fit,
+)
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
 from opdkit.judge.votes import EDITED
@@ -105,13 +115,17 @@ def make_example(
         raise ChatError("too long")
     unhinted: list[Rendering] = [(chat, before) for chat in teacher.chats] if config.score_unhinted else []
     prompts = fit_together([(scorer.student.chat, before), *unhinted, *hinted], tools, budget, config.too_long)
+    if any(prompt.ids == prompts[0].ids for prompt in prompts[1 + len(unhinted) :]):
+        raise ChatError("template: leaves out the hint")
+    for part in scorer.student.chat.find_left_out(before):
+        counters.count("after prompts without what the template leaves out", label=part)
     if max(max(reply.ids), *(max(p.ids) for p in prompts)) >= scorer.vocabulary:
         raise ChatError("tokens outside the model's vocabulary")
     student, *rest = (PromptResponse(p.ids, reply.ids) for p in prompts)
     models = len(teacher.chats)
     by_hint = tuple(tuple(rest[i : i + models]) for i in range(len(unhinted), len(rest), models))
     readings = ReplyReadings(student, by_hint, tuple(rest[: len(unhinted)]) or None)
-    edited = encode_edit(scorer.student.chat, session, turn) if verdict["hint_status"] == EDITED else None
+    edited = encode_edit(scorer.student.chat, session, turn, reply) if verdict["hint_status"] == EDITED else None
     return Example(verdict, prompts[0], reply, behavior, hints, readings, edited=edited)
 
 
@@ -172,6 +186,9 @@ def encode_reply(chat: Chat, session: Row, turn: Row, counters: Counters) -> tup
         counters.count("with logged tokens of another tokenizer")
         ids = None
     reply = chat.reply(messages, index, session["tools"], turn["finish_reason"], ids)
+    thinking = "".join((messages[index]["reasoning"] or "").split())
+    if thinking and thinking not in "".join(chat.text(reply.ids).split()):
+        counters.count("without their thinking, which the template leaves out")
     logprobs = turn["behavior_logprobs"]
     if logprobs is None:
         return reply, None
@@ -180,18 +197,22 @@ def encode_reply(chat: Chat, session: Row, turn: Row, counters: Counters) -> tup
     return reply, None if reason else logprobs
 
 
-def encode_edit(chat: Chat, session: Row, turn: Row) -> ReplyTokens | None:
-    """Return the edited reply as tokens; None if the model thought before it, or if the template cannot render it.
+def encode_edit(chat: Chat, session: Row, turn: Row, reply: ReplyTokens) -> ReplyTokens | None:
+    """Return the edit of `reply` as tokens; None if the model thought before it, or if the template cannot render it.
 
-    The thinking led to the reply that the model wrote, and the edit does not follow from it. None for a rollout, too:
-    the edit in its hint belongs to an older reply.
+    An empty think block that the model wrote stays. Thinking led to the reply that the model wrote, and the edit does
+    not follow from it. None for a rollout, too: the edit in its hint belongs to an older reply.
     """
     *before, message = session["messages"][: turn["message_index"] + 1]
     thinking = message["reasoning"] or split_thinking(message["content"] or "")[0]
     if thinking or turn["decision"] is None:
         return None
+    empty = EMPTY_THINKING.match(chat.text(list(compress(reply.ids, reply.mask))))
+    text = turn["decision"]["edited"]
+    if empty and not EMPTY_THINKING.match(text):
+        text = empty[0] + text
     try:
-        return chat.reply([*before, message | {"content": turn["decision"]["edited"]}], len(before), session["tools"])
+        return chat.reply([*before, message | {"content": text}], len(before), session["tools"])
     except ChatError:
         return None
 

@@ -3,12 +3,16 @@
 import copy
 import json
 import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from chat_templates import CHATML, GEMMA, LLAMA3, OPENS_THINKING, QWEN
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.messages import read_call
@@ -551,3 +555,129 @@ def test_cutting_takes_the_fewest_whole_messages(qwen):
 def test_what_is_left_begins_with_the_system_message_and_a_user():
     kept = drop_first_messages([message("system", "s"), *TALK], 2)
     assert [m["role"] for m in kept] == ["system", "user", "assistant"]
+
+
+# -- other families ---------------------------------------------------------------------------------------------------
+
+# As Mistral's since version 3: the system message is in the last user message, and ids of calls have nine characters.
+MISTRAL = """{%- set system = messages[0].content if messages[0].role == "system" else none %}
+{%- for m in messages if m.role != "system" %}
+    {%- if m.role == "user" %}
+        {{- "[INST] " + (system + "\n\n" if system and loop.last else "") + m.content + "[/INST]" }}
+    {%- elif m.role == "tool" %}{{- "[TOOL_RESULTS] " + m.content + "[/TOOL_RESULTS]" }}
+    {%- elif m.tool_calls %}
+        {%- for call in m.tool_calls %}
+            {%- if call.id | length != 9 %}{{ raise_exception("ids of nine characters") }}{% endif %}
+            {{- "[TOOL_CALLS] " + call.function.name + call.id + eos_token }}
+        {%- endfor %}
+    {%- else %}{{- " " + m.content + eos_token }}{%- endif %}
+{%- endfor %}"""
+
+
+def mistral() -> Chat:
+    return Chat(build_tokenizer(MISTRAL, ("</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]")), {})
+
+
+def test_a_system_message_that_only_the_last_user_message_holds() -> None:
+    chat, talk = mistral(), [message("system", "Be brief."), message("user", "hi"), message("assistant", "0 Yes.")]
+    assert chat.text(chat.prompt_ids(talk[:2])) == "[INST] Be brief.\n\nhi[/INST]"
+    assert chat.text(chat.reply(talk, 2).ids) == " 0 Yes.</s>"
+    assert chat.text(chat.reply(talk, 2, finish_reason="length").ids) == " 0 Yes."
+    repeated = [*talk, message("user", "hi"), message("assistant", "No.")]  # the same header and text twice
+    assert chat.text(chat.reply(repeated, 4).ids) == " No.</s>"
+
+
+def test_ids_of_calls_have_the_length_that_the_template_takes() -> None:
+    call = message("assistant", None, tool_calls=[CALL | {"id": "call_AbC-123456789"}])
+    chat, talk = mistral(), [message("user", "hi"), call]
+    assert chat.text(chat.reply(talk, 1).ids) == "[TOOL_CALLS] search123456789</s>"
+    short = [talk[0], call | {"tool_calls": [CALL]}]
+    assert chat.text(chat.reply(short, 1).ids) == "[TOOL_CALLS] search0000000c1</s>"
+
+
+def published(name: str, special: Sequence[str], eos: Sequence[str] = (), **template_args) -> Chat:
+    """Return the Chat of a template that trl ships; `eos` are the stop tokens of the generation configuration."""
+    trl = pytest.importorskip("trl", reason="trl ships the published chat templates: pip install trl")
+    template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    tokenizer = build_tokenizer(template, special, ("<think>", "</think>", "<tool_call>", "</tool_call>"))
+    return Chat(tokenizer, template_args, tokenizer.convert_tokens_to_ids(list(eos)))
+
+
+def test_a_reply_that_ends_with_the_next_header_has_that_header() -> None:
+    """GLM's models stop at the header of the next message, and the template writes nothing after a last reply."""
+    headers = ("<|user|>", "<|observation|>")
+    chat = published("glm4moe", ("<|endoftext|>", *headers, "<|assistant|>", "<|system|>", "[gMASK]", "<sop>"),
+                     ("<|endoftext|>", *headers), enable_thinking=False)  # fmt: skip
+    talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]),
+            message("tool", "found", tool_call_id="c1"), message("assistant", "Done.")]  # fmt: skip
+    assert chat.text(chat.reply(talk, 1).ids).endswith("</tool_call><|observation|>")
+    assert chat.text(chat.reply(talk, 3).ids) == "\nDone.<|user|>"
+    assert chat.text(chat.reply(talk, 3, finish_reason="length").ids) == "\nDone."
+    assert chat.text([chat.end_id]) == "<|user|>"
+    for index in (1, 3):  # the next prompt continues with that header
+        ids = chat.prompt_ids(talk[:index]) + chat.reply(talk, index).ids
+        assert chat.prompt_ids([*talk, message("user", "ok")][: index + 2])[: len(ids)] == ids
+
+
+def test_a_final_reply_of_gpt_oss_follows_its_call() -> None:
+    """The template leaves out the thinking before a call once the final reply is there."""
+    chat = published("gptoss", ("<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>"))
+    talk = [message("user", "hi"), message("assistant", None, reasoning="Search.", tool_calls=[CALL]),
+            message("tool", "found", tool_call_id="c1"), message("assistant", "Done.")]  # fmt: skip
+    assert "Search." in chat.text(chat.prompt_ids(talk[:3]))
+    assert chat.text(chat.reply(talk, 3).ids) == "<|channel|>final<|message|>Done.<|return|>"
+    final = "<|channel|>analysis<|message|>No sorry.<|end|><|start|>assistant<|channel|>final<|message|>42."
+    assert chat.visible_text(final, chat.prompt_ids(talk[:1])) == "42."
+    assert not chat.visible_text(final.partition("<|end|>")[0], chat.prompt_ids(talk[:1]))
+
+
+def test_what_a_template_leaves_out_of_a_prompt_is_named() -> None:
+    talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found")]
+    bare = "{% for m in messages if m.role != 'tool' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    assert Chat(build_tokenizer(bare, CHATML_TOKENS), {}).find_left_out(talk) == ["calls", "tool results"]
+    assert Chat(build_tokenizer(bare, CHATML_TOKENS), {}).find_left_out(talk[:1]) == []
+    assert family("qwen").find_left_out(talk) == []
+
+
+def test_a_template_that_names_calls_by_their_ids_alone_leaves_out_their_names() -> None:
+    by_id = ("{% for m in messages %}<|im_start|>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.id }}"
+             "{{ c.function.arguments }}{% endfor %}<|im_end|>{% endfor %}")  # fmt: skip
+    chat, talk = Chat(build_tokenizer(by_id, CHATML_TOKENS), {}), [message("user", "hi")]
+    with pytest.raises(ChatError, match="leaves out the names of calls"):
+        chat.reply([*talk, message("assistant", None, tool_calls=[CALL])], 1)
+    named = CALL | {"id": "functions.search:0"}
+    assert "functions.search:0" in chat.text(chat.reply([*talk, message("assistant", None, tool_calls=[named])], 1).ids)
+
+
+@pytest.mark.parametrize("kind", ["first", "always", "prepend"])
+@pytest.mark.parametrize("template", [
+    CHATML,
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content + eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} "
+    "{{ eos_token }}{% endif %}{% endfor %}",
+])  # fmt: skip
+def test_a_reply_begins_as_it_does_in_the_whole_text(kind: str, template: str) -> None:
+    """SentencePiece: a space before the first word of all text, or also after each control token."""
+    letters = ["<unk>", "▁", *map(chr, range(33, 127)), *(f"<0x{n:02X}>" for n in range(256))]
+    merges = [("e", "s"), ("Y", "es"), ("▁", "Yes"), ("▁", "▁")]
+    vocabulary = {token: n for n, token in enumerate([*letters, *map("".join, merges)])}
+    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    if kind == "prepend":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
+    backend.add_special_tokens(["</s>", *CHATML_TOKENS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = template
+    chat, talk = Chat(tokenizer, {}), [message("user", "hi"), message("assistant", "Yes.")]
+    ids = chat.prompt_ids(talk[:1]) + chat.reply(talk, 1).ids
+    assert tokenizer.apply_chat_template(talk, return_dict=False)[: len(ids)] == ids
+
+
+def test_added_words_that_structure_no_chat_are_those_of_the_text() -> None:
+    """Gemma's vocabulary has HTML tags as added words; a server reads them as such in any text."""
+    tokenizer = build_tokenizer(GEMMA, GEMMA_TOKENS, ("<table>", "<think>"), bos="<bos>")
+    ids = Chat(tokenizer, {}).prompt_ids([message("user", "A <table> and <think> and <eos>.")])
+    kept = [word for word in ("<table>", "<think>", "<eos>") if tokenizer.convert_tokens_to_ids(word) in ids]
+    assert kept == ["<table>"]

@@ -105,9 +105,13 @@ def test_an_edit_is_scored_beside_the_logged_reply_and_is_not_sampled(tmp_path, 
     assert count_written(load_turns(run)) == {"written by the teacher": 1, "edited by people": 1}
 
 
-def test_logged_ids_lack_what_the_template_makes_up(tmp_path, config, tiny_tokenizer) -> None:
-    """The template's empty thinking before the edit is masked, so the first logged token does not count as wrong."""
-    logged, edited = (tiny_tokenizer.encode(text) for text in (LOGGED, EDITED))
+@pytest.mark.parametrize("block", ["", "<think>\n\n</think>\n\n"])
+def test_logged_ids_lack_what_the_template_makes_up(tmp_path, config, tiny_tokenizer, block) -> None:
+    """The template's empty thinking before the edit is masked, so the first logged token does not count as wrong.
+
+    Nor does it if the model wrote the empty block itself.
+    """
+    logged, edited = (tiny_tokenizer.encode(block + text) for text in (LOGGED, EDITED))
     teachers = {}
     for status in ("edited", "ok"):
         run = edited_run(tmp_path / status, status=status, ids=[*logged, tiny_tokenizer.eos_token_id])
