@@ -93,7 +93,7 @@ class Chat:
             self._arguments_as_text = (rendered := self._try_render(_CALLED)) is not None
         # Mistral's templates take ids of nine letters and digits only; servers of these models shorten longer ones.
         self._short_ids = rendered is not None and self._try_render(_LONG_ID) is None
-        called, answered = (self._try_render([*some, *_ASKED]) for some in (_CALLED, _ANSWERED))
+        called, answered = (self._try_render([*before, *_ASKED]) for before in (_CALLED, _ANSWERED))
         self._left_out = {"calls"} if called is not None and "probe" not in called else set[str]()
         if answered is not None and _RESULT not in answered:
             self._left_out.add("tool results")

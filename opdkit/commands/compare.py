@@ -41,20 +41,22 @@ def compare(config: CompareConfig) -> Comparison:
 def choose_runs(config: CompareConfig) -> dict[str, Path]:
     """Return the trainings to compare, by name: those of RUN or, if RUN is itself a named training, of its run.
 
-    RUN's own training, if any, is one of them if OTHERS is empty, is a single name, or holds only run directories.
+    RUN's own training, if any, is one of them if OTHERS is empty, is a single name, or holds only run directories. It
+    is also known as `train`.
     Raises ConfigError if a name is unknown, or only one training is left.
     """
     home = stage_dir(config.run, "teacher").parent  # for a named training: the run whose targets it shares
     names = {name: path for name, path in list_trainings(home).items() if path != config.run}
+    words = names | ({"train": home} if has_stage(home, "train") else {})  # its folder names the unnamed training
     train = f"`opdkit train {quote(home)} --name NAME ...` adds one"
     for word in config.others:
-        if word not in names and not Path(word).is_dir():
-            near = did_you_mean(word, list(names)) if names else train
+        if word not in words and not Path(word).is_dir():
+            near = did_you_mean(word, list(words)) if words else train
             raise ConfigError(f"{word!r} is neither a training of {home} nor a run directory; {near}")
-    is_beside_runs = bool(config.others) and not names.keys() & set(config.others)
+    is_beside_runs = bool(config.others) and not words.keys() & set(config.others)
     takes_part = is_beside_runs or (len(config.others) < 2 and has_stage(config.run, "train"))
-    others = [names.get(word, Path(word)) for word in config.others] or list(names.values())
-    chosen = name_runs([config.run, *others] if takes_part else others)
+    others = [words.get(word, Path(word)) for word in config.others] or list(names.values())
+    chosen = name_runs(list(dict.fromkeys([config.run, *others] if takes_part else others)))
     if len(chosen) < 2:
         trainings = ["a training without a name"] * has_stage(home, "train") + list(names)
         raise ConfigError(f"there is nothing to compare with: {home} has {', '.join(trainings) or 'no training'}; "

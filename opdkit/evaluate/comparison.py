@@ -83,6 +83,8 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
     pairs = {(a.name, b.name): score_pair(a, b, seed) for a, b in combinations(sides, 2)}
     first, *others = runs
     trainings = [describe_training(side) for side in sides]
+    if len({one.pop("validated", None) for one in trainings} - {None}) > 1:  # scores on other prompts say nothing
+        trainings = [one | {name: None for name in one if name.endswith("_score")} for one in trainings]
     known = [own for training in trainings if (own := training["options"])]
     differing = [name for name in known[0] if any(own.get(name) != known[0][name] for own in known)] if known else []
     for training in trainings:
@@ -137,7 +139,7 @@ def conclude_pairs(names: Sequence[str], pairs: Mapping[tuple[str, str], Sequenc
 
 
 def describe_training(side: Side) -> JSON:
-    """Return the options of a training, and its _FACTS.
+    """Return the options of a training, its _FACTS, and under `validated` the turns with a hint that it validated on.
 
     If `opdkit train` did not write the measured model (`eval --trained`), only the facts from eval are returned.
     """
@@ -151,7 +153,8 @@ def describe_training(side: Side) -> JSON:
     if measured:
         kept = find_best(measured)
         facts |= {"first_score": measured[0]["score"], "last_score": measured[-1]["score"],
-                  "best_score": kept["score"], "best_step": kept["step"]}  # fmt: skip
+                  "best_score": kept["score"], "best_step": kept["step"],
+                  "validated": tuple(reply["turn_id"] for reply in measured[0]["hint_kls"])}  # fmt: skip
     losses = [row["loss"] for row in steps]
     return facts | {
         "options": manifest(side.run, "train")["plan"]["config"], "steps": len(steps),

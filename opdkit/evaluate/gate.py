@@ -166,7 +166,10 @@ def conclude_gate(
     found = (f"{prompts} with a verdict, too few to find any loss" if least_known["finds"] is None else
              f"its {prompts} would show a loss of {least_known['finds']:.3f} or more")  # fmt: skip
     weakest = f"The weakest evidence is for {least_known['domain']}: {found}."
-    sentence = f"Ship: no domain was found to be worse; {others}. {weakest}"
+    fallen = [row for row in domains if "chance" in row and has_moved(row) and row["difference"] < 0]
+    alone = [f"Taken alone, the fall where nobody complained is beyond chance ({row['before']:.1%} to "
+             f"{row['after']:.1%}), and `opdkit eval` reports it." for row in fallen]  # fmt: skip
+    sentence = " ".join([f"Ship: no domain was found to be worse; {others}.", weakest, *alone])
     return Decision(True, sentence, reasons, domains, checks, comparisons)
 
 

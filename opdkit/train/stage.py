@@ -20,7 +20,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.train import MOST_CYCLES, TrainConfig
-from opdkit.console import counted, is_main_process, progress, say, verb, warn
+from opdkit.console import counted, is_main_process, say, tally, verb, warn
 from opdkit.errors import NothingLearnedError
 from opdkit.model.load import load_template, resolve_device
 from opdkit.store import stopping
@@ -185,12 +185,15 @@ def iterate_steps(training: Training) -> Iterator[tuple[int, int]]:
     """
     turns = sum(len(step.turns) for step in training.steps[: len(training.rows)])
     while not training.is_ended and len(training.rows) < len(training.steps):
-        left = range(len(training.rows) + 1, len(training.steps) + 1)
-        for number in progress(left, "train", len(left), "steps"):
-            turns += len(training.steps[number - 1].turns)
-            yield number, turns
-            if training.is_ended:
-                break
+        first, total = len(training.rows) + 1, len(training.steps)
+        with tally("train", total, "steps") as advance:
+            advance(first - 1)
+            for number in range(first, total + 1):
+                turns += len(training.steps[number - 1].turns)
+                yield number, turns
+                if training.is_ended:
+                    break
+                advance(1)
 
 
 def save_with_card(
@@ -275,7 +278,7 @@ def validate(training: Training, validation: Validation, number: int) -> None:
         return
     validation.save_if_best(training.student)
     if len(training.steps) > planned:
-        left = row["score"] / validation.rows[0]["score"]
+        left = find_best(validation.rows, any_gain=True)["score"] / validation.rows[0]["score"]
         say(f"the sum of both distances is {left:.0%} of that before training: "
             f"{counted(len(training.steps) - planned, 'more step')}")  # fmt: skip
     elif has_stalled(validation.rows, training.cycle_start):

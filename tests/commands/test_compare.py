@@ -15,7 +15,9 @@ from opdkit.commands.compare import compare
 from opdkit.commands.report.collect import collect
 from opdkit.config.compare import CompareConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate import comparison
 from opdkit.evaluate import stage as evaluate
+from opdkit.evaluate.comparison import Side
 from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.store.reading import read_all
 
@@ -100,8 +102,22 @@ def test_who_is_compared(run, plain_model_dir, tmp_path) -> None:
     assert names(run) == ["run", "a", "b"]
     assert names(run, "a") == ["run", "a"]
     assert names(run, "a", "b") == ["a", "b"]
+    assert names(run, "train", "a", "b") == ["run", "a", "b"]
     other = Path(shutil.copytree(run, tmp_path / "other" / "run"))
     assert names(run, other) == [str(run), str(other)], "two folders of one name"
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_validation_scores_are_side_by_side_if_the_prompts_were_the_same(made, is_same: bool, monkeypatch) -> None:
+    def describe(side: Side) -> dict:
+        turns = ("s:1",) if is_same or side.name == "a" else ("s:1", "s:3")
+        return {"training": side.name, "options": {}, "best_score": 0.4, "best_step": 7, "validated": turns}
+
+    monkeypatch.setattr(comparison, "describe_training", describe)
+    found = compare(CompareConfig(run=made)).trainings
+    assert [one["best_score"] for one in found] == [0.4 if is_same else None] * 2
+    assert [one["best_step"] for one in found] == [7, 7]
+    assert all("validated" not in one for one in found)
 
 
 def test_wrong_names_are_refused(made, tmp_path) -> None:

@@ -167,6 +167,9 @@ def test_a_loss_where_nobody_complained_stops_although_each_domain_is_too_small_
     assert not stopped.ship
     assert "in uncorrected, right replies fell from 100.0% to 29.0%" in stopped.sentence
     assert decide_on(rows, CALM + [kind | {"chance": 0.5} for kind in kinds]).ship
+    in_doubt = decide_on(rows, CALM + [kind | {"chance": 0.04} for kind in kinds])
+    assert in_doubt.ship, "of so many comparisons, chance alone makes one like this"
+    assert "Taken alone, the fall where nobody complained is beyond chance (100.0% to 29.0%)" in in_doubt.sentence
 
 
 @pytest.mark.parametrize(("count", "comparisons"), [(4, 0), (30, 2)])

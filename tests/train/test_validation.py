@@ -32,6 +32,7 @@ from opdkit.train import checkpoints, training_set
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
 from opdkit.train import validation_models as models
+from opdkit.train.best_state import find_best
 from opdkit.train.launch import start_accelerator
 from opdkit.train.schedule import make_objectives
 from opdkit.train.targets import load_turns
@@ -597,6 +598,9 @@ def test_an_unfinished_training_goes_on_with_another_cycle(run, plain_model_dir,
     assert turns[0] != turns[1]
     said = capsys.readouterr().err
     assert f"{cycle} more steps" in said
+    measured = [row for row in read_all(run, "validations") if row["step"] <= cycle]
+    best = find_best(measured, any_gain=True)["score"] / measured[0]["score"]
+    assert f"the sum of both distances is {best:.0%} of that before training: {cycle} more steps" in said
     assert "not learned all" not in said
     assert not [f for f in examine(run).findings if f.stage == "train"]
     train.run(train_config(once, plain_model_dir, **(UNFINISHED | {"epochs": 1})))
