@@ -120,7 +120,7 @@ def read_call(record: JSON) -> Call | LeftOut:
         output = made[0] if made else None
     definitions = [item["content"] for item in items if _is_tool_definition(item)]
     tools = read_tools(request.get("tools")) or read_tools(definitions) or read_span_tools(span)
-    prompt = read_prompt([i for i in items if not _is_tool_definition(i)], first_text(request.get("system")))
+    prompt = read_prompt([i for i in items if not _is_tool_definition(i)], request.get("system"))
     # Items of the Responses API: a tool call, or a message in a list.
     kinds = ("call" if is_call(item) else item.get("type") for item in made if isinstance(item, dict))
     has_item = any(kind == "call" or (kind == "message" and made is output) for kind in kinds)

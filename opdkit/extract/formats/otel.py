@@ -108,6 +108,9 @@ def read_call(record: JSON) -> Call | LeftOut:
     replies = [message for item in reply_items for message in openai_messages(item)]
     if not replies or not isinstance(replies[0], dict):
         raise Unreadable("no reply", "the reply is not a message")
+    if replies[0].get("role") == "thinking" and isinstance(value_at(replies, (1,)), dict):  # OpenLLMetry, of Anthropic
+        thought = {"reasoning": replies[0]["content"], "finish_reason": replies[0].get("finish_reason")}
+        replies = [thought | replies[1], *replies[2:]]
     read, notes = read_pieces([m | {"role": "assistant"} for m in replies if isinstance(m, dict)], only_calls=True)
     reply, note = read[0], notes[0]
     reasons = parse_text(value_at(tree, ("gen_ai", "response", "finish_reasons")))
@@ -152,6 +155,10 @@ def read_span_tools(tree: JSON) -> str | None:
         parsed = [{key: parse_text(value) for key, value in f.items()} for f in functions if isinstance(f, dict)]
         return dump([{"type": "function", "function": function} for function in parsed])
     own = [parse_text(tool) for tool in as_list(value_at(tree, ("ai", "prompt", "tools")))]
+    asked = parse_text(tree.get("model_request_parameters"))  # Pydantic AI's first versions
+    own += [{"name": value_at(tool, ("name",)), "description": value_at(tool, ("description",)),
+             "parameters": value_at(tool, ("parameters_json_schema",))}
+            for kind in ("function_tools", "output_tools") for tool in as_list(value_at(asked, (kind,)))]  # fmt: skip
     for tool in as_list(value_at(parse_text(value_at(tree, (*_ADK, "llm_request"))), ("config", "tools"))):
         own += as_list(value_at(tool, ("function_declarations",)))
     return read_tools(value_at(tree, ("gen_ai", "tool", "definitions")) or own)
@@ -179,9 +186,22 @@ def _list_at(tree: JSON, *steps: str) -> list[Any] | None:
 def _read_genai(tree: JSON) -> Logged:
     prompt, replies = _list_at(tree, "gen_ai", "input", "messages"), _list_at(tree, "gen_ai", "output", "messages")
     system = parse_text(value_at(tree, ("gen_ai", "system_instructions")))
-    if prompt is not None and system and value_at(prompt, (0, "role")) not in ("system", "developer"):
+    if prompt is not None and system and _join_texts(system) not in _join_texts(_read_opening(prompt[0])):
         prompt = [{"role": "system", "parts" if isinstance(system, list) else "content": system}, *prompt]
     return prompt, replies
+
+
+def _read_opening(item: Any) -> Any:
+    """Return the parts or the content of a system message; None for another message."""
+    is_system = value_at(item, ("role",)) in ("system", "developer")
+    return (item.get("parts") or item.get("content")) if is_system else None
+
+
+def _join_texts(parts: Any) -> str:
+    """Return the texts of parts, one per line; a text itself."""
+    if isinstance(parts, str):
+        return parts
+    return "\n".join(first_text(value_at(p, ("content",)), value_at(p, ("text",))) or "" for p in as_list(parts))
 
 
 def _read_ai_sdk(tree: JSON) -> Logged:
@@ -246,6 +266,9 @@ def openai_messages(item: Any) -> list[Any]:
         item = item["message"]
     if not isinstance(item, dict):
         return [item]  # read_messages rejects it
+    if item.get("tool_call_id") and item.get("content") and item.get("contents"):  # a result, and what the user said
+        said = {key: value for key, value in item.items() if key not in ("content", "tool_call_id")}
+        return [_convert_fields(item | {"contents": None}), _convert_fields(said)]
     return _convert_parts(item) if isinstance(item.get("parts"), list) else [_convert_fields(item)]
 
 
@@ -296,7 +319,9 @@ def _convert_fields(item: JSON) -> JSON:
     if not (isinstance(content, list) and content and all(value_at(part, ("type",)) in PART_TYPES for part in content)):
         content = item.get("content")  # a text that happens to be JSON
         content = content if isinstance(content, (str, list)) or content is None else dump(content)
-    if content is None and isinstance(item.get("contents"), list):
+    if isinstance(content, list):  # Pydantic AI's events name the type of a part `kind`
+        content = [{"type": p.get("kind")} | p if isinstance(p, dict) and "kind" in p else p for p in content]
+    if isinstance(item.get("contents"), list) and item["contents"]:
         parts = [part.get("message_content", part) if isinstance(part, dict) else part for part in item["contents"]]
         content = [{k: v for k, v in p.items() if k != "image"} if isinstance(p, dict) else p for p in parts]
     message = {"role": _read_role(item), "content": content}

@@ -697,3 +697,54 @@ def test_pages_in_pages_are_no_langfuse():
 ])  # fmt: skip
 def test_recognised(record, name):
     assert detect([Line("log", 1, json.dumps(record).encode())]) == name
+
+
+# -- thinking, parts and instructions that are logged apart -----------------------------------------------------------
+
+
+def test_thinking_and_pictures_in_the_events_of_pydantic_ai():
+    """Its parts name their type `kind`, and texts of the user need no object."""
+    parts = [{"kind": "thinking", "text": "Greet."}, {"kind": "text", "text": "Hello!"}]
+    own = [{"event.name": "gen_ai.user.message", "role": "user", "content": ["u", {"kind": "image-url", "url": "x"}]},
+           {"event.name": "gen_ai.choice", "message": {"role": "assistant", "content": parts}}]  # fmt: skip
+    (session,) = read("otel", span({"events": json.dumps(own)}))
+    assert said(session) == [("user", "u\n[image-url]"), ("assistant", "Hello!")]
+    assert session.messages[1]["reasoning"] == "Greet."
+
+
+def test_thinking_that_openllmetry_logs_as_the_first_completion():
+    flat_form = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "u",
+                 "gen_ai.completion.0.role": "thinking", "gen_ai.completion.0.content": "hm",
+                 "gen_ai.completion.0.finish_reason": "end_turn",
+                 "gen_ai.completion.1.role": "assistant", "gen_ai.completion.1.content": "a"}  # fmt: skip
+    (session,) = read("otel", span(flat_form))
+    assert (said(session), session.messages[1]["reasoning"]) == ([("user", "u"), ("assistant", "a")], "hm")
+    assert session.notes[1].finish_reason == "end_turn"
+
+
+def test_what_the_user_said_beside_a_result_in_openinference():
+    attributes = flat([U, CALLING, {"role": "user", "tool_call_id": "c1", "content": "found"}], A)
+    attributes |= {"llm.input_messages.2.message.contents.1.message_content.type": "text",
+                   "llm.input_messages.2.message.contents.1.message_content.text": "No, in Paris!"}  # fmt: skip
+    (session,) = read("otel", span(attributes))
+    assert said(session)[2:] == [("tool", "found"), ("user", "No, in Paris!"), ("assistant", "a")]
+
+
+def test_instructions_beside_another_system_message():
+    asked = json.dumps([{"role": "system", "parts": [{"type": "text", "content": "You sell shoes."}]}, *PARTS_IN])
+    logged = {"gen_ai.system_instructions": json.dumps([{"type": "text", "content": "Never give a discount."}]),
+              "gen_ai.input.messages": asked}  # fmt: skip
+    (session,) = read("otel", span(GEN_AI | logged))
+    assert said(session)[:2] == [("system", "Never give a discount."), ("system", "You sell shoes.")]
+
+
+def test_the_tools_of_the_first_versions_of_pydantic_ai():
+    asked = {"function_tools": [{"name": "find", "description": "d", "parameters_json_schema": {"type": "object"}}]}
+    (session,) = read("otel", span(GEN_AI | {"model_request_parameters": json.dumps(asked)}))
+    assert json.loads(session.tools) == [{"name": "find", "description": "d", "parameters": {"type": "object"}}]
+
+
+def test_a_system_prompt_in_blocks_in_langfuse():
+    request = {"system": [{"type": "text", "text": "s"}], "messages": [U]}
+    (session,) = read("langfuse", observation(request, A))
+    assert said(session) == [("system", "s"), ("user", "u"), ("assistant", "a")]
