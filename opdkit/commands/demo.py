@@ -37,17 +37,21 @@ def sample_data() -> Path:
 
 
 def configure_stages(directory: Path) -> list[tuple[str, str, StageConfig]]:
-    """Return (stage, what it does in a newcomer's words, its configuration) for each stage, in order."""
+    """Return (stage, what it does in a newcomer's words, its configuration) for each stage, in order.
+
+    This process does all parts, also in a task of a Slurm array.
+    """
     data = sample_data()
     model = str(data / "model")
     train = TrainConfig(run=directory, model=model, epochs=1)  # a second epoch would take another half a minute
     evaluation = EvalConfig(run=directory, prompts=str(data / "prompts.jsonl"), max_new_tokens=64)
     return [
-        ("extract", "read the logs of a tiny assistant", ExtractConfig(run=directory, logs=(str(data / "logs"),))),
+        ("extract", "read the logs of a tiny assistant",
+         ExtractConfig(run=directory, shard="0/1", logs=(str(data / "logs"),))),
         ("judge", "let the same tiny model judge every reply by what the user or the tool said next, 5 votes each",
-         JudgeConfig(run=directory, judge="local", judge_model=model, max_new_tokens=64)),
+         JudgeConfig(run=directory, shard="0/1", judge="local", judge_model=model, max_new_tokens=64)),
         ("teacher", "score every judged reply twice: as it was, and knowing the hint",
-         TeacherConfig(run=directory, model=model)),
+         TeacherConfig(run=directory, shard="0/1", model=model)),
         ("train", "train on the difference, token by token", train),
         ("eval", "ask both models things that the logs never mention", evaluation),
     ]  # fmt: skip

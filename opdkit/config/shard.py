@@ -21,13 +21,18 @@ def parse_shard(text: str) -> tuple[int, int]:
     if text != "auto":
         index, _, count = text.partition("/")
         return int(index), int(count)
-    task, tasks = read_array_task()
+    (task, tasks), (rank, size) = read_array_task(), read_rank()
+    return task * size + rank, tasks * size
+
+
+def read_rank() -> tuple[int, int]:
+    """Return (rank, number of processes) of the launcher; (0, 1) without one. Raises ConfigError."""
     if not ("RANK" in os.environ and "WORLD_SIZE" in os.environ):
-        return task, tasks
+        return 0, 1
     rank, size = _read_number("RANK"), _read_number("WORLD_SIZE")
     if not 0 <= rank < size:
         raise ConfigError(f"RANK={rank} does not fit WORLD_SIZE={size}; pass --shard I/N")
-    return task * size + rank, tasks * size
+    return rank, size
 
 
 def read_array_task() -> tuple[int, int]:

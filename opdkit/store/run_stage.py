@@ -1,12 +1,14 @@
 """Run one stage: record its error, listen for signals."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from opdkit.config.command_line import quote
 from opdkit.config.commands import COMMANDS, load_function
 from opdkit.config.fields import StageConfig
+from opdkit.config.shard import read_rank
 from opdkit.store.announce import announce_models
 from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
@@ -42,6 +44,8 @@ def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
     `more` is passed to the stage's function. Call `config.check_inputs()` first: it is not called here, because
     `opdkit run` checks all of its stages before it runs the first.
     """
+    if name == "eval" and config.shard == "auto":  # it has one part: the tasks of a Slurm array do not share it
+        config = replace(config, shard="/".join(map(str, read_rank())))
     announce_models(name, config)
     record = contextlib.nullcontext() if config.is_dry_run else record_failure(name, config)
     with record, listen_for_signals():

@@ -26,6 +26,7 @@ from opdkit.commands import demo
 from opdkit.commands.report.collect import collect
 from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import ReviewServer
+from opdkit.config.shard import parse_shard
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import read_reviews_in_force
@@ -43,6 +44,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run([sys.executable, "-m", "opdkit", "demo", str(directory)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return directory
+
+
+def test_a_task_of_a_slurm_array_does_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here each stage reads all parts of the one before it."""
+    for name, value in {"ID": 1, "COUNT": 4, "MIN": 0, "MAX": 3}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    steps = demo.configure_stages(tmp_path)
+    assert {name: parse_shard(options.shard) for name, _, options in steps if name not in ("train", "eval")} == {
+        "extract": (0, 1), "judge": (0, 1), "teacher": (0, 1)
+    }  # fmt: skip
 
 
 def test_it_closes_with_the_figures_and_what_to_type_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

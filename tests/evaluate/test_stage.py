@@ -21,6 +21,7 @@ from opdkit.evaluate.generation import generate
 from opdkit.model.load import load_model
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
+from opdkit.store.run_stage import run_stage
 from opdkit.train import stage as train
 
 ANYTHING = {"match": ["."]}
@@ -269,6 +270,16 @@ def test_a_local_judge_that_is_none_is_found_before_replies_are_sampled(run, tmp
     with pytest.raises(OpdkitError, match="tokenizer"):
         evaluate.run(config(run, prompts, judge_model=str(judge)))
     assert not (run / "eval").exists()
+
+
+@pytest.mark.parametrize(("rank", "parts"), [(None, 1), (0, 1), (1, 0)])
+def test_a_task_of_a_slurm_array_does_the_whole_evaluation(run, tmp_path, monkeypatch, rank, parts) -> None:
+    """Only the processes of a launcher share it: the first one does it."""
+    values = {f"SLURM_ARRAY_TASK_{name}": value for name, value in {"ID": 1, "COUNT": 4, "MIN": 0, "MAX": 3}.items()}
+    for name, value in (values | ({} if rank is None else {"RANK": rank, "WORLD_SIZE": 2})).items():
+        monkeypatch.setenv(name, str(value))
+    prompts = prompts_file(tmp_path, easy=ANYTHING)
+    assert run_stage("eval", config(run, prompts, samples=0, overwrite=rank is None)).parts_done == parts
 
 
 # -- what it refuses ------------------------------------------------------------------------------------------------
