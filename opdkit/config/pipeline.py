@@ -32,9 +32,10 @@ def make_configurations(
                     "dry_run": config.is_dry_run or None}  # fmt: skip
     model: JSON = {"model": config.model, "seed": config.seed}
     costed: JSON = {name: getattr(config, name, None) for name in ("price", "measure")}  # `slurm` has neither
-    common_to_two = costed | {"wording": config.wording}
+    parts: JSON = {"shard": None if config.shard == "auto" else config.shard}  # not for train, which has one part
+    common_to_two = parts | costed | {"wording": config.wording}
     flags: dict[str, JSON] = {
-        "extract": {"logs": config.logs},
+        "extract": parts | {"logs": config.logs},
         "judge": {"judge": config.judge, "judge_model": config.judge_model, "judge_url": config.judge_url,
                   "criterion": config.criterion, "seed": config.seed, **common_to_two},
         "teacher": model | common_to_two,

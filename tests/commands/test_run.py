@@ -78,6 +78,12 @@ def test_a_local_judge_is_the_student_wherever_both_are_named(table: str, tmp_pa
     assert (judge["judge"], judge["judge_model"]) == ("local", "m")
 
 
+def test_an_explicit_shard_counts_in_every_stage_with_parts(tmp_path: Path) -> None:
+    """In a task of a Slurm array, each stage would do the parts of that task only."""
+    made = make_configurations(RunConfig(run=tmp_path / "run", logs=("x",), model="m", judge="rules", shard="0/1"))
+    assert [stage.shard for stage in made.values()] == ["0/1", "0/1", "0/1", "auto"]
+
+
 @pytest.mark.parametrize("command", ["run", "slurm"])
 def test_a_teacher_of_several_processes_is_refused_before_the_first_stage(command: str, tmp_path: Path) -> None:
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
