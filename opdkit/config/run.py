@@ -15,7 +15,9 @@ ORDER = ("extract", "judge", "teacher", "train")
 class PipelineConfig(StageConfig):
     """Options of every command that configures the whole pipeline."""
 
-    logs: tuple[str, ...] = argument(..., "log files or folders of them, -, or hf:NAME[:SPLIT]; as for extract")
+    logs: tuple[str, ...] = argument(
+        (), "log files or folders of them, -, or hf:NAME[:SPLIT]; as for extract; here or in --config"
+    )
     limit: int | None = shared_option("limit", WHAT)
     model: str | None = shared_option("model", WHAT, default=None)
     judge: str | None = shared_option("judge", WHAT, "needed, here or in --config")

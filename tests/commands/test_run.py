@@ -59,6 +59,18 @@ def test_nobody_judges_by_default(command: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("command", ["run", "slurm"])
+def test_the_logs_are_named_here_or_in_the_file(command: str, tmp_path: Path) -> None:
+    log, file = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v")), tmp_path / "opdkit.toml"
+    file.write_text(f"[extract]\nlogs = [{str(log)!r}]\n", encoding="utf-8")
+    words = [command, str(tmp_path / "run"), "--model", str(MODEL), "--judge", "rules"]
+    words += ["--dry-run"] if command == "run" else []
+    missing = CliRunner().invoke(app, words)
+    assert (missing.exit_code, "LOGS is missing" in missing.stderr) == (2, True)
+    done = CliRunner().invoke(app, [*words, "--config", str(file)])
+    assert done.exit_code == 0, done.stderr
+
+
 @pytest.mark.parametrize("where", ["flag", "set", "table"])
 def test_the_judge_of_a_run_is_named_by_flag_set_or_table(where: str, tmp_path: Path) -> None:
     file = tmp_path / "opdkit.toml"

@@ -55,10 +55,10 @@ def run(config: SlurmConfig) -> Launch:
     if stages["judge"].effective()["out"]:
         raise ConfigError("--judge batch with --out waits for answers, and no job does: judge first, then submit the "
                           "other stages")  # fmt: skip
-    for log in config.logs:
+    extract = cast(ExtractConfig, stages["extract"])
+    for log in extract.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} does not exist; name log files, folders of them, or hf:NAME")
-    extract = cast(ExtractConfig, stages["extract"])
     choose_format(extract)  # checks the options
     check_stages(stages.values(), asks_hub=False)  # this machine may have no network
     check_plans(stages)
