@@ -246,5 +246,5 @@ def write_commands(run: Path, trained: TrainConfig, evaluated: EvalConfig, by: s
     measure = evaluated.effective() | {"name": name, "model": None}
     lines = [command_line("train", TrainConfig, base, train, ("shard",)),
              command_line("eval", EvalConfig, base, measure, ("shard",)),
-             ["opdkit", "compare", str(base), *([run.stem] if run != base else []), name]]  # fmt: skip
+             ["opdkit", "compare", str(base), *([run.resolve().stem] if run != base else []), name]]  # fmt: skip
     return [shlex.join(words) for words in lines]

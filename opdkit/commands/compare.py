@@ -46,7 +46,7 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
     Raises ConfigError if a name is unknown, or only one training is left.
     """
     home = stage_dir(config.run, "teacher").parent  # for a named training: the run whose targets it shares
-    names = {name: path for name, path in list_trainings(home).items() if path != config.run}
+    names = {name: path for name, path in list_trainings(home).items() if path.resolve() != config.run.resolve()}
     words = names | ({"train": home} if has_stage(home, "train") else {})  # its folder names the unnamed training
     train = f"`opdkit train {quote(home)} --name NAME ...` adds one"
     for word in config.others:

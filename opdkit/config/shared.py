@@ -122,7 +122,8 @@ class NamedTraining(StageConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name is not None:
-            if not re.fullmatch(r"\w[\w.+-]*", self.name) or TRAINING in (Path(self.name).suffix, self.run.suffix):
+            paths = Path(self.name), self.run, self.run.resolve()  # "." or a link may be a training
+            if not re.fullmatch(r"\w[\w.+-]*", self.name) or any(path.suffix == TRAINING for path in paths):
                 raise ConfigError(f"--name {self.name} for RUN {self.run}: a name has letters, digits, _, ., + and -, "
                                   f"does not begin with . or -, and is not for what ends in {TRAINING}")  # fmt: skip
             object.__setattr__(self, "run", self.run / f"{self.name}{TRAINING}")

@@ -25,8 +25,11 @@ DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored 
 
 def stage_dir(run: Path, stage: str) -> Path:
     """Return the folder of a stage of a run. A named training has only train and eval; the others are its run's."""
-    is_shared = run.suffix == TRAINING and stage not in ("train", "eval")
-    return (run.parent if is_shared else run) / stage
+    home = run
+    if run.suffix != TRAINING and (run.name in ("", "..") or run.is_symlink()):  # "." or a link may be a training
+        home = run.resolve()
+    is_shared = home.suffix == TRAINING and stage not in ("train", "eval")
+    return (home.parent if is_shared else run) / stage
 
 
 def no_run_error(directory: Path) -> OpdkitError:

@@ -9,11 +9,14 @@ from checked_runs import recommit
 from named_trainings import train_named, two_trainings
 
 import opdkit
+from opdkit.commands.blame import write_commands
 from opdkit.commands.check.stage import examine
 from opdkit.commands.check.stage import run as check
+from opdkit.commands.compare import choose_runs
 from opdkit.commands.status import run as status
 from opdkit.config.check import CheckConfig
 from opdkit.config.commands import configure
+from opdkit.config.compare import CompareConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.status import StatusConfig
@@ -51,6 +54,22 @@ def test_a_name_is_a_place_beside_the_runs_own_training() -> None:
                           "eval": "r/b.training"}.items():  # fmt: skip
         assert stage_dir(Path("r/b.training"), stage) == Path(folder) / stage
         assert stage_dir(Path("trainings/r"), stage) == Path("trainings/r") / stage
+
+
+@pytest.mark.parametrize("way", [".", "train/..", "link"])
+def test_a_training_is_one_as_a_dot_and_through_a_link(made, tmp_path, monkeypatch, way) -> None:
+    """The spelling of its path may lack the suffix."""
+    monkeypatch.chdir(made / "b.training")
+    (tmp_path / "link").symlink_to(made / "b.training")
+    path = tmp_path / "link" if way == "link" else Path(way)
+    assert stage_dir(path, "teacher") == made / "teacher"
+    assert stage_dir(path, "eval") == path / "eval"
+    assert examine(path).findings == []
+    assert choose_runs(CompareConfig(run=path)) == {"b": path, "a": made / "a.training"}
+    configs = TrainConfig(run=path, model="m"), EvalConfig(run=path, prompts="p")
+    assert write_commands(path, *configs, "user", [{"value": "u"}])[2] == f"opdkit compare {made} b without-u"
+    with pytest.raises(ConfigError, match="--name"):
+        TrainConfig(run=path, model="m", name="c")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "-a", "a b", "a\\b", "a.training", "ä\n"])
