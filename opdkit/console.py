@@ -32,7 +32,7 @@ class WordConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does, but wrap strings and Texts as described above if `soft_wrap` is set."""
-        has_width = self.is_terminal or "COLUMNS" in os.environ
+        has_width = is_screen(self) or "COLUMNS" in os.environ
         if options.get("soft_wrap") and has_width:
             markup = options.get("markup")
             texts = (self.render_str(one, markup=markup) if isinstance(one, str) else one for one in objects)
@@ -45,6 +45,11 @@ class WordConsole(Console):
             super().print(*objects, **options)
         finally:
             self.width = width
+
+
+def is_screen(console: Console) -> bool:
+    """Return True if a console writes to a terminal. FORCE_COLOR asks for colours in a pipe, not for tables."""
+    return console.is_terminal and ("FORCE_COLOR" not in os.environ or console.file.isatty())
 
 
 def wrap_words(text: Text, width: int) -> Text:
@@ -65,6 +70,8 @@ def wrap_words(text: Text, width: int) -> Text:
     return Text("\n").join(lines)
 
 
+if not os.environ.get("COLUMNS", "").lstrip("0").isdigit():  # rich would print nothing with COLUMNS=0
+    os.environ.pop("COLUMNS", None)
 stderr = WordConsole(stderr=True, highlight=False)
 stdout = WordConsole(highlight=False)
 

@@ -1,5 +1,9 @@
 """Tests of opdkit/console.py: bars within bars, progress in a pipe, and counted nouns."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from rich.console import Console
 
@@ -40,6 +44,15 @@ def test_a_pipe_is_told_once_a_minute(monkeypatch, capsys):
     monkeypatch.setattr(console, "_screen", console._Screen())
     assert len(list(console.progress(range(6), "judging", 6, "votes"))) == 6
     assert capsys.readouterr().err.splitlines() == ["judging: 2 of 6 votes", "judging: 4 of 6 votes"]
+
+
+@pytest.mark.parametrize("columns", ["0", "00", "", "wide"])
+def test_columns_that_are_no_width_count_as_not_set(columns):
+    """In a pipe the line stays whole."""
+    text = " ".join(["word"] * 30)
+    command = [sys.executable, "-c", f"from opdkit.console import print_line, say; say({text!r}); print_line({text!r})"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": columns})
+    assert (done.stdout, done.stderr) == (f"{text}\n", f"{text}\n")
 
 
 @pytest.mark.parametrize(

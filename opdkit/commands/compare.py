@@ -1,5 +1,6 @@
 """`opdkit compare`: compare trainings of one run or of several on the same held-out prompts."""
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def run(config: CompareConfig) -> None:
     """Print which training is better, its numbers, and replies that differ. Raises what `compare` raises."""
     comparison = compare(config)
     if config.json:
-        stdout.print_json(data=asdict(comparison))
+        print(json.dumps(asdict(comparison), indent=2))
     else:
         print_comparison(comparison, config.replies)
 

@@ -6,6 +6,7 @@ drift on replies of the model before and on text that no objective trains on).
 """
 
 import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
         scores = read_part(run_dir, "scores", 0)
         conclusion = conclude(scores, run_dir)
         if config.json:
-            stdout.print_json(data={"conclusion": asdict(conclusion), "scores": scores})
+            stdout.out(json.dumps({"conclusion": asdict(conclusion), "scores": scores}, indent=2))
         else:
             print_conclusion(conclusion, and_next=False)  # printed last, with the summary
             print_scores(scores, read_part(run_dir, "replies", 0))

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 import opdkit
 from opdkit.cli import app
 from opdkit.commands.compare import compare
+from opdkit.commands.compare import run as run_compare
 from opdkit.commands.report.collect import collect
 from opdkit.config.compare import CompareConfig
+from opdkit.console import WordConsole
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import comparison
 from opdkit.evaluate import stage as evaluate
@@ -66,6 +68,13 @@ def test_the_values_are_those_of_eval_and_the_differences_paired(made) -> None:
     passed = [sum(row["passed"] for row in side.values()) / PROMPTS for side in replies]
     assert greedy["difference"] == pytest.approx(passed[1] - passed[0])
     assert greedy["low"] <= greedy["difference"] <= greedy["high"]
+
+
+def test_json_has_no_colours(made, capsys, monkeypatch) -> None:
+    console = WordConsole(force_terminal=True, color_system="truecolor")
+    monkeypatch.setattr("opdkit.commands.compare.stdout", console)
+    run_compare(CompareConfig(run=made, json=True))
+    assert json.loads(capsys.readouterr().out)["sentence"] == compare(CompareConfig(run=made)).sentence
 
 
 def test_what_each_training_did_and_cost(made) -> None:

@@ -14,6 +14,7 @@ from scored_runs import Said, Toy, toy_sessions, write_run
 from opdkit.chat.template import Chat
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.train import TrainConfig
+from opdkit.console import WordConsole
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import read_prompts
@@ -111,7 +112,9 @@ def test_the_same_plan_gives_the_same_rows_and_is_not_run_again(run, tmp_path, m
     evaluate.run(config(run, prompts))
     shown = capsys.readouterr().out
     assert "right replies" in shown
-    evaluate.run(config(run, prompts, json=True))
+    console = WordConsole(force_terminal=True, color_system="truecolor", highlight=False)
+    monkeypatch.setattr(evaluate, "stdout", console)
+    evaluate.run(config(run, prompts, json=True))  # in no colours
     found = json.loads(capsys.readouterr().out)
     assert found["scores"] == first[1]
     assert " ".join(shown.split()).startswith(found["conclusion"]["sentence"])

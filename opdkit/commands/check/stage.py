@@ -15,7 +15,7 @@ from opdkit.commands.check.rows import COLUMNS, Known, Seen, check_rows
 from opdkit.config.check import CheckConfig
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import counted, print_line, print_tsv, printable, progress, say, stdout
+from opdkit.console import counted, is_screen, print_line, print_tsv, printable, progress, say, stdout
 from opdkit.store.atomic import find_left_overs, remove_entries
 from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
@@ -102,7 +102,7 @@ def print_findings(findings: list[Finding]) -> None:
     """Print the findings: as text on a terminal, else as tab-separated columns under a header line."""
     cells = [[getattr(finding, name) for name in _COLUMNS] for finding in findings]
     rows = [["" if cell is None else printable(" ".join(str(cell).split())) for cell in row] for row in cells]
-    if not stdout.is_terminal:
+    if not is_screen(stdout):
         if rows:
             print_tsv(_COLUMNS, rows)
         return

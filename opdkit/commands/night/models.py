@@ -1,10 +1,12 @@
 """`opdkit models`: list the models of all nights, and choose which one is promoted."""
 
+import json
+
 from opdkit.commands.night.home import Home
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
-from opdkit.console import make_plain_table, print_line, print_tsv, stdout
+from opdkit.console import is_screen, make_plain_table, print_line, print_tsv, stdout
 from opdkit.errors import OpdkitError
 
 _COLUMNS = ("night", "began (UTC)", "parent", "learned from", "new turns", "replayed turns", "decision", "promoted")
@@ -29,7 +31,7 @@ def run(config: ModelsConfig) -> None:
         model = str(night.model) if night.model.exists() else None
         rows.append({"night": night.number} | night.record | {"promoted": night == promoted, "model": model})
     if config.json:
-        stdout.print_json(data=rows)
+        print(json.dumps(rows, indent=2))
         return
     cells = []
     for row in rows:
@@ -37,7 +39,7 @@ def run(config: ModelsConfig) -> None:
         turns, replayed = (f"{row.get(name, 0):,}" for name in ("turns", "replayed"))
         cells.append((str(row["night"]), began, str(row.get("parent", "")), learns, turns, replayed,
                       row.get("decision") or "to do", "now" if row["promoted"] else ""))  # fmt: skip
-    if not stdout.is_terminal:
+    if not is_screen(stdout):
         print_tsv(_COLUMNS, cells)
         return
     table = make_plain_table()

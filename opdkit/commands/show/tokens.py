@@ -14,7 +14,7 @@ from rich.text import Text
 
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
-from opdkit.console import add_sign, make_plain_table, print_tsv, printable
+from opdkit.console import add_sign, is_screen, make_plain_table, print_tsv, printable
 
 _STYLES = {
     1: "bold #000000 on #c6dbef", 2: "bold #ffffff on #2171b5", 3: "bold #ffffff on #08306b",
@@ -84,7 +84,7 @@ def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) ->
         style = _STYLES.get(level(token), "") if colour else ""
         table.add_row(*(Text(cell, style=style if k == 1 else "") for k, cell in enumerate(row)))
         rows.append(row)
-    if console.is_terminal:
+    if is_screen(console):
         console.print(table)
     else:
         print_tsv(columns, rows)

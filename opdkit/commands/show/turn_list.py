@@ -10,7 +10,7 @@ from rich.text import Text
 from opdkit.commands.show.tokens import one_line
 from opdkit.commands.turns.line import TurnLine, shorten, signed
 from opdkit.config.fields import JSON
-from opdkit.console import add_sign, make_plain_table, print_tsv
+from opdkit.console import add_sign, is_screen, make_plain_table, print_tsv
 
 COLUMNS = ("turn", "reward", "hint", "agreement (share)", "tokens", "advantage (nats)", "reply", "hint text")
 _CHARS = 200  # of each text, at most
@@ -52,7 +52,7 @@ def print_list(lines: Sequence[TurnLine], console: Console) -> None:
             row["hint"] or "",
         )
         rows.append([one_line(cell) for cell in cells])
-    if console.is_terminal:
+    if is_screen(console):
         console.print(_make_table(rows, console.width))
     else:
         print_tsv(COLUMNS, rows)

@@ -14,6 +14,7 @@ from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home
 from opdkit.commands.night.models import run as models
 from opdkit.config.fields import JSON
 from opdkit.config.night import ModelsConfig
+from opdkit.console import WordConsole
 from opdkit.errors import ConfigError, OpdkitError
 
 
@@ -77,7 +78,13 @@ def test_a_copied_home_keeps_its_promotion_or_says_that_it_is_lost(home: Home, t
     assert copy.find_promoted() == 1
 
 
-def test_models_in_a_pipe_are_tab_separated_and_whole(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("colour", [None, "1"])
+def test_models_in_a_pipe_are_tab_separated_and_whole(
+    home: Home, colour: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FORCE_COLOR, which many CI services set, does not make a pipe a terminal."""
+    if colour:
+        monkeypatch.setenv("FORCE_COLOR", colour)
     home.night(4).write(home.night(4).record | {"began": "2026-01-02T03:00:00+00:00", "turns": 1200, "replayed": 120})
     models(ModelsConfig(home=home.path))
     head, *rows = capsys.readouterr().out.splitlines()
@@ -85,6 +92,18 @@ def test_models_in_a_pipe_are_tab_separated_and_whole(home: Home, capsys: pytest
                                 "decision", "promoted"]  # fmt: skip
     assert rows[3].split("\t") == ["4", "2026-01-02 03:00", "1", "2, 3, 4", "1,200", "120", "promoted", "now"]
     assert len(rows) == 4
+
+
+def test_models_as_json_have_no_colours(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = WordConsole(force_terminal=True, color_system="truecolor")
+    monkeypatch.setattr("opdkit.commands.night.models.stdout", console)
+    home.night(4).write(home.night(4).record | {"sentence": "見て"})
+    models(ModelsConfig(home=home.path, json=True))
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out)[3]["sentence"] == "見て"
 
 
 def test_on_a_terminal_the_promoted_model_comes_first(
