@@ -15,6 +15,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.console import counted
 from opdkit.model.folder import find_file
 from opdkit.store.atomic import write_text
+from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import manifest
 from opdkit.train.data_summary import describe_signal
 from opdkit.train.training_set import TrainingSet
@@ -52,7 +53,9 @@ def make_model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: 
 def add_scores(folder: Path, scores: str) -> None:
     """Replace the section of scores in a model folder's card. A card without that section is left unchanged."""
     path = folder / "README.md"
-    before, heading, rest = (path.read_text(encoding="utf-8") if path.exists() else "").partition("## Scores\n\n")
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    before, heading, rest = old.partition("## Scores\n\n")
     _, next_heading, behind = rest.partition("\n## ")
-    if heading:
-        write_text(path, before + heading + scores + next_heading + behind)
+    if heading and old != (new := before + heading + scores + next_heading + behind):
+        with disk_errors_explained(path):
+            write_text(path, new)

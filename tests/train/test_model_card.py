@@ -1,11 +1,13 @@
 """Tests of the model card beside the trained weights: the hub can read it, and it holds only what the run knows."""
 
+import errno
 import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub.constants
 import pytest
@@ -15,9 +17,12 @@ from scored_runs import toy_sessions, train_config, write_run
 
 from opdkit import __version__
 from opdkit.config.evaluate import EvalConfig
+from opdkit.errors import OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.store.reading import read_all
+from opdkit.train import model_card
 from opdkit.train import stage as train
+from opdkit.train.model_card import add_scores
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +145,16 @@ def test_a_strange_card_of_the_base_does_no_harm(tmp_path, plain_tokenizer, head
     said = facts(run / "train/model")
     assert "replies in 2 sessions" in said["Data"]
     assert card(run / "train/model").data.base_model in (None, ["x"])
+
+
+def test_a_card_is_written_only_if_it_changes(tmp_path, monkeypatch) -> None:
+    """A finished evaluation is shown in a run that one may only read; a disk error names the card and the remedy."""
+    (tmp_path / "README.md").write_text("# Card\n\n## Scores\n\nold\n", encoding="utf-8")
+    add_scores(tmp_path, "new\n")
+    monkeypatch.setattr(model_card, "write_text", Mock(side_effect=PermissionError(errno.EACCES, "denied")))
+    add_scores(tmp_path, "new\n")
+    with pytest.raises(OpdkitError, match=r"README\.md cannot be written"):
+        add_scores(tmp_path, "newer\n")
 
 
 def test_scores_are_added_where_eval_has_run(trained, tmp_path) -> None:
