@@ -1,5 +1,6 @@
 """Table of a run as Arrow, pandas, `datasets` or dicts."""
 
+import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -47,7 +48,7 @@ class RunTable:
         paths = self._list_paths()
         if missing := [path for path in paths if not path.exists()]:
             raise OpdkitError(f"{missing[0]} does not exist: the stage has not finished; call its method again")
-        return cast("datasets.Dataset", datasets.Dataset.from_parquet([str(path) for path in paths]))
+        return cast("datasets.Dataset", datasets.Dataset.from_parquet([glob.escape(str(path)) for path in paths]))
 
     def rows(self) -> Iterator[JSON]:
         """Yield the rows as dicts, with one part in memory at a time."""
