@@ -44,7 +44,7 @@ _RETURNED = {
     "gate": "opdkit.commands.gate:gate",
     "show": "opdkit.commands.show.turn:load_turns",
 }
-_FORM = ("json", "replies", "whole", "one_line", "logprobs")
+_FORM = ("json", "lines", "replies", "whole", "one_line", "logprobs")
 
 
 def list_options(command: str) -> list[Field]:

@@ -616,8 +616,6 @@ class BlameOptions(TypedDict, total=False):
     """what the blame of turns is summed over; session, model, language, source or metadata.NAME; default: the user if the log names one, else the session"""
     domain: Text | None
     """only what got worse in this domain; default: in all of them"""
-    lines: int | None
-    """lines to show of each table"""
     device: Text | None
     """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
 

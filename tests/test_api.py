@@ -5,6 +5,7 @@ import html
 import inspect
 import linecache
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -90,7 +91,7 @@ def test_the_named_arguments_of_a_method_are_options_of_its_command(command: str
     assert places == ([] if command == "show" else positional)
     keywords = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     printed = (
-        {"json", "replies", "whole", "one_line", "logprobs"}
+        {"json", "lines", "replies", "whole", "one_line", "logprobs"}
         if command in ("blame", "calibrate", "compare", "eval", "forecast", "gate", "show")
         else set()
     )
@@ -106,6 +107,7 @@ def test_the_named_arguments_of_a_method_are_options_of_its_command(command: str
         ({"judge": "lokal"}, "--judge is 'lokal'"),
         ({"judge": "local"}, "--judge-model"),
         ({"votes": 0}, "--votes is 0"),
+        ({"seed": 2**64}, "--seed is 18446744073709551616"),
         ({"votes": "many"}, "votes = 'many'"),
         ({"vote": 3}, "'vote'; did you mean 'votes'"),
         ({"base_url": "http://h/v1"}, "'judge_url'"),
@@ -405,6 +407,13 @@ def test_tables_in_every_form_are_the_same_rows(run: Run, tmp_path: Path, monkey
     frame = table.pandas(["turn_id", "message_index"])
     assert list(frame.columns) == ["turn_id", "message_index"]
     assert list(frame.turn_id) == [row["turn_id"] for row in rows]
+
+
+def test_the_path_of_a_dataset_is_no_pattern(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    other = tmp_path / "runs [v1]*?"
+    shutil.copytree(run.path / "extract", other / "extract")
+    assert len(Run(other).table("turns").dataset()) == len(run.table("turns"))
 
 
 def test_a_missing_reward_is_missing_in_pandas_too(run: Run) -> None:

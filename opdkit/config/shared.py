@@ -100,7 +100,7 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
                   {"expert": True}),
     "max_loss": (None, "do not ship if a loss of this share of right replies could go unseen in a domain; default: "
                  "only say how large such a loss could be", {"low": 0.001, "high": 1.0}),
-    "seed": (0, "seed of every random draw", {"low": 0}),
+    "seed": (0, "seed of every random draw", {"low": 0, "high": 2**63 - 1}),
     "json": (False, "JSON on stdout instead of text", {}),
 }  # fmt: skip
 
