@@ -89,6 +89,12 @@ def digest_turns(turns: Sequence[Any], *, reactions: bool = True) -> Iterator[by
     return _digest_replies(turns[0].session["messages"], facts)
 
 
+def digest_replies(messages: Sequence[JSON]) -> Iterator[bytes]:
+    """Yield the digest of each reply in the messages of a session, with all messages before it."""
+    return _digest_replies(messages, [(n, 0, None) for n, message in enumerate(messages)
+                                      if message["role"] == "assistant"])  # fmt: skip
+
+
 def forget_turns(ledger: Path, sessions: Mapping[str, str]) -> None:
     """Remove the turns of these sessions (id -> format) from the ledger, and from the free pages of its file."""
     with open_ledger(ledger) as connection:

@@ -13,6 +13,7 @@ from opdkit.store.stable_hash import stable_hash
 _SAMPLED = "/rollout-"
 _ROLLOUTS = re.compile(rf"(?::\d+{_SAMPLED}\d+)+\Z")
 _BRANCH = re.compile(r"#branch-\d+\Z")  # a `#` of the log's own is escaped
+_NUMBERS = re.compile(r"(#\d+)?(#branch-\d+)?\Z")
 
 
 def turn_id(session_id: str, message_index: int) -> str:
@@ -56,6 +57,15 @@ def branch_session_id(first: str, branch: int) -> str:
 def first_branch(session_id: str) -> str:
     """Return the id of the first branch of the session's conversation; the same id if the session is no branch."""
     return _BRANCH.sub("", session_id)
+
+
+def strip_numbers(session_id: str) -> str:
+    """Return a session id without the numbers of its conversation and branch, which may change as the log grows.
+
+    >>> strip_numbers("chat:17#2#branch-3")
+    'chat:17'
+    """
+    return _NUMBERS.sub("", session_id)
 
 
 def conversation_id(session_id: str) -> str:

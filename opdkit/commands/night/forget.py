@@ -20,7 +20,7 @@ from opdkit.config.conditions import find_rejection, flat, parse_filters, parse_
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.console import say
 from opdkit.errors import OpdkitError
-from opdkit.extract.known_turns import forget_turns
+from opdkit.extract.known_turns import digest_replies, forget_turns
 from opdkit.judge.kept_answers import drop_answers
 from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries, temporary_file, write_text
 from opdkit.store.counters import COUNTERS_KEY, TURN_COUNT, Counters
@@ -28,10 +28,11 @@ from opdkit.store.digests import digest_file, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.logged_fields import LoggedFields, read_logged_fields
 from opdkit.store.plans import fingerprint, has_stage, stage_dir
-from opdkit.store.reading import count_parts, is_complete, part_path
+from opdkit.store.reading import count_parts, is_complete, part_path, read_all
 from opdkit.store.reviews import drop_reviews, reviews_dir
 from opdkit.store.skip_reasons import FORGOTTEN
 from opdkit.store.tables import TABLES, choose_parquet_options
+from opdkit.store.turn_ids import first_branch, strip_numbers
 
 _FILE = "forgotten.json"
 _TABLES = {"judge": ("escalated", "verdicts"), "extract": ("turns", "sessions")}  # sessions last: a resume needs them
@@ -49,7 +50,7 @@ def forget(home: Home, where: Sequence[str]) -> int:
     entry = next((old for old in before if make_entry(where, old.get("salt", "")).items() <= old.items()),
                  make_entry(where, secrets.token_hex(16)))  # fmt: skip
     nights = home.list_nights()
-    found = {name for night in nights for name in find_sessions(night, [entry])}
+    found = find_versions(nights, entry)
     is_all_read = all(is_complete(night.log, "extract") for night in nights)
     if is_all_read and not found and entry not in before:
         sessions = [session for night in nights for session in read_logged_fields(night.log)]
@@ -61,12 +62,11 @@ def forget(home: Home, where: Sequence[str]) -> int:
                 raise OpdkitError(f"--where: no session has {field}; {did_you_mean(field, known)}")
         raise OpdkitError(f"the nights have read no session with {' and '.join(where)}; a value that --redact replaced "
                           "cannot be named")  # fmt: skip
-    # By their ids, versions of these sessions are found that earlier nights read before the log named the user.
-    ids = sorted({*entry.get("sessions", ()), *found})
-    entries = [*(old for old in before if old != entry), entry | {"done": False, "sessions": ids}]
+    places = sorted({*entry.get("sessions", ()), *found})
+    entries = [*(old for old in before if old != entry), entry | {"done": False, "sessions": places}]
     write_text(home.path / _FILE, json.dumps(entries, indent=2) + "\n")
     finish_forgetting(home)
-    return len(found)
+    return len(set(found.values()))
 
 
 def finish_forgetting(home: Home) -> None:
@@ -128,7 +128,7 @@ def is_described(session: LoggedFields, entry: JSON) -> bool:
 def read_forgotten(home: Home) -> list[JSON]:
     """Return the entries of forgotten.json, see `make_entry`; "done" says that all sessions of an entry are gone.
 
-    Until then, "sessions" are the ids of those that were found.
+    Until then, "sessions" are the night and id of those that were found.
     """
     path = home.path / _FILE
     return list(read_json(path, "put a copy back, and call the same command again")) if path.exists() else []
@@ -151,8 +151,31 @@ def find_sessions(night: Night, entries: Sequence[JSON]) -> dict[str, str]:
     if not is_complete(night.log, "extract"):  # its sessions are dropped when they are read
         return {}
     return {fields.session_id: fields.format for fields in read_logged_fields(night.log)
-            if any(fields.session_id in entry.get("sessions", ()) or is_described(fields, entry)
+            if any(f"{night.number}:{fields.session_id}" in entry.get("sessions", ()) or is_described(fields, entry)
                    for entry in entries)}  # fmt: skip
+
+
+def find_versions(nights: Sequence[Night], entry: JSON) -> dict[str, Any]:
+    """Return the sessions that an entry describes, and their versions in all nights.
+
+    The keys are "NIGHT:ID"; versions with the same first reply have the same value. An earlier night may have read a
+    session before the log named its user. If several conversations share a logged id, their numbers may change from
+    night to night: then one version holds the last reply of the other.
+    """
+    described = {f"{night.number}:{name}" for night in nights for name in find_sessions(night, [entry])}
+    id_of = {place: strip_numbers(place.partition(":")[2]) for place in described}
+    logged, replies = set(id_of.values()), dict[str, list[tuple[str, bytes]]]()
+    for night in (night for night in nights if logged and is_complete(night.log, "extract")):
+        for row in read_all(night.log, "sessions", ["session_id", "messages"]):
+            if (name := strip_numbers(row["session_id"])) in logged:
+                place = f"{night.number}:{row['session_id']}"
+                id_of[place], replies[place] = name, [(name, digest) for digest in digest_replies(row["messages"])]
+    held, last = ({reply for place in described for reply in replies[place][first:]} for first in (0, -1))
+    numbers = Counter(map(strip_numbers, {first_branch(place.partition(":")[2]) for place in replies}))
+    return {place: (id_of[place], *own[:1]) for place, own in replies.items()
+            if place in described or not held.isdisjoint(own[-1:]) or not last.isdisjoint(own)
+            # Ids that begin with ~ are digests of how conversations begin, which several may share.
+            or (numbers[id_of[place]] == 1 and ":~" not in id_of[place])}  # fmt: skip
 
 
 def drop_sessions(night: Night, entries: Sequence[JSON]) -> None:

@@ -118,6 +118,38 @@ def test_a_session_is_forgotten_in_nights_that_did_not_know_its_user_yet(tmp_pat
     assert "sessions" not in read_forgotten(Home(config.home))[0], "nobody is named"
 
 
+def test_a_session_is_forgotten_whatever_its_number_was_in_other_nights(tmp_path: Path) -> None:
+    """Bob, Ann and Eve begin with the same words on two hosts; Eve's host comes first, but she asks last."""
+    asks, hosts = "How far is it?", {"a": list[str](), "b": list[str]()}
+
+    def log(host: str, user: str | None, *texts: str) -> None:
+        roles = ("user", "assistant") * len(texts)
+        *prompt, reply = ({"role": role, "content": text} for role, text in zip(roles, texts, strict=False))
+        call = {"call_type": "acompletion", "startTime": 1.0, "endTime": 1.5, "response_cost": 0, "model": "m",
+                "end_user": user, "messages": prompt,
+                "response": {"choices": [{"finish_reason": "stop", "message": reply}]}}  # fmt: skip
+        hosts[host].append(json.dumps(call | {"id": f"c{len(hosts[host])}"}) + "\n")
+        (tmp_path / "logs" / f"{host}.jsonl").write_text("".join(hosts[host]))
+
+    (tmp_path / "logs").mkdir()
+    config = options(tmp_path, least_hints=1000)
+    log("a", "eve", "Hi!", "Hello.")
+    log("b", "bob", asks, "9 miles")
+    log("b", None, asks, SECRET)
+    run(config)
+    log("a", "eve", asks, "14 km")
+    log("b", "ann", asks, SECRET, "Which code?", "7719")
+    run(config)
+    home = Home(config.home)
+    ids = [[row["session_id"] for row in read_all(night.log, "sessions")] for night in home.list_nights()]
+    assert [name[-2:] for night in ids for name in night if "#" in name] == ["#2", "#2", "#3"]
+    run_forget(ForgetConfig(home=config.home, where=("metadata.end_user=ann",)))
+    assert files_with(SECRET, config.home) == []
+    said = [sorted(row["messages"][1]["content"] for row in read_all(night.log, "sessions"))
+            for night in home.list_nights()]  # fmt: skip
+    assert said == [["9 miles", "Hello."], ["14 km", "9 miles"]], "those of others stay"
+
+
 def test_a_forget_that_cannot_do_the_nights_again_removes_nothing(folder: Path) -> None:
     config = options(folder, least_hints=1000)
     do_nights(folder, config, 60)
