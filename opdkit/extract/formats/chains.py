@@ -178,6 +178,7 @@ class _Node:
     next: bytes | None  # digest of the last message of its logged next state
     decision: bytes | None  # digest of what a person decided about the reply
     id: Any  # of the call, as logged
+    first: int  # position of this record, or of the first one that it replaces
     parent: "_Node | None" = None
     children: list["_Node"] = field(default_factory=list)
 
@@ -195,7 +196,7 @@ def _make_node(position: int, call: Call) -> _Node:
     reaction = _blake(_normalise(call.following[-1])).digest() if call.following else None
     decision = _blake(dump(call.note.decision).encode()).digest() if call.note.decision else None
     return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, last, reaction, decision,
-                 call.logged.get("id"))  # fmt: skip
+                 call.logged.get("id"), position)  # fmt: skip
 
 
 def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
@@ -218,6 +219,7 @@ def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
             older[other.position] = other
         for position in sorted(older.keys() - repeats.keys()):
             other = repeats[position] = older[position]
+            node.first = min(node.first, other.first)
             said.subtract(_list_keys(other))
             del kept[other.tail, other.next, other.decision]
         said.update(parts)
@@ -236,7 +238,7 @@ def _link(nodes: Sequence[_Node]) -> None:
     for node in nodes:
         first.setdefault((node.tail, None), node)
         first.setdefault((node.tail, node.next), node)
-    for node in nodes:
+    for node in sorted(nodes, key=lambda n: n.first):
         for end in range(len(node.prefixes), 0, -_DIGEST):
             tail = node.prefixes[end - _DIGEST : end]
             node.parent = first.get((tail, node.last)) or first.get((tail, None))
@@ -294,7 +296,7 @@ def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
 def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversation | Rejected | LeftOut]:
     """Yield the conversations of all calls under one logged id, in the order of the first record that each adds.
 
-    This order stays the same when the log grows, and with it the conversations' numbers.
+    When records are appended, conversations keep their numbers, unless a record makes two earlier ones one.
     """
     nodes: list[_Node] = []
     for position, line in enumerate(unit):
@@ -314,10 +316,10 @@ def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversat
     retries = _find_retries(nodes)
     following = {node.position: after for node, after in pairwise(nodes)}
     holders = _find_holders(nodes)
-    begins: dict[int, int] = {}  # position of a record -> that of the first record its conversation adds
+    begins: dict[int, int] = {}  # position of a record -> that of the first record its conversation adds up to it
     for node in sorted(nodes, key=lambda n: n.depth):  # lines may come out of order: parents first
         continued = node.parent if node.parent and node.parent.children[0] is node else node
-        begins[node.position] = begins.get(continued.position, node.position)
+        begins[node.position] = min(begins.get(continued.position, node.first), node.first)
     leaves = [n for n in nodes if not n.children]
     reader = _CallReader(unit, read_call, nodes)
     for leaf in sorted(leaves, key=lambda n: begins[n.position]):

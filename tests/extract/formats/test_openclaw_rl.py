@@ -177,6 +177,14 @@ def test_conversations_keep_their_numbers_in_a_log_that_grows():
     assert len(read([later, third, bob, ann])[0]) == 3
 
 
+def test_conversations_keep_their_numbers_if_a_record_is_logged_again_or_comes_late():
+    first = record([user("u1")], "a1")
+    ann, bob, again = (record([user("u1"), answer("a1"), user(f"to {name}")], f"for {name}", 2, following)
+                       for name, following in (("ann", None), ("bob", None), ("ann", user("thanks"))))  # fmt: skip
+    for records in ([ann, bob], [ann, bob, again], [ann, bob, first], [first, ann, bob, again]):
+        assert [texts(session)[3] for session in read(records)[0]] == ["for ann", "for bob"]
+
+
 def test_a_turn_that_two_sessions_share_is_trained_once():
     """If the user went back and asked something else, the shared turn counts in the branch of its logged next state."""
     first = record([user("u1")], "a1", 1, user("u2"))
