@@ -28,13 +28,13 @@ from opdkit.store.reviews import decisions, plan_inputs, read_reviews_in_force
 from opdkit.store.skip_reasons import NO_NEXT, READ_BEFORE
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
-from opdkit.store.turn_ids import is_held_out
+from opdkit.store.turn_ids import first_branch, is_held_out, strip_numbers
 
 NIGHTS = 30  # most recent earlier nights to draw sessions from, so that a night's cost does not grow with the home
 MOST_TESTS = 200  # sessions that a night tests with, at most: held-out ones, and in a retest as many logged since
 _CALM_TESTS = 4  # at least one in this many has no complaint, if there are enough: the gate needs such tests
 
-Sessions = dict[str, list[NightSession]]  # id -> one version per night that read the session, the latest first
+Sessions = dict[str, list[NightSession]]  # id of the first branch -> versions of all branches, the latest first
 ReadNight = Callable[[int], list[NightSession]]  # number of a night -> its sessions: `read_sessions`
 
 
@@ -74,14 +74,14 @@ def choose_sessions(night: Night, current: Sequence[NightSession], config: Night
     blamed = find_complaints(old)
     tests = choose_tests([session for session in old if session.is_held_out])
     # A turn that two nights judged counts once.
-    new_turns = {opinion.turn_id for session in new if not session.is_held_out for opinion in session.opinions}
+    new_turns = {opinion.key for session in new if not session.is_held_out for opinion in session.opinions}
     most = round(len(new_turns) * config.replay / (1 - config.replay))
     replay, replayed = list[NightSession](), set[str]()
     calm = [session for session in old if not session.is_held_out and session.session_id not in blamed]
     for session in sorted(calm, key=lambda session: stable_hash(f"replay:{seed}:{night.number}:{session.session_id}")):
         if len(replayed) < most:
             replay.append(session)
-            replayed.update(opinion.turn_id for opinion in session.opinions)
+            replayed.update(opinion.key for opinion in session.opinions)
     return group_versions([*new, *replay, *tests])
 
 
@@ -100,10 +100,10 @@ def choose_unseen(current: Sequence[NightSession], trained: int) -> tuple[Sessio
 
 
 def group_versions(sessions: Sequence[NightSession]) -> Sessions:
-    """Return id -> the versions of the session, the latest first."""
+    """Return the versions of each conversation: a later night may have other numbers for its branches."""
     versions: Sessions = defaultdict(list)
     for session in sorted(sessions, key=lambda session: -session.night):
-        versions[session.session_id].append(session)
+        versions[first_branch(session.session_id)].append(session)
     return dict(versions)
 
 
@@ -131,10 +131,13 @@ def read_sessions(night: Night, holdout: float) -> list[NightSession]:
     sessions = []
     for part in range(count_parts(night.log, "judge") if has_stage(night.log, "judge") else 0):
         for turns in joined_sessions(night.log, part):
-            opinions = tuple(filter(None, map(read_opinion, turns)))
-            unanswered = frozenset(turn.turn_id for turn in turns if turn.turn["skip_reason"] == NO_NEXT)
+            name, is_kept_out = turns[0].session_id, is_held_out(turns[0].session_id, holdout)
+            keys = [f"{strip_numbers(name)}:{digest.hex()}" for digest in digest_turns(turns, reactions=False)]
+            read = zip(keys, map(read_opinion, turns), strict=True)
+            opinions = tuple(replace(opinion, key=key) for key, opinion in read if opinion)
+            unanswered = frozenset(key for key, turn in zip(keys, turns, strict=True)
+                                   if turn.turn["skip_reason"] == NO_NEXT)  # fmt: skip
             if opinions or unanswered:
-                name, is_kept_out = turns[0].session_id, is_held_out(turns[0].session_id, holdout)
                 sessions.append(NightSession(night.number, part, name, is_kept_out, opinions, unanswered))
     return sessions
 
@@ -144,7 +147,7 @@ def drop_withdrawn(read: Iterable[NightSession]) -> list[NightSession]:
     sessions, last = list(read), dict[str, int]()
     for session in sorted(sessions, key=lambda session: session.night):
         last |= dict.fromkeys(session.unanswered, session.night)
-    current = (tuple(o for o in session.opinions if not o.is_decision or last.get(o.turn_id, 0) <= session.night)
+    current = (tuple(o for o in session.opinions if not o.is_decision or last.get(o.key, 0) <= session.night)
                for session in sessions)  # fmt: skip
     return [replace(session, opinions=kept) for session, kept in zip(sessions, current, strict=True) if kept]
 
@@ -189,37 +192,45 @@ def write_run(run: Path, home: Home, sessions: Sessions, extract: ExtractConfig,
 def count_trained(night: Night, sessions: Sessions) -> tuple[int, int]:
     """Return the numbers of new and of replayed turns to train on, in the run that `write_run` wrote."""
     rows, learns = read_all(night.folder, "turns", ["session_id", "trainable"]), set(night.record["learns"])
-    versions = (sessions[row["session_id"]][0] for row in rows if row["trainable"])
-    counts = Counter(version.night in learns for version in versions if not version.is_held_out)
+    others = {strip_numbers(name): versions for name, versions in sessions.items()}  # with other numbers
+    names = (first_branch(row["session_id"]) for row in rows if row["trainable"])
+    latest = ((sessions.get(name) or others[strip_numbers(name)])[0] for name in names)
+    counts = Counter(version.night in learns for version in latest if not version.is_held_out)
     return counts[True], counts[False]
 
 
 def read_rows(home: Home, sessions: Sessions, number: int, part: int) -> dict[str, list[JSON]]:
-    """Return table -> rows, of the sessions whose latest version lies in one part of a night.
+    """Return table -> rows, of the conversations whose latest version lies in one part of a night.
 
-    Only turns with an opinion that counts are trainable; the others appear only in prompts.
+    Only turns with an opinion that counts are trainable; the others appear only in prompts. Verdicts are found by what
+    a turn holds: branches, and conversations that share a logged id, may have other numbers in each night.
     """
     in_part = {name: versions for name, versions in sessions.items()
                if (versions[0].night, versions[0].part) == (number, part)}  # fmt: skip
+    logged = set(map(strip_numbers, in_part))
     seen = [version for versions in in_part.values() for version in versions]
     counting = {opinion.turn_id for version in seen for opinion in version.opinions}
-    judged = dict[str, tuple[int, bytes, JSON]]()  # turn -> night, digest, verdict
+    judged = dict[tuple[str, bytes], tuple[int, JSON]]()  # logged id and digest of a turn -> night, verdict
     for judged_in, source_part in sorted({(version.night, version.part) for version in seen}):
         for turns in joined_sessions(home.night(judged_in).log, source_part, turn_ids=counting):
             for turn, digest in zip(turns, digest_turns(turns), strict=True):
-                if turn.final_verdict is not None:  # later nights overwrite earlier ones: a reaction may come later
-                    judged[turn.turn_id] = judged_in, digest, turn.final_verdict
+                if turn.final_verdict is not None:  # later nights overwrite earlier ones
+                    judged[strip_numbers(turn.session_id), digest] = judged_in, turn.final_verdict
     rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
     for turns in joined_sessions(home.night(number).log, part):
-        if turns[0].session_id not in in_part:
+        name = first_branch(turns[0].session_id)
+        if name not in in_part and (name in sessions or strip_numbers(name) not in logged):
             continue
-        rows["sessions"].append(turns[0].session)
+        own, verdicts = list[JSON](), list[JSON]()
         for turn, digest in zip(turns, digest_turns(turns), strict=True):
+            judged_in, verdict = judged.get((strip_numbers(name), digest), (0, {}))
             # The verdict of an earlier night counts only if the turn is still the same.
-            judged_in, judged_digest, verdict = judged.get(turn.turn_id, (0, b"", {}))
-            is_known = turn.turn["skip_reason"] == READ_BEFORE
-            counts = judged_in == number or (is_known and judged_digest == digest)
+            counts = bool(verdict) and turn.turn["skip_reason"] == (None if judged_in == number else READ_BEFORE)
             skipped = None if counts else turn.turn["skip_reason"] or READ_BEFORE
-            rows["turns"].append(turn.turn | {"trainable": counts, "skip_reason": skipped})
-            rows["verdicts"] += [verdict] if counts else []
+            own.append(turn.turn | {"trainable": counts, "skip_reason": skipped})
+            verdicts += [verdict | {"turn_id": turn.turn_id}] if counts else []
+        if name in in_part or verdicts:
+            rows["sessions"].append(turns[0].session)
+            rows["turns"] += own
+            rows["verdicts"] += verdicts
     return rows

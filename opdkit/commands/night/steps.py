@@ -255,7 +255,7 @@ def explain_too_few_hints(home: Home, night: Night, read_night: ReadNight, least
             untried, since = [], f" since night {earlier.number}, {why}"
     sessions = drop_withdrawn(chain.from_iterable(map(read_night, untried)))
     opinions = (opinion for session in sessions if not session.is_held_out for opinion in session.opinions)
-    hints = sum({opinion.turn_id: opinion.hint is not None for opinion in opinions}.values())
+    hints = sum({opinion.key: opinion.hint is not None for opinion in opinions}.values())
     text = f"{counted(hints, 'new reply')} with a hint{since}; a training begins at {least:,} (--least-hints)."
     return text if hints < least else ""
 

@@ -36,6 +36,7 @@ class Opinion:
     request: Words
     reply: Words  # without the words of the request
     is_decision: bool = False  # known only from a thumb or an edit, which a user may take back
+    key: str = ""  # logged id, and digest of prompt and reply: the same in each night that reads the turn
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class NightSession:
     session_id: str
     is_held_out: bool
     opinions: tuple[Opinion, ...]
-    unanswered: frozenset[str] = frozenset()  # ids of turns that nobody reacted to or decided about
+    unanswered: frozenset[str] = frozenset()  # keys of turns that nobody reacted to or decided about
 
 
 @dataclass(frozen=True)

@@ -293,12 +293,57 @@ def test_who_asked_the_same_first_keeps_his_own_verdict(tmp_path: Path, teachers
     jsonl(tmp_path / "logs" / "calls.jsonl", *calls, call(5, "ann", "From platform 2.", *more))
     with pytest.raises(OpdkitError, match="out of memory"):
         run(options(tmp_path, least_hints=1))
-    night = Home(tmp_path / "home").night(2).folder
-    verdicts = {row["turn_id"]: row["reward"] for row in read_all(night, "verdicts")}
-    sessions = {row["session_id"]: row["messages"] for row in read_all(night, "sessions")}
-    said = [(sessions[row["session_id"]][row["message_index"]]["content"], verdicts.get(row["turn_id"]))
-            for row in read_all(night, "turns") if row["trainable"]]  # fmt: skip
-    assert sorted(said) == [(bob, -1), (bob, 1), (ann, -1)]
+    assert list_trainable(Home(tmp_path / "home").night(2).folder) == [(bob, -1), (bob, 1), (ann, -1)]
+
+
+def list_trainable(run: Path) -> list[tuple[str, int]]:
+    """Return (text, reward) of the replies in a run that can be trained on, sorted."""
+    verdicts = {row["turn_id"]: row["reward"] for row in read_all(run, "verdicts")}
+    sessions = {row["session_id"]: row["messages"] for row in read_all(run, "sessions")}
+    return sorted((sessions[row["session_id"]][row["message_index"]]["content"], verdicts[row["turn_id"]])
+                  for row in read_all(run, "turns") if row["trainable"])  # fmt: skip
+
+
+def test_a_verdict_stays_if_the_number_of_its_conversation_changes(
+    tmp_path: Path, teachers: list[TeacherConfig]
+) -> None:
+    """Ann and Bob begin with the same words, and the host of Ann, who asks last, comes first."""
+    asks, hello = "What time is the next train to Lund?", call(0, "eve", "Hello.", "Hi!")
+    bobs = [call(1, "bob", "18:10", asks), call(2, "bob", "At 7:30.", asks, "18:10", "Great, thanks! And to Kiruna?")]
+    anns = [call(3, "ann", "6:10 pm", asks), call(4, "ann", "18:10", asks, "6:10 pm", "No, use the 24-hour clock.")]
+    jsonl(tmp_path / "logs" / "b.jsonl", *bobs)
+    for least, calls in ((1000, [hello]), (1, [hello, *anns])):
+        jsonl(tmp_path / "logs" / "a.jsonl", *calls)
+        config = options(tmp_path, least_hints=least)
+        if least == 1000:
+            run(config)
+    with pytest.raises(OpdkitError, match="out of memory"):
+        run(config)
+    night = Home(tmp_path / "home").night(2)
+    assert list_trainable(night.folder) == [("18:10", 1), ("6:10 pm", -1)]
+    assert steps.count_trained(night, night_sessions.group_versions(read_sessions(night, 0.0))) == (2, 0)
+
+
+def test_a_verdict_stays_if_the_user_goes_back_to_the_first_message(
+    tmp_path: Path, teachers: list[TeacherConfig]
+) -> None:
+    """The new branch of the chat gets the number of the old one. The thumb on the old branch is not taken back."""
+    (tmp_path / "logs").mkdir()
+    nodes = dict[str, JSON]()
+    for branch, least, texts in (("a", 1000, ("When is the train?", "6:10 pm", "No, use the 24-hour clock.", "18:10")),
+                                 ("b", 1, ("When is the bus?", "7:30", "Great, thanks!", "Bye."))):  # fmt: skip
+        for n, text in enumerate(texts):
+            nodes[f"{branch}{n}"] = {"id": f"{branch}{n}", "parentId": f"{branch}{n - 1}" if n else None,
+                                     "role": ("user", "assistant")[n % 2], "content": text}  # fmt: skip
+        nodes["a3"]["annotation"] = {"rating": 1}
+        history = {"messages": nodes, "currentId": f"{branch}3"}
+        (tmp_path / "logs" / "export.json").write_text(json.dumps([{"id": "c", "chat": {"history": history}}]))
+        config = options(tmp_path, least_hints=least)
+        if least == 1000:
+            run(config)
+    with pytest.raises(OpdkitError, match="out of memory"):
+        run(config)
+    assert list_trainable(Home(tmp_path / "home").night(2).folder) == [("18:10", 1), ("6:10 pm", -1), ("7:30", 1)]
 
 
 def test_a_night_trains_only_if_its_tests_could_show_that_the_model_is_better(
