@@ -46,6 +46,7 @@ from opdkit.extract.inputs.growing import (
     match_sources,
     naming_lost_files,
     open_sources,
+    read_head,
     read_whole_lines,
 )
 from opdkit.extract.known_turns import BY_LINE
@@ -142,6 +143,7 @@ class _Night:
     pieces: defaultdict[str, list[Piece]] = field(default_factory=lambda: defaultdict(list))  # log -> its lines
     formats: dict[str, str] = field(default_factory=dict)  # log -> its format
     starts: dict[int, dict[bytes, set[int]]] = field(default_factory=lambda: defaultdict(dict))  # by length and digest
+    heads: dict[int, bytes] = field(default_factory=dict)  # input -> its first block, if a new one was compared with it
     paths: dict[int, Path | None] = field(default_factory=dict)  # input -> file with its plain JSON lines; None: gone
 
     def __post_init__(self) -> None:
@@ -212,9 +214,14 @@ class _Night:
         """Return a new input; None for a copy of a known one. What it shares with one (its twin) counts as read."""
         size = source.path.stat().st_size
         seal, twins = digest_ends(source.path, size), list[tuple[KnownInput, bool]]()
+        head = read_head(source.path)
         for length in [length for length in self.starts if 0 < length <= size]:
             for number in self.starts[length].get(digest_ends(source.path, length, START), ()):
                 known, path = self.inputs[number], self.find_path(number)
+                if number not in self.heads:
+                    self.heads[number] = read_head(path)[: known.read] if path is not None else b""
+                if not (head.startswith(self.heads[number]) or self.heads[number].startswith(head)):
+                    continue  # without opening a file: many logs may begin with the same prompt
                 is_copy = path is not None and begins_with(path, size, seal)
                 is_twin = is_copy or (path is not None and begins_with(source.path, known.read, known.seal))
                 if is_twin and known.format == log_format:

@@ -622,6 +622,20 @@ def test_a_copy_is_not_read_and_takes_the_place_of_what_it_copied(tmp_path, how,
     assert len(texts(collect(tmp_path, logs, 4)[1])) == (1 if kind == "openai" else 12)  # all records of s0 are there
 
 
+def test_logs_that_begin_alike_are_compared_without_opening_each_other(tmp_path, monkeypatch):
+    """Only the copy of a log, and the log that continues one, need a closer look."""
+    compared = list[int]()
+    monkeypatch.setattr(news_module, "begins_with", lambda *args: compared.append(1) or growing.begins_with(*args))
+    for n in range(20):
+        jsonl(tmp_path / f"logs/{n:02}.jsonl", chat("The same words. " * 40 + "x" * (n % 7), f"a{n}", "b"))
+    assert collect(tmp_path, tmp_path / "logs", 1)[0].records == 20
+    assert not compared
+    jsonl(tmp_path / "logs/copy.jsonl", (tmp_path / "logs/07.jsonl").read_bytes())
+    jsonl(tmp_path / "logs/more.jsonl", (tmp_path / "logs/09.jsonl").read_bytes(), chat("c", "d", "e"))
+    assert collect(tmp_path, tmp_path / "logs", 2)[0].records == 1
+    assert 0 < sum(compared) < 8
+
+
 @pytest.mark.parametrize("kind", ["openai", "openclaw_rl"])
 def test_of_a_copy_with_more_lines_these_are_new(tmp_path, kind):
     lines = [call("s", f"u{n}", "a") if kind == "openclaw_rl" else json.dumps(chat(f"u{n}", "a", "b")).encode() + b"\n"

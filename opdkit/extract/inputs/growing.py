@@ -177,6 +177,12 @@ def digest_ends(path: Path, size: int, block: int = _BLOCK) -> bytes:
     return digest.digest()
 
 
+def read_head(path: Path) -> bytes:
+    """Return the first block of a file."""
+    with path.open("rb", buffering=0) as handle:
+        return handle.read(_BLOCK)
+
+
 def read_whole_lines(source: Source, start: int, line_limit: int) -> Iterator[tuple[int, int, Line]]:
     """Yield (offset, offset after it, line) for each line from the offset `start` on.
 
