@@ -246,7 +246,10 @@ class Home:
             warn(f"night {line['night']} was promoted by hand on {line['time']}; to keep it promoted, promote it again")
         if kept != promotions:
             write_text(self.path / "promotions.jsonl", "".join(f"\n{json.dumps(line)}\n" for line in kept))
-        before = kept[-1]["night"] if kept else 0
+        last = before = kept[-1]["night"] if kept else 0
         while before and not (self.night(before).model / "config.json").exists():
             before = self.night(before).record.get("parent", 0)
+        if before != last:
+            used = f"the model of night {before}" if before else "the model before the first night"
+            warn(f"the model of night {last} was removed: the nights from {night.number} on begin with {used}")
         self.promote(before, by="forget")

@@ -165,6 +165,15 @@ def test_going_back_is_to_what_was_promoted_when_the_night_began(
     assert (home.find_promoted(), home.read_promotions()) == (0, [])
 
 
+def test_going_back_names_a_model_that_was_removed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    for night, removed, used in ((5, 4, "of night 1"), (2, 1, "before the first night")):
+        shutil.rmtree(home.night(removed).model)
+        home.go_back(home.night(night))
+        warned = capsys.readouterr().err
+        assert f"the model of night {removed} was removed" in warned
+        assert used in warned
+
+
 def test_only_models_that_are_there_can_be_promoted(home: Home) -> None:
     for number in (2, 9):
         with pytest.raises(OpdkitError, match=f"night {number} has no model"):
