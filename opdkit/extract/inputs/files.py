@@ -130,7 +130,12 @@ def _list_files(log: str, scratch: Path, number: int, rotated: bool) -> Iterator
         next(path.iterdir(), None)  # raises if the folder cannot be read; for a folder in it, `walk` warns
         walk = os.walk(path, onerror=lambda why: warn(f"{why.filename} cannot be read, left out: {why.strerror}"))
         suffixes, ending = (*SUFFIXES, ".zip"), _ROTATED if rotated else _RESET
-        paths = (Path(folder, name) for folder, _, names in walk for name in names if not _COPIED.search(name))
+        paths = list[Path]()
+        for folder, inner, names in walk:
+            paths += (Path(folder, name) for name in names if not _COPIED.search(name))
+            for link in (Path(folder, name) for name in sorted(inner) if Path(folder, name).is_symlink()):
+                if not link.resolve().is_relative_to(path.resolve()):  # else its files are found in their place
+                    warn(f"{link} is a link to a folder, left out: name it, too, if it holds logs")
         named = [p for p in paths if ending.sub("", p.name).endswith(suffixes) and p.is_file()]
         files = sorted((p for p in named if not _is_of_a_run(p)), key=_rank_by_age if rotated else None)
         if not files and not rotated:

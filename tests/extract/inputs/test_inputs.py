@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_logs import chat, run, tables
+from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError
 from opdkit.extract.inputs.files import expand, lines, open_plain, packing, until_damage
@@ -44,6 +44,17 @@ def test_ended_sessions_of_openclaw_are_read_and_its_copies_are_not(tmp_path):
     found = expand([str(tmp_path)], tmp_path)
     assert [(entry.name, entry.path.name) for entry in found] == [
         ("a", "a.jsonl"), ("a-2", "a.jsonl.reset.2026-02-01T04-00-00.000Z")]  # fmt: skip
+
+
+def test_a_link_to_another_folder_is_named_and_not_followed(tmp_path, capsys):
+    for name in ("logs/day1/a", "disk/b"):
+        jsonl(tmp_path / f"{name}.jsonl", {"a": 1})
+    (tmp_path / "logs" / "latest").symlink_to("day1")
+    (tmp_path / "logs" / "day2").symlink_to("../disk")
+    assert [entry.name for entry in expand([str(tmp_path / "logs")], tmp_path)] == ["a"]
+    warned = capsys.readouterr().err
+    assert str(tmp_path / "logs" / "day2") in warned
+    assert "latest" not in warned
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, capsys):
