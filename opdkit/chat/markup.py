@@ -8,9 +8,10 @@ import orjson
 from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import read_call
 
-# What closes and opens thinking: in most templates, in gpt-oss (other channels than the final one), and in Gemma 4.
-_CLOSING = re.compile(r"</think>|<\|channel\|>final<\|message\|>|<channel\|>")
-_OPENING = re.compile(r"<think>|<\|channel\|?>")
+# What closes and opens thinking: in most templates, in gpt-oss (where calls are no thinking), and in Gemma 4.
+_CLOSING = re.compile(r"</think>|<\|channel\|>final<\|message\|>|<channel\|>|"
+                      r"<\|end\|><\|start\|>assistant(?= to=|<\|channel\|>commentary)")  # fmt: skip
+_OPENING = re.compile(r"<think>|<\|channel\|>(?!commentary| ?json)|<\|channel>")
 _THINKING = re.compile(r"\s*+(?:<think>)?(.*?)</think>", re.DOTALL)
 _END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*+)++")
 

@@ -9,6 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+import regex
+
 from opdkit.config.fields import JSON
 from opdkit.evaluate.checks import read_patterns
 from opdkit.judge.words import FILLER, find_specific_words, says_nothing
@@ -23,9 +25,9 @@ _MARGIN = 1.5  # least ratio: shortest reply of the longer side / longest reply 
 # A numbered list, bullets, headings, a table, code, bold, JSON, a link, a question at the end, emoji, ...
 _SHAPES = (r"(?m)^\s*\d+[.)] ", r"(?m)^\s*[-*•] ", r"(?m)^#+ ", r"(?m)^\|", r"```", r"\*\*", r"^\s*[\[{]", r"https?://",
            r"\?\s*$", r"[\u2600-\u27bf\U0001f300-\U0001faff]", r"\n", r"\d", r"!")  # fmt: skip
-_NUMBER = re.compile(r"(?<![\w.,:/-])([$€£]?)([0-9]+(?:[.,:/-][0-9]+)*)(?: ?(%|[^\W\d_]+))?")
+_NUMBER = regex.compile(r"(?<![\w.,:/-])([$€£]?)([0-9]+(?:[.,:/-][0-9]+)*)(?: ?(%|[^\W\d_][^\W\d_\p{M}]*))?")
 _AMOUNT = re.compile(r"([0-9]+)((?:,[0-9]{3})+|(?:\.[0-9]{3})+)?([.,][0-9]+)?")  # not a date, time or version
-_WORD = re.compile(r"[^\W\d_]\w*")
+_WORD = regex.compile(r"[^\W\d_][\w\p{M}]*")
 # A first clause that has only words. Words around an apology, besides those that any reply could hold.
 _OPENING = re.compile(r"\s*((?:[^\W\d_]|[ '’])+)(?:[.,;:!?—]+(?!\S)|[。，、；：！？\n]+)\s*")
 _REPAIR = "about confusion oversight inconvenience thank thanks pointing out catch got fix fixed corrected version"

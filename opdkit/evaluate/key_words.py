@@ -2,17 +2,21 @@
 
 import re
 
+import regex
+
 from opdkit.judge.words import NEGATION, find_specific_words
 
 # Drops emphasis and quotation marks, and turns typographic apostrophes into plain ones.
 _FOLDED = str.maketrans(dict.fromkeys('*`"“”„«»') | {"’": "'", "‘": "'"})
 # Scripts without spaces between words: each character counts as a word.
 UNSPACED = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff"
-_WORDS = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+(?:['-][^\W{UNSPACED}]+)*")
+# Marks (vowel signs of Indic scripts, accents that are characters of their own) are in no other class of letters.
+_LETTER = rf"[[\w\p{{M}}]--[{UNSPACED}]]"
+_WORDS = regex.compile(rf"(?V1)[{UNSPACED}]|{_LETTER}+(?:['-]{_LETTER}+)*")
 
 # Ends of clauses: a negation only denies its own clause.
 _CLAUSE_END = re.compile(
-    r"[.,;:!?\n()\u2013\u2014\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]|而是|但是"
+    r"[.,;:!?\n()\u0964\u0965\u06d4\u1362\u2013\u2014\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]|而是|但是"
     r"|(?i:\b(?:but|and|that|because|sondern|und|dass|weil|mais|et|que|sino|porque|ma|che)\b)"
 )
 

@@ -21,7 +21,10 @@ from opdkit.store.stable_hash import stable_hash
 
 QUESTION, CONFIRMATION = "question", "confirmation"  # kinds of hollow replies
 _MOST = 0.075  # most prompts of a probe, per reply of one model to the held-out prompts
-_SENTENCE_ENDS = re.compile(r"(?<=[.!?\u061f\u037e\u2026])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
+_SENTENCE_ENDS = re.compile(
+    r"(?<=[.!?\u061f\u037e\u2026])\s+|(?<=[\u0964\u0965\u06d4\u104b\u1362\u17d4\u3002\uff01\uff1f])|\n+"
+)
+_LIST_NUMBER = re.compile(r"^\s*\d+[.)]\s", re.MULTILINE)
 _QUESTION = re.compile(r"[?\uff1f\u061f\u037e]\W*\Z")  # question marks: Latin, Chinese, Arabic and Greek
 
 
@@ -30,7 +33,7 @@ def find_hollow_kind(reply: str, request: str) -> str | None:
 
     With questions there may be confirmations and words of the request. "Anything else?" and the like are no questions.
     """
-    sentences = [text for text in map(str.strip, _SENTENCE_ENDS.split(reply)) if text]
+    sentences = [text for text in map(str.strip, _SENTENCE_ENDS.split(_LIST_NUMBER.sub("", reply))) if text]
     asked = [text for text in sentences if _QUESTION.search(text) and not CLOSING_FORMULA.search(text)]
     rest = " ".join(text for text in sentences if not _QUESTION.search(text))
     if asked:

@@ -23,7 +23,7 @@ from opdkit.train.training_set import FOR_VALIDATION, TrainingSet
 from opdkit.train.validation_turns import MOST_SHARE
 
 NEAR_ZERO = 0.01  # nats: advantages that are all smaller get a warning
-FEW_HINTS = 6  # prompts with a hint in a validation; with fewer there is a warning
+FEW_HINTS = 6  # prompts with a hint in a validation; fewer are said to be few
 MANY = 0.1  # share of degenerate replies from which there is a warning
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -43,13 +43,10 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         raise NothingLearnedError(f"{problem}: there is nothing to learn. {_choose_remedy(data, terms)}")
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
-    hints = sum(turn.teacher_logprobs is not None for turn in data.validation)
     if data.validation:
-        say(f"validation: {counted(hints, 'prompt')} with a hint, {len(data.validation) - hints:,} without")
-    if 0 < hints < FEW_HINTS:
-        warn(f"{counted(hints, 'prompt')} with a hint {verb(hints, 'decides', 'decide')} which state is written: more "
-             "would cost too much of the training, or are in a few sessions; compare with the model before, "
-             "`opdkit eval`")  # fmt: skip
+        hints = sum(turn.teacher_logprobs is not None for turn in data.validation)
+        few = "; they are few, so compare with the model before, `opdkit eval`" if 0 < hints < FEW_HINTS else ""
+        say(f"validation: {counted(hints, 'prompt')} with a hint, {len(data.validation) - hints:,} without{few}")
     if config.validate and not data.validation:
         warn("no validation, so the model is written even if it became worse. Validation needs at least "
              f"{FEWEST / MOST_SHARE:.0f} turns with a hint (in a log without hints: without a complaint). At least "

@@ -629,6 +629,8 @@ def test_a_final_reply_of_gpt_oss_follows_its_call() -> None:
     final = "<|channel|>analysis<|message|>No sorry.<|end|><|start|>assistant<|channel|>final<|message|>42."
     assert chat.visible_text(final, chat.prompt_ids(talk[:1])) == "42."
     assert not chat.visible_text(final.partition("<|end|>")[0], chat.prompt_ids(talk[:1]))
+    call = chat.text(chat.reply(talk, 1).ids[:-1])
+    assert "the file" in chat.visible_text(call, chat.prompt_ids(talk[:1])), "a call is no thinking"
 
 
 def test_what_a_template_leaves_out_of_a_prompt_is_named() -> None:

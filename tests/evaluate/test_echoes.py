@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from opdkit.chat.hint_placement import with_hint
 from opdkit.config.teacher import PLACEMENTS
 from opdkit.evaluate.echoes import echo_of, index_hints
+from opdkit.evaluate.key_words import key_words
 
 ASKED = "What is the weather in Perth?"
 NONE = index_hints([])
@@ -115,6 +116,13 @@ def test_hints_in_scripts_without_spaces_are_found_too() -> None:
     short = index_hints(["使用摄氏度", "摄氏度 use Celsius"])
     assert echo_of("好的，已改为使用摄氏度。摄氏度 use Celsius", ASKED, short) is None, "as short as 'Use Celsius.'"
     assert echo_of("Please use 摄氏 in reports.", ASKED, index_hints(["Please use 摄氏 in reports"]))
+
+
+def test_vowel_signs_do_not_divide_words() -> None:
+    assert key_words("मुझे दिल्ली का मौसम सेल्सियस में बताओ") == {"मुझे", "दिल्ली", "मौसम", "सेल्सियस", "बताओ"}
+    assert key_words("orle\u0301ans") == {"orle\u0301ans"}
+    short = index_hints(["सेल्सियस में लिखें।"])  # as short as "Use Celsius."
+    assert echo_of("तापमान 20 है, उसे सेल्सियस में लिखें।", ASKED, short) is None
 
 
 def test_what_is_echoed_is_named() -> None:

@@ -131,3 +131,18 @@ def test_the_answer_itself_is_never_the_check() -> None:
         unseen = right.pop(left), wrong.pop(left)
         patterns = read_patterns(find_check(right, wrong, ["Use Celsius."]))
         assert [patterns.passes(text) for text in unseen] == [True, False]
+
+
+def test_a_letter_with_its_vowel_sign_is_no_word() -> None:
+    """Only a judge can tell that a reply should be a whole sentence; in Hindi, no letter tells it either."""
+    praised = [
+        "हाँ, कल दिल्ली में भारी बारिश होगी, इसलिए छाता साथ ले जाइए। देर शाम तक सड़कें भर सकती हैं।",
+        "नहीं, यह दुकान रविवार को बंद रहती है। उस दिन सब कर्मचारी छुट्टी पर जाते हैं।",
+        "ट्रेन शाम को छूटती है, पर कोहरे के कारण देर हो सकती है, इसलिए पहले पूछ लीजिए।",
+        "यह किताब सस्ती है, इसका नया संस्करण आ गया है। दुकानदार पुराना माल जल्दी बेचते हैं।",
+        "पानी सौ डिग्री पर उबलता है, पर पहाड़ पर कम ताप पर, क्योंकि वहाँ हवा का दाब कम होता है।",
+        "मुंबई में गर्मी कम लगती है क्योंकि समुद्र से ठंडी हवा आती है, दोपहर में भी राहत देती है।",
+    ]
+    corrected = ["हाँ, बारिश होगी।", "जी नहीं।", "शाम को।", "महँगी है।", "नब्बे डिग्री पर।", "कम गर्मी।"]
+    check = find_check(praised, corrected, ["एक शब्द में नहीं, पूरे वाक्य में उत्तर दीजिए।"] * 6) or {}
+    assert not [pattern for pattern in check.get("match", []) if "द" in pattern]

@@ -40,6 +40,7 @@ def prompt(name: str, text: str, domain: str = "d", **more) -> HeldOutPrompt:
 @pytest.mark.parametrize("text", [
     "Which one?", "Of course! I can help with that. Which day do you need?", "The train to Lisbon? On which day?",
     "¿Qué día?", "是哪一天？", "ما هو اليوم؟", "Για ποια μέρα\u037e", "**Which day?**",
+    "1. Which city?\n2. What day?",
 ])  # fmt: skip
 def test_a_reply_that_only_asks(text: str) -> None:
     assert find_hollow_kind(text, "Book the train to Lisbon.") == QUESTION
@@ -56,7 +57,8 @@ def test_a_reply_that_only_confirms(text: str) -> None:
 @pytest.mark.parametrize("text", [
     "", "Yes.", "4", "Sure, it is 4.", "Paris", "It is Paris. Anything else?", "It costs 40 euros. Shall I book it?",
     "Done! I booked the train to Lisbon for today.", "Sorry, I cannot help with that.", "你好世界", "The answer is b.",
-    "Is it 3.8? No, 4.", "- Why?\n- Because of rain.",
+    "Is it 3.8? No, 4.", "- Why?\n- Because of rain.", "कल भारी बारिश होगी। छाता साथ रखिए। क्या ट्रेन का समय भी देखूँ?",
+    "کل تیز بارش ہوگی۔ چھتری ساتھ رکھیں۔ کیا ٹرین کا وقت بھی دیکھوں؟", "ነገ ዝናብ ይዘንባል። ጃንጥላ ያዙ። ሌላ ጥያቄ አለ?",
 ])  # fmt: skip
 def test_a_reply_that_says_something(text: str) -> None:
     assert find_hollow_kind(text, "Book the train to Lisbon.") is None
