@@ -17,7 +17,7 @@ from pathlib import Path
 from opdkit.chat.conversation import Unreadable
 from opdkit.config.conditions import FILTERED, parse_filters
 from opdkit.config.extract import ExtractConfig
-from opdkit.config.fields import PythonFunction
+from opdkit.config.fields import JSON, PythonFunction
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
 from opdkit.errors import ConfigError, NothingLearnedError, OpdkitError
@@ -42,7 +42,8 @@ from opdkit.store.atomic import remove_entries
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary, list_reasons
 from opdkit.store.digests import digest_file
 from opdkit.store.part_writer import PartWriter, Stage
-from opdkit.store.plans import stage_dir
+from opdkit.store.plans import has_stage, manifest, stage_dir
+from opdkit.store.reviews import read_reviews_in_force, reviews_dir
 from opdkit.store.skip_reasons import NO_NEXT, SIDE
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
 
@@ -91,6 +92,8 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
         }  # fmt: skip
         if known is not None:
             pinned[":known turns"] = {"xxh3_128": digest_file(known)}  # no input has a colon in its name
+        if config.overwrite and has_stage(config.run, "extract"):
+            warn_of_decisions(config.run, pinned)
         stage = Stage.open(config, "extract", TABLES, parts=max(1, survey.parts), inputs=pinned)
         todo = stage.todo()
         if workers is None:
@@ -117,6 +120,15 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
                 raise
             warn(str(error))  # the few lines of a night may hold nothing to train on
     return summary
+
+
+def warn_of_decisions(run: Path, inputs: JSON) -> None:
+    """Warn if `inputs` are other logs than those of a run with decisions of people, which know turns by their ids."""
+    decided = read_reviews_in_force(run)
+    if decided and manifest(run, "extract")["plan"]["inputs"] != inputs:
+        warn(f"{counted(len(decided), 'decision')} of people stay with the ids of their turns, and the logs "
+             "are others: see in `opdkit review` whether the turns are the same; if not, remove "
+             f"{reviews_dir(run)}")  # fmt: skip
 
 
 def write_part(stage: Stage, units: Units, known: Path | None, part: int) -> None:

@@ -22,6 +22,11 @@ NO_ANSWER = "the judge answers other questions, but not this one"
 _SUM_ROUNDING = 1e-9  # tolerance for sums of confidences
 
 
+def holds_reply(hint: str, decision: JSON | None) -> bool:
+    """Return True for a hint that contains the whole reply that a person edited or kept."""
+    return any(text in hint for text in ((decision or {}).get("edited"), (decision or {}).get("kept")) if text)
+
+
 @dataclass(frozen=True)
 class Question:
     """Question about one turn. Its m votes are m answers to the same messages."""

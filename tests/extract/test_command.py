@@ -9,6 +9,7 @@ import pytest
 from small_logs import chat, jsonl, lines_mb, run
 
 from opdkit.store.reading import read_all
+from opdkit.store.reviews import Review, append
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,3 +66,14 @@ def test_a_data_set_is_extracted(tmp_path, monkeypatch):
 def test_exit_codes(tmp_path, log):
     assert command("run", "nowhere.jsonl", cwd=tmp_path).returncode == 2
     assert command("run", str(jsonl(tmp_path / "a.jsonl", chat("u"))), cwd=tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_decisions_on_turns_of_other_logs_are_named(tmp_path, capsys, is_same: bool) -> None:
+    """Decisions know their turns by ids, and a line of another log may have the same id."""
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
+    run(tmp_path / "run", log)
+    append(tmp_path / "run", [Review("log:1:1", reward_decided=True, reward=-1)])
+    jsonl(log, chat(*("u", "a", "v") if is_same else ("x", "y", "z")))
+    run(tmp_path / "run", log, overwrite=True)
+    assert ("1 decision of people stay" in " ".join(capsys.readouterr().err.split())) != is_same

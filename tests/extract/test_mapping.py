@@ -139,6 +139,21 @@ def test_pairs_whose_prompts_repeat_the_conversation_are_linked(tmp_path):
     assert [t["skip_reason"] for t in found["turns"]] == [None, "no next state"]
 
 
+def test_two_users_who_ask_the_same_each_keep_their_reply_and_reaction(tmp_path):
+    """The other's call may repeat the words of a reaction, and only one of the replies may be continued."""
+    fields = mapping(tmp_path, 'prompt = "p"\nreply = "r"\nnext = "n"\nlink = true')
+    ask = {"role": "user", "content": "How do I reset it?"}
+    other = {"role": "assistant", "content": "Use the app."}
+    for words, more in (("No.", []), ("Which app?", [{"p": [ask], "r": "Use the app.", "n": "Which app?"}])):
+        said = [ask, other, {"role": "user", "content": words}]
+        records = [{"p": [ask], "r": "Click Forgot.", "n": "No."}, *more, {"p": said, "r": "Ours.", "n": "Thanks."}]
+        run(tmp_path / words, jsonl(tmp_path / f"{words}.jsonl", *records), map=str(fields))
+        found = tables(tmp_path / words)
+        (first,) = (s for s in found["sessions"] if s["messages"][1]["content"] == "Click Forgot.")
+        assert first["messages"][2]["content"] == "No."
+        assert [t["skip_reason"] for t in found["turns"] if t["session_id"] == first["session_id"]] == [None]
+
+
 MESSAGES = 'session = "conv"\norder = "n"\nrole = "from"\ncontent = "text"\nmodel = "model"'
 
 

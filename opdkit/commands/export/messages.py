@@ -79,12 +79,15 @@ def read_judged_turns(
 
 def wanted_reply(turn: JoinedTurn, chat: "Chat | None") -> Message | None:
     """Return a person's edit, else the reply that a person kept, else the hinted teacher's first finished reply."""
-    decision = turn.turn["decision"] or NO_DECISION
+    decision, logged = turn.turn["decision"] or NO_DECISION, turn.session["messages"][turn.index]
+    thinking, answer = split_thinking(logged["content"] or "")
     if text := decision["edited"]:  # keeps the logged tool calls and thinking, so that only the text differs
-        logged = turn.session["messages"][turn.index]  # the thinking may be in its text
-        thinking = logged["reasoning"] or split_thinking(logged["content"] or "")[0]
-        return logged | {"content": text, "reasoning": thinking}
-    if text := decision["kept"]:
+        if split_thinking(text)[0]:
+            return logged | {"content": text, "reasoning": None}
+        return logged | {"content": (logged["content"] or "").removesuffix(answer) + text}
+    thinking = thinking or logged["reasoning"]
+    # Beside a rejected reply with thinking, a kept text without its own would teach a trainer to omit thinking.
+    if (text := decision["kept"]) and (split_thinking(text)[0] or not thinking):
         return message("assistant", text)
     if chat is None:
         return None

@@ -26,7 +26,7 @@ from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
-from opdkit.store.joined_turns import joined_turns
+from opdkit.store.joined_turns import CHECKED, joined_turns
 from opdkit.store.reading import count_parts
 from opdkit.store.reviews import GROUP, Review, ReviewLog, read_reviews_in_force
 from opdkit.store.spreadsheet import escape, read_csv_rows, read_utf8, unescape
@@ -67,7 +67,7 @@ def write_csv(run: Path, path: Path) -> int:
         writer = csv.writer(stream, lineterminator="\r\n")
         writer.writerow(COLUMNS)
         for part in range(count_parts(run, "judge")):
-            for turn in joined_turns(run, part, reviews=in_force):
+            for turn in joined_turns(run, part, CHECKED, reviews=in_force):
                 if turn.verdict is None:
                     continue
                 texts = [shorten(join_messages(messages), _CELL) for messages in split_turn(turn)]

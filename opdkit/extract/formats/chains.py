@@ -250,7 +250,8 @@ def _link(nodes: Sequence[_Node]) -> None:
 def _find_retries(nodes: Sequence[_Node]) -> set[int]:
     """Return the positions of discarded replies: another reply to the same prompt was continued, this one was not.
 
-    A reply with a person's decision is never discarded: another user, who asked the same, may have received it.
+    A reply with a person's decision or a reaction of its own is never discarded: another user, who asked the same, may
+    have received it.
     """
     siblings: dict[bytes, list[_Node]] = {}
     for node in nodes:
@@ -262,7 +263,8 @@ def _find_retries(nodes: Sequence[_Node]) -> set[int]:
         kept = {n.position for n, rank in zip(group, ranks, strict=True) if rank == best}
         if best == 0:  # none was continued: the user was left with the last one
             kept = {group[-1].position}
-        lost.update(n.position for n in group if n.position not in kept and n.decision is None)
+        spared = kept | {n.position for n, rank in zip(group, ranks, strict=True) if rank or n.decision is not None}
+        lost.update(n.position for n in group if n.position not in spared)
     return lost
 
 
@@ -285,12 +287,13 @@ def _find_holders(nodes: Sequence[_Node]) -> dict[int, int]:
 def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
     """Return whether the logged next state comes from another conversation with the same session id.
 
-    The recorder logs the last message of the next prompt with this session id. If that prompt neither continues this
-    one nor has the next turn number (as it has after a compaction), its message is not a reaction to this reply.
+    A recorder that numbers the turns (OpenClaw-RL's) logs the last message of the next prompt with this session id. If
+    that prompt neither continues this one nor has the next turn number (as it has after a compaction), its message is
+    not a reaction to this reply.
     """
     if after is None or node.next is None or after.last != node.next or after.parent is node:
         return False
-    return not (isinstance(node.turn, int) and isinstance(after.turn, int) and after.turn == node.turn + 1)
+    return isinstance(node.turn, int) and isinstance(after.turn, int) and after.turn != node.turn + 1
 
 
 def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversation | Rejected | LeftOut]:

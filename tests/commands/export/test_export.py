@@ -1,5 +1,6 @@
 """Tests of every export target: its turns and counts, whole files or none, and reading with pandas and `datasets`."""
 
+import contextlib
 import csv
 import json
 import shutil
@@ -127,7 +128,31 @@ def test_an_edit_keeps_the_calls_and_the_thinking_of_the_reply(tmp_path: Path) -
     talks = [session("a", message("user", "hi"), inline)]
     written = write_run(tmp_path / "inline", [(talks, turns, [verdict("a:1", "In Celsius.", -1)])])
     (row,) = load(export(ExportConfig(run=written, to="trl-dpo")).where)
-    assert row["chosen"][0]["reasoning_content"] == "Hm."
+    assert row["chosen"] == [openai_message(inline | {"content": "<think>Hm.</think>20 C"})]
+    turns = [turn("a:1", decision=NO_DECISION | {"edited": "<think>Hm, C.</think>20 C"})]
+    written = write_run(tmp_path / "both", [(talks, turns, [verdict("a:1", "In Celsius.", -1)])])
+    (row,) = load(export(ExportConfig(run=written, to="trl-dpo")).where)
+    assert row["chosen"] == [openai_message(inline | {"content": "<think>Hm, C.</think>20 C"})]
+
+
+@pytest.mark.parametrize(("kept", "rows"), [("20 C", 0), ("<think>C.</think>20 C", 1)])
+def test_a_kept_reply_without_the_thinking_of_the_other_one_is_no_pair(tmp_path: Path, kept: str, rows: int) -> None:
+    """The log tells the kept reply's text alone. A trainer must not learn from it to omit the thinking."""
+    turns = [turn("a:1", decision=NO_DECISION | {"kept": kept})]
+    talks = [session("a", message("user", "hi"), message("assistant", "68 F", reasoning="Hm."))]
+    written = write_run(tmp_path, [(talks, turns, [verdict("a:1", "In Celsius.", -1)])])
+    with contextlib.nullcontext() if rows else pytest.raises(OpdkitError, match="no complete reply by a person"):
+        assert export(ExportConfig(run=written, to="trl-dpo")).counters.rows_out == rows
+
+
+def test_a_whole_reply_is_no_rule_whoever_decided_on_it(tmp_path: Path) -> None:
+    turns = [turn("a:1", decision=NO_DECISION | {"edited": "At 15:00."}), turn("a:3")]
+    talk = session("a", *(message(r, f"{r} {n}") for n, r in enumerate(("user", "assistant") * 2)))
+    hints = ("Reply as follows: At 15:00.", "Be brief.")
+    verdicts = [verdict(f"a:{2 * n + 1}", hint, -1) | {"hint_status": "reviewed"} for n, hint in enumerate(hints)]
+    summary = export(ExportConfig(run=write_run(tmp_path, [([talk], turns, verdicts)]), to="rules"))
+    assert "Be brief." in Path(summary.where).read_text()
+    assert "15:00" not in Path(summary.where).read_text()
 
 
 def test_pandas_reads_plain_conversations_as_they_are(tmp_path: Path) -> None:
