@@ -10,10 +10,18 @@ from opdkit.console import counted, duration, make_plain_table, print_line, stdo
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import find_command, find_upstream_change, has_stage, list_trainings, no_run_error, stage_dir
+from opdkit.store.plans import (
+    find_command,
+    find_upstream_change,
+    has_stage,
+    list_trainings,
+    manifest,
+    no_run_error,
+    stage_dir,
+)
 from opdkit.store.progress_marks import find_live_claims
 from opdkit.store.reading import part_path, summary_of
-from opdkit.store.reviews import find_outdated_targets, read_reviews_in_force
+from opdkit.store.reviews import find_known_inputs, find_outdated_targets, read_reviews_in_force
 from opdkit.store.tables import PRIMARY
 
 COLUMNS = ("stage", "parts", "running", "failed", "rows in/s", "time left")
@@ -40,11 +48,16 @@ def run(config: StatusConfig) -> None:
         table.add_row(stage + name, *_row(run, summary, failed[run, stage]))
         summary.stage = find_command(run, stage) + name  # rollout may have written the extract stage
         lines.append(summary.rows())
-    if decided := read_reviews_in_force(directory):
-        outdated = find_outdated_targets(directory, decided)
+    decided = read_reviews_in_force(directory)
+    outdated = find_outdated_targets(directory, decided)
+    if decided:
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
+    now = find_known_inputs(directory, "train")["reviews"]
     for run, stage in started:
+        if stage == "train" and not outdated and manifest(run, stage)["plan"]["inputs"].get("reviews") != now:
+            lines.append(f"{stage_dir(run, stage)}: trained on targets older than the review decisions; run it again, "
+                         "with --overwrite")  # fmt: skip
         if (upstream := find_upstream_change(run, stage)) not in (None, "earlier"):  # "earlier": use `opdkit check`
             text = f"{stage_dir(run, stage)}: computed from an older {upstream} stage than the one there now"
             lines.append(f"{text}; run it again, with --overwrite")

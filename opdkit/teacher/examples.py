@@ -118,7 +118,7 @@ def make_example(
     if any(prompt.ids == prompts[0].ids for prompt in prompts[1 + len(unhinted) :]):
         raise ChatError("template: leaves out the hint")
     for part in scorer.student.chat.find_left_out(before):
-        counters.count("after prompts without what the template leaves out", label=part)
+        counters.count("after prompts in which the template leaves out a part", label=part)
     if max(max(reply.ids), *(max(p.ids) for p in prompts)) >= scorer.vocabulary:
         raise ChatError("tokens outside the model's vocabulary")
     student, *rest = (PromptResponse(p.ids, reply.ids) for p in prompts)

@@ -186,12 +186,16 @@ def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_chang
         train.run(config)
     again(run)
     assert any("older than the review decisions" in finding.what for finding in examine(run).findings)
+    status.run(StatusConfig(run=run))
+    assert "trained on targets older than the review decisions" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(ConfigError, match=r"inputs\.reviews"):
         train.run(config)
     reviews.append(run, [Review("toy-1:3", action="strike")])
     again(run)
     assert train.run(config).parts_done == 1
     healthy(run)
+    status.run(StatusConfig(run=run))
+    assert "older than" not in capsys.readouterr().out
 
 
 def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run, again, monkeypatch):
