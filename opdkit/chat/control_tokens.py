@@ -174,8 +174,7 @@ class Encoder:
         Some SentencePiece tokenizers (Llama 2, the first Mistral) also put a space before the first word after each
         control token. For these, a line break stands between that token and the text.
         """
-        word, after_line = self.encode_continuation("opdkit"), self.encode_continuation("\nopdkit")
-        line = self.encode_continuation("\n")
+        line, word, after_line = map(self.encode_continuation, ("\n", "opdkit", "\nopdkit"))
         if self._added and after_line != line + word:
             self._line_break = "\n"
 

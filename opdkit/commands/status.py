@@ -21,7 +21,7 @@ from opdkit.store.plans import (
 )
 from opdkit.store.progress_marks import find_live_claims
 from opdkit.store.reading import part_path, summary_of
-from opdkit.store.reviews import find_known_inputs, find_outdated_targets, read_reviews_in_force
+from opdkit.store.reviews import TRAINED_BEFORE, find_known_inputs, find_outdated_targets, read_reviews_in_force
 from opdkit.store.tables import PRIMARY
 
 COLUMNS = ("stage", "parts", "running", "failed", "rows in/s", "time left")
@@ -48,16 +48,15 @@ def run(config: StatusConfig) -> None:
         table.add_row(stage + name, *_row(run, summary, failed[run, stage]))
         summary.stage = find_command(run, stage) + name  # rollout may have written the extract stage
         lines.append(summary.rows())
-    decided = read_reviews_in_force(directory)
-    outdated = find_outdated_targets(directory, decided)
-    if decided:
+    if decided := read_reviews_in_force(directory):
+        outdated = find_outdated_targets(directory, decided)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
     now = find_known_inputs(directory, "train")["reviews"]
     for run, stage in started:
-        if stage == "train" and not outdated and manifest(run, stage)["plan"]["inputs"].get("reviews") != now:
-            lines.append(f"{stage_dir(run, stage)}: trained on targets older than the review decisions; run it again, "
-                         "with --overwrite")  # fmt: skip
+        is_older = stage == "train" and manifest(run, stage)["plan"]["inputs"].get("reviews") != now
+        if is_older and not find_outdated_targets(directory, decided):
+            lines.append(f"{stage_dir(run, stage)}: {TRAINED_BEFORE}; run it again, with --overwrite")
         if (upstream := find_upstream_change(run, stage)) not in (None, "earlier"):  # "earlier": use `opdkit check`
             text = f"{stage_dir(run, stage)}: computed from an older {upstream} stage than the one there now"
             lines.append(f"{text}; run it again, with --overwrite")

@@ -32,7 +32,7 @@ from opdkit.evaluate.key_words import key_words
 from opdkit.evaluate.similar import SimilarTexts, Words, fold_words, list_request_words
 from opdkit.extract.known_turns import digest_turns, find_id_in_log
 from opdkit.judge.claims import choose_wording
-from opdkit.judge.votes import WANTED_REPLIES, holds_reply
+from opdkit.judge.votes import holds_reply
 from opdkit.judge.words import drop_judgements
 from opdkit.model.behavior_policy import is_other_model
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_sessions, joined_turns
@@ -233,8 +233,8 @@ def make_prompts(
 def _group_complaints(reactions: Sequence[Reaction]) -> _Complaints:
     complaints = [reaction for reaction in reactions if reaction.kind == COMPLAINT]
     # A hint that holds a reply that a user edited or kept is a group of its own: such hints differ only in the reply.
-    asked = (c.hint for c in complaints if (c.turn.final_verdict or {}).get("hint_status") not in WANTED_REPLIES
-             and not holds_reply(str(c.hint), c.turn.turn["decision"]))  # fmt: skip
+    asked = (c.hint for c in complaints if not holds_reply(
+        str(c.hint), (c.turn.final_verdict or {}).get("hint_status", ""), c.turn.turn["decision"]))  # fmt: skip
     group_of = choose_wording(Counter(map(str, asked)).most_common(_TEXTS))
     members = defaultdict[str, list[Reaction]](list)
     for complaint in complaints:

@@ -22,9 +22,10 @@ NO_ANSWER = "the judge answers other questions, but not this one"
 _SUM_ROUNDING = 1e-9  # tolerance for sums of confidences
 
 
-def holds_reply(hint: str, decision: JSON | None) -> bool:
-    """Return True for a hint that contains the whole reply that a person edited or kept."""
-    return any(text in hint for text in ((decision or {}).get("edited"), (decision or {}).get("kept")) if text)
+def holds_reply(hint: str, status: str, decision: JSON | None) -> bool:
+    """Return True for a hint with the whole reply that a person edited or kept, also if a reviewer decided on it."""
+    texts = ((decision or {}).get(name) for name in ("edited", "kept"))
+    return status in WANTED_REPLIES or any(text in hint for text in texts if text)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from opdkit.store.turn_ids import session_of
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
 FILE, TORN = "decisions.jsonl", "torn.jsonl"  # the second has lines that a kill cut off
 OLD_FILES = "review-*.parquet"  # of version 0.1.0, still read
+TRAINED_BEFORE = "trained on targets older than the review decisions"
 UNCERTAIN, RANDOM, GROUP = "uncertain", "random", "group"  # how a turn was chosen for review
 _CHECKSUM = b',"checksum":"'
 

@@ -22,7 +22,7 @@ from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import list_redone_upstream, list_trainings, no_run_error, stage_dir
 from opdkit.store.reading import part_path
-from opdkit.store.reviews import plan_inputs
+from opdkit.store.reviews import TRAINED_BEFORE, plan_inputs
 from opdkit.store.tables import TABLES, TARGETS, Table
 
 Gone = set[tuple[str, int]]  # (table, part)
@@ -190,8 +190,8 @@ class _Walk:
             document = self.manifests["train"]
             if document["plan"]["inputs"].get("reviews") != plan_inputs(self.decisions).get("reviews"):
                 todo = f"run `{plans.rebuild_command(self.run, 'train', document)} --overwrite`"
-                what = "trained on targets older than the review decisions"
-                self.report.findings.append(Finding(f"train{self.label}", what, key="manifest.json", todo=todo))
+                finding = Finding(f"train{self.label}", TRAINED_BEFORE, key="manifest.json", todo=todo)
+                self.report.findings.append(finding)
         if "train" in self.finished and part_path(self.run, "metrics", 0).exists():
             self.check_models(deep)
 

@@ -19,7 +19,7 @@ from opdkit.config.export import REVIEW, RULES, ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.console import counted, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.votes import WANTED_REPLIES, holds_reply
+from opdkit.judge.votes import holds_reply
 from opdkit.store.atomic import replaced_file
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_upstream, has_stage, manifest, stage_dir
@@ -104,7 +104,7 @@ def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Cou
         status = turn.verdict["hint_status"]
         if hint is None or has_control_tokens(hint):
             counters.drop(f"no hint ({status})" if hint is None else CONTROL_TOKENS)
-        elif status in WANTED_REPLIES or holds_reply(hint, turn.turn["decision"]):
+        elif holds_reply(hint, status, turn.turn["decision"]):
             counters.drop(f"the hint is a reply ({status})")
         else:
             hints.append((hint, turn.turn_id, logged_session_id(turn.session_id)))

@@ -156,8 +156,8 @@ def read_span_tools(tree: JSON) -> str | None:
         return dump([{"type": "function", "function": function} for function in parsed])
     own = [parse_text(tool) for tool in as_list(value_at(tree, ("ai", "prompt", "tools")))]
     asked = parse_text(tree.get("model_request_parameters"))  # Pydantic AI's first versions
-    own += [{"name": value_at(tool, ("name",)), "description": value_at(tool, ("description",)),
-             "parameters": value_at(tool, ("parameters_json_schema",))}
+    keys = {"name": "name", "description": "description", "parameters": "parameters_json_schema"}
+    own += [{key: value_at(tool, (name,)) for key, name in keys.items()}
             for kind in ("function_tools", "output_tools") for tool in as_list(value_at(asked, (kind,)))]  # fmt: skip
     for tool in as_list(value_at(parse_text(value_at(tree, (*_ADK, "llm_request"))), ("config", "tools"))):
         own += as_list(value_at(tool, ("function_declarations",)))
@@ -186,15 +186,15 @@ def _list_at(tree: JSON, *steps: str) -> list[Any] | None:
 def _read_genai(tree: JSON) -> Logged:
     prompt, replies = _list_at(tree, "gen_ai", "input", "messages"), _list_at(tree, "gen_ai", "output", "messages")
     system = parse_text(value_at(tree, ("gen_ai", "system_instructions")))
-    if prompt is not None and system and _join_texts(system) not in _join_texts(_read_opening(prompt[0])):
+    text = _join_texts(system)
+    if prompt is not None and system and not (text and text in _join_texts(_read_opening(prompt[0]))):
         prompt = [{"role": "system", "parts" if isinstance(system, list) else "content": system}, *prompt]
     return prompt, replies
 
 
 def _read_opening(item: Any) -> Any:
     """Return the parts or the content of a system message; None for another message."""
-    is_system = value_at(item, ("role",)) in ("system", "developer")
-    return (item.get("parts") or item.get("content")) if is_system else None
+    return item.get("parts") or item.get("content") if value_at(item, ("role",)) in ("system", "developer") else None
 
 
 def _join_texts(parts: Any) -> str:

@@ -738,6 +738,11 @@ def test_instructions_beside_another_system_message():
     assert said(session)[:2] == [("system", "Never give a discount."), ("system", "You sell shoes.")]
 
 
+def test_instructions_that_are_no_text_are_not_dropped_without_a_word():
+    (session,) = read("otel", span(GEN_AI | {"gen_ai.system_instructions": json.dumps({"rule": "x"})}))
+    assert said(session)[0] == ("system", '{"rule":"x"}')
+
+
 def test_the_tools_of_the_first_versions_of_pydantic_ai():
     asked = {"function_tools": [{"name": "find", "description": "d", "parameters_json_schema": {"type": "object"}}]}
     (session,) = read("otel", span(GEN_AI | {"model_request_parameters": json.dumps(asked)}))
