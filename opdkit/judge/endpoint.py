@@ -176,8 +176,9 @@ class Endpoint(Server):
         while True:
             body = self._make_body(request.question)
             try:
+                # The body is extra, because the library checks the types of messages for longer than it sends them.
                 response = await client.chat.completions.with_raw_response.create(
-                    **body, extra_headers=self.headers, extra_body=self.extra_body | asked or None
+                    model=self.model, messages=[], extra_headers=self.headers, extra_body=body | self.extra_body | asked
                 )
                 break
             except openai.APIConnectionError as error:

@@ -231,14 +231,14 @@ class ServedModel:
             try:
                 response = await client.completions.with_raw_response.create(
                     model=self.name or "",
-                    prompt=prompt,
+                    prompt="",  # extra_body replaces it: the library takes 35 ms to check the types of 2,000 token ids
                     max_tokens=query.max_new_tokens,
                     temperature=query.temperature,
                     top_p=1.0,
                     seed=query.seed,
                     logprobs=1,
                     extra_headers=self.server.headers,
-                    extra_body=extra | ({} if self.name else {"model": None}),
+                    extra_body=extra | {"prompt": prompt} | ({} if self.name else {"model": None}),
                 )
             except (openai.APIConnectionError, openai.APIStatusError) as error:
                 if takes_ids == forms[-1] or getattr(error, "status_code", 0) not in (400, 422):
