@@ -91,6 +91,8 @@ def errors_as_exit_codes(debug: bool, command: str, overwrite: bool = False) -> 
         code = getattr(error, "exit_code", 130)
         cause = "interrupted" if code == 130 else "stopped as asked"
         again = "the same command without --overwrite resumes" if overwrite else "the same command resumes"
+        if overwrite and command == "run":  # each stage is removed when it begins, so the later ones are still there
+            again += ", with --set STAGE.overwrite=true for each stage that did not begin"
         say(f"{cause}; finished parts are kept, and {again}" if command in _RESUMABLE else cause)
         raise typer.Exit(code) from None
     except Exception as error:

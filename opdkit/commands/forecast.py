@@ -42,7 +42,7 @@ from opdkit.judge.votes import USAGE, Ask
 from opdkit.model.tree import count_nodes
 from opdkit.store.counters import Counters, list_reasons
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
-from opdkit.store.plans import manifest
+from opdkit.store.plans import check_upstream, manifest
 from opdkit.store.reading import count_parts, summary_of
 from opdkit.store.reviews import read_reviews_in_force
 from opdkit.store.stable_hash import stable_hash
@@ -104,6 +104,7 @@ def predict(config: ForecastConfig) -> JSON:
 
     Raises OpdkitError if no turn has a hint, or none of the drawn turns can be scored.
     """
+    check_upstream(config.run, ["judge"])
     args = choose_template_args(config.run, "extract", config.template_arg)
     teacher = TeacherConfig(
         run=config.run, model=config.model, template_arg=args, check_hints=SAMPLES, judge_model=config.judge_model,

@@ -1,20 +1,26 @@
 """`opdkit run`: extract, judge, teacher and train, one after the other, with one configuration."""
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import cast
 
 from opdkit.config.commands import COMMANDS
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig, fields_of
 from opdkit.config.judge import WARNINGS
 from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import ORDER, RunConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import ENOUGH_STEPS, MOST_CYCLES, MOST_EPOCHS
 from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import OpdkitError
+from opdkit.extract.stage import check_logs
 from opdkit.model.folder import check_stages
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
-from opdkit.store.plans import check_options
+from opdkit.store.plans import check_options, has_stage
 from opdkit.store.reading import is_complete, summary_of
 from opdkit.store.reviews import find_known_inputs, find_outdated_targets, read_reviews_in_force
 from opdkit.store.run_stage import run_stage
@@ -32,25 +38,24 @@ def run(config: RunConfig) -> Summary:
     check_stages(stages.values())
     if stages["judge"].effective()["judge"] == "rules":
         warn(WARNINGS["rules"])
+    for name in ORDER:
+        with set_forms_added(name):
+            check_plan(name, stages[name])
     say(f"options of {', '.join(ORDER)} that `opdkit run` lacks are given as --set STAGE.OPTION=VALUE")
     reporting = [name for name in ORDER if not config.dry_run or find_first_unfinished(config, name) is None]
     extracted = Counters()
     for name in ORDER:
-        try:
+        with set_forms_added(name):
             if config.dry_run:
                 stdout.print(name, style="bold")
-            if config.dry_run and name in ("extract", "train"):  # judge and teacher compare plans in their dry runs
-                check_options(stages[name], name, find_known_inputs(stages[name].run, name))
             if name not in reporting:
                 print_facts(bounds(config, name, stages, extracted))
             elif name == "extract" and "judge" in reporting and config.dry_run:  # extract is done: nothing to preview
+                check_logs(cast(ExtractConfig, stages[name]))
                 summary = summary_of(config.run, name)
                 print_facts([("parts", f"{summary.parts:,}, {summary.parts_done:,} done, 0 to do")])
             else:
                 summary = run_stage(name, stages[name])
-        except OpdkitError as error:
-            error.args = (add_set_forms(str(error), name),)
-            raise
         if name == "extract":
             extracted = summary.counters
         if summary.is_waiting:
@@ -58,6 +63,25 @@ def run(config: RunConfig) -> Summary:
         if name in reporting[:-1]:
             say(summary.text())
     return summary
+
+
+def check_plan(name: str, stage: StageConfig) -> None:
+    """Raise OpdkitError if a stage was begun with other options, or training with other decisions of people."""
+    if isinstance(stage, TeacherConfig) and stage.check_hints and has_stage(stage.run, name):
+        from opdkit.teacher.hint_checks import choose_hint_judge  # imported here: it brings torch
+
+        stage = replace(stage, **choose_hint_judge(stage))
+    check_options(stage, name, find_known_inputs(stage.run, name))
+
+
+@contextlib.contextmanager
+def set_forms_added(stage: str) -> Iterator[None]:
+    """Add to the message of an error of `stage` what `add_set_forms` does."""
+    try:
+        yield
+    except OpdkitError as error:
+        error.args = (add_set_forms(str(error), stage),)
+        raise
 
 
 def find_first_unfinished(config: RunConfig, name: str) -> str | None:

@@ -11,8 +11,8 @@ from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import (
+    explain_upstream_change,
     find_command,
-    find_upstream_change,
     has_stage,
     list_trainings,
     manifest,
@@ -57,9 +57,8 @@ def run(config: StatusConfig) -> None:
         is_older = stage == "train" and manifest(run, stage)["plan"]["inputs"].get("reviews") != now
         if is_older and not find_outdated_targets(directory, decided):
             lines.append(f"{stage_dir(run, stage)}: {TRAINED_BEFORE}; run it again, with --overwrite")
-        if (upstream := find_upstream_change(run, stage)) not in (None, "earlier"):  # "earlier": use `opdkit check`
-            text = f"{stage_dir(run, stage)}: computed from an older {upstream} stage than the one there now"
-            lines.append(f"{text}; run it again, with --overwrite")
+        if change := explain_upstream_change(run, stage):
+            lines.append(change)
     for _, error in errors:
         job = f", Slurm job {error['job']}" if error["job"] else ""
         place = f"{error['stage']} --shard {error['shard']} failed {error['time']} on {error['host']}{job}"

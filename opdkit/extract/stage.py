@@ -42,7 +42,7 @@ from opdkit.store.atomic import remove_entries
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary, list_reasons
 from opdkit.store.digests import digest_file
 from opdkit.store.part_writer import PartWriter, Stage
-from opdkit.store.plans import has_stage, manifest, stage_dir
+from opdkit.store.plans import differences, has_stage, manifest, stage_dir
 from opdkit.store.reviews import read_reviews_in_force, reviews_dir
 from opdkit.store.skip_reasons import NO_NEXT, SIDE
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
@@ -236,11 +236,28 @@ def write_part_in_worker(job: Path, part: int) -> None:
     write_part(*load_job(job), part)
 
 
+def check_logs(config: ExtractConfig) -> None:
+    """Raise ConfigError if extract was begun with other logs. Only names and sizes count; the tasks compare digests."""
+    if not has_stage(config.run, "extract") or any(log.startswith("hf:") for log in config.logs):
+        return
+    pinned = manifest(config.run, "extract")["plan"]["inputs"]
+    with scratch_folder() as scratch:
+        inputs = redact_sources(expand(config.logs, scratch), make_redactor(config))
+        now = {log.name: log.path.stat().st_size for log in inputs}
+    if changes := differences({name: log.get("bytes") for name, log in pinned.items()}, now, "bytes of the log"):
+        lines = "\n".join(f"  {line}" for line in changes)
+        raise ConfigError(f"{stage_dir(config.run, 'extract')} was begun with other logs:\n{lines}\n"
+                          "Choose another run directory, or pass the same logs as before")  # fmt: skip
+
+
 def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     """Print what the first lines of each input would become (`--dry-run`), and write nothing.
 
-    Raises ConfigError for a named input that no reader knows, and OpdkitError if nothing could be read.
+    Raises ConfigError for a named input that no reader knows and for other logs than those that extract was begun with,
+    and OpdkitError if nothing could be read.
     """
+    if not config.overwrite:
+        check_logs(config)
     redactor = make_redactor(config)
     options = RowOptions(redactor, parse_filters(config.filter), config.side)
     line_limit, total = config.max_line_mb * _MB, Counters()

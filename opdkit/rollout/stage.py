@@ -25,7 +25,7 @@ from opdkit.rollout.rewards import write_verdicts
 from opdkit.store.counters import Counters, Summary, mostly_dropped
 from opdkit.store.dropped_hints import has_hint_checks
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import manifest, read_hint_text, stage_dir
+from opdkit.store.plans import check_upstream, manifest, read_hint_text, stage_dir
 from opdkit.store.reading import count_parts
 from opdkit.store.reviews import Reviews, decisions, plan_inputs, read_reviews_in_force
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
@@ -40,6 +40,7 @@ def run(config: RolloutConfig) -> Summary:
     Raises OpdkitError if the source run is not judged yet or has no hints, or if a judge cannot be reached: the replies
     are then kept, and the same command resumes with them.
     """
+    check_upstream(config.from_run, ["judge"])
     template_args = choose_template_args(config.from_run, "teacher", config.template_arg, binding=False)
     config = replace(config, template_arg=template_args)
     parts, reviews = count_parts(config.from_run, "judge"), read_reviews_in_force(config.from_run)

@@ -131,6 +131,14 @@ def find_upstream_change(run: Path, stage: str) -> str | None:
         return "earlier"
 
 
+def explain_upstream_change(run: Path, stage: str) -> str | None:
+    """Return a sentence if an upstream stage was done again since `stage` was computed from it. None if one is gone."""
+    if (upstream := find_upstream_change(run, stage)) in (None, "earlier"):  # "earlier": use `opdkit check`
+        return None
+    was = f"{stage_dir(run, stage)}: computed from an older {upstream} stage than the one there now"
+    return f"{was}; run it again, with --overwrite"
+
+
 def check_upstream(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError if a stage that one of these stages was computed from has been done again since."""
     for stage in stages:
@@ -193,6 +201,7 @@ def record_usage(run: Path, stage: str, usage: JSON) -> None:
 def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | None = None) -> None:
     """Raise ConfigError if a stage was begun with other options. This needs no input of the stage to be read.
 
+    Raise OpdkitError if an upstream stage was done again since.
     `inputs`: those of its plan that are known already, None for one that it must lack. `--overwrite` skips the check.
     """
     if config.overwrite or not has_stage(config.run, stage):
@@ -208,6 +217,7 @@ def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | N
     changes += differences({name: plan["inputs"].get(name) for name in inputs or {}}, dict(inputs or {}), "inputs")
     if changes:
         raise _another_plan(config, stage, changes)
+    check_upstream(config.run, [stage])
 
 
 def _another_plan(config: StageConfig, stage: str, changes: Sequence[str]) -> AnotherPlanError:

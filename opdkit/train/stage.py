@@ -27,6 +27,7 @@ from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.plans import check_options, checkpoints_dir
+from opdkit.store.reading import is_complete
 from opdkit.store.template_args import choose_template_args
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, draw_steps
@@ -88,6 +89,8 @@ def run(config: TrainConfig) -> Summary:
         counters.count("steps", len(cycles[0]))
         if is_main_process():
             print_composition(data, cycles)
+            if is_complete(config.run, "train") and not config.overwrite:
+                say("the training is finished: nothing is left to do")
         return Summary("train --dry-run", counters, 0, 1, where=None)
 
     accelerator = start_accelerator(config)

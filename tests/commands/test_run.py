@@ -10,16 +10,25 @@ from small_logs import chat, jsonl
 from typer.testing import CliRunner
 
 from opdkit.cli import app
+from opdkit.commands import forecast
+from opdkit.commands.calibrate import command as calibrate
 from opdkit.commands.run import add_set_forms
+from opdkit.commands.show import command as show
+from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
+from opdkit.config.forecast import ForecastConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.pipeline import make_configurations
+from opdkit.config.rollout import RolloutConfig
 from opdkit.config.run import RunConfig
+from opdkit.config.show import ShowConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
+from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
+from opdkit.rollout import stage as rollout
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import identify_model
 from opdkit.store.reviews import Review, append
@@ -263,3 +272,35 @@ def test_a_dry_run_fails_as_the_run_does(options, tmp_path, plain_model_dir) -> 
         errors.append((done.exit_code, done.stderr[done.stderr.index("error:") :]))
         assert snapshot(run) == before
     assert errors[0] == errors[1]
+
+
+def test_verdicts_on_another_extraction_are_refused_or_named(tmp_path, plain_model_dir, capsys) -> None:
+    """Turn ids name places in a log, so old verdicts would be those of other replies."""
+    log, run = jsonl(tmp_path / "log.jsonl", *[chat("u", "a", "No, in Celsius.")] * 3), tmp_path / "run"
+    extract.run(ExtractConfig(run=run, logs=(str(log),)))
+    judge.run(JudgeConfig(run=run, judge="rules"))
+    jsonl(log, *[chat("u", "another", "No, in Celsius.")] * 3)
+    command = ["run", str(run), str(log), "--model", str(plain_model_dir), "--judge", "rules", "--dry-run"]
+    for words in (command, ["extract", str(run), str(log), "--dry-run"]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2
+        assert "bytes of the log" in done.stderr
+    old = r"judge was computed from an older extract stage .* with --overwrite"
+    extract.run(ExtractConfig(run=run, logs=(str(log),), overwrite=True))
+    labels = jsonl(tmp_path / "labels.jsonl", {"turn_id": "log:1:1", "reward": 1})
+    model = str(plain_model_dir)
+    for again in (
+        lambda: rollout.run(RolloutConfig(run=tmp_path / "fresh", from_run=run, model=model)),
+        lambda: forecast.predict(ForecastConfig(run=run, model=model)),
+        lambda: calibrate.measure(CalibrateConfig(run=run, labels=labels)),
+    ):
+        with pytest.raises(OpdkitError, match=old):
+            again()
+    show.run(ShowConfig(run=run))
+    assert "judge: computed from an older extract stage than the one there now" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    for more in ([], ["--dry-run"]):
+        done = CliRunner().invoke(app, command[:-1] + more)
+        assert done.exit_code == 1
+        assert re.search(old + r".*\(with `opdkit run`: --set judge.overwrite=true\)", " ".join(done.stderr.split()))

@@ -17,7 +17,7 @@ from opdkit.console import counted, warn
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import Array, resample_sums, share_interval
 from opdkit.judge.cascade import DECIDED, GIVEN, SECOND
-from opdkit.store.plans import manifest, name_runs
+from opdkit.store.plans import check_upstream, manifest, name_runs
 from opdkit.store.reading import summary_of
 
 EXTRAPOLATED = 21  # largest number of votes on the curve of independent votes
@@ -37,6 +37,7 @@ def measure(config: CalibrateConfig) -> Calibration:
 
     Raises OpdkitError if there is no label, the run is not judged, no label is of a judged turn, or all labels tie.
     """
+    check_upstream(config.run, ["judge"])
     read = read_review_labels(config.run) if config.labels is None else read_labels(config.labels)
     cases, dropped, guesses = match_verdicts(config.run, read.labels, config.labels)
     warn(*read.examples, *guesses)

@@ -9,9 +9,9 @@ from opdkit.commands.turns.view import read_turn_views
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
-from opdkit.console import counted, say, stdout
+from opdkit.console import counted, say, stdout, warn
 from opdkit.errors import ConfigError
-from opdkit.store.plans import has_stage, no_run_error
+from opdkit.store.plans import explain_upstream_change, has_stage, no_run_error
 
 
 def run(config: ShowConfig) -> None:
@@ -26,6 +26,9 @@ def run(config: ShowConfig) -> None:
         remedy = "leave out --one-line" if config.one_line else "add --whole, or name a turn"
         raise ConfigError(f"--logprobs is for turns shown whole, and these would be rows: {remedy}")
     chosen, documents = choose_views(config, whole)
+    for stage in ("judge", "teacher"):
+        if has_stage(config.run, stage) and (change := explain_upstream_change(config.run, stage)):
+            warn(change)
     if config.json:
         document = documents if config.turn_id is None else documents[0]
         print(json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False))

@@ -5,10 +5,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from opdkit.commands.run import check_plan
 from opdkit.commands.slurm.scripts import write_array_script, write_submit_script, write_train_script
 from opdkit.config.command_line import quote
 from opdkit.config.extract import ExtractConfig
@@ -16,14 +17,12 @@ from opdkit.config.fields import StageConfig
 from opdkit.config.pipeline import make_configurations
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
-from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import AnotherPlanError, ConfigError, OpdkitError
-from opdkit.extract.inputs.files import expand, scratch_folder
-from opdkit.extract.stage import choose_format, make_redactor, redact_sources
+from opdkit.extract.stage import check_logs, choose_format
 from opdkit.model.folder import check_stages
-from opdkit.store.plans import check_options, check_upstream, differences, has_stage, manifest, stage_dir
+from opdkit.store.plans import has_stage, stage_dir
 from opdkit.store.reading import count_parts, part_path
-from opdkit.store.reviews import find_known_inputs, find_outdated_targets, read_reviews_in_force
+from opdkit.store.reviews import find_outdated_targets, read_reviews_in_force
 from opdkit.store.tables import PRIMARY
 
 
@@ -61,9 +60,13 @@ def run(config: SlurmConfig) -> Launch:
             raise ConfigError(f"{log} does not exist; name log files, folders of them, or hf:NAME")
     choose_format(extract)  # checks the options
     check_stages(stages.values(), asks_hub=False)  # this machine may have no network
-    check_plans(stages)
+    for name, stage in stages.items():
+        try:
+            check_plan(name, stage)
+        except AnotherPlanError as error:  # its remedy, --overwrite, is not for jobs
+            place = quote(stage_dir(stage.run, name))
+            raise ConfigError(f"{error.what}\nChoose another run directory, or remove {place} first") from error
     check_logs(extract)
-    check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])
     if config.submit and shutil.which("sbatch") is None:
         raise OpdkitError("--submit: sbatch is not here; run this on a node of the cluster that may submit jobs")
     missing = {name: shards for name in ORDER if (shards := find_missing_shards(stages[name].run, name, config.shards))}
@@ -77,34 +80,6 @@ def run(config: SlurmConfig) -> Launch:
             raise OpdkitError(f"sbatch refused: {done.stderr.strip()}{before}")
         submitted = done.stdout  # one line per job
     return Launch(folder, {name: len(shards) for name, shards in missing.items()}, submitted)
-
-
-def check_plans(stages: Mapping[str, StageConfig]) -> None:
-    """Raise ConfigError if a stage was begun with other options, or training with other decisions of people."""
-    for name, stage in stages.items():
-        if isinstance(stage, TeacherConfig) and stage.check_hints:
-            from opdkit.teacher.hint_checks import choose_hint_judge  # imported here: it brings torch
-
-            stage = replace(stage, **choose_hint_judge(stage))
-        try:
-            check_options(stage, name, find_known_inputs(stage.run, name))
-        except AnotherPlanError as error:  # its remedy, --overwrite, is not for jobs
-            folder = quote(stage_dir(stage.run, name))
-            raise ConfigError(f"{error.what}\nChoose another run directory, or remove {folder} first") from error
-
-
-def check_logs(config: ExtractConfig) -> None:
-    """Raise ConfigError if extract was begun with other logs. Only names and sizes count; the tasks compare digests."""
-    if not has_stage(config.run, "extract") or any(log.startswith("hf:") for log in config.logs):
-        return
-    pinned = manifest(config.run, "extract")["plan"]["inputs"]
-    with scratch_folder() as scratch:
-        inputs = redact_sources(expand(config.logs, scratch), make_redactor(config))
-        now = {log.name: log.path.stat().st_size for log in inputs}
-    if changes := differences({name: log.get("bytes") for name, log in pinned.items()}, now, "bytes of the log"):
-        lines = "\n".join(f"  {line}" for line in changes)
-        raise ConfigError(f"{stage_dir(config.run, 'extract')} was begun with other logs:\n{lines}\n"
-                          "Choose another run directory, or pass the same logs as before")  # fmt: skip
 
 
 def find_missing_shards(run: Path, stage: str, shards: int) -> list[int]:
