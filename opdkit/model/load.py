@@ -150,8 +150,7 @@ def load_model(
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None
-        raise OpdkitError(f"the model {name} cannot be loaded: {_first_line(error)}. Is it complete? Copy or download "
-                          "it again") from error  # fmt: skip
+        raise _make_loading_error(name, error, ". Is it complete? Copy or download it again") from error
 
 
 def find_cache_name(model: Any) -> str:
@@ -179,7 +178,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
     except OpdkitError:
         raise
     except Exception as error:
-        raise OpdkitError(f"the model {name} cannot be loaded: {_first_line(error)}") from error
+        raise _make_loading_error(name, error) from error
     return model.eval()
 
 
@@ -208,6 +207,14 @@ def _check_class(name: str) -> None:
                           f"know{own}; upgrade transformers, or pass another model")  # fmt: skip
     if find_adapter_config_file(name):
         raise OpdkitError(f"{name} holds an adapter beside a model; {MERGE}, or remove the adapter")
+
+
+def _make_loading_error(name: str, error: Exception, advice: str = "") -> OpdkitError:
+    line = _first_line(error)
+    if line.startswith("Unrecognized configuration class"):  # of the class for language models
+        return OpdkitError(f"transformers {transformers.__version__} reads the model {name} only with images or audio: "
+                           "pass a text model")  # fmt: skip
+    return OpdkitError(f"the model {name} cannot be loaded: {line}{advice}")
 
 
 def _first_line(error: Exception) -> str:

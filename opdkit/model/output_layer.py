@@ -35,6 +35,8 @@ def find_decoder(model: Any) -> Any:
     For Llama 4, `get_decoder` stops at the causal LM, whose base model is not named as its class declares.
     """
     decoder = model.get_decoder()
+    if isinstance(decoder, nn.Linear):  # ModernBERT's output layer has the name that others give to their layers
+        return model.base_model
     is_whole = decoder is not None and decoder.get_output_embeddings() is not None
     return getattr(decoder, "model", decoder) if is_whole else decoder
 

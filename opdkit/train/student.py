@@ -52,12 +52,18 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
             raise ConfigError(f"--lora-rank: peft cannot adapt {config.model}: {error}") from error
     if config.gradient_checkpointing:
         options = {"use_reentrant": False}
-        if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.23
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
-        else:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        try:
+            if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.23
+                model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+            else:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        except ValueError as error:
+            raise ConfigError(f"--gradient-checkpointing: {error}") from error
     model.train()  # gradient checkpointing is off in evaluation mode
     for module in model.modules():  # not only nn.Dropout: a module may pass its own rate to a function
+        if type(module).__name__ == "PhimoeTopKRouter":  # its jitter is a threshold, too; in training it draws experts
+            module.eval()
+            continue
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or "drop" in name or "jitter" in name):
                 setattr(module, name, 0.0)

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,6 +93,15 @@ def test_a_damaged_model_is_one_message(tmp_path, tiny_model_dir):
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(OpdkitError, match="cannot be loaded"):
         load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("name", ["Mistral3Config", "Qwen3VLConfig"])
+def test_a_model_of_text_and_images_alone_is_no_damaged_one(tmp_path, name):
+    getattr(transformers, name)().save_pretrained(tmp_path)
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for load in (load_skeleton, partial(load_model, device="cpu", dtype="auto")):
+        with pytest.raises(OpdkitError, match="only with images or audio: pass a text model"):
+            load(str(tmp_path))
 
 
 def test_code_in_a_model_folder_is_not_run(tmp_path, tiny_model_dir):

@@ -27,6 +27,8 @@ FAMILIES = {
     "qwen3": ("Qwen3Config", {}),
     "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
     "gemma2": ("Gemma2Config", {"final_logit_softcapping": 3.0, "sliding_window": 8, "query_pre_attn_scalar": 8}),
+    # Its output layer is called "decoder".
+    "modernbert": ("ModernBertDecoderConfig", {"sliding_window": 8, "pad_token_id": 0}),
     "granite": ("GraniteConfig", {"logits_scaling": 4.0}),
     "gpt2": ("GPT2Config", {"n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}),
 }
