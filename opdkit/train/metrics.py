@@ -13,6 +13,7 @@ ADVANTAGES = ("reward", "teacher", "support")
 # Bounds of `shift`, in nats per token. Below the first, the probability of a token changed by less than 2% on average.
 # Above the second, the average token is outside the range of the default ratio clip: log(1 + 0.28) is 0.247.
 HARDLY_MOVED, FAR_MOVED = 0.02, 0.25
+ROUNDING = 0.05  # above this, the first step read another model than the teacher stage scored
 
 
 def make_metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
@@ -52,6 +53,14 @@ def format_metrics(row: JSON, steps: int) -> str:
         f"step {row['step']} of {steps}: loss {add_sign(row['loss'], 4)}", *values, f"KL {row['approx_kl']:.4f}",
         f"gradient {row['grad_norm']:.3g}", f"{row['tokens_per_second']:,.0f} tokens/s",
     ])  # fmt: skip
+
+
+def check_first_step(row: JSON) -> None:
+    """Warn if the student, before its first update, is not the old policy that the teacher stage scored."""
+    if row["shift"] > ROUNDING:
+        warn(f"before any training, the log-probs of the replies differ from those of the teacher stage by "
+             f"{row['shift']:.2f} nats per token: here this model computes something else, so the result is doubtful. "
+             "Compare --dtype and the versions of torch and transformers")  # fmt: skip
 
 
 def trace_rows(kept: int, rows: Sequence[JSON], rollbacks: Mapping[int, int]) -> list[JSON]:

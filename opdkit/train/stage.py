@@ -41,7 +41,7 @@ from opdkit.train.best_state import (
 )
 from opdkit.train.data_summary import check_signal, count_written, print_composition
 from opdkit.train.launch import check_launch, check_same_step, leave, open_part_writer, open_stage, start_accelerator
-from opdkit.train.metrics import format_metrics, make_metrics_row, report_movement, trace_rows
+from opdkit.train.metrics import check_first_step, format_metrics, make_metrics_row, report_movement, trace_rows
 from opdkit.train.model_card import make_model_card
 from opdkit.train.policy import Policy
 from opdkit.train.reference import add_reference, check_reference
@@ -259,6 +259,8 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     metrics = take_optimizer_step(training, batch, objective, find_position(config, step_in_cycle, cycle_steps))
     row = {"step": number, "epoch": epoch} | make_metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
+    if number == 1 and training.accelerator.is_main_process:
+        check_first_step(row)
     track(training.accelerator, row)
     if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
         say(format_metrics(row, len(steps)))

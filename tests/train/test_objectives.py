@@ -89,15 +89,28 @@ def test_weights_make_an_objective_of_one_s_own(run, plain_model_dir) -> None:
     assert row["loss"] == pytest.approx(row["teacher_loss"] + row["divergence_loss"], abs=1e-6)
 
 
+def write_old_logprobs(run: Path, column: str, more: float) -> None:
+    """Write the old log-probs, and `more`, as another column of the targets."""
+    for path in (run / "teacher/targets").iterdir():
+        table = pq.read_table(path)
+        index = table.schema.get_field_index(column)
+        values = [[x + more for x in row] for row in table["old_logprobs"].to_pylist()]
+        field = table.schema.field(index)
+        pq.write_table(table.set_column(index, field, pa.array(values, field.type)), path)
+
+
+@pytest.mark.parametrize(("more", "warned"), [(0.0, False), (-0.06, True)])
+def test_a_student_that_is_not_the_scored_model_is_named(run, plain_model_dir, capsys, more: float, warned) -> None:
+    write_old_logprobs(run, "old_logprobs", more)
+    train.run(train_config(run, plain_model_dir, epochs=1))
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("differ from those of the teacher stage by 0.06 nats per token" in said) == warned
+
+
 def test_log_probs_from_the_log_weigh_its_tokens(run, tmp_path, plain_model_dir) -> None:
     """Each token is a quarter as likely under the behaviour policy as under the student: weight 4, cut to the cap."""
     plain = Path(shutil.copytree(run, tmp_path / "plain"))
-    for path in (run / "teacher/targets").iterdir():
-        table = pq.read_table(path)
-        index = table.schema.get_field_index("behavior_logprobs")
-        logged = [[x - np.log(4) for x in row] for row in table["old_logprobs"].to_pylist()]
-        field = table.schema.field(index)
-        pq.write_table(table.set_column(index, field, pa.array(logged, field.type)), path)
+    write_old_logprobs(run, "behavior_logprobs", -np.log(4))
     losses = {}
     for where, cap in ((plain, 2.0), (run, 2.0), (run, 3.0), (run, 0.0)):
         train.run(train_config(where, plain_model_dir, batch_turns=100, behavior_cap=cap, overwrite=True))
