@@ -5,7 +5,7 @@ The rules are in rules/gitleaks.toml and rules/opdkit.toml. docs/logs.md has the
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -43,12 +43,12 @@ def find_runs(text: str) -> str:
     return "\n".join(text[max(0, m.start() - 80) : m.end()] for m in runs).lower()
 
 
-def parse_own_patterns(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse --redact-pattern: ["order=ORD-[0-9]+"] -> {"order": "ORD-[0-9]+"}.
+def parse_own_patterns(pairs: Sequence[str]) -> list[tuple[str, str]]:
+    """Parse --redact-pattern: ["order=ORD-[0-9]+"] -> [("order", "ORD-[0-9]+")].
 
     Raises ConfigError for a pattern that is not a regular expression, or that matches the empty text.
     """
-    patterns: dict[str, str] = {}
+    patterns = list[tuple[str, str]]()
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not _NAME.fullmatch(name) or not text:
@@ -59,7 +59,7 @@ def parse_own_patterns(pairs: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--redact-pattern {name}: {text!r} is not a regular expression: {error}") from None
         if pattern.match("") is not None:
             raise ConfigError(f"--redact-pattern {name}: {text!r} matches the empty text, so it would match everywhere")
-        patterns[name] = text
+        patterns.append((name, text))
     return patterns
 
 
@@ -69,11 +69,11 @@ class Redactor:
     Raises OpdkitError if a pattern takes longer than its limit on one text.
     """
 
-    def __init__(self, redact: bool, own: Mapping[str, str], names_model: str | None = None) -> None:
+    def __init__(self, redact: bool, own: Iterable[tuple[str, str]], names_model: str | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self._own = [
             ("", Rule(name, ("",), text, regex.compile, f"--redact-pattern {name}", is_whole=True))
-            for name, text in own.items()
+            for name, text in own
         ]
         by_keyword = [(keyword, rule) for rule in (load_rules() if redact else ()) for keyword in rule.keywords]
         self._keys = [(keyword, rule) for keyword, rule in by_keyword if rule.name == "key"]

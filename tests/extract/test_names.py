@@ -25,18 +25,18 @@ def model(tmp_path_factory):
 
 
 def test_names_are_replaced_and_places_stay(model):
-    redactor = Redactor(False, {}, model)
+    redactor = Redactor(False, (), model)
     assert redactor.text("Ada Lovelace met Björn in Turin.") == "[name] met [name] in Turin."
     assert redactor.counts == {"name": 2}
 
 
 def test_names_beside_the_other_rules(model):
-    redactor = Redactor(True, {}, model)
+    redactor = Redactor(True, (), model)
     assert redactor.text("Mail Björn at bjorn@example.com please") == "Mail [name] at [email] please"
 
 
 def test_ids_and_names_of_fields_and_tools_are_not_shown_to_the_model(model):
-    redactor = Redactor(False, {}, model)
+    redactor = Redactor(False, (), model)
     assert redactor.text("Bob") == "Bob"
     assert redactor.value({"Bob": "Bob", "to": "Bob and Björn"}) == {"Bob": "Bob", "to": "[name] and [name]"}
 
@@ -44,7 +44,7 @@ def test_ids_and_names_of_fields_and_tools_are_not_shown_to_the_model(model):
 def test_a_text_that_is_longer_than_spacy_reads(model, monkeypatch):
     monkeypatch.setattr(names, "CHUNK", 70)
     text = "Hello Ada Lovelace, how are you?\n" * 20
-    assert Redactor(False, {}, model).text(text) == text.replace("Ada Lovelace", "[name]")
+    assert Redactor(False, (), model).text(text) == text.replace("Ada Lovelace", "[name]")
 
 
 def test_extract_writes_no_name(tmp_path, model):

@@ -8,7 +8,7 @@ from opdkit.extract.redact import Redactor
 
 @pytest.fixture(scope="module")
 def redactor():
-    return Redactor(True, {})
+    return Redactor(True, ())
 
 
 @pytest.mark.parametrize("kind", KINDS)
