@@ -25,6 +25,8 @@ def clean(text: str) -> str:
 @pytest.mark.parametrize(("text", "expected"), [
     ("write to john.doe+x@mail.example.co.uk.", "write to [email]."),
     ("<mia.li3818@example.com>,bob_b@x-y.org", "<[email]>,[email]"),
+    ("ADMIN_EMAIL=bob@example.com, GET https://api.example.com/v1/users/bob@example.com/orders?a=1&b=eve@example.com",
+     "ADMIN_EMAIL=[email], GET https://api.example.com/v1/users/[email]/orders?a=1&b=[email]"),
     ("电子邮件是john.doe@example.com和jane@example.com。", "电子邮件是[email]和[email]。"),
     ('{"text": "hi\\nbob@example.com"}', '{"text": "hi\\n[email]"}'),
     ('author_email="sloria1@gmail.com"', 'author_email="[email]"'),
