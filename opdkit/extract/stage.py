@@ -187,7 +187,9 @@ def redact_sources(
     for entry in inputs:
         # Leave out the suffix: chat@12.jsonl, a log of a night, looks like an address.
         suffix = next((suffix for suffix in SUFFIXES if entry.source.endswith(suffix)), "")
-        source = redactor.text(entry.source.removesuffix(suffix)) + suffix
+        path = redactor.text(entry.source.removesuffix(suffix))
+        # Then each part of the path by itself: between slashes, a number may be part of a URL.
+        source = "/".join(map(redactor.text, path.split("/"))) + suffix
         name = redactor.text(entry.name)
         if source != entry.source:  # the name has `_` for characters by which a rule knows what to redact
             number, tail = (numbers or {}).get(entry.path.name), re.search(rf"{BY_LINE}\d+\Z", entry.name)

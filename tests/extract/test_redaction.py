@@ -101,7 +101,8 @@ def test_what_is_nested_too_deeply_costs_its_session(tmp_path, field, opening, c
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_names_of_logs_are_redacted_and_stay_apart(tmp_path, dry_run, capsys):
     logs = tmp_path / "logs"
-    for name in (MAIL, "eve@example.com", f"call of {PHONE}", "chat@12"):  # a night names logs like the last one
+    # A night names logs like the last one.
+    for name in (MAIL, "eve@example.com", f"call of {PHONE}", "+14155552671", "chat@12"):
         jsonl(logs / f"{name}.jsonl", chat("u", "a", "v"), b"{\n")
     run(tmp_path / "run", logs, redact=True, dry_run=dry_run)
     shown = capsys.readouterr()
@@ -110,10 +111,10 @@ def test_names_of_logs_are_redacted_and_stay_apart(tmp_path, dry_run, capsys):
     if not dry_run:
         found = tables(tmp_path / "run")
         assert [s["session_id"] for s in found["sessions"]] == [
-            "[email]:1", "call_of_[phone]:1", "chat@12:1", "[email]-2:1"]  # fmt: skip
+            "[phone]:1", "[email]:1", "call_of_[phone]:1", "chat@12:1", "[email]-2:1"]  # fmt: skip
         assert "example.com" not in json.dumps(found)
         assert "555" not in json.dumps(found)
-        assert found["sessions"][2]["source"] == str(logs / "chat@12.jsonl")
+        assert found["sessions"][3]["source"] == str(logs / "chat@12.jsonl")
 
 
 def test_sessions_of_one_line_stay_apart(tmp_path):
