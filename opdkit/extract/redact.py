@@ -26,6 +26,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 _ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, or the name of a tool or field: not passed to the model
 _WORDS = {"private key", "credentials", "rest of a key", "password", "email"}  # rules of other names need a digit
+_TOKEN_IDS = re.compile(r"(?i)(?:tokens|(?:token|prompt|input|output|response|completion)_?ids)$")
 _RUN, _DIGIT = re.compile(r"[A-Za-z0-9_+/=-]{12,}"), re.compile("[0-9]")
 _ESCAPE = re.compile("%[2-7][0-9A-Fa-f]")
 _ENCODED = re.compile(r"(?:[\w.~+-]|%[2-7][0-9A-Fa-f]){6,}+", re.ASCII)
@@ -61,6 +62,13 @@ def parse_own_patterns(pairs: Sequence[str]) -> list[tuple[str, str]]:
             raise ConfigError(f"--redact-pattern {name}: {text!r} matches the empty text, so it would match everywhere")
         patterns.append((name, text))
     return patterns
+
+
+def is_of_tokens(name: str, value: Any) -> bool:
+    """Return whether a field holds token ids, or log-probs by token: they encode the text as it was."""
+    if "logprobs" in name:
+        return isinstance(value, list) or (isinstance(value, dict) and "type" not in value)  # no field of a JSON schema
+    return bool(_TOKEN_IDS.search(name)) and isinstance(value, list) and not any(isinstance(v, str) for v in value)
 
 
 class Redactor:
@@ -149,7 +157,9 @@ class Redactor:
         return value
 
     def _redact_field(self, name: str, value: Any) -> Any:
-        """Return the value of {"password": "abc-123"}, redacted as in the text `"password": "abc-123"`."""
+        """Return the value of {"password": "abc-123"}, redacted as in the text `"password": "abc-123"`; no tokens."""
+        if is_of_tokens(name, value):
+            return None
         redacted = self.value(value)
         if redacted == value and isinstance(value, (str, int, float)) and self._is_telling(name):
             before, line = f'"{name}": "', self.text(f'"{name}": "{value}"')

@@ -338,6 +338,14 @@ def test_numbers_in_json_are_redacted_by_the_name_of_their_field():
     assert redactor.value(value) == value | {"card": "[card]", "latitude": "[location]", "ssn": "[ssn]"}
 
 
+def test_tokens_are_left_out_since_they_can_be_decoded():
+    tokens = {"prompt_token_ids": [1, 2], "prompt_logprobs": [None, {"2": {"decoded_token": "bob"}}],
+              "input_ids": [[1]], "logprobs": {"content": [{"token": "bob"}]}}  # fmt: skip
+    others = {"tokens": {"input": 3}, "top_logprobs": 5, "logprobs": {"type": "boolean"}, "response_ids": ["r1"]}
+    redacted = Redactor(True, ()).value({"response": tokens, "request": others})
+    assert redacted == {"response": dict.fromkeys(tokens), "request": others}
+
+
 def test_a_number_in_json_text_becomes_a_text():
     redacted = Redactor(True, ()).text(
         '{"card": 4111111111111111, "lat": 48.85661, "pin":4821, "mail":"bob@example.com"}'
