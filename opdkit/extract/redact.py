@@ -161,10 +161,11 @@ class Redactor:
         if is_of_tokens(name, value):
             return None
         redacted = self.value(value)
-        if redacted == value and isinstance(value, (str, int, float)) and self._is_telling(name):
-            before, line = f'"{name}": "', self.text(f'"{name}": "{value}"')
-            if line.startswith(before) and line != f'{before}{value}"':
-                return line[len(before) : -1]
+        if redacted == value and isinstance(value, (str, int, float)) and (self._own or self._is_telling(name)):
+            before, written = f'"{name}": ', f'"{value}"' if isinstance(value, str) else str(value)
+            line = self.text(before + written)
+            if not line.endswith(written):
+                return line.removeprefix(before).removeprefix('"').removesuffix('"')
         return redacted
 
     def json(self, text: str) -> str:
@@ -174,8 +175,15 @@ class Redactor:
         except orjson.JSONDecodeError:
             return self.text(text)
         redacted = self.value(value)
-        # A key that is there twice has only its last value in `value`.
-        return text if redacted == value and self.text(text) == text else dump(redacted)
+        if redacted != value:
+            return dump(redacted)
+        # A pattern may match across fields, and a key that is there twice has only its last value in `value`.
+        replaced = self.text(text)
+        try:
+            orjson.loads(replaced)
+        except orjson.JSONDecodeError:
+            return dump(redacted)
+        return replaced
 
     def raw(self, text: str) -> str:
         """Return the redacted text of a line that could not be read, for the rejected table."""

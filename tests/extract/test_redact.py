@@ -259,6 +259,16 @@ def test_own_patterns_come_first():
     assert {name: n for name, n in redactor.counts.items() if n} == {"staff": 1, "email": 1, "order": 1}
 
 
+@pytest.mark.parametrize("pattern", [
+    '(?<="employee_id": ?)[0-9]+', '"employee_id": ?[0-9]+', '"employee_id": ?"?[0-9]+"?', '(?<="employee_id":)1+',
+])  # fmt: skip
+def test_own_patterns_see_the_name_of_a_field(pattern):
+    redactor = Redactor(False, parse_own_patterns([f"employee={pattern}"]))
+    assert json.loads(redactor.json('{"n":2,"employee_id":111}')) == {"n": 2, "employee_id": "[employee]"}
+    if "?" in pattern[6:]:
+        assert redactor.value({"employee_id": 111}) == {"employee_id": "[employee]"}
+
+
 def test_own_patterns_may_share_a_name():
     redactor = Redactor(False, parse_own_patterns(["name=Alice Smith", "name=Bob Jones"]))
     assert redactor.text("Alice Smith met Bob Jones") == "[name] met [name]"
