@@ -13,13 +13,14 @@ from urllib.parse import unquote
 import orjson
 import regex
 
-from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import TOO_DEEP, dump
 from opdkit.errors import ConfigError
 from opdkit.extract.inputs.files import add_name
 from opdkit.extract.names import load_names
 from opdkit.extract.redact_rules import Rule, load_rules, unescape
-from opdkit.extract.turns import TurnRow
+from opdkit.extract.turns import TurnRow, is_decided
+from opdkit.store.skip_reasons import NO_NEXT
 
 CACHED, CACHED_CHARS = 16_384, 8_192  # texts in the cache, longest of them: logs repeat prompts and field names
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
@@ -216,7 +217,11 @@ def redact_session(session: JSON, turns: Sequence[TurnRow], redactor: Redactor) 
         if turn.finish_reason:
             turn = turn._replace(finish_reason=redactor.text(turn.finish_reason))
         if turn.decision:
-            turn = turn._replace(decision={key: redactor.value(value) for key, value in turn.decision.items()})
+            note = Note(decision={key: redactor.value(value) for key, value in turn.decision.items()})
+            note.drop_unchanged(session["messages"][turn.message_index]["content"])
+            turn = turn._replace(decision=note.decision)
+            if turn.trainable and turn.next_role is None and not is_decided(note.decision):
+                turn = turn._replace(trainable=False, skip_reason=NO_NEXT)
         if session["messages"][turn.message_index] != logged[turn.message_index]:
             turn = turn._replace(response_token_ids=None, behavior_logprobs=None)
         rows.append(turn)

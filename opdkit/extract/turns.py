@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import NamedTuple
 
-from opdkit.chat.conversation import JSON, NO_DECISION, Conversation, Note
+from opdkit.chat.conversation import JSON, Conversation, Note
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.messages import PLACEHOLDERS
 from opdkit.store.skip_reasons import DUPLICATE, EMPTY, NO_NEXT, NO_USER, RETRY, SIDE, TRUNCATED
@@ -66,6 +66,11 @@ def turns(session_id: str, conversation: Conversation, *, side: bool = False) ->
     return rows
 
 
+def is_decided(decision: JSON | None) -> bool:
+    """Return whether a decision rates a reply, or has words on it."""
+    return decision is not None and (decision["rating"] is not None or any(map(decision.get, _REACTIONS)))
+
+
 def _skip_reason(conversation: Conversation, index: int, request: JSON | None, reaction: int | None) -> str | None:
     """Return why the reply at `index` is not trainable; None if it is. `reaction`: index of the reaction to it."""
     messages, note = conversation.messages, conversation.notes.get(index, _NO_NOTE)
@@ -77,16 +82,14 @@ def _skip_reason(conversation: Conversation, index: int, request: JSON | None, r
         return TRUNCATED
     if request is None:
         return NO_USER
-    decision = note.decision or NO_DECISION
-    is_decided = decision["rating"] is not None or any(map(decision.get, _REACTIONS))
     if reaction is None:
-        return None if is_decided else NO_NEXT
+        return None if is_decided(note.decision) else NO_NEXT
     before = messages[index - 1]
     if before["role"] == "assistant" and before["content"] == content and before["tool_calls"] == reply["tool_calls"]:
         return DUPLICATE  # logged twice: the prompt ends with the same reply
     # A client that sends its request again looks like a user who repeats it. In a tree, a retry is a sibling message.
     is_by_person = messages[reaction]["role"] == "user" and reaction not in conversation.machine
     asked, said = request["content"], messages[reaction]["content"]
-    if is_by_person and not is_decided and note.message_id is None and asked and said:
+    if is_by_person and not is_decided(note.decision) and note.message_id is None and asked and said:
         return RETRY if asked.strip() == said.strip() and not PLACEHOLDERS.fullmatch(said.strip()) else None
     return None

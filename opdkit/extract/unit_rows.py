@@ -97,7 +97,7 @@ class _UnitWriter:
         self.out.add_rows("turns", rows)
         counters = self.out.counters
         counters.count(TURN_COUNT, len(rows))
-        for decision in filter(None, (note.decision for note in item.notes.values())):
+        for decision in filter(None, (row.decision for row in rows)):
             if decision["rating"] is not None:
                 counters.count("decisions", label=f"rated {decision['rating']:+d}")
             for key, label in (("comment", "commented"), ("edited", "edited"), ("kept", "regenerated")):

@@ -145,6 +145,16 @@ def test_turns_are_those_of_the_log_as_it_was(tmp_path):
     assert (turn["trainable"], turn["skip_reason"]) == (True, None)
 
 
+def test_an_edit_that_redaction_makes_equal_to_the_reply_is_none(tmp_path):
+    reply = {"role": "assistant", "content": "To: a@x.com", "decision": {"edited": "To: b@x.com"}}
+    log = jsonl(tmp_path / "log.jsonl", *({"messages": [{"role": "user", "content": "write"}, reply, *after]}
+                                          for after in ([{"role": "user", "content": "thanks"}], [])))  # fmt: skip
+    summary = run(tmp_path / "run", log, redact=True)
+    found = [(t["decision"], t["trainable"], t["skip_reason"]) for t in tables(tmp_path / "run")["turns"]]
+    assert found == [(None, True, None), (None, False, "no next state")]
+    assert not summary.counters.labels("decisions")
+
+
 def test_it_is_part_of_the_plan_and_off_by_default(tmp_path, logs):
     run(tmp_path / "run", logs)
     assert MAIL in json.dumps(tables(tmp_path / "run"))
