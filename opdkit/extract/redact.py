@@ -152,9 +152,11 @@ class Redactor:
                 return [self.value(inner) for inner in value]
         except RecursionError:
             raise Unreadable(TOO_DEEP, "more levels than can be redacted") from None
-        if isinstance(value, str) or (type(value) is int and abs(value) >= 10**9):
-            redacted = self.text(str(value))
-            return value if redacted == str(value) else redacted
+        if isinstance(value, str):
+            return self.text(value)
+        if type(value) is int and abs(value) >= 10**9:
+            redacted = self.text(f"n: {value}")  # as after the name of a field: 11 digits are no phone number there
+            return value if redacted == f"n: {value}" else redacted.removeprefix("n: ")
         return value
 
     def _redact_field(self, name: str, value: Any) -> Any:

@@ -136,6 +136,12 @@ SURVIVES = [
     "token count: 12345, max_tokens=4096, primary_key=user_account_identifier",
     "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
     "In 2010, 2017 Dr. Who; 5 Star Wars; 3 Road",
+    "the 2008 Wall Street crisis, the 2010 Supreme Court decision, copied 5 Google Drive files",
+    'MemTotal: 17179869184, limit 17179869184 bytes, {"mem": 17179869184}, candidate("13333122222")',
+    "Pass: 98.5%  pass=0.9231 password: String! password: String? password: data?.password, Password: *password,",
+    "const STORAGE_KEY = 'todo-app-items-v2'; CACHE_KEY = \"user_profile_cache_v1\"",
+    'avg lat: 12.345 ms, go long 1.0850, {"long": 0.7345, "short": 0.2655}',
+    "nvidia-cusparse-cu12 12.1.0.106, arr[2048::4]",
     # Not covered, and docs/logs.md says so: a short prefix inside a word, a key without a prefix over two lines.
     f"x{'AKIA'}IOSFODNN7ABCDEFG",
     f"api_key={'aB3' * 4}\n{'aB3' * 4}",
@@ -344,8 +350,11 @@ def test_numbers_in_json_are_redacted_by_the_name_of_their_field():
         "latitude": 48.85661,
         "ssn": "219099998",
         "at": 1715871600123,
+        "mem": 17179869184,
+        "phone": 13800138000,
     }
-    assert redactor.value(value) == value | {"card": "[card]", "latitude": "[location]", "ssn": "[ssn]"}
+    redacted = {"card": "[card]", "latitude": "[location]", "ssn": "[ssn]", "phone": "[phone]"}
+    assert redactor.value(value) == value | redacted
 
 
 def test_tokens_are_left_out_since_they_can_be_decoded():
