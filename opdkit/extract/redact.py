@@ -85,9 +85,10 @@ class Redactor:
             for name, text in own
         ]
         by_keyword = [(keyword, rule) for rule in (load_rules() if redact else ()) for keyword in rule.keywords]
-        self._keys = [(keyword, rule) for keyword, rule in by_keyword if rule.name == "key"]
-        self._words = [(keyword, rule) for keyword, rule in by_keyword if rule.name in _WORDS]
-        self._numbers = [(keyword, rule) for keyword, rule in by_keyword if rule.name not in {"key", *_WORDS}]
+        cookies = [pair for pair in by_keyword if "cookie:" in pair[1].keywords]  # long: its name may be far from a run
+        self._keys = [pair for pair in by_keyword if pair[1].name == "key" and pair not in cookies]
+        self._words = [pair for pair in by_keyword if pair[1].name in _WORDS] + cookies
+        self._numbers = [pair for pair in by_keyword if pair[1].name not in {"key", *_WORDS}]
         self._replace_names = load_names(names_model) if names_model else None
         words = {keyword for keyword, _ in by_keyword if len(keyword) > 2}
         self._is_telling = lru_cache(CACHED)(lambda name: any(word in name.lower() for word in words))
@@ -147,7 +148,9 @@ class Redactor:
         try:
             if isinstance(value, dict):
                 names: dict[str, int] = {}  # numbers the keys that redaction makes equal: "[email]", "[email] 2"
-                return {add_name(self.text(key), names, " "): self._redact_field(key, value[key]) for key in value}
+                label = value.get("name")  # {"name": "DB_PASSWORD", "value": "abc-123"} is a field, too
+                fields = ((key, label if key == "value" and isinstance(label, str) else key) for key in value)
+                return {add_name(self.text(k), names, " "): self._redact_field(name, value[k]) for k, name in fields}
             if isinstance(value, list):
                 return [self.value(inner) for inner in value]
         except RecursionError:

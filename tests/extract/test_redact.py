@@ -27,6 +27,10 @@ def clean(text: str) -> str:
     ("<mia.li3818@example.com>,bob_b@x-y.org", "<[email]>,[email]"),
     ("ADMIN_EMAIL=bob@example.com, GET https://api.example.com/v1/users/bob@example.com/orders?a=1&b=eve@example.com",
      "ADMIN_EMAIL=[email], GET https://api.example.com/v1/users/[email]/orders?a=1&b=[email]"),
+    ("@@\n-alice@example.com\n+bob@example.com", "@@\n-[email]\n+[email]"),
+    ("CONTRASEÑA: gato1234, ПАРОЛЬ: qwerty12", "CONTRASEÑA: [password], ПАРОЛЬ: [password]"),
+    ("Cookie: _ga=GA1.2.1234567890.1700000000; _gid=GA1.2.987654321.1700000001; lang=en-US; s=q8sd7f6sd8f76sd8f7",
+     "Cookie: [key]"),
     ("电子邮件是john.doe@example.com和jane@example.com。", "电子邮件是[email]和[email]。"),
     ('{"text": "hi\\nbob@example.com"}', '{"text": "hi\\n[email]"}'),
     ('author_email="sloria1@gmail.com"', 'author_email="[email]"'),
@@ -355,6 +359,11 @@ def test_numbers_in_json_are_redacted_by_the_name_of_their_field():
     }
     redacted = {"card": "[card]", "latitude": "[location]", "ssn": "[ssn]", "phone": "[phone]"}
     assert redactor.value(value) == value | redacted
+
+
+def test_a_value_beside_a_name_is_redacted_by_it():
+    env = [{"name": "DB_PASSWORD", "value": "hunter22x"}, {"name": "n", "value": "hunter22x"}, {"name": 1, "value": 2}]
+    assert Redactor(True, ()).value(env) == [{"name": "DB_PASSWORD", "value": "[password]"}, *env[1:]]
 
 
 def test_tokens_are_left_out_since_they_can_be_decoded():
