@@ -302,7 +302,8 @@ def test_a_pattern_that_would_never_end_is_stopped(monkeypatch):
 
 
 @pytest.mark.parametrize("piece", ["a", "1", "a@", "a.", "+1 ", "1-", "sk-", "eyJ", "://", "a:",
-                                   "-----BEGIN PRIVATE KEY-----",
+                                   "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\nA: b\n1\n",
+                                   f"-----BEGIN PRIVATE KEY-----\n{MIXED}\n", f"Private-Lines: 2\n{MIXED}\n",
                                    "phone: ", "password=", "\\n", "\\", '\\"', "\\n1 ", "aaaabbbb\\n", "(415) ",
                                    "bearer ", "-", "_"])  # fmt: skip
 def test_our_own_patterns_come_to_an_end(piece):
