@@ -68,7 +68,7 @@ def parse_own_patterns(pairs: Sequence[str]) -> list[tuple[str, str]]:
 def is_of_tokens(name: str, value: Any) -> bool:
     """Return whether a field holds token ids, or log-probs by token: they encode the text as it was."""
     if "logprobs" in name:
-        return isinstance(value, list) or (isinstance(value, dict) and "type" not in value)  # no field of a JSON schema
+        return isinstance(value, list) or (isinstance(value, dict) and not {"content", "tokens"}.isdisjoint(value))
     return bool(_TOKEN_IDS.search(name)) and isinstance(value, list) and not any(isinstance(v, str) for v in value)
 
 
