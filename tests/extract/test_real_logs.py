@@ -26,7 +26,7 @@ def real(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("name", "sessions", "turns", "with_next_state"), [
     ("taubench_gpt4o_airline", 200, 2_454, 2_454),
-    ("before-compaction", 1, 484, 484),
+    ("before-compaction", 1, 465, 465),
     ("glaive_toolcall_en", 300, 957, 657),
     ("glaive_toolcall_zh", 300, 940, 640),
     ("qwen3_4b_lora_record", 1, 1, 1),

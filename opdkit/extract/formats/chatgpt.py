@@ -79,11 +79,15 @@ def _read_node(name: str, node: Any) -> Node:
         role = "system"
     hidden = metadata.get("is_visually_hidden_from_conversation") is True
     text, only_text = _read_text(content, role)
-    if kind == "reasoning_recap" or (not text and (hidden or role == "system")):
+    recipient = first_text(logged.get("recipient")) or "all"
+    # Empty messages are states of the page while a tool runs: no model reads them.
+    is_state = not text and (hidden or role == "system" or (role == "assistant" and recipient == "all"))
+    if kind == "reasoning_recap" or is_state or (role == "tool" and metadata.get("command") == "spinner"):
         return result
     result.machine = hidden
     if role == "user":
-        kinds = (item.get("mimeType") for item in as_list(metadata.get("attachments")) if isinstance(item, dict))
+        kinds = (item.get("mimeType", item.get("mime_type")) for item in as_list(metadata.get("attachments"))
+                 if isinstance(item, dict))  # fmt: skip
         # Images are also parts of the message, so they are not added a second time.
         files = [{"type": "file", "source": {"media_type": x}} for x in kinds if not str(x).startswith("image/")]
         text = join_content([*files, text] if text else files) or ""
@@ -91,7 +95,6 @@ def _read_node(name: str, node: Any) -> Node:
         result.messages = [message(role, text, name=first_text(author.get("name")))]
         return result
     result.model = first_text(metadata.get("model_slug"))
-    recipient = first_text(logged.get("recipient")) or "all"
     if kind == "thoughts":
         result.messages = [message(role, None, reasoning=text)] if text else []
     elif recipient != "all":
@@ -121,7 +124,11 @@ def _read_text(content: JSON, role: str) -> tuple[str, bool]:
         items = [_read_part(part) for part in parts if part is not None]
         return join_content(items) or "", all(isinstance(item, str) for item in items)
     text = first_text(*(content.get(key) for key in _TEXTS))
-    if text is not None or kind in ("text", "multimodal_text", "code", "model_editable_context"):
+    if (
+        text is not None
+        or any(content.get(key) == "" for key in _TEXTS)
+        or kind in ("text", "multimodal_text", "code", "model_editable_context")
+    ):
         return text or "", True
     return (dump(content), True) if role == "tool" else (join_content([{"type": kind}]) or "", False)
 

@@ -179,6 +179,8 @@ def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | 
         parent = by_id.get(event.parent) if event.parent is not None else None
         if parent is not None and events[parent].side != event.side:
             parent = None  # a sidechain is a tree of its own, apart from its caller's
+        elif parent is not None and parent > i and event.compacts:
+            parent = last.get(event.side)  # the end of the prompt is kept, and logged again after the summary
         elif parent is None and event.parent is not None and open_gap:
             parent = last.get(event.side)
             breaks.add(i)

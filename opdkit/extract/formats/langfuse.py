@@ -119,8 +119,12 @@ def read_call(record: JSON) -> Call | LeftOut:
         items, made = ([m for item in own for m in openai_messages(item)] for own in (items, made))
         output = made[0] if made else None
     definitions = [item["content"] for item in items if _is_tool_definition(item)]
-    tools = read_tools(request.get("tools")) or read_tools(definitions) or read_span_tools(span)
-    prompt = read_prompt([i for i in items if not _is_tool_definition(i)], request.get("system"))
+    response = output if isinstance(output, dict) else {}  # of the Responses API: it repeats fields of the request
+    tools = (
+        read_tools(request.get("tools") or response.get("tools")) or read_tools(definitions) or read_span_tools(span)
+    )
+    system = request.get("system") or request.get("instructions") or response.get("instructions")
+    prompt = read_prompt([i for i in items if not _is_tool_definition(i)], system)
     # Items of the Responses API: a tool call, or a message in a list.
     kinds = ("call" if is_call(item) else item.get("type") for item in made if isinstance(item, dict))
     has_item = any(kind == "call" or (kind == "message" and made is output) for kind in kinds)

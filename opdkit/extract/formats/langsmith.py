@@ -67,7 +67,8 @@ def read_call(record: JSON) -> Call | LeftOut:
     items = require_prompt(items, "nothing in inputs.messages")
     items = items if has_items(items) else [openai_message(item) for item in items]
     # OpenAI's Responses API has `instructions`, Anthropic's API has `system`.
-    prompt = read_prompt(items, value_at(inputs, ("instructions",)) or value_at(inputs, ("system",)))
+    given = [value_at(holder, (name,)) for holder in (inputs, outputs) for name in ("instructions", "system")]
+    prompt = read_prompt(items, next(filter(None, given), None))
     generation = value_at(outputs, ("generations", 0))
     generation = generation[0] if isinstance(generation, list) and generation else generation
     output = value_at(generation, ("message",)) or value_at(generation, ("text",)) or value_at(outputs, ("message",))
@@ -82,7 +83,9 @@ def read_call(record: JSON) -> Call | LeftOut:
     extra = parse_text(record.get("extra"))
     metadata, parameters = value_at(extra, ("metadata",)), value_at(extra, ("invocation_params",))
     logged = drop_empty({key: record.get(key) for key in _KEPT} | {"metadata": metadata})
-    tools = read_tools(value_at(parameters, ("tools",)) or value_at(inputs, ("tools",)))
+    tools = read_tools(
+        next(filter(None, (value_at(holder, ("tools",)) for holder in (parameters, inputs, outputs))), None)
+    )
     models = ((metadata, "ls_model_name"), (parameters, "model"), (parameters, "model_name"), (inputs, "model"))
     model = first_text(*(value_at(holder, (name,)) for holder, name in models))
     session = first_text(*(value_at(metadata, (name,)) for name in _THREAD))

@@ -87,7 +87,10 @@ def _find_trace_id(record: JSON) -> str | None:
 
 
 def _start(record: JSON) -> Any:
-    return next((record[key] for key in _STARTS if record.get(key)), None)
+    start = next((record[key] for key in _STARTS if record.get(key)), None)
+    if isinstance(start, list) and len(start) == 2 and all(type(number) is int for number in start):
+        return start[0] + start[1] / 1e9  # seconds and nanoseconds, from JavaScript
+    return start
 
 
 def read_call(record: JSON) -> Call | LeftOut:
@@ -215,8 +218,10 @@ def read_adk(tree: JSON) -> Logged:
     request, response = (parse_text(value_at(tree, (*_ADK, f"llm_{name}"))) for name in ("request", "response"))
     system = value_at(request, ("config", "system_instruction"))
     prompt = [{"role": "system", "content": system}] if isinstance(system, str) else []
-    prompt += as_list(value_at(request, ("contents",)))
-    return prompt or None, [response["content"]] if value_at(response, ("content",)) else None
+    contents = value_at(request, ("contents",))
+    prompt += [{"role": "user", "content": contents}] if isinstance(contents, str) else as_list(contents)
+    reply = value_at(response, ("content",)) or value_at(response, ("candidates", 0, "content"))  # Google's own form
+    return prompt or None, [reply] if reply else None
 
 
 def _read_events(record: JSON, tree: JSON) -> Logged:

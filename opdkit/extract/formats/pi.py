@@ -4,7 +4,8 @@ The messages of a session are what the agent sends to its model: user, assistant
 that the user ran and messages of extensions as user messages. From version 2 on, the events form a tree by `id` and
 `parentId`. Only the active branch is read, the path from the last event up to the root. A compaction replaces the
 beginning of the prompt with a summary; the table keeps the whole conversation, and the metadata says before which
-messages the prompt was compacted. Token usage, signatures and the private details of tools are left out.
+messages the prompt was compacted. Replies that failed or were aborted are counted there: the agent sends none of them
+to its model again. Token usage, signatures and the private details of tools are left out.
 """
 
 import bisect
@@ -17,10 +18,9 @@ from opdkit.chat.messages import NOT_ONLY_TEXT, first_text, has_placeholder, joi
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import mark_gaps
-from opdkit.store.skip_reasons import ABORTED
 
 _HEADER_ONLY = frozenset(("type", "modelId"))
-_STOPPED = {"aborted": ABORTED, "error": "error"}  # stop reason -> skip reason
+_FAILED = ("aborted", "error")  # stop reasons
 _SUMMARIES = ("branchSummary", "compactionSummary")
 _EXTENSIONS = ("custom", "hookMessage")
 _OF_OPENCLAW = ("delivery-mirror", "gateway-injected")  # OpenClaw's own lines, which its models do not read
@@ -45,6 +45,7 @@ class _Event:
     message: JSON | None = None
     note: Note | None = None  # replies only
     tool_failed: bool = False
+    failed: bool = False  # a reply
     model: str | None = None
     header: JSON = field(default_factory=dict)  # the other fields of a session header
 
@@ -67,6 +68,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     messages = conversation.messages
     compacted: list[int] = []
     tool_errors: list[int] = []
+    failed_replies = 0
     message_gaps: set[int] = set()
     for position, event in enumerate(events[i] for i in branch):
         if position in gaps:
@@ -76,6 +78,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         conversation.model = conversation.model or event.model
         if event.note is not None:
             conversation.notes[len(messages)] = event.note
+        failed_replies += event.failed
         if event.tool_failed:
             tool_errors.append(len(messages))
         if event.message is not None:
@@ -85,7 +88,8 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     mark_gaps(conversation, message_gaps)
     conversation.metadata = next((event.header for event in events if event.kind == "session"), {})  # not in the tree
     left_out = sum(event.note is not None for event in events) - len(conversation.notes)
-    logged = {"compacted_before": compacted, "tool_errors": tool_errors, "other_branches": left_out}
+    logged = {"compacted_before": compacted, "tool_errors": tool_errors, "failed_replies": failed_replies,
+              "other_branches": left_out}  # fmt: skip
     conversation.metadata |= {key: value for key, value in logged.items() if value}
     if messages:
         yield conversation
@@ -133,7 +137,9 @@ def _read_event(record: JSON) -> _Event:
         if role not in _ROLES:
             raise Unreadable("unknown role", f"role {str(body.get('role'))[:100]!r}")
         model = first_text(body.get("model"))
-        if body.get("provider") != "openclaw" or model not in _OF_OPENCLAW:
+        if role == "assistant" and body.get("stopReason") in _FAILED:
+            event.failed = True
+        elif body.get("provider") != "openclaw" or model not in _OF_OPENCLAW:
             event.model = model
             _add_message(event, role, body)
     elif kind == "custom_message":
@@ -161,9 +167,8 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
                 thoughts.append(block["thinking"])
         text = join_content(rest) if rest else None
         event.message = message("assistant", text, reasoning="\n".join(thoughts) or None, tool_calls=calls)
-        reason = first_text(body.get("stopReason"))
-        skip = _STOPPED.get(reason or "") or (NOT_ONLY_TEXT if has_placeholder(rest) else None)
-        event.note = Note(finish_reason=reason, skip_reason=skip)
+        skip = NOT_ONLY_TEXT if has_placeholder(rest) else None
+        event.note = Note(finish_reason=first_text(body.get("stopReason")), skip_reason=skip)
     elif role == "toolResult":
         name, call = first_text(body.get("toolName")), first_text(body.get("toolCallId"))
         event.message = message("tool", join_content(content), name=name, tool_call_id=call)

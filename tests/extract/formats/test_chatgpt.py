@@ -163,13 +163,29 @@ def test_every_branch_rating_and_regenerated_reply(export: Path, tmp_path: Path)
 def test_attached_files_leave_a_placeholder(tmp_path: Path) -> None:
     """An attached image gets no second placeholder, because the message's parts already have one."""
     attached = [{"name": "a.pdf", "mimeType": "application/pdf"}, {"name": "b.png", "mimeType": "image/png"},
-                {"name": "c"}, "?"]  # fmt: skip
+                {"name": "d.md", "mime_type": "text/markdown"}, {"name": "c"}, "?"]  # fmt: skip
     chat = conversation(node("u", "root", "user", "Sum it up.", attachments=attached), node("a", "u", "assistant", "."),
                         current="a")  # fmt: skip
     (tmp_path / "conversations.json").write_text(json.dumps([chat]))
     run(tmp_path / "run", tmp_path / "conversations.json")
     (session,) = tables(tmp_path / "run")["sessions"]
-    assert session["messages"][0]["content"] == "[file: application/pdf]\n[file]\nSum it up."
+    assert session["messages"][0]["content"] == "[file: application/pdf]\n[file: text/markdown]\n[file]\nSum it up."
+
+
+def test_states_of_the_page_while_a_tool_runs_are_no_messages(tmp_path: Path) -> None:
+    spinner = {"content_type": "tether_browsing_display", "result": "", "summary": ""}
+    nothing = {"content_type": "execution_output", "text": ""}
+    chat = conversation(node("u", "root", "user", "Read it."), node("e", "u", "assistant", ""),
+                        node("s", "e", "tool", spinner, command="spinner"), node("t", "s", "tool", "# done"),
+                        node("o", "t", "tool", nothing), node("a", "o", "assistant", "Deploy."),
+                        node("v", "a", "user", "No."), current="v")  # fmt: skip
+    (tmp_path / "conversations.json").write_text(json.dumps([chat]))
+    run(tmp_path / "run", tmp_path / "conversations.json")
+    found = tables(tmp_path / "run")
+    assert [(m["role"], m["content"]) for m in found["sessions"][0]["messages"]] == [
+        ("user", "Read it."), ("tool", "# done"), ("tool", ""), ("assistant", "Deploy."), ("user", "No.")
+    ]  # fmt: skip
+    assert [turn["skip_reason"] for turn in found["turns"]] == [None]
 
 
 def test_the_zip_as_it_comes_says_the_same(export: Path, tmp_path: Path) -> None:

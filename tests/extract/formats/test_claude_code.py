@@ -136,6 +136,16 @@ def test_a_compaction_is_no_message_and_no_end():
     assert session.metadata["compacted_before"] == [2]
 
 
+def test_the_end_of_a_prompt_that_a_compaction_keeps_is_logged_after_it():
+    """The boundary's logical parent is the last kept event, which follows the summary: a cycle."""
+    session = only(user("a", None, "go"), piece("b", "a", "m1", text("yes")), user("e", "b", "on"),
+                   event("system", "c", None, subtype="compact_boundary", logicalParentUuid="f"),
+                   user("d", "c", "This session is being continued ...", isCompactSummary=True),
+                   piece("f", "d", "m2", text("kept")), user("g", "f", "and now?"),
+                   piece("h", "g", "m3", text("done")))  # fmt: skip
+    assert [c for _, c in said(session)] == ["go", "yes", "on", "kept", "and now?", "done"]
+
+
 def test_replies_that_nobody_can_learn_from_say_why():
     made_up = piece("b", "a", "x1", text("API Error: 529"), isApiErrorMessage=True)
     made_up["message"]["model"] = "<synthetic>"

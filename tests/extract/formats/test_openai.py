@@ -119,8 +119,10 @@ def test_tool_results_name_their_call(ids):
     assert message({"role": "tool", "content": "7", **ids}) == plain("tool", "7", tool_call_id="c1")
 
 
-def test_a_tool_result_that_is_an_object_is_dumped():
+def test_a_tool_result_that_is_an_object_or_a_list_of_them_is_dumped():
     assert message({"role": "tool", "content": {"ok": True}})["content"] == '{"ok":true}'
+    assert message({"role": "tool", "content": [{"url": "u"}]})["content"] == '[{"url":"u"}]'
+    assert message({"role": "tool", "content": [{"type": "text", "text": "7"}]})["content"] == "7"
 
 
 def test_lists_of_parts_and_what_is_no_text():

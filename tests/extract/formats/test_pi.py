@@ -81,12 +81,23 @@ def test_a_linear_session():
 
 
 @pytest.mark.parametrize(("stop", "reason"), [
-    ("stop", None), ("toolUse", None), ("length", "truncated"), ("aborted", "aborted"), ("error", "error")
+    ("stop", None), ("toolUse", None), ("length", "truncated")
 ])  # fmt: skip
 def test_stop_reasons(stop, reason):
     session, _ = read(HEADER, user("a"), reply(*text("b"), stop=stop), user("c"))
     (row,) = turn_rows("x", session)
     assert (row["skip_reason"], row["finish_reason"]) == (reason, stop)
+
+
+@pytest.mark.parametrize("stop", ["aborted", "error"])
+def test_failed_replies_are_counted_and_not_in_the_prompt(stop):
+    """The agent leaves them out of what it sends; a session that began with another model is not that model's."""
+    failed = reply(*text("b"), stop=stop)
+    failed["message"]["model"] = "down"
+    header = {key: value for key, value in HEADER.items() if key != "modelId"}
+    session, _ = read(header, user("a"), failed, failed, user("a"), reply(*text("c")), user("d"))
+    assert contents(session) == [("user", "a"), ("user", "a"), ("assistant", "c"), ("user", "d")]
+    assert (session.model, session.metadata["failed_replies"]) == ("m2", 2)
 
 
 def test_shell_commands_images_and_extensions_are_what_the_model_sees():

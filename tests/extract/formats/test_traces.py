@@ -213,6 +213,17 @@ def test_an_agent_of_langchain_is_one_session():
     assert [note.skip_reason for note in session.notes.values()] == [None, None]
 
 
+def test_instructions_and_tools_may_be_in_the_response_alone():
+    tool = {"type": "function", "name": "find", "parameters": {}}
+    items = [A | {"type": "message", "content": [{"type": "output_text", "text": "a"}]}]
+    response = {"object": "response", "instructions": "Be brief.", "tools": [tool], "output": items}
+    run_ = {"id": "r", "trace_id": "r", "run_type": "llm", "name": "m", "inputs": {"input": [U]}, "outputs": response}
+    for name, record in (("langfuse", observation([U], response)), ("langsmith", run_)):
+        (session,) = read(name, record)
+        assert said(session) == [("system", "Be brief."), ("user", "u"), ("assistant", "a")]
+        assert [one["name"] for one in json.loads(session.tools)] == ["find"]
+
+
 def test_the_reasoning_of_a_response_in_langfuse_is_thinking():
     items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, A | {"type": "message"}]
     (session,) = read("langfuse", observation([U], items))
@@ -296,6 +307,14 @@ RESULT = {"role": "tool", "content": "found", "tool_call_id": "c1"}
 def span(attributes, **more) -> dict:
     return {"name": "chat", "context": {"trace_id": "t", "span_id": "x"}, "start_time": "2026-01-02T03:04:05Z",
             "attributes": attributes, **more}  # fmt: skip
+
+
+def test_seconds_and_nanoseconds_are_a_time():
+    (session,) = read(
+        "otel", {"name": "chat", "traceId": "t", "startTime": [1700000000, 5], "attributes": flat([U], A)}
+    )
+    for condition, holds in (("time>=2023-11-14", True), ("time>=2023-11-15", False)):
+        assert (find_rejection(parse_filters([condition]), session, "otel") is None) == holds
 
 
 def test_a_text_that_happens_to_be_a_list_of_objects_stays_a_text():
@@ -553,6 +572,13 @@ def test_generations_of_googles_adk_in_langfuse():
         assert item.reason == "no reply"
     for contents in (5, [], [5], [{"parts": [7, {}]}]):
         assert isinstance(read("langfuse", observation({"contents": contents}, "a"))[0], Rejected)
+
+
+@pytest.mark.parametrize("contents", ["u", [{"role": "user", "parts": [{"text": "u"}]}]])
+def test_calls_of_googles_client_in_langfuse(contents):
+    output = {"candidates": [{"content": {"role": "model", "parts": [{"text": "a"}]}, "finish_reason": "STOP"}]}
+    (session,) = read("langfuse", observation({"model": "gemini", "contents": contents}, output))
+    assert said(session) == [("user", "u"), ("assistant", "a")]
 
 
 @pytest.mark.parametrize("attributes", [
