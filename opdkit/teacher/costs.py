@@ -21,7 +21,7 @@ from opdkit.store.tables import EDIT
 from opdkit.teacher import hint_checks
 from opdkit.teacher.examples import JudgedSession, read_judged_sessions
 from opdkit.teacher.models import Scorer, load_scorer
-from opdkit.teacher.part import score_part
+from opdkit.teacher.part import READ_FOR_SAMPLES, score_part
 from opdkit.teacher.review_changes import update_rewards
 from opdkit.teacher.warnings import find_warnings
 
@@ -72,14 +72,17 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
         "  saved by shared prefixes": counters.total("tokens saved"),
     }
     read, seconds = counters.total("tokens read") + tests.tokens_read, None
-    written = hinted * config.samples * config.max_new_tokens
+    replies, for_samples = counters.total("replies to sample"), counters.labels(READ_FOR_SAMPLES)
+    read_for_samples, written = for_samples.total(), replies * config.max_new_tokens
     if drawn:
         rates = measure_rates(replace(config, dry_run=False, measure=0, price=None), drawn)
         seconds = rates.seconds_per_token * counters.total("tokens read") + rates.seconds_per_hint * hinted
-        read += round(rates.tokens_read_per_hint * hinted)
+        read_for_samples = for_samples["to sample"] + round(rates.tokens_read_per_hint * hinted)
         written = round(rates.tokens_written_per_hint * hinted)
-    if replies := hinted * config.samples:
-        work |= {"replies to sample": replies, f"tokens to write, {'about' if drawn else 'at most'}": written}
+    if replies:
+        bound = "about" if drawn else "at most"
+        work |= {"replies to sample": replies, f"  tokens to read, {bound}": read_for_samples,
+                 f"tokens to write, {bound}": written}  # fmt: skip
     if tests.hints:
         work |= {
             "hints to check": tests.hints,
@@ -89,7 +92,8 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
             "  votes of the judge, at most": 2 * config.check_hints * tests.hints,
         }
     is_bound = not drawn or bool(config.check_hints)
-    costs = describe_costs(read, written + tests.tokens_written, config.price, seconds, is_bound=is_bound)
+    read, written = read + read_for_samples, written + tests.tokens_written
+    costs = describe_costs(read, written, config.price, seconds, is_bound=is_bound)
     return print_dry_run(stage, counters, "judged replies", {**work, **costs})
 
 

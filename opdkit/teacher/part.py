@@ -10,7 +10,7 @@ from itertools import groupby
 import pyarrow as pa
 from torch import isfinite
 
-from opdkit.chat.template import ChatError
+from opdkit.chat.template import ChatError, ReplyTokens
 from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import progress
@@ -21,7 +21,7 @@ from opdkit.store.counters import Counters
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.turn_ids import first_branch
 from opdkit.teacher.edits import apply_edit, make_edited_example
-from opdkit.teacher.examples import Example, JudgedSession, Row, TaughtSession, make_example
+from opdkit.teacher.examples import Example, JudgedSession, Row, TaughtSession, make_example, make_written_example
 from opdkit.teacher.models import Scorer
 from opdkit.teacher.review_changes import apply_decisions, find_turns_to_rescore
 from opdkit.teacher.samples import HintedTurn, sample_replies
@@ -29,6 +29,7 @@ from opdkit.teacher.scores import ScoreOptions, Scores, count_tree_tokens, list_
 from opdkit.teacher.warnings import UNROUTED
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares if --top-k is 0
+READ_FOR_SAMPLES = "tokens read for samples"  # counter of a dry run
 
 
 @dataclass
@@ -195,13 +196,27 @@ def score_replies(
 def count_reads(
     config: TeacherConfig, scorer: Scorer, sessions: Iterable[TaughtSession], results: Results, counters: Counters
 ) -> None:
-    """Count what `score_replies` would read (`--dry-run`: models have no weights). Add rows without log-probs."""
+    """Count what `score_replies` would read (`--dry-run`: models have no weights). Add rows without log-probs.
+
+    Samples count with their greatest length, as replies that share no tokens.
+    """
     student = scorer.student.model
+    samples = [ReplyTokens([-1 - n] * config.max_new_tokens, []) for n in range(config.samples)]
     for teacher, examples in batch_sessions(sessions, find_budget(student, "scoring sessions"), config.batch_tokens):
-        by_model, _ = list_sequences(student, teacher.mixture, [example.readings for example in examples])
-        read, saved = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
+        sampled = [make_written_example(example, -1, reply, None, n) for n, reply in enumerate(samples)
+                   for example in examples if example.hints and example.edited is None]  # fmt: skip
+        (read, saved), (read_of_samples, _) = (
+            estimate_tokens(list_sequences(student, teacher.mixture, [example.readings for example in group])[0],
+                            config.batch_tokens, whole=not config.turn_by_turn) for group in (examples, sampled)
+        )  # fmt: skip
         counters.count("tokens read", read)
         counters.count("tokens saved", saved)
+        counters.count("replies to sample", len(sampled))
+        # Without a server, the samples of a turn share their prompt.
+        asked = sampled if config.sample_url else [example for example in sampled if example.written == 0]
+        prompts = sum(len(example.readings.hinted[0][0].prompt_ids) for example in asked)
+        counters.count(READ_FOR_SAMPLES, prompts, label="to sample")
+        counters.count(READ_FOR_SAMPLES, read_of_samples, label="to score, at most")
         for example in examples:
             counters.count("tokens scored", len(example.reply.ids) * len(example.readings.every()))
             row = {"written": example.written, "hint": next(iter(example.hints), None), "edited": example.edited}

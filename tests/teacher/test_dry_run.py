@@ -98,6 +98,22 @@ def test_sampled_replies_are_announced_with_their_longest_length(run, config, ca
     assert int(shown["tokens to write at most"]) == 7 * int(shown["replies to sample"])
 
 
+@pytest.mark.parametrize("options", [{}, {"turn_by_turn": True}, {"teacher_hint": "overlap", "top_k": 3}], ids=str)
+def test_what_is_read_for_samples_is_bounded(options, run, config, capsys) -> None:
+    """The bound exceeds what the run reads by the tokens that samples lack to their greatest length, and the price
+    includes it."""
+    options |= {"teacher_samples": 2, "max_new_tokens": 7}
+    dry = teacher.run(config(run, dry_run=True, price="1000,0", **options)).counters
+    shown, bound = facts(capsys.readouterr().out), dry.labels("tokens read for samples")
+    read = teacher.run(config(run, **options)).counters.total("tokens read") - dry.total("tokens read")
+    lacking = sum(7 - len(row["response_ids"]) for row in read_all(run, "targets") if row["written"] is not None)
+    assert read <= bound["to score, at most"] <= read + 2 * lacking + 4
+    assert bound["to sample"] > 0
+    assert int(shown["tokens to read at most"]) == bound.total()
+    money = (dry.total("tokens read") + bound.total()) / 1000
+    assert float(shown["money at most"].split()[0]) == pytest.approx(money, abs=0.005)
+
+
 def test_a_few_hinted_turns_are_tried_for_the_time_and_the_length_of_replies(run, config, capsys) -> None:
     """Measured length and money are within 10%; with random weights, replies seldom stop before the longest length."""
     options = {"teacher_samples": 2, "max_new_tokens": 7}
