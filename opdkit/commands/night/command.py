@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.commands.night.forget import finish_forgetting, forget, reset
-from opdkit.commands.night.home import Home, Night
+from opdkit.commands.night.home import KEPT, PROMOTED, Home, Night
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
 from opdkit.config.night import ForgetConfig, NightConfig
@@ -31,6 +31,7 @@ def run(config: NightConfig) -> None:
     home = Home(config.home)
     with home.lock():
         finish_nights(home, config)
+        check_unchanged(home, config)
         night = home.night(max((earlier.number for earlier in home.list_nights()), default=0) + 1)
         news = copy_news(home, night, config)
         home.keep_options(home.path / "options", config)
@@ -102,6 +103,7 @@ def finish_night(home: Home, night: Night, config: NightConfig) -> None:
     if (own := night.folder / "options").exists():
         say(f"night {night.number} is done again with its own options, in {own}")
         config = home.read_options(own)
+    check_unchanged(home, config)
     run_steps = load_function("opdkit.commands.night.steps:run_steps")  # imported here: it imports torch
     record = run_steps(home, night, config, configure_stages(home, night, config))
     print_line(f"night {night.number}: {record['decision']}. {record['sentence']}")
@@ -148,6 +150,19 @@ def configure_stages(home: Home, night: Night, config: NightConfig) -> dict[str,
     if config.prompts is not None:
         check_prompts(Path(config.prompts))
     return stages
+
+
+def check_unchanged(home: Home, config: NightConfig) -> None:
+    """Raise ConfigError if `--holdout` or `--model` is not that of the nights before."""
+    records = [night.record for night in home.list_nights()]
+    shares = {record["holdout"] for record in records if "holdout" in record}
+    if shares - {config.holdout}:
+        raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep that, or "
+                          "sessions that were trained on would become tests")  # fmt: skip
+    trained = (record for record in records if record.get("decision") in (KEPT, PROMOTED))
+    if first := next((model for record in trained if (model := record.get("model", config.model)) != config.model), ""):
+        raise ConfigError(f"--model is {config.model}, but {first} in the nights before: keep it, with a link if its "
+                          "folder has moved; another model begins its own nights, in another HOME")  # fmt: skip
 
 
 def check_prompts(path: Path) -> None:

@@ -35,7 +35,7 @@ from opdkit.config.gate import GateConfig
 from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.console import counted, printable, say, stdout, verb, warn
-from opdkit.errors import AnotherPlanError, ConfigError, NoPromptsError, NothingLearnedError, OpdkitError
+from opdkit.errors import AnotherPlanError, NoPromptsError, NothingLearnedError, OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, compute_chance_of_rise
 from opdkit.evaluate.checks import read_prompt_lines, read_prompts
 from opdkit.evaluate.conclusion import WHERE, choose_shares
@@ -60,19 +60,9 @@ _CHANCE = 0.05  # highest probability that a night promotes a model that is no b
 
 def run_steps(home: Home, night: Night, config: NightConfig, stages: Mapping[str, Any]) -> JSON:
     """Run the remaining steps of a night, and return its night.json. `stages`: name -> configuration of each stage."""
-    nights = home.list_nights()
-    records = [other.record for other in nights]
-    shares = {record["holdout"] for record in records if "holdout" in record}
-    if shares - {config.holdout}:
-        raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep that, or "
-                          "sessions that were trained on would become tests")  # fmt: skip
-    trained = (record for record in records if record.get("decision") in (KEPT, PROMOTED))
-    if first := next((model for record in trained if (model := record.get("model", config.model)) != config.model), ""):
-        raise ConfigError(f"--model is {config.model}, but {first} in the nights before: keep it, with a link if its "
-                          "folder has moved; another model begins its own nights, in another HOME")  # fmt: skip
     remove_entries(find_left_overs(night.folder, ".*"))  # of a killed night, such as copied logs
     if not night.record:
-        nights = [other for other in nights if other.number <= night.number]
+        nights = [other for other in home.list_nights() if other.number <= night.number]
         night.write({
             "night": night.number, "began": utc_now(), "parent": home.find_promoted(),
             "learns": home.find_pending(nights), "earlier": [other.number for other in nights],

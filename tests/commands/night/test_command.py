@@ -228,9 +228,12 @@ def test_options_can_be_mended_after_a_night_failed(tmp_path: Path) -> None:
         run(options(tmp_path, **wrong))
     run(options(tmp_path, least_hints=1000))
     assert [night.record["decision"] for night in Home(tmp_path / "home").list_nights()] == [WAITS]
-    grow(tmp_path, 18)
-    with pytest.raises(ConfigError, match="--holdout"):
-        run(options(tmp_path, least_hints=1000, holdout=0.5))
+    for upto in (12, 18):  # nothing new, and news
+        grow(tmp_path, upto)
+        with pytest.raises(ConfigError, match="--holdout"):
+            run(options(tmp_path, least_hints=1000, holdout=0.5))
+        assert (home := Home(tmp_path / "home")).read_options(home.path / "options").holdout == 0.2
+        assert len(home.list_nights()) == 1
     run(options(tmp_path, least_hints=1000))
     assert [night.record["decision"] for night in Home(tmp_path / "home").list_nights()] == [WAITS, WAITS]
 
@@ -376,9 +379,11 @@ def test_another_model_than_in_the_nights_before_is_refused(tmp_path: Path) -> N
     grow(tmp_path, 12)
     run(options(tmp_path, least_hints=1000, model=str(other)))  # nothing was trained yet
     home.night(2).write(home.night(2).record | {"decision": KEPT})
-    grow(tmp_path, 18)
-    with pytest.raises(ConfigError, match=r"--model is .*other in the nights before"):
-        run(options(tmp_path, least_hints=1000))
+    for upto in (12, 18):  # nothing new, and news
+        grow(tmp_path, upto)
+        with pytest.raises(ConfigError, match=r"--model is .*other in the nights before"):
+            run(options(tmp_path, least_hints=1000))
+        assert home.read_options(home.path / "options").model == str(other)
     run(options(tmp_path, least_hints=1000, model=str(other)))
     assert [night.record["decision"] for night in home.list_nights()] == [WAITS, KEPT, WAITS]
 
