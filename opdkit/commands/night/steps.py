@@ -181,7 +181,8 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
     learns = set(night.record["learns"])
     fresh = {conversation_id(name) for name, versions in sessions.items()
              if any(version.night in learns for version in versions)}  # fmt: skip
-    is_better, outcome = decide(night, config, evaluation, fresh, _CHANCE / 2 if candidate else _CHANCE)
+    chance = _CHANCE / 2 if "retest_sessions" in night.record else _CHANCE
+    is_better, outcome = decide(night, config, evaluation, fresh, chance)
     if is_better:
         home.promote(night.number, by="night")
     return facts | {"decision": PROMOTED if is_better else KEPT} | outcome

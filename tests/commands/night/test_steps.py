@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -125,6 +126,36 @@ def test_a_model_is_tested_again_once_the_sessions_since_are_half_as_many_more(
         current = [session for n in range(1, number + 1) for session in steps.read_sessions(home.night(n), 0.2)]
         assert steps.retest(home, night, candidate, current, log_options(home, served_as=("m",)), stages) is None
     assert tested == [2, 4], "with 8 and 12 sessions, and not with 11 and 17"
+
+
+@pytest.mark.parametrize(("complaints", "chances"), [(3, [0.05]), (8, [0.025, 0.025])])
+def test_a_training_has_half_the_chance_only_if_an_earlier_model_is_compared_in_its_night(
+    complaints: int, chances: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, given = Home(tmp_path), list[float]()
+
+    def decide(night: Night, config: NightConfig, evaluation: EvalConfig, new: object, chance: float) -> object:
+        given.append(chance)
+        return False, {"sentence": "No gain beyond chance."}
+
+    monkeypatch.setattr(steps, "decide", decide)
+    monkeypatch.setattr(steps, "write_run", lambda *_: None)
+    monkeypatch.setattr(steps, "write_tests", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(steps, "count_trained", lambda *_: (complaints, 0))
+    monkeypatch.setattr(steps, "run_step", lambda *_: SimpleNamespace(line=str))
+    monkeypatch.setattr(steps, "read_prompts", lambda _: [SimpleNamespace(unit=n, corrected=True) for n in range(6)])
+    stages = {"extract": None, "judge": None, "train": TrainConfig(run=tmp_path, model="m"),
+              "teacher": TeacherConfig(run=tmp_path, model="m"), "eval": EvalConfig(run=tmp_path)}  # fmt: skip
+    candidate = judged_night(home, 1, chat("Hello, who is there?", "It is me.", "Thanks!"), decision=KEPT,
+                             gate={"ship": True})  # fmt: skip
+    candidate.model.mkdir(parents=True)
+    (candidate.model / "config.json").touch()
+    night = judged_night(home, 2, *(
+        chat(f"Describe car {n}", f"It is {n}.", "Please use French instead.", "Oui.", "Thanks!")
+        for n in range(complaints)), learns=[1, 2])  # fmt: skip
+    assert home.find_candidate(night) == candidate
+    assert steps.learn(home, night, log_options(home, served_as=("m",), least_hints=1), stages)["decision"] == KEPT
+    assert given == chances
 
 
 def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nights_answer(
