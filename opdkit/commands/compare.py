@@ -59,7 +59,7 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
     others = [words.get(word, Path(word)) for word in config.others] or list(names.values())
     chosen = name_runs(list(dict.fromkeys([config.run, *others] if takes_part else others)))
     if len(chosen) < 2:
-        trainings = ["a training without a name"] * has_stage(home, "train") + list(names)
+        trainings = ["a training without a name"] * has_stage(home, "train") + list(list_trainings(home))
         raise ConfigError(f"there is nothing to compare with: {home} has {', '.join(trainings) or 'no training'}; "
                           f"{train}. Or name another run directory")  # fmt: skip
     return chosen

@@ -52,7 +52,7 @@ def checkpoints_dir(run: Path) -> Path:
 
 
 def list_trainings(run: Path) -> dict[str, Path]:
-    """Return the named trainings of a run, by name. Every command takes the folder of a training as RUN."""
+    """Return the named trainings of a run, by name. Commands that read a training take its folder as RUN."""
     folders = sorted(path.parent.parent for path in run.glob(f"*{TRAINING}/train/manifest.json"))
     return {folder.stem: folder for folder in folders}
 

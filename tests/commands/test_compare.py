@@ -142,6 +142,10 @@ def test_wrong_names_are_refused(made, tmp_path) -> None:
     (tmp_path / "alone/train/manifest.json").touch()
     with pytest.raises(ConfigError, match="alone has a training without a name"):
         compare(CompareConfig(run=tmp_path / "alone"))
+    (tmp_path / "alone/b.training").mkdir()
+    (tmp_path / "alone/train").rename(tmp_path / "alone/b.training/train")
+    with pytest.raises(ConfigError, match="alone has b;"):
+        compare(CompareConfig(run=tmp_path / "alone/b.training"))
 
 
 def test_what_is_not_evaluated_says_what_to_run_or_is_evaluated_alike(run, tmp_path, capsys) -> None:
