@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
 
 from opdkit.errors import OpdkitError
 from opdkit.model.load import find_cache_name
@@ -58,6 +59,7 @@ def _sample_rows(
             f"{model.name_or_path} can be scored and trained, but not sampled from: {type(model).__name__} keeps its "
             "state in a form of its own. Pass --teacher-samples 0 to `opdkit teacher`, --validate 0 to `opdkit train`"
         )
+    has_keys = any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
     cache.reorder_cache(prompt_R)  # can repeat rows, also in layers with a state, which lack batch_select_indices
     mask_RT, position_R = mask_BT[prompt_R], positions_BT[prompt_R, -1]
     logits_RV = output.logits[:, -1].float()[prompt_R]
@@ -76,7 +78,7 @@ def _sample_rows(
         position_R = position_R + 1
         output = model(
             input_ids=token_R[:, None],
-            attention_mask=mask_RT,
+            attention_mask=mask_RT if has_keys else None,  # Mamba would multiply the new token by each of its numbers
             position_ids=position_R[:, None],
             use_cache=True,
             **{cache_name: cache},
