@@ -149,7 +149,8 @@ PARTICIPLES = set(
 # Imperative verbs that return whether they did it, and a command that returns yes or no.
 # `readable` is io's.
 ACTIONS = set(
-    "__exit__ add check check_tree_reading enable_packing move_into_place readable recall run write_text".split()
+    "__exit__ add check check_batches check_tree_reading enable_packing move_into_place readable recall run "
+    "write_text".split()
 )
 
 

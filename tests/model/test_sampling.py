@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_families import STATES, build
+from model_families import PLAIN, STATES, build
 
+from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model
 from opdkit.model.random_streams import make_random_stream
 from opdkit.model.sampling import Request, Sample, sample
@@ -95,10 +96,30 @@ def test_requests_may_want_different_numbers_of_draws(model: Any) -> None:
     assert [s.ids for s in draw(model, asked()[1:2])[0]] == [s.ids for s in drawn[1]]
 
 
-@pytest.mark.parametrize("family", STATES)
+# Its cache keeps states outside of its layers, and its padding changes the states.
+MINIMAX = {"MiniMax": ("MiniMaxConfig", {"num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16,
+                                         "layer_types": ["linear_attention", "full_attention"]})}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", [*STATES, *MINIMAX])
 def test_log_probs_of_models_with_states_are_those_of_scoring(family: str) -> None:
-    model = build(*STATES[family])
+    model = build(*(STATES | MINIMAX)[family])
     for prompt, samples in zip(PROMPTS, draw(model, requests(PROMPTS)), strict=True):
         scored = score(model, [PromptResponse(prompt, s.ids) for s in samples], batch_tokens=1)
         for drawn, logprobs in zip(samples, scored, strict=True):
             assert drawn.logprobs == pytest.approx(logprobs.tolist(), abs=2e-2)  # Nemotron-H itself rounds by 5e-3
+
+
+def test_only_models_that_batches_change_are_sampled_from_one_sample_at_a_time(capsys: Any) -> None:
+    for family, are_single in (("Mamba", False), ("Jamba", False), ("MiniMax", True)):
+        model, rows = build(*(STATES | MINIMAX)[family]), set[int]()
+        draw(model, requests(PROMPTS))
+        model.register_forward_pre_hook(lambda *a, rows=rows: rows.add(len(a[2]["input_ids"])), with_kwargs=True)
+        draw(model, requests(PROMPTS))
+        assert (rows == {1}) == are_single
+        assert ("one by one" in capsys.readouterr().err) == are_single
+
+
+def test_a_model_that_cannot_continue_from_its_cache_says_so() -> None:
+    with pytest.raises(OpdkitError, match=r"RecurrentGemma.*--teacher-samples 0"):
+        draw(build(*PLAIN["states in the layers"]), requests(PROMPTS))

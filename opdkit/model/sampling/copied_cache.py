@@ -8,20 +8,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import find_cache_name
-from opdkit.model.memory import find_budget
+from opdkit.model.memory import find_budget, find_state, is_out_of_memory
+from opdkit.model.rounding import HALF_ROUNDING
 from opdkit.model.sampling.batches import MAX_SAMPLES
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
+from opdkit.model.scoring import PromptResponse, score
+from opdkit.model.windows import make_up_tokens
 
 
 def sample_copied(
     model: Any, prompts: Sequence[list[int]], samplings: Sequence[list[Sampling]], rule: SamplingRule, batch_tokens: int
 ) -> None:
-    """Sample until all samples of each prompt have ended, within `batch_tokens` unless a single sample needs more."""
+    """Sample until all samples of each prompt have ended, within `batch_tokens` unless a single sample needs more.
+
+    Raises OpdkitError for a model that cannot be sampled from.
+    """
+    batch_tokens = batch_tokens if check_batches(model) else 1
     rows = [(i, sampling) for i, group in enumerate(samplings) for sampling in group]
     lengths = [len(prompts[i]) + rule.max_new_tokens for i, _ in rows]
     for attempt in find_budget(model, "sampling").batches(lengths, batch_tokens, MAX_SAMPLES):
@@ -32,6 +39,43 @@ def sample_copied(
                 _sample_rows(model, prompts, unfinished, rule)
         if attempt.too_large:
             restart([rows[attempt.items[0]][1]], "memory")
+
+
+def check_batches(model: Any) -> bool:
+    """Check once per model that samples in a batch have the log-probs of scoring. Return the result; warn if it fails.
+
+    Made-up prompts are sampled from: two, of which one has two samples, and then one alone. Raises OpdkitError if that
+    one fails, too.
+    """
+    state, name = find_state(model), model.name_or_path or type(model).__name__
+    if state.samples_batches is not None:
+        return state.samples_batches
+    a, b, *_ = make_up_tokens(model, 16)
+    problem, cause = "", None
+    for prompts in ([a, a, b[:9]], [a]):
+        rows = [(prompts.index(prompt), Sampling(torch.zeros(0))) for prompt in prompts]
+        try:
+            _sample_rows(model, prompts, rows, SamplingRule(0.0, 8, frozenset(), 0, lambda count: None))
+            sequences = [PromptResponse(prompts[i], sampling.ids) for i, sampling in rows]
+            expected_N = torch.cat(score(model, sequences, batch_tokens=1))
+        except Exception as error:  # models may raise anything for a cache that they do not support
+            if is_out_of_memory(error):
+                raise
+            problem, cause = f"its cache cannot be used ({type(error).__name__})", error
+            continue
+        found_N = torch.tensor([logprob for _, sampling in rows for logprob in sampling.logprobs])
+        differences = (found_N - expected_N)[expected_N.isfinite()].abs().nan_to_num(torch.inf, torch.inf)
+        difference = float(differences.mean())
+        if not difference > HALF_ROUNDING:
+            state.samples_batches = len(rows) > 1
+            if problem:
+                warn(f"{name} writes samples one by one instead of in batches: {problem}")
+            return state.samples_batches
+        problem, cause = f"otherwise its log-probs would differ by {difference:.1g} nats", None
+    raise OpdkitError(
+        f"{name} can be scored and trained, but not sampled from ({type(model).__name__}: {problem}). Pass "
+        "--teacher-samples 0 to `opdkit teacher`, --validate 0 to `opdkit train`"
+    ) from cause
 
 
 def _sample_rows(
@@ -53,12 +97,7 @@ def _sample_rows(
     output = model(
         input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=True, logits_to_keep=1
     )
-    cache = output.get(cache_name)
-    if not isinstance(cache, Cache):  # RWKV returns its state as tensors, RecurrentGemma none
-        raise OpdkitError(
-            f"{model.name_or_path} can be scored and trained, but not sampled from: {type(model).__name__} keeps its "
-            "state in a form of its own. Pass --teacher-samples 0 to `opdkit teacher`, --validate 0 to `opdkit train`"
-        )
+    cache = output.get(cache_name)  # RWKV has none: it returns its state as tensors
     has_keys = any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
     cache.reorder_cache(prompt_R)  # can repeat rows, also in layers with a state, which lack batch_select_indices
     mask_RT, position_R = mask_BT[prompt_R], positions_BT[prompt_R, -1]

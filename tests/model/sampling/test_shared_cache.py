@@ -203,6 +203,7 @@ def test_a_cache_that_cannot_be_shared_reads_each_prompt_alone(kind) -> None:
 def test_copies_stay_within_the_budget(model, budget, monkeypatch) -> None:
     expected = draw(model)
     monkeypatch.setattr(opdkit.model.sampling, "check_tree_reading", lambda _: False)
+    assert opdkit.model.sampling.copied_cache.check_batches(model)  # it reads made-up prompts, once
     with calls(model) as seen:
         alike(draw(model, batch_tokens=budget), expected)
     assert all(c.rows == 1 or c.rows * c.slots <= budget for c in seen)
