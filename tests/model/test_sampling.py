@@ -12,7 +12,7 @@ from model_families import PLAIN, STATES, build
 from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model
 from opdkit.model.random_streams import make_random_stream
-from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
 from opdkit.model.scoring import PromptResponse, score
 
 PROMPTS = [[5, 6, 7], [9], list(range(20, 45)), [8, 8, 8, 8, 8, 8]]
@@ -123,3 +123,13 @@ def test_only_models_that_batches_change_are_sampled_from_one_sample_at_a_time(c
 def test_a_model_that_cannot_continue_from_its_cache_says_so() -> None:
     with pytest.raises(OpdkitError, match=r"RecurrentGemma.*--teacher-samples 0"):
         draw(build(*PLAIN["states in the layers"]), requests(PROMPTS))
+
+
+@pytest.mark.parametrize(("family", "longest"), [("LongRoPE", 100), ("dynamic positions", 600)])
+def test_a_longer_prompt_does_not_change_the_positions_of_a_shorter_one(family: str, longest: int) -> None:
+    model, prompts, read = build(*PLAIN[family]), [[5, 6, 7] * 10, [8, 9] * (longest // 2)], list[int]()
+    alone = draw(model, requests(prompts[:1]))[0]
+    model.register_forward_pre_hook(lambda *a: read.append(a[2]["input_ids"].numel()), with_kwargs=True)
+    assert draw(model, requests(prompts))[0] == alone
+    expected = count_prompt_tokens(model, prompts, samples=3, max_new_tokens=12, batch_tokens=4096)
+    assert expected == sum(n for n in read if n > 1)

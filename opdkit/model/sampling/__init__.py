@@ -21,7 +21,7 @@ from opdkit.model.sampling.copied_cache import sample_copied
 from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
 from opdkit.model.sampling.shared_cache import sample_shared
 from opdkit.model.tree_reading import check_tree_reading, find_build_problem
-from opdkit.model.windows import find_windows
+from opdkit.model.windows import depends_on_length, find_windows
 
 __all__ = ["Request", "Sample", "choose_reply_room", "count_prompt_tokens", "sample"]
 
@@ -36,8 +36,11 @@ def count_prompt_tokens(
 ) -> int:
     """Return how many prompt tokens `sample` reads for `samples` samples of each prompt, if memory suffices.
 
-    The model needs no weights. Counts a shared prefix once per batch; for `sample_copied`, each prompt once in all.
+    The model needs no weights. Counts a shared prefix once per batch; for `sample_copied`, each prompt once in
+    all, or once per sample if positions depend on the length.
     """
+    if depends_on_length(model):
+        return samples * sum(map(len, prompts))
     if find_windows(model) is None or find_build_problem(model):
         return sum(map(len, prompts))
     batches = plan_batches(prompts, [samples] * len(prompts), max_new_tokens, batch_tokens)

@@ -18,7 +18,7 @@ from opdkit.model.rounding import HALF_ROUNDING
 from opdkit.model.sampling.batches import MAX_SAMPLES
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
 from opdkit.model.scoring import PromptResponse, score
-from opdkit.model.windows import make_up_tokens
+from opdkit.model.windows import depends_on_length, make_up_tokens
 
 
 def sample_copied(
@@ -28,7 +28,7 @@ def sample_copied(
 
     Raises OpdkitError for a model that cannot be sampled from.
     """
-    batch_tokens = batch_tokens if check_batches(model) else 1
+    batch_tokens = 1 if depends_on_length(model) or not check_batches(model) else batch_tokens
     rows = [(i, sampling) for i, group in enumerate(samplings) for sampling in group]
     lengths = [len(prompts[i]) + rule.max_new_tokens for i, _ in rows]
     for attempt in find_budget(model, "sampling").batches(lengths, batch_tokens, MAX_SAMPLES):
