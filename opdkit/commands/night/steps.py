@@ -165,7 +165,8 @@ def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, An
     if len(served_as) > 1 and not named:
         warn(f"the logs name several models, which all count as the student: {', '.join(served_as)}; --served-as says "
              "which of them it is")  # fmt: skip
-    evaluation = replace(stages["eval"], served_as=served_as)
+    template_arg = stages["eval"].template_arg or stages["teacher"].template_arg
+    evaluation = replace(stages["eval"], served_as=served_as, template_arg=template_arg)
     tests = write_tests(config, evaluation, stages["train"].model, config.holdout)
     units = {prompt.unit for prompt in read_prompts(tests) if prompt.corrected} if tests else set()
     if len(units) < FEWEST:

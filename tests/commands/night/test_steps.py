@@ -104,6 +104,29 @@ def test_a_model_that_was_taken_back_is_not_trained_again_at_once(tmp_path: Path
     assert "since night 1, whose model was taken back" in record["sentence"]
 
 
+def test_tests_are_made_with_the_template_arguments_of_the_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, given = Home(tmp_path), list[tuple[str, ...]]()
+
+    def write_tests(_: NightConfig, evaluation: EvalConfig, *__: object) -> None:
+        given.append(evaluation.template_arg)
+
+    monkeypatch.setattr(steps, "write_run", lambda *_: None)
+    monkeypatch.setattr(steps, "count_trained", lambda *_: (40, 0))
+    monkeypatch.setattr(steps, "write_tests", write_tests)
+    wrong = [chat(f"Describe car {n}", f"It is {n}.", "Please use French instead.", "Oui.", "Thanks!")
+             for n in range(40)]  # fmt: skip
+    night = judged_night(home, 1, *wrong, learns=[1])
+    for own, expected in (((), ("thinking=false",)), (("thinking=true",), ("thinking=true",))):
+        stages = {"extract": None, "judge": None, "train": TrainConfig(run=tmp_path, model="m"),
+                  "teacher": TeacherConfig(run=tmp_path, model="m", template_arg=("thinking=false",)),
+                  "eval": EvalConfig(run=tmp_path, template_arg=own)}  # fmt: skip
+        record = steps.learn(home, night, log_options(home, served_as=("m",)), stages)
+        assert record["decision"] == WAITS
+        assert given.pop() == expected
+
+
 def test_a_model_is_tested_again_once_the_sessions_since_are_half_as_many_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
