@@ -272,11 +272,11 @@ class ServedModel:
         stop_ids = self.chat.stop_ids | {_ANY_STOP}
         if not ids or len(ids) < len(tokens):
             try:
-                ids = self.chat.reply_ids(text or "")
+                ids, spaced = (self.chat.reply_ids(space + (text or "")) for space in ("", " "))
             except ChatError:
                 return None
-            # U+FFFD stands for half a character.
-            if text is None or "\ufffd" in text or self.chat.text(ids) != text:
+            # U+FFFD stands for half a character. Some tokenizers (Llama 2) leave a space before the first word out.
+            if text is None or "\ufffd" in text or self.chat.text(ids) != text or self.chat.text(spaced) == text:
                 return None
             if stop_ids.isdisjoint(ids):  # servers leave the stop token out of the text, but count it
                 has_stop = reason == "stop" if written is None else written == len(ids) + 1

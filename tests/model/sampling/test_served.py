@@ -18,7 +18,10 @@ from http_server import Reply, serving
 from judged_runs import three_parts, write_run
 from safetensors.torch import load_file, save_file
 from sample_world import MODEL
+from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 from transformers_server import transformers_serve
 
 from opdkit.chat.template import Chat
@@ -369,6 +372,27 @@ def test_a_response_that_is_no_completion_is_asked_for_again(tiny: tuple) -> Non
                           ({}, {"text": "a", "logprobs": {"token_logprobs": 5}})):  # fmt: skip
         with pytest.raises(FailedAttemptError, match="not a completion"):
             read(usage, **choice)
+
+
+@pytest.mark.parametrize("leaves_space_out", [True, False])
+def test_tokens_of_a_text_are_not_known_if_its_first_space_is_left_out(tiny: tuple, leaves_space_out: bool) -> None:
+    """The tokenizer of Llama 2 gives the same text for a first word with a space and for one without."""
+    vocabulary = {piece: n for n, piece in enumerate(["<unk>", "▁", *"\n[]/INSThi", "n", "o", "no", "▁no"])}
+    backend = Tokenizer(BPE(vocabulary, [("n", "o"), ("▁", "no")], unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), *[decoders.Strip(" ", 1, 0)] * leaves_space_out]
+    backend.decoder = decoders.Sequence(steps)
+    backend.add_special_tokens(["</s>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = ("{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+                               "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}")  # fmt: skip
+    chat, text = Chat(tokenizer, {}), "no" if leaves_space_out else " no"
+    assert chat.text([vocabulary["▁no"]]) == text
+    server = Server("the server", "http://unused/v1", "--sample-url", "KEY", concurrency=1, retries=0, timeout=1.0)
+    served = ServedModel(server, "m", tiny[0], chat, batch_tokens=64)
+    document = {"usage": {"completion_tokens": 1}, "choices": [{"text": text, "finish_reason": "length"}]}
+    found = served._read(SimpleNamespace(json=lambda: document), _Query([5, 6], 0, 1.0, 1))
+    assert (found and found.ids) == (None if leaves_space_out else [vocabulary["▁no"]])
 
 
 def test_a_stop_token_ends_a_reply_wherever_the_server_ends_it(tiny: tuple) -> None:
