@@ -44,8 +44,8 @@ class Sampler:
         samples = self._served[id(model)].sample(requests, **options)
         left = [[k for k, one in enumerate(group) if one is None] for group in samples]
         if lost := sum(map(len, left)):
-            say(f"{counted(lost, 'reply')} of {sum(map(len, samples)):,} sampled in this process: the server's could "
-                "not be read as tokens")  # fmt: skip
+            say(f"{counted(lost, 'reply')} of {sum(map(len, samples)):,} sampled in this process: the server refused "
+                "them, as for a prompt that is too long, or they could not be read as tokens")  # fmt: skip
             asked = [(i, ks) for i, ks in enumerate(left) if ks]
             again = [replace(requests[i], generators=[requests[i].generators[k] for k in ks]) for i, ks in asked]
             for (i, ks), group in zip(asked, sample(model, again, **here), strict=True):

@@ -71,7 +71,7 @@ def find_served(
     """
     path, errors = Path(model.name_or_path), list[OpdkitError]()
     own = [*([str(path.absolute())] if path.exists() else []), model.name_or_path]
-    compared = list({tuple(ids): ids for ids in prompts}.values())[:_COMPARED]
+    compared = sorted({tuple(ids): ids for ids in prompts}.values(), key=len)[:_COMPARED]
     requests = [Request(ids, [torch.Generator()]) for ids in compared]
     for url in config.sample_url:
         server = Server("the server", url, "--sample-url", config.api_key_env, concurrency=config.concurrency,
@@ -95,6 +95,7 @@ def find_served(
                     raise OpdkitError(f"{served.where}: no reply can be read as tokens; leave out --sample-url")
                 # The time that these short replies took says nothing about the time of others.
                 server.traffic = Traffic(server.where, config.concurrency, _RETRIES, _TIMEOUT)
+                served.is_compared = True
                 say(f"{model.name_or_path} is sampled on {served.where}")
                 return served
     raise next((error for error in errors if isinstance(error, OtherWeightsError)), errors[0])
@@ -107,6 +108,7 @@ class ServedModel:
         self.server, self.name, self.model, self.chat, self.batch_tokens = server, name, model, chat, batch_tokens
         self.where = server.where if name is None else f"{name} on {server.where}"
         self.takes_ids: bool | None = None  # whether the server takes token ids; None: not known yet
+        self.is_compared = False  # from then on, a prompt that the server refuses is sampled in this process
         # Tokens sampled without log-probs, how many are the most likely ones, and the mean and variance of that.
         self.tokens = self.hits = self.expected = self.variance = 0.0
 
@@ -213,7 +215,8 @@ class ServedModel:
     async def _ask(self, client: openai.AsyncOpenAI, query: _Query) -> Sample | None:
         """Return the sample for one query, as far as the server describes it; None if its tokens are not known.
 
-        Raises FailedAttemptError for failures that may pass, RefusedError or another OpdkitError for others.
+        Once the weights are compared, also None if the server refuses the query. Raises FailedAttemptError for failures
+        that may pass, RefusedError or another OpdkitError for others.
         """
         stops = sorted(self.chat.stop_ids)
         forms = (True, False) if self.takes_ids is None else (self.takes_ids,)
@@ -241,8 +244,11 @@ class ServedModel:
                     extra_body=extra | {"prompt": prompt} | ({} if self.name else {"model": None}),
                 )
             except (openai.APIConnectionError, openai.APIStatusError) as error:
-                if takes_ids == forms[-1] or getattr(error, "status_code", 0) not in (400, 422):
-                    raise self.server.failure(error) from None
+                status, failure = getattr(error, "status_code", 0), self.server.failure(error)
+                if self.is_compared and status in (400, 413, 422) and isinstance(failure, RefusedError):
+                    return None  # most likely, the prompt is too long for the server
+                if takes_ids == forms[-1] or status not in (400, 422):
+                    raise failure from None
             else:
                 self.takes_ids = takes_ids
                 return self._read(response.http_response, query)

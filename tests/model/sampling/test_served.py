@@ -338,6 +338,23 @@ def test_replies_whose_tokens_are_not_known_are_sampled_in_this_process(tiny: tu
     assert f"{lost} replies of {3 * len(TEXTS)} sampled in this process" in capsys.readouterr().err
 
 
+def test_a_prompt_that_is_too_long_for_the_server_is_sampled_in_this_process(tiny: tuple, capsys) -> None:
+    model, chat = tiny
+    asked = [Request([5, 6] * 100, [make_random_stream(0, "long", k) for k in range(2)]), *requests(chat)]
+    options = {"temperature": 1.0, "max_new_tokens": 12, "batch_tokens": 4096}
+
+    def script(body: dict, number: int) -> Reply:
+        if len(body["prompt"]) + body["max_tokens"] > 211:
+            return Reply(400, {"error": {"message": "This model's maximum context length is 211 tokens."}})
+        return completions(*tiny)(body, number)
+
+    with serving(script) as http:
+        drawn = sampler(http.url).sample(model, chat, asked, **options)
+    assert [len(group) for group in drawn] == [2, *[1] * len(TEXTS)]
+    assert all(one.ids for group in drawn for one in group)
+    assert "2 replies of 6 sampled in this process" in capsys.readouterr().err
+
+
 def test_a_server_that_puts_prompts_into_a_template_is_refused(tiny: tuple) -> None:
     def script(body: dict, number: int) -> Reply:
         reply = completions(*tiny)(body, number)
