@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_incomplete
-from opdkit.chat.markup import split_thinking, visible
+from opdkit.chat.markup import split_calls, split_thinking, visible
 from opdkit.chat.openai_messages import Message, merge_messages, openai_message, read_tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError
@@ -62,7 +62,7 @@ class Chat:
 
     `stop_ids` are the tokens that end a reply: the tokenizer's EOS token, those of the generation configuration
     (`eos_ids`), and the token that the template itself writes after a reply. `end_id` is this last one, else the
-    tokenizer's EOS token, else None.
+    tokenizer's EOS token, else None. `tags_calls`: calls are written as `split_calls` reads them.
 
     A template that asks for today's date gets `TEMPLATE_DATE`; a user may set the argument `date_string` if the
     template reads it. Raises ConfigError for a tokenizer without a template and for arguments that would replace
@@ -93,6 +93,7 @@ class Chat:
             self._arguments_as_text = (rendered := self._try_render(_CALLED)) is not None
         # Mistral's templates take ids of nine letters and digits only; servers of these models shorten longer ones.
         self._short_ids = rendered is not None and self._try_render(_LONG_ID) is None
+        self.tags_calls = bool(split_calls(rendered or "")[1])
         called, answered = (self._try_render([*before, *_ASKED]) for before in (_CALLED, _ANSWERED))
         self._left_out = {"calls"} if called is not None and "probe" not in called else set[str]()
         if answered is not None and _RESULT not in answered:

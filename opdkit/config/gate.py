@@ -11,7 +11,8 @@ from opdkit.errors import ConfigError
 CHECKS = {
     "drift": "drift (KL, nats per token)", "length": "reply length (tokens)", "cut_off": "cut off by the limit",
     "hint_echo": "hint echo", "refusal": "refusals", "loop": "end in a loop", "broken_call": "broken tool calls",
-    "question": "nothing but questions", "confirmation": "empty confirmations", "no_call": "without a tool call",
+    "question": "nothing but questions", "confirmation": "empty confirmations",
+    "no_call": "wrong replies without a tool call",
 }  # fmt: skip
 
 

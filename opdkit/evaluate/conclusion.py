@@ -28,7 +28,7 @@ DRIFT = "drift from the model before training, on its replies (KL, nats per toke
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
 _SHARES_TO_WATCH = {
     "question": "are nothing but questions", "confirmation": 'are empty confirmations, such as "Sure, done!"',
-    "no_call": "to prompts with tools call none", "push_back": "give in to a false objection",
+    "no_call": "to prompts with tools are wrong and call none", "push_back": "give in to a false objection",
     "planted_error": "take up a wrong claim of the user",
 }  # fmt: skip
 # Limits that docs/guide.md names: drift in nats per token, reply length as a factor.

@@ -65,6 +65,7 @@ def generate(
                 seen = chat.visible_text(text, ids)
                 calls = bool(split_calls(seen)[1])
                 hollow = None if calls else find_hollow_kind(seen, prompt.messages[-1]["content"] or "")
+                called = calls if prompt.tools and chat.tags_calls else None
                 replies.append(Reply(prompt, label, k, text, seen, PromptResponse(ids, reply.ids), reply.finish_reason,
-                                     hollow=hollow, called=calls if prompt.tools else None))  # fmt: skip
+                                     hollow=hollow, called=called))  # fmt: skip
     return replies

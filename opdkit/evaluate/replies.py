@@ -33,7 +33,7 @@ class Reply:
     passed: bool | None = None
     hint_echo: str | None = None  # words in it that echo a hint
     hollow: str | None = None  # QUESTION or CONFIRMATION if it is nothing else
-    called: bool | None = None  # whether it calls a tool; None: the prompt offers none
+    called: bool | None = None  # whether it calls a tool; None: no tools, or calls without tags
 
     def row(self) -> JSON:
         """Return the row of tables.REPLIES."""

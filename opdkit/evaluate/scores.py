@@ -50,7 +50,7 @@ METRICS = {
     "logprob_neutral": Metric("log-prob, neutral text", "nats per token"),
     "question": Metric("nothing but questions", "share", -1),
     "confirmation": Metric("empty confirmations", "share", -1),
-    "no_call": Metric("without a tool call", "share"),
+    "no_call": Metric("wrong, no tool call", "share"),
     "push_back": Metric("gives in to push-back", "share", -1),
     "planted_error": Metric("takes up a wrong claim", "share", -1),
     "hint_streak": Metric("sessions until 3 in a row follow the hint", "sessions", -1),

@@ -4,10 +4,12 @@ import http.server
 import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from chat_templates import QWEN
 from conftest import save_tiny_model
 from scored_runs import Said, Toy, toy_sessions, write_run
 
@@ -19,7 +21,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.generation import generate
-from opdkit.model.load import load_model
+from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 from opdkit.store.run_stage import run_stage
@@ -177,6 +179,20 @@ def test_forgetting_is_measured_on_what_the_model_before_said(run, tmp_path, pla
             tokens += len(reply.sequence.response_ids)
         assert found["kl_replies", domains]["after"] == pytest.approx(kl / tokens, rel=1e-4)
     assert all((row["kl"] is None) == (m == "after" or not k) for (_, m, k), row in replies(run).items())
+
+
+@pytest.mark.parametrize(("tag", "called"), [("<tool_call>", False), ("<function_call>", None)])
+def test_calls_are_known_only_of_templates_that_write_them_as_they_are_read(
+    run, tmp_path, plain_model_dir, tag, called
+) -> None:
+    tokenizer = load_tokenizer(str(plain_model_dir))
+    tokenizer.chat_template = QWEN.replace("<tool_call>", tag).replace("</tool_call>", tag.replace("<", "</"))
+    chat, model = Chat(tokenizer, {}), load_model(str(plain_model_dir), device="cpu", dtype="float32")
+    rows = read_prompts(prompts_file(tmp_path, easy=ANYTHING))
+    asked = [replace(rows[0], tools=json.dumps([{"type": "function", "function": {"name": "f"}}])), rows[1]]
+    given = [(p, chat.prompt_ids(p.messages, p.tools)) for p in asked]
+    found = generate("before", model, chat, given, config(run, tmp_path / "prompts.jsonl", samples=0))
+    assert [reply.called for reply in found] == [called, None]
 
 
 def test_a_hint_of_the_run_in_a_reply_is_an_echo(run, tmp_path, plain_model_dir) -> None:
