@@ -46,14 +46,16 @@ class Reply:
 def find_right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
     """Return (prompt, right reply) for the prompts for which a right reply in words is known without a judge.
 
-    It is the praised reply of the log, or the greedy reply if it passes patterns or a function.
+    It is the praised reply of the log, or the greedy reply if it passes patterns or a function. Where tools are at hand
+    and calls are not recognised, every reply may be a call.
     """
     found = []
     for reply in (r for r in replies if not r.sample):
-        check = reply.prompt.check
+        prompt, check = reply.prompt, reply.prompt.check
         text = check.praised if isinstance(check, Criterion) else reply.seen if check.passes(reply.seen) else None
-        if text and "<tool_call>" not in text:
-            found.append((reply.prompt, text))
+        has_tools = prompt.tools or any(m["tool_calls"] for m in prompt.messages)
+        if text and "<tool_call>" not in text and not (has_tools and reply.called is None):
+            found.append((prompt, text))
     return found
 
 

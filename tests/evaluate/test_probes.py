@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from scored_runs import toy_sessions, write_run
@@ -116,12 +117,21 @@ def test_what_shows_nothing_or_is_not_known_to_be_right_is_not_probed() -> None:
     passes, fails = Patterns((), ()), Criterion("c")
     praised = Criterion("c", None, "It is crimson.")
 
-    def reply(check, text: str = "It is red.", sample: int = 0) -> Reply:
+    def reply(check, text: str = "It is red.", sample: int = 0, called: bool | None = False) -> Reply:
         one = HeldOutPrompt("p", "d", [message("user", "What?")], TOOLS, check)
-        return Reply(one, "before", sample, text, text, PromptResponse([1], [2]), "stop")
+        return Reply(one, "before", sample, text, text, PromptResponse([1], [2]), "stop", called=called)
 
     found = [reply(passes), reply(passes, ""), reply(fails), reply(praised), reply(passes, CALL), reply(passes, "", 1)]
     assert [text for _, text in find_right_replies(found)] == ["It is red.", "It is crimson."]
+    # Llama 3 writes a call as bare JSON.
+    call, talk = '{"name": "f", "parameters": {}}', [message("user", "What?")]
+    asked = [*talk, message("assistant", None, tool_calls=[{"id": "1", "name": "f", "arguments": "{}"}])]
+    asked.append(message("tool", "red", name="f", tool_call_id="1"))
+    for check in (passes, Criterion("c", None, call)):
+        for messages, tools in ((talk, TOOLS), (asked, None)):
+            made = replace(reply(check, call, called=None), prompt=HeldOutPrompt("p", "d", messages, tools, check))
+            assert find_right_replies([made]) == []
+    assert find_right_replies([replace(made, prompt=replace(made.prompt, messages=talk))]) == [(mock.ANY, call)]
 
 
 @pytest.mark.parametrize(("reply", "keeps"), [
