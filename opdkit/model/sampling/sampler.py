@@ -15,7 +15,7 @@ class Sampler:
 
     def __init__(self, config: SamplingConfig) -> None:
         self.config = config
-        self._served: dict[int, Any] = {}  # id(model) -> its ServedModel
+        self._served: dict[tuple[int, int], Any] = {}  # ids of a model and of its template -> its ServedModel
 
     def sample(
         self,
@@ -38,10 +38,10 @@ class Sampler:
             return sample(model, requests, **here)
         from opdkit.model.sampling.served import find_served  # imported here: it imports the OpenAI client
 
-        if id(model) not in self._served:
+        if (key := (id(model), id(chat))) not in self._served:
             prompts = [request.prompt_ids for request in requests]
-            self._served[id(model)] = find_served(self.config, model, chat, prompts, max_new_tokens, batch_tokens)
-        samples = self._served[id(model)].sample(requests, **options)
+            self._served[key] = find_served(self.config, model, chat, prompts, max_new_tokens, batch_tokens)
+        samples = self._served[key].sample(requests, **options)
         left = [[k for k, one in enumerate(group) if one is None] for group in samples]
         if lost := sum(map(len, left)):
             say(f"{counted(lost, 'reply')} of {sum(map(len, samples)):,} sampled in this process: the server refused "

@@ -222,6 +222,17 @@ def test_token_ids_and_log_probs_are_the_servers(tiny: tuple) -> None:
             assert one.finish_reason == choice["finish_reason"]
 
 
+def test_a_teacher_of_the_same_weights_has_the_stop_tokens_of_its_own_template(tiny: tuple) -> None:
+    model, chat = tiny
+    other = Chat(chat.tokenizer, {}, [*chat.stop_ids, 7])
+    with serving(completions(*tiny)) as http:
+        source = sampler(http.url)
+        for own in (chat, other, chat):
+            begin = len(http.requests)
+            draw(source, (model, own))
+            assert {frozenset(body["stop_token_ids"]) for body in http.requests[begin:]} == {own.stop_ids}
+
+
 def test_a_server_with_other_weights_is_refused_by_its_log_probs(tiny: tuple, tmp_path, plain_tokenizer) -> None:
     other = open_model(save_tiny_model(tmp_path / "other", plain_tokenizer, seed=1))
     with (
