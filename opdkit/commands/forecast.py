@@ -124,12 +124,12 @@ def predict(config: ForecastConfig) -> JSON:
     judge = measure_judge(scorer.student.chat, ask, drawn, log, left_out)
     learned_from = [row for row in tests if row["status"] in LEARNED_FROM]
     hinted_turns = len(log.hinted) * log.scale
-    rewards = [verdict["reward"] for verdict in log.verdicts.values()]
+    rewards = [verdict["reward"] for verdict in log.verdicts.values() if verdict["reward"] is not None]
     agreements = [a for verdict in log.verdicts.values() if (a := verdict["reward_agreement"]) is not None]
     tokens, seconds = measure_costs(teacher, scorer, sessions, log)
     return {
         **decide(tests, learned_from, judge, hinted_turns),
-        "judged_turns": len(log.turns), "complaints": rewards.count(-1) / len(rewards),
+        "judged_turns": len(log.turns), "complaints": rewards.count(-1) / len(rewards) if rewards else None,
         "hinted_turns": round(hinted_turns),
         "hints": Counter(row["status"] for row in tests), "judge": judge, "replies_left_out": dict(left_out.dropped),
         **{name: float(np.mean([row[name] for row in learned_from])) if learned_from else None

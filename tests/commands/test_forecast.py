@@ -128,6 +128,17 @@ def test_turns_without_a_reaction_that_are_judged_do_not_make_the_log_smaller(tm
     assert (found["hinted_turns"], found["judged_turns"]) == (4, 8)
 
 
+@pytest.mark.parametrize(("second", "share"), [(None, None), (1, 0.0), (-1, 1.0)])
+def test_complaints_are_a_share_of_the_known_rewards(tmp_path, tiny_model_dir, monkeypatch, second, share):
+    verdicts = [v for k in range(2) for v in (verdict(f"s{k}:1", HINT, None), verdict(f"s{k}:3", None, second))]
+    turns = [turn(f"s{k}:{index}") for k in range(2) for index in (1, 3)]
+    run = write_run(tmp_path / "run", one_part([talk("s0"), talk("s1")], turns, verdicts))
+    monkeypatch.setattr(hint_checks, "check_hints", lambda *_: rows((1.0, 0.0)))
+    monkeypatch.setattr(forecast, "measure_judge", lambda *_: SURE)
+    options = ForecastConfig(run=run, model=str(tiny_model_dir), device="cpu", max_new_tokens=6)
+    assert predict(options)["complaints"] == share
+
+
 @pytest.mark.parametrize("turns", [2, 8, 1e9])
 def test_the_interval_holds_an_expected_loss_too(turns):
     gain, low, high = expect(rows(*[(0.5, 1.0)] * 30), SURE, turns)
