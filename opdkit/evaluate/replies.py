@@ -43,18 +43,18 @@ class Reply:
                 "called": self.called, "hint_echo": self.hint_echo}  # fmt: skip
 
 
-def find_right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
+def find_right_replies(replies: Sequence[Reply], *, tags_calls: bool) -> list[tuple[HeldOutPrompt, str]]:
     """Return (prompt, right reply) for the prompts for which a right reply in words is known without a judge.
 
-    It is the praised reply of the log, or the greedy reply if it passes patterns or a function. Where tools are at hand
-    and calls are not recognised, every reply may be a call.
+    It is the praised reply of the log, or the greedy reply if it passes patterns or a function. Unless `tags_calls`
+    (see `Chat`), every reply may be a call where tools are at hand.
     """
     found = []
     for reply in (r for r in replies if not r.sample):
         prompt, check = reply.prompt, reply.prompt.check
         text = check.praised if isinstance(check, Criterion) else reply.seen if check.passes(reply.seen) else None
-        has_tools = prompt.tools or any(m["tool_calls"] for m in prompt.messages)
-        if text and "<tool_call>" not in text and not (has_tools and reply.called is None):
+        may_call = not tags_calls and (prompt.tools or any(m["tool_calls"] for m in prompt.messages))
+        if text and "<tool_call>" not in text and not may_call:
             found.append((prompt, text))
     return found
 

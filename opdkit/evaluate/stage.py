@@ -109,7 +109,7 @@ def compare_models(
     replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts, config)]
     before = [r for r in replies if r.model == "before"]
     texts = read_wording(config.wording)
-    probes = make_probes(find_right_replies(before), len(before), texts["probe"])
+    probes = make_probes(find_right_replies(before, tags_calls=chat.tags_calls), len(before), texts["probe"])
     one_each = replace(config, samples=min(1, config.samples))
     probed = generate_further("probes", probes, models, chat, one_each, greedy=not config.samples)
     measured = choose_measured(before)

@@ -229,7 +229,8 @@ class Measurement:
         self.right = [PromptResponse(ids, self._reply_ids(row["right"]))
                       for (_, ids), row in zip(self.prompts, rows, strict=True)]  # fmt: skip
         first = generate("before", model, self.chat, self.prompts, self.config)
-        self.probes = self._with_ids(make_probes(find_right_replies(first), len(first), DEFAULTS["probe"]))
+        right = find_right_replies(first, tags_calls=self.chat.tags_calls)
+        self.probes = self._with_ids(make_probes(right, len(first), DEFAULTS["probe"]))
         self.before = self._ask("before", model, first)
         self.accuracy = self._accuracy(model)
 

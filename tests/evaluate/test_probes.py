@@ -117,21 +117,22 @@ def test_what_shows_nothing_or_is_not_known_to_be_right_is_not_probed() -> None:
     passes, fails = Patterns((), ()), Criterion("c")
     praised = Criterion("c", None, "It is crimson.")
 
-    def reply(check, text: str = "It is red.", sample: int = 0, called: bool | None = False) -> Reply:
+    def reply(check, text: str = "It is red.", sample: int = 0) -> Reply:
         one = HeldOutPrompt("p", "d", [message("user", "What?")], TOOLS, check)
-        return Reply(one, "before", sample, text, text, PromptResponse([1], [2]), "stop", called=called)
+        return Reply(one, "before", sample, text, text, PromptResponse([1], [2]), "stop")
 
     found = [reply(passes), reply(passes, ""), reply(fails), reply(praised), reply(passes, CALL), reply(passes, "", 1)]
-    assert [text for _, text in find_right_replies(found)] == ["It is red.", "It is crimson."]
+    assert [text for _, text in find_right_replies(found, tags_calls=True)] == ["It is red.", "It is crimson."]
     # Llama 3 writes a call as bare JSON.
     call, talk = '{"name": "f", "parameters": {}}', [message("user", "What?")]
     asked = [*talk, message("assistant", None, tool_calls=[{"id": "1", "name": "f", "arguments": "{}"}])]
     asked.append(message("tool", "red", name="f", tool_call_id="1"))
     for check in (passes, Criterion("c", None, call)):
         for messages, tools in ((talk, TOOLS), (asked, None)):
-            made = replace(reply(check, call, called=None), prompt=HeldOutPrompt("p", "d", messages, tools, check))
-            assert find_right_replies([made]) == []
-    assert find_right_replies([replace(made, prompt=replace(made.prompt, messages=talk))]) == [(mock.ANY, call)]
+            made = replace(reply(check, call), prompt=HeldOutPrompt("p", "d", messages, tools, check))
+            assert find_right_replies([made], tags_calls=False) == []
+    made = replace(made, prompt=replace(made.prompt, messages=talk))
+    assert find_right_replies([made], tags_calls=False) == [(mock.ANY, call)]
 
 
 @pytest.mark.parametrize(("reply", "keeps"), [
