@@ -6,6 +6,7 @@ from pathlib import Path
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import add_sign, say, warn
+from opdkit.model.rounding import HALF_ROUNDING
 from opdkit.train.objective.terms import TERMS, Objective
 from opdkit.train.targets import Turn
 
@@ -13,7 +14,6 @@ ADVANTAGES = ("reward", "teacher", "support")
 # Bounds of `shift`, in nats per token. Below the first, the probability of a token changed by less than 2% on average.
 # Above the second, the average token is outside the range of the default ratio clip: log(1 + 0.28) is 0.247.
 HARDLY_MOVED, FAR_MOVED = 0.02, 0.25
-ROUNDING = 0.05  # above this, the first step read another model than the teacher stage scored
 
 
 def make_metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
@@ -57,7 +57,7 @@ def format_metrics(row: JSON, steps: int) -> str:
 
 def check_first_step(row: JSON) -> None:
     """Warn if the student, before its first update, is not the old policy that the teacher stage scored."""
-    if row["shift"] > ROUNDING:
+    if row["shift"] > HALF_ROUNDING:
         warn(f"before any training, the log-probs of the replies differ from those of the teacher stage by "
              f"{row['shift']:.2f} nats per token: here this model computes something else, so the result is doubtful. "
              "Compare --dtype and the versions of torch and transformers")  # fmt: skip
