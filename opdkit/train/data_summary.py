@@ -37,7 +37,8 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         problem = f"no turn can train with --objective {config.objective} (dropped: {dropped})"
         raise NothingLearnedError(f"{problem}. {_choose_remedy(data, terms)}")
     # Without a reward or a hint, only rounding would move the model: the search for a rate would raise the rate for it.
-    if not hinted and not any(turn.shaped_reward or turn.length_penalty for turn in data.turns):
+    is_rewarded = any(turn.shaped_reward or turn.length_penalty for turn in data.turns)
+    if not is_rewarded and not (hinted and terms - {"reward"}):
         zero = verb(len(rewards), "is 0", "are 0") if not any(rewards) else "cancel within their groups"
         problem = f"all {counted(len(rewards), 'reward')} {zero}"
         raise NothingLearnedError(f"{problem}: there is nothing to learn. {_choose_remedy(data, terms)}")

@@ -205,7 +205,8 @@ def save_with_card(
 ) -> None:  # fmt: skip
     """Save the student, with its weights after `step` steps, and its model card in `folder`."""
     config, main = training.config, training.accelerator.is_main_process
-    card = make_model_card(config if share < 1 else replace(config, interpolate=None), data, epoch, step)
+    steps = len(trace_rows(step, training.rows, training.rollbacks))
+    card = make_model_card(config if share < 1 else replace(config, interpolate=None), data, epoch, steps)
     checkpoints.save_student(training.student, chat, config, folder, card, main=main, share=share, continues=continues)
 
 

@@ -12,6 +12,7 @@ from opdkit.model.load import load_model, resolve_device, resolve_dtype
 from opdkit.model.output_layer import find_decoder
 from opdkit.train.sharding import find_trained_parameters
 
+_RANDOM_ROUTER = "PhimoeTopKRouter"  # draws experts in training mode
 # Kind of a module -> linear layer without an adapter: read directly, or (a router) with more than one output.
 NOT_ADAPTED = {"Gemma3nTextAltUp": "correction_coefs", "LongcatFlashTopkRouter": "classifier",
                "Llama4Router": "router", "PhimoeTopKRouter": "router"}  # fmt: skip
@@ -59,16 +60,23 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         except ValueError as error:
             raise ConfigError(f"--gradient-checkpointing: {error}") from error
-    model.train()  # gradient checkpointing is off in evaluation mode
+    set_train_mode(model)
     for module in model.modules():  # not only nn.Dropout: a module may pass its own rate to a function
-        if type(module).__name__ == "PhimoeTopKRouter":  # its jitter is a threshold, too; in training it draws experts
-            module.eval()
+        if type(module).__name__ == _RANDOM_ROUTER:  # its jitter is a threshold, too
             continue
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and (name == "p" or "drop" in name or "jitter" in name):
                 setattr(module, name, 0.0)
     freeze_unread(model)
     return model
+
+
+def set_train_mode(model: nn.Module) -> None:
+    """Put a student in training mode, since gradient checkpointing is off in evaluation mode, but no random router."""
+    model.train()
+    for module in model.modules():
+        if type(module).__name__ == _RANDOM_ROUTER:
+            module.eval()
 
 
 def freeze_unread(model: Any) -> None:

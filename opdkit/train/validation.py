@@ -34,7 +34,7 @@ from opdkit.train.best_state import find_best
 from opdkit.train.objective.losses import divergence
 from opdkit.train.policy import Policy
 from opdkit.train.sharding import release_weights
-from opdkit.train.student import autocast
+from opdkit.train.student import autocast, set_train_mode
 from opdkit.train.validation_turns import CHECKS, COST
 
 TOP = 20  # the KL at a position is over the student's TOP most likely tokens and the rest
@@ -114,7 +114,7 @@ class Validation:
                     if not accelerator.is_main_process:
                         results, tokens = [], 0
         finally:
-            student.train()
+            set_train_mode(student)
         row = _row(gather_object(results), sum(gather_object([tokens])), step)
         self.rows.append(row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0})
         return self.rows[-1]

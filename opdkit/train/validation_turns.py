@@ -11,7 +11,7 @@ import torch
 
 from opdkit.config.train import FEWEST
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import conversation_id
+from opdkit.store.turn_ids import answered_turn_id, conversation_id
 from opdkit.train.objective.losses import divergence
 from opdkit.train.targets import Turn
 
@@ -77,8 +77,11 @@ def make_pools(turns: Sequence[Turn], logged: Sequence[Turn], max_prompts: int) 
 
     Return no pools if the log has hints, but the pool of turns with a hint cannot give that many.
     """
-    hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
-    unhinted = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
+    # All rollouts of a turn have its prompt.
+    prompts = {answered_turn_id(turn.session_id) or turn.turn_id: turn for turn in reversed(logged)}
+    distinct = [*prompts.values()][::-1]
+    hinted = [turn for turn in distinct if turn.teacher_logprobs is not None]
+    unhinted = [turn for turn in distinct if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
     max_hinted, max_unhinted = (min(max_prompts, int(MOST_SHARE * len(of_kind))) for of_kind in (hinted, unhinted))
     if hinted and max_hinted < FEWEST:
         return []

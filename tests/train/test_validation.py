@@ -547,6 +547,8 @@ def test_a_training_that_rolled_back_resumes_with_the_same_bytes(
     assert ours == theirs
     assert not (run / "train/checkpoints").exists()
     assert reported == [([*range(1, 1 + (scores is BACK_TO_1)), 6], True)] * 2, "the steps that led to the best state"
+    card = (run / "train/model/README.md").read_text()
+    assert f", {len(reported[0][0])} optimizer step" in card, "and no others"
 
 
 @pytest.mark.parametrize(("every", "left"), [(0, []), (4, ["best-00000000.pt", "step-00000004.pt"])])

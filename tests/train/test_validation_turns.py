@@ -128,6 +128,12 @@ def test_hints_of_the_log_are_chosen_by_number_and_by_other_words() -> None:
     assert choose_hints([replace(turns[0], written=0), toy_turn("log:20:1", reward=1)]) == []
 
 
+def test_all_rollouts_of_a_turn_are_one_prompt() -> None:
+    turns = [toy_turn(f"log:{n}:1/rollout-{k}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(60) for k in range(4)]
+    chosen = [turn.turn_id.partition("/")[0] for turn in choose_turns(turns, 20, 100)]
+    assert len(chosen) == len(set(chosen)) == int(MOST_SHARE * 60)
+
+
 @pytest.mark.parametrize(("sessions", "replies"), [(1, 200), (8, 25), (16, 12), (40, 5), (100, 2), (200, 1)])
 def test_whole_sessions_are_a_fifth_of_the_turns_at_most(sessions: int, replies: int) -> None:
     """A session that holds more is passed over; if all do, every turn trains."""
