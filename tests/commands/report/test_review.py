@@ -227,6 +227,40 @@ def test_a_note_goes_with_the_decision_and_is_shown(run: Path, server: ReviewSer
     assert reviews.read_reviews_in_force(run)[turn_id].note == "clear now"
 
 
+def test_a_click_right_after_typing_a_note_counts(run: Path, server: ReviewServer, opened: Opening) -> None:
+    """Pressing the mouse button saves the note and redraws the panel; releasing it still clicks."""
+    watched = opened(server.address)
+    (turn_id,) = press(watched, "a")
+    watched.page.evaluate(f"choose(list.shown.findIndex((turn) => turn.id === '{turn_id}'))")
+    begin(watched)
+    watched.page.click("#note")
+    watched.page.keyboard.type("why")
+    watched.page.locator("#panel button", has_text="+1").hover()
+    watched.page.mouse.down()
+    settled(watched)
+    watched.page.mouse.up()
+    settled(watched)
+    assert reviews.read_reviews_in_force(run)[turn_id].note == "why"
+    assert decided(run) == {turn_id: {"reward": 1}}
+
+
+def test_a_pressed_button_keeps_the_focus(run: Path, server: ReviewServer, opened: Opening) -> None:
+    watched = opened(server.address)
+    focused = "document.activeElement.textContent"
+    for name, place in (("−1", "#panel"), ("Accept", "#panel"), ("Keep", "#groups"), ("Later", "#pages")):
+        begin(watched)
+        button = watched.page.locator(f"{place} button", has_text=name).first
+        button.focus()
+        watched.page.keyboard.press("Enter")
+        settled(watched)
+        begin(watched)
+        assert watched.page.evaluate(focused).startswith(name)
+    watched.page.locator("#groups button", has_text="Reword").first.focus()
+    for key in ("Enter", "Escape"):
+        watched.page.keyboard.press(key)
+    assert watched.page.evaluate(focused) == "Reword"
+
+
 def test_all_turns_of_a_hint_are_decided_on_at_once(tmp_path: Path, opened: Opening) -> None:
     run = labelled_run(tmp_path / "run")
     hints = {v["turn_id"]: v["hint"] for v in read_all(run, "verdicts") if v["hint"]}

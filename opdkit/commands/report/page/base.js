@@ -19,6 +19,23 @@ const dictionary = (entries) => Object.assign(Object.create(null), entries);
 
 const byId = (id) => document.getElementById(id);
 
+// Updates the content of `old` to that of `made`, in place: a button keeps its focus, and a click that has begun on it.
+// A button also keeps its first listener, so a button at one place must always do the same.
+function renew(old, made) {
+  const nodes = [...made.childNodes];
+  for (const extra of [...old.childNodes].slice(nodes.length)) extra.remove();
+  nodes.forEach((node, n) => {
+    const before = old.childNodes[n];
+    if (!before) old.append(node);
+    else if (!node.attributes || before.nodeName !== node.nodeName) before.replaceWith(node);
+    else {
+      for (const name of before.getAttributeNames()) if (!node.hasAttribute(name)) before.removeAttribute(name);
+      for (const name of node.getAttributeNames()) before.setAttribute(name, node.getAttribute(name));
+      renew(before, node);
+    }
+  });
+}
+
 // -- untrusted texts --------------------------------------------------------------------------------------------------
 
 // Control and format characters that hide or reorder their neighbours, tag characters, and lone surrogates. Newline and

@@ -80,7 +80,9 @@ function drawGroups(hints) {
   const scored = hints.groups.some((group) => group.scored),
     measured = hints.groups.some((group) => group.topic),
     texts = (node) => ({kind: "texts", node});
-  byId("groups").replaceChildren(
+  const made = el(
+    "div",
+    {},
     el(
       "p",
       {class: "faint small"},
@@ -113,6 +115,7 @@ function drawGroups(hints) {
       ]),
     ),
   );
+  renew(byId("groups"), made);
 }
 
 function judgeName() {

@@ -283,11 +283,19 @@ function showPage(page) {
     ...list.shown.slice(from, from + PAGE).map((turn, n) => el("li", {}, row(turn, from + n))),
   );
   byId("list").scrollTop = 0;
-  byId("pages").replaceChildren(
-    el("button", {type: "button", disabled: page === 0, onclick: () => showPage(page - 1)}, "Earlier"),
-    el("span", {}, `page ${page + 1} of ${pages}`),
-    el("button", {type: "button", disabled: page + 1 >= pages, onclick: () => showPage(page + 1)}, "Later"),
-  );
+  const isPage = (number) => number >= 0 && number * PAGE < list.shown.length;
+  const button = (words, step) =>
+    el(
+      "button",
+      {
+        type: "button",
+        "aria-disabled": String(!isPage(page + step)), // the attribute `disabled` would take the focus away
+        onclick: () => isPage(list.page + step) && showPage(list.page + step),
+      },
+      words,
+    );
+  const pageNumber = el("span", {}, `page ${page + 1} of ${pages}`);
+  renew(byId("pages"), el("div", {}, button("Earlier", -1), pageNumber, button("Later", 1)));
   byId("found").replaceChildren(
     `${count(list.shown.length)} of ${plural(list.turns.length, "turn")}${list.note}; ${plural(sessionsOf(list.shown), "session")}`,
     ...[...list.linked].map(([name, value]) => ["; only ", (FILTERS[name] ?? LINKED[name])[0], ": ", quoted(value)]).flat(),
@@ -386,10 +394,6 @@ function redrawRow(id) {
   for (const button of byId("list").querySelectorAll("button")) {
     const place = Number(button.dataset.place);
     if (list.shown[place].id !== id) continue;
-    const focused = document.activeElement === button,
-      made = row(list.shown[place], place);
-    button.replaceWith(made);
-    if (focused) made.focus();
+    renew(button, row(list.shown[place], place));
   }
-  markCurrent();
 }

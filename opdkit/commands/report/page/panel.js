@@ -5,7 +5,14 @@ const notes = new Map(); // turn id -> the note that is typed and not saved
 const drafts = new Map(); // turn id -> the hint that is typed and not saved
 
 function placePanel(turn, view) {
-  const panel = el("section", {id: "panel", "aria-label": "Your decision"});
+  const panel = el(
+    "section",
+    {id: "panel", "aria-label": "Your decision"},
+    el("div", {}),
+    hintEditor(turn),
+    el("label", {class: "small"}, "Note ", el("kbd", {}, "m"), noteField(turn)),
+    el("p", {id: "problem", role: "alert"}),
+  );
   byId("conversation").before(panel);
   drawPanel(turn, view);
 }
@@ -15,22 +22,19 @@ function drawPanel(turn, view) {
     votes = view.verdict?.voted;
   const reward = review && "reward" in review ? review.reward : (votes?.reward ?? null),
     hint = review && "hint" in review ? review.hint : (votes?.hint ?? null);
-  const button = (words, key, action, pressed) =>
-    el(
-      "button",
-      {type: "button", onclick: action, "aria-pressed": pressed === undefined ? null : String(pressed)},
-      words + " ",
-      el("kbd", {}, key),
-    );
-  const kept = (id, made) => byId(id) ?? made(), // keep the fields, in which somebody may be typing
-    edit = kept("edit", () => hintEditor(turn)),
-    note = kept("note", () => noteField(turn)),
-    typing = [edit, note].some((one) => one.contains(document.activeElement)) ? document.activeElement : null;
-  if (note !== typing) note.value = notes.get(turn.id) ?? review?.note ?? "";
+  const button = (words, key, action, more) =>
+    el("button", {type: "button", onclick: action, ...more}, words + " ", el("kbd", {}, key));
+  const rewardButton = (words, key, value) =>
+    button(words, key, () => decide({reward: value}), {"aria-pressed": String(reward === value)});
+  const note = byId("note");
+  if (note !== document.activeElement) note.value = notes.get(turn.id) ?? review?.note ?? "";
+  problem("");
   const who = review?.reviewer
     ? ` by ${review.reviewer}${review.time ? ", " + review.time.slice(0, 16).replace("T", " ") : ""}`
     : "";
-  byId("panel").replaceChildren(
+  const made = el(
+    "div",
+    {},
     el(
       "h4",
       {},
@@ -43,9 +47,9 @@ function drawPanel(turn, view) {
       "div",
       {class: "tools", role: "group", "aria-label": "Reward"},
       "Reward ",
-      button("+1", "+", () => decide({reward: 1}), reward === 1),
-      button("0", "0", () => decide({reward: 0}), reward === 0),
-      button("−1", "-", () => decide({reward: -1}), reward === -1),
+      rewardButton("+1", "+", 1),
+      rewardButton("0", "0", 0),
+      rewardButton("−1", "-", -1),
     ),
     el(
       "p",
@@ -61,15 +65,12 @@ function drawPanel(turn, view) {
       button("Edit the hint", "e", () => editHint()),
       button("Strike the hint", "x", () => decide({hint: null})),
       button("Strike all", "X", () => decide({hint: null, reward: null})),
-      review ? button("Withdraw", "w", withdraw) : null,
+      button("Withdraw", "w", withdraw, {hidden: !review}),
       button("Undo", "u", undo),
       button("Next", "n", nextUndecided),
     ),
-    edit,
-    el("label", {class: "small"}, "Note ", el("kbd", {}, "m"), note),
-    el("p", {id: "problem", role: "alert"}),
   );
-  typing?.focus();
+  renew(byId("panel").firstChild, made);
 }
 
 // The note is saved with the decision; if the turn is decided already, when the field loses the focus.
@@ -198,12 +199,27 @@ function groupDecision(group, number) {
   }
   const place = el("div", {}),
     act = (decision) => decideGroup(number, decision);
-  const reword = () =>
-    textEditor(place, "The hint of all these turns", name, (text) => text && act({action: "set", hint: text}), () =>
-      place.replaceChildren(),
-    );
+  const reword = ({target}) => {
+    const save = (text) => {
+      target.focus();
+      if (text) act({action: "set", hint: text});
+    };
+    textEditor(place, "The hint of all these turns", name, save, () => {
+      place.replaceChildren();
+      target.focus();
+    });
+  };
   const button = (words, action) =>
-    el("button", {type: "button", disabled: unsent.size > 0, onclick: action, "aria-label": `${words}: ${name}`}, words);
+    el(
+      "button",
+      {
+        type: "button",
+        "aria-disabled": String(unsent.size > 0), // the attribute `disabled` would take the focus away
+        onclick: (event) => unsent.size || action(event),
+        "aria-label": `${words}: ${name}`,
+      },
+      words,
+    );
   return [
     el("p", {}, Object.entries(counts).filter(([, n]) => n).map(([word, n]) => `${count(n)} ${word}`).join(", ")),
     el(

@@ -7,7 +7,8 @@ async function showWhole(turn) {
   whole.turn = turn;
   whole.view = null;
   const place = byId("whole"),
-    fetched = whole.views.get(turn.id) ?? (reviewing() ? fetchView(turn.id) : null);
+    fetched = whole.views.get(turn.id) ?? (reviewing() ? fetchView(turn.id) : null),
+    pressed = byId("panel")?.querySelector("button:focus-visible")?.textContent; // by the keyboard, not by the mouse
   if (fetched instanceof Promise) place.replaceChildren(...heading(turn), el("p", {role: "status"}, "Fetching…"));
   let view, problem;
   try {
@@ -23,7 +24,9 @@ async function showWhole(turn) {
       ? viewed(view)
       : [...(problem ? [el("p", {class: "notice", role: "alert"}, problem)] : []), ...inShort(turn)]),
   );
-  if (view && reviewing()) placePanel(turn, view);
+  if (!view || !reviewing()) return;
+  placePanel(turn, view);
+  [...byId("panel").querySelectorAll("button")].find((one) => one.textContent === pressed)?.focus({preventScroll: true});
 }
 
 const heading = (turn) => [el("h3", {class: "said"}, said(turn.id)), el("p", {class: "badges"}, badges(turn))];
