@@ -261,6 +261,26 @@ def test_a_pressed_button_keeps_the_focus(run: Path, server: ReviewServer, opene
     assert watched.page.evaluate(focused) == "Reword"
 
 
+def test_a_held_key_decides_on_one_turn(run: Path, server: ReviewServer, opened: Opening) -> None:
+    watched = opened(server.address)
+    turns = []
+    for key in ("a", "Enter"):
+        turns.append(begin(watched))
+        if key == "Enter":
+            watched.page.locator("#panel button", has_text="Accept").focus()
+        for _ in range(4):
+            watched.page.keyboard.down(key)
+            begin(watched)
+        watched.page.keyboard.up(key)
+        settled(watched)
+    assert list(decided(run)) == turns
+    place = watched.page.evaluate("list.at")
+    for _ in range(3):
+        watched.page.keyboard.down("j")
+    watched.page.keyboard.up("j")
+    assert watched.page.evaluate("list.at") == place + 3, "moving goes on"
+
+
 def test_all_turns_of_a_hint_are_decided_on_at_once(tmp_path: Path, opened: Opening) -> None:
     run = labelled_run(tmp_path / "run")
     hints = {v["turn_id"]: v["hint"] for v in read_all(run, "verdicts") if v["hint"]}

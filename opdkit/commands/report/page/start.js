@@ -42,6 +42,8 @@ function onKey(event) {
   if (event.key.startsWith("Arrow") && !(event.target === document.body || event.target.closest("#list-pane, #whole")))
     return; // they scroll the page
   if (event.defaultPrevented) return;
+  // A key that is held down decides on one turn, not on the following ones, which nobody has read.
+  if (event.repeat && (event.key === "Enter" || event.key in REVIEW_KEYS)) return event.preventDefault();
   const known = KEYS[event.key] ?? (reviewing() ? REVIEW_KEYS[event.key] : null);
   if (!known) return;
   event.preventDefault();
