@@ -28,7 +28,7 @@ from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
-from opdkit.store.reviews import Review
+from opdkit.store.reviews import TRAINED_BEFORE, Review
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +212,23 @@ def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) 
     assert (after.summary["reviewed"], after.summary["hints"]["count"]) == (1, before["hints"]["count"] + 1)
     listed = make_columns(after.lines, 50, {}, {}, reviewing=False)
     assert listed["reviews"][turn_id]["hint"] == "Name the source of the figure."
+
+
+def test_targets_and_a_training_older_than_a_decision_are_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    for stage in ("train", "eval"):
+        shutil.rmtree(tmp_path / "run" / stage)
+    turn_id = next(row["turn_id"] for row in read_all(run, "targets"))
+    reviews.append(tmp_path / "run", [Review(turn_id, hint_decided=True, hint="Name the source of the figure.")])
+    summary = collect(tmp_path / "run", 10).summary
+    assert any(notice.startswith("parts of targets older") for notice in summary["notices"])
+    assert [step.partition(" ...`")[0] for step in summary["next"]] == [f"Next: run `opdkit teacher {tmp_path}/run"]
+    shutil.copytree(run / "train", tmp_path / "run/train")
+    monkeypatch.setattr("opdkit.commands.report.stages.find_outdated_targets", lambda *_: [])  # as after `teacher`
+    notices = collect(tmp_path / "run", 10).summary["notices"]
+    assert any(notice.startswith(f"train: {TRAINED_BEFORE}") for notice in notices)
 
 
 def test_the_last_bar_holds_all_longer_hints(run: Path, tmp_path: Path) -> None:

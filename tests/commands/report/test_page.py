@@ -129,6 +129,19 @@ def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: 
                      "skip"}  # fmt: skip
 
 
+def test_a_target_scored_before_the_decision_says_so(run: Path, tmp_path: Path, opened: Opening) -> None:
+    reviewed = shutil.copytree(run, tmp_path / "run")
+    changed, accepted = [row["turn_id"] for row in read_all(run, "targets") if row["hint"]][:2]
+    reviews.append(reviewed, [Review(changed, hint_decided=True, hint=None), Review(accepted)])
+    path = tmp_path / "reviewed.html"
+    path.write_text(make_page(reviewed), encoding="utf-8")
+    watched = opened(path)
+    for turn_id in (changed, accepted):
+        watched.page.evaluate(f"filterBy('#turns?turn={turn_id}')")
+        watched.says("#whole h3", turn_id)
+        assert ("Scored before the decision" in watched.text("#whole")) == (turn_id == changed)
+
+
 def test_a_link_to_one_of_many_sources_leads_to_it(report: Path, opened: Opening) -> None:
     """The filter field has options only for the most frequent sources."""
     watched = opened(report)

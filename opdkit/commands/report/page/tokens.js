@@ -21,6 +21,8 @@ function heatMap(target, view) {
     target.written < 0
       ? "The reply as a person edited it, token by token"
       : `Reply ${target.written} that the teacher wrote, token by token`;
+  const review = (reviewing() ? list.decisions[view.turn_id] : view.review) ?? {},
+    isOlder = (name) => name in review && review[name] !== target[name];
   const title = logged ? "The reply, token by token" : written;
   const about = el(
     "p",
@@ -72,6 +74,9 @@ function heatMap(target, view) {
     target.hint
       ? el("p", {class: "small"}, "Scored with the hint: ", quoted(target.hint))
       : el("p", {class: "small"}, "No hint: the teacher says nothing here, only the reward weighs the tokens."),
+    isOlder("hint") || (logged && isOlder("reward"))
+      ? el("p", {class: "notice"}, "Scored before the decision: to update it, run `opdkit teacher` again as before.")
+      : null,
     hinted ? tokenTools(box, target) : null,
     box,
     about,
