@@ -27,9 +27,8 @@ IMPATIENT = "(() => { const wait = setTimeout; window.setTimeout = (f, ms) => wa
 
 
 @contextmanager
-def serving(run: Path, port: int = 0, token: str | None = None) -> Iterator[ReviewServer]:
+def serving(run: Path, port: int = 0) -> Iterator[ReviewServer]:
     server = ReviewServer(Api(run, "tester"), port)
-    server.token = token or server.token
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -371,9 +370,9 @@ def test_any_turn_is_fetched_whole_and_decisions_are_there_again(
 
 
 def test_nothing_is_lost_while_the_server_is_gone(run: Path, opened: Opening, browser: object) -> None:
-    """The page says that the server is gone, keeps the decisions, and sends them when the server is back."""
+    """The page says that the server is gone, keeps the decisions, and sends them to the new server's address."""
     with serving(run) as server:
-        port, token = server.server_port, server.token
+        port = server.server_port
         watched = Watched(browser)
         watched.page.add_init_script(IMPATIENT)
         watched.open(server.address)
@@ -385,11 +384,19 @@ def test_nothing_is_lost_while_the_server_is_gone(run: Path, opened: Opening, br
     watched.page.wait_for_selector("#unsent:not([hidden])")
     assert "1 decision not saved yet" in watched.text("#unsent")
     assert "not saved" in watched.text("#list")
-    with serving(run, port, token):
+    assert f"--port {port}" in watched.text("#unsent")
+    with serving(run, port) as server:
+        field = watched.page.locator("#unsent input")
+        field.focus()
+        watched.page.wait_for_timeout(300)  # it tries again meanwhile
+        assert field.evaluate("(field) => field === document.activeElement")
+        assert "1 decision not saved yet" in watched.text("#unsent")
+        watched.page.keyboard.insert_text(server.address)
         settled(watched)
         assert decided(run) == {turn_id: {"reward": 1, "hint": None}}
         assert not watched.page.locator("#unsent").is_visible()
-    assert all("ERR_CONNECTION_REFUSED" in words for words in watched.wrong)
+        assert server.token in watched.page.url
+    assert all("ERR_CONNECTION_REFUSED" in words or "403" in words for words in watched.wrong)
     watched.close()
 
 

@@ -26,7 +26,9 @@ async function ask(method, path, body) {
       cache: "no-store",
     });
   } catch {
-    throw new NotNow("The server does not answer. Is `opdkit review` still running?");
+    throw new NotNow(
+      `The server does not answer. If \`opdkit review\` was stopped, start it again with --port ${location.port}.`,
+    );
   }
   const text = await answer.text();
   let found;
@@ -39,11 +41,30 @@ async function ask(method, path, body) {
   const words = found?.error || `The server answered ${answer.status}.`;
   if (answer.status === 409) throw new Conflict(words, found);
   // A restarted server has another token, and a full disk can be emptied: such errors may pass, so it tries again.
-  if (answer.status === 403 || answer.status >= 500) throw new NotNow(words);
+  if (answer.status === 403) throw new NotNow("The server was started again: it has a new address.", addressField());
+  if (answer.status >= 500) throw new NotNow(words);
   throw new Error(words);
 }
 
-class NotNow extends Error {}
+class NotNow extends Error {
+  constructor(words, field) {
+    super(words);
+    this.field = field;
+  }
+}
+
+// Takes the address that a restarted server printed: this page's decisions are sent with its token.
+function addressField() {
+  const take = (event) => {
+    const token = /token=([\w-]+)/.exec(event.target.value)?.[1];
+    if (!token) return;
+    data.summary.review.token = token;
+    history.replaceState(null, "", `?token=${token}${location.hash}`); // for reloading the page
+    send();
+    if (!whole.view && whole.turn) showWhole(whole.turn);
+  };
+  return el("label", {}, " Paste the new address: ", el("input", {type: "text", autocomplete: "off", oninput: take}));
+}
 
 class Conflict extends Error {
   constructor(words, answer) {
@@ -138,7 +159,7 @@ async function send() {
         receive(answer, id);
       } catch (error) {
         if (error instanceof NotNow) {
-          showUnsent(error.message);
+          showUnsent(error.message, error.field);
           setTimeout(send, RETRY);
           return;
         }
@@ -187,13 +208,11 @@ async function refused(key, entry, words) {
   byId("unsent").hidden = false;
 }
 
-function showUnsent(words) {
+function showUnsent(words, field) {
   if (!words && refusedTurn !== null) return; // the message about the refused decision stays
   byId("unsent").hidden = !words;
-  byId("unsent").textContent = words
-    ? words +
-      (unsent.size ? ` ${plural(unsent.size, "decision")} not saved yet: keep this page open, it tries again.` : "")
-    : "";
+  const waiting = `${plural(unsent.size, "decision")} not saved yet: keep this page open, it tries again.`;
+  renew(byId("unsent"), el("div", {}, words, words && unsent.size ? " " + waiting : "", field));
 }
 
 // -- two windows -------------------------------------------------------------------------------------------------------
