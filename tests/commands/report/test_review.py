@@ -77,6 +77,16 @@ def begin(watched: Watched) -> str:
     return found
 
 
+def search(watched: Watched, words: str) -> list[str]:
+    """Search the list. Return the ids of the turns that are found."""
+    found: list[str] = watched.page.evaluate("""(words) => {
+        byId("search").value = words;
+        refilter();
+        return list.shown.map((turn) => turn.id);
+    }""", words)
+    return found
+
+
 def test_a_person_decides_with_the_keyboard(run: Path, server: ReviewServer, opened: Opening) -> None:
     """Least certain turns come first. A decision opens the next turn; reward and hint of a turn are one decision."""
     watched = opened(server.address)
@@ -110,6 +120,9 @@ def test_a_person_decides_with_the_keyboard(run: Path, server: ReviewServer, ope
     # The list can be filtered by decision.
     watched.page.select_option("#filter-decision", label="struck")
     assert watched.page.evaluate("list.shown.map((turn) => turn.id)") == [order[5]]
+    # The search finds decided hints.
+    watched.page.select_option("#filter-decision", label="any")
+    assert search(watched, '"n or no n"') == [order[6]]
 
 
 def test_uncertain_turns_come_first_then_a_random_sample_and_a_decision_says_which(
@@ -217,6 +230,8 @@ def test_a_note_goes_with_the_decision_and_is_shown(run: Path, server: ReviewSer
     assert reviews.read_reviews_in_force(run)[turn_id].note == "ask the team: 40°?"
     again = opened(server.address)
     assert "ask the team: 40°?" in again.text("#list")
+    assert search(again, '"The Team: 40°"') == [turn_id]
+    search(again, "")
     again.page.evaluate(f"choose(list.shown.findIndex((turn) => turn.id === '{turn_id}'))")
     again.page.wait_for_selector("#panel")
     assert again.page.input_value("#note") == "ask the team: 40°?"

@@ -51,7 +51,7 @@ function readTurns(rows) {
       session: id.replace(/:\d+$/, "").replace(/(?::\d+\/rollout-\d+)+$/, ""),
     };
     list.byId.set(id, turn);
-    turn.words = [id, turn.source, turn.asked, turn.reply, turn.answer, turn.hint].join("\n").toLowerCase();
+    turn.words = [id, turn.source, turn.asked, turn.reply, turn.answer].join("\n").toLowerCase();
     return turn;
   });
 }
@@ -134,7 +134,7 @@ function makeFilters(reviewing) {
         type: "search",
         autocomplete: "off",
         spellcheck: "false",
-        placeholder: 'words or "a phrase" in request, reply, reaction, hint, id  ( / )',
+        placeholder: 'words or "a phrase" in request, reply, reaction, hint, note, id  ( / )',
         oninput: soon,
       }),
     ),
@@ -257,9 +257,11 @@ function refilter() {
     chosen.push([(turn) => String(value(turn)), wanted]);
   }
   list.terms = termsOf(byId("search").value);
+  const hintAndNote = (turn) => [hintOf(turn), list.decisions[turn.id]?.note].join("\n").toLowerCase();
   list.shown = list.turns.filter(
     (turn) =>
-      chosen.every(([value, one]) => value(turn) === one) && list.terms.every((term) => turn.words.includes(term)),
+      chosen.every(([value, one]) => value(turn) === one) &&
+      list.terms.every((term) => turn.words.includes(term) || hintAndNote(turn).includes(term)),
   );
   const order = byId("sort").value;
   if (order !== "log") {
