@@ -275,6 +275,25 @@ def test_a_pressed_button_keeps_the_focus(run: Path, server: ReviewServer, opene
     assert watched.page.evaluate(focused) == "Reword"
 
 
+def test_a_typed_hint_is_not_left_behind_by_the_next_decision(
+    run: Path, server: ReviewServer, opened: Opening
+) -> None:
+    watched = opened(server.address)
+    watched.page.evaluate("choose(list.shown.findIndex((turn) => !turn.hint && turn.hintStatus !== null))")
+    turns = press(watched, "e")
+    watched.page.keyboard.insert_text("In metric units.")
+    for name in ("−1", "Accept"):
+        watched.page.locator("#panel button", has_text=name).click()
+        settled(watched)
+        turns.append(begin(watched))
+        watched.says("#problem", "The typed hint is not saved.")
+    watched.page.locator("#panel button", has_text="Save").click()
+    settled(watched)
+    assert decided(run) == {turns[0]: {"reward": -1, "hint": "In metric units."}}
+    assert turns == turns[:1] * 3
+    assert begin(watched) != turns[0]
+
+
 def test_a_held_key_decides_on_one_turn(run: Path, server: ReviewServer, opened: Opening) -> None:
     watched = opened(server.address)
     turns = []

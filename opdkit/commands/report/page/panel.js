@@ -28,7 +28,7 @@ function drawPanel(turn, view) {
     button(words, key, () => decide({reward: value}), {"aria-pressed": String(reward === value)});
   const note = byId("note");
   if (note !== document.activeElement) note.value = notes.get(turn.id) ?? review?.note ?? "";
-  problem("");
+  problem(review && drafts.has(turn.id) ? "The typed hint is not saved." : "");
   const who = review?.reviewer
     ? ` by ${review.reviewer}${review.time ? ", " + review.time.slice(0, 16).replace("T", " ") : ""}`
     : "";
@@ -128,6 +128,7 @@ function editHint(place = byId("edit")) {
     (written) => decide({hint: written || null}),
     () => {
       drafts.delete(id);
+      problem("");
       place.replaceChildren();
       byId("panel").querySelector("button").focus();
     },
@@ -154,12 +155,12 @@ function save(turn, change) {
   put(turn.id, {...decision, ...change}, true);
 }
 
-// Decides, and goes to the next turn if nothing is left to decide on this one.
+// Decides, and goes to the next turn if nothing is left to decide or to save on this one.
 function decide(change) {
   const turn = whole.turn;
   if (!reviewing() || !turn || !whole.view) return;
   save(turn, change);
-  if (isSettled(turn)) nextUndecided();
+  if (isSettled(turn) && !drafts.has(turn.id)) nextUndecided();
 }
 
 // Accepts the turn: what is not decided stays as the votes have it.
@@ -167,7 +168,7 @@ function accept() {
   const turn = whole.turn;
   if (!reviewing() || !turn || !whole.view) return;
   if (!isReviewed(turn.id) || notes.has(turn.id)) save(turn, {});
-  nextUndecided();
+  if (!drafts.has(turn.id)) nextUndecided();
 }
 
 function withdraw() {
