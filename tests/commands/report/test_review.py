@@ -294,6 +294,23 @@ def test_a_typed_hint_is_not_left_behind_by_the_next_decision(
     assert begin(watched) != turns[0]
 
 
+def test_in_a_narrow_window_a_decision_leaves_the_panel_on_the_screen(
+    run: Path, server: ReviewServer, opened: Opening
+) -> None:
+    watched = opened(server.address, width=640, height=450)
+    begin(watched)
+    watched.page.evaluate("byId('panel').scrollIntoView({block: 'center'})")
+    for _ in range(8):
+        watched.page.locator("#panel button", has_text="Accept").dispatch_event("click")
+        settled(watched)
+        begin(watched)
+        top = watched.page.evaluate("byId('panel').getBoundingClientRect().top")
+        assert 0 <= top < 450
+    list_top, row_top = watched.page.evaluate("""["#list", "#list [aria-current=true]"].map(
+        (name) => document.querySelector(name).getBoundingClientRect().top)""")
+    assert list_top <= row_top < list_top + 0.6 * 450, "the list has scrolled to the turn"
+
+
 def test_a_held_key_decides_on_one_turn(run: Path, server: ReviewServer, opened: Opening) -> None:
     watched = opened(server.address)
     turns = []

@@ -361,8 +361,10 @@ function choose(place, follow = false, queued = false) {
   list.chosen = true;
   if (Math.floor(list.at / PAGE) !== list.page) showPage(Math.floor(list.at / PAGE));
   markCurrent();
-  const button = byId("list").querySelector(`[data-place="${list.at}"]`);
-  button?.scrollIntoView({block: "nearest"});
+  // Scroll the list alone, and not the page, which may show the turn.
+  const button = byId("list").querySelector(`[data-place="${list.at}"]`).getBoundingClientRect(),
+    {top, bottom} = byId("list").getBoundingClientRect();
+  byId("list").scrollTop += Math.min(0, button.top - top) || Math.max(0, button.bottom - bottom);
   const turn = list.shown[list.at];
   const filters = held();
   filters.set("turn", turn.id);
