@@ -51,7 +51,7 @@ def run(config: ExportConfig) -> Summary | Imported:
     check_output(path, overwrite=config.overwrite)  # before anything is read
     with replaced_file(path, replace=config.overwrite) as temporary:
         if config.to == REVIEW:
-            counters.rows_in = counters.rows_out = write_csv(config.run, temporary)
+            counters = write_csv(config.run, temporary)
         elif config.to == RULES:
             write_rules(config, temporary, path, counters)
         else:

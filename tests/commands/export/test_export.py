@@ -31,6 +31,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.stage import run as judge
 from opdkit.store.counters import Summary
+from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review, append
 
 Judged = dict[str, JudgedTurn]
@@ -301,6 +302,9 @@ def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) ->
     sheet = tmp_path / "sheet.csv"
     summary = export(ExportConfig(run=written, to="review-csv", out=sheet))
     assert summary.counters.rows_out == 563
+    assert summary.counters.rows_in == 563 + summary.counters.dropped.total()
+    untrainable = [row["skip_reason"] for row in read_all(run, "turns") if not row["trainable"]]
+    assert summary.counters.dropped == Counter(untrainable)
     rows = list(csv.DictReader(sheet.open(encoding="utf-8-sig", newline="")))
     assert len(rows) == 563
     assert (rows[0]["turn_id"], rows[0]["voted_reward"]) == ("openai:1:1", "-1")
