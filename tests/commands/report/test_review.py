@@ -79,11 +79,14 @@ def begin(watched: Watched) -> str:
 
 def search(watched: Watched, words: str) -> list[str]:
     """Search the list. Return the ids of the turns that are found."""
-    found: list[str] = watched.page.evaluate("""(words) => {
+    found: list[str] = watched.page.evaluate(
+        """(words) => {
         byId("search").value = words;
         refilter();
         return list.shown.map((turn) => turn.id);
-    }""", words)
+    }""",
+        words,
+    )
     return found
 
 
@@ -275,9 +278,7 @@ def test_a_pressed_button_keeps_the_focus(run: Path, server: ReviewServer, opene
     assert watched.page.evaluate(focused) == "Reword"
 
 
-def test_a_typed_hint_is_not_left_behind_by_the_next_decision(
-    run: Path, server: ReviewServer, opened: Opening
-) -> None:
+def test_a_typed_hint_is_not_left_behind_by_the_next_decision(run: Path, server: ReviewServer, opened: Opening) -> None:
     watched = opened(server.address)
     watched.page.evaluate("choose(list.shown.findIndex((turn) => !turn.hint && turn.hintStatus !== null))")
     turns = press(watched, "e")
