@@ -41,7 +41,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     """Collect the content from the finished parts, with one part, `rows` lines and each different hint in memory.
 
     Half of the lines at most are turns with the largest advantages. The others are drawn at random, judged turns first.
-    If `reviewing`, the hints are those of the votes, in up to 100 groups and not 20.
+    If `reviewing`, the groups are of the hints of the votes, up to 100 and not 20.
 
     Raises OpdkitError if there is nothing to report, or a part cannot be read.
     """

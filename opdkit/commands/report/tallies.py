@@ -62,7 +62,7 @@ class Verdicts:
     WIDTH, LAST = 20, 31  # characters per bar of the lengths; the last bar holds all longer hints
 
     def __init__(self, topics: Topics | None = None, *, voted: bool = False) -> None:
-        """Begin with no turn. If `voted`, hints are those of the votes, without the decisions of people."""
+        """Begin with no turn. If `voted`, groups are of the hints of the votes, without the decisions of people."""
         self.groups, self._voted = HintGroups(topics), voted
         self._votes = {"reward": Counter[str](), "hint": Counter[str]()}
         self._rewards, self._statuses, self._errors = Counter[str](), Counter[str](), Counter[str]()
@@ -70,7 +70,7 @@ class Verdicts:
         self._lengths = Counter[int]()
 
     def add(self, turn: RunTurn) -> None:
-        """Count votes and reward as the judge gave them, and the hint after the decision in force, unless `voted`."""
+        """Count votes and reward as the judge gave them, and the hint after the decision in force."""
         verdict, final = turn.verdict, turn.final_verdict
         if verdict is None or final is None:
             return
@@ -86,8 +86,9 @@ class Verdicts:
             self._agreement[round(verdict["reward_agreement"], 2)] += 1
         self._hint_statuses[final["hint_status"]] += 1
         said = verdict if self._voted else final
-        if (hint := said["hint"]) is not None:
+        if said["hint"] is not None:
             self.groups.add(turn, said)
+        if (hint := final["hint"]) is not None:
             self._lengths[min(len(hint) // self.WIDTH, self.LAST)] += 1
 
     def summarize_votes(self) -> JSON:

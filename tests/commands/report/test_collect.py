@@ -210,6 +210,10 @@ def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) 
     reviews.append(tmp_path / "run", [Review(turn_id, hint_decided=True, hint="Name the source of the figure.")])
     after = collect(tmp_path / "run", 1_000)
     assert (after.summary["reviewed"], after.summary["hints"]["count"]) == (1, before["hints"]["count"] + 1)
+    reviewing = collect(tmp_path / "run", 1_000, reviewing=True).summary["hints"]
+    assert [reviewing[name] for name in ("count", "lengths")] == [
+        after.summary["hints"][name] for name in ("count", "lengths")
+    ]
     listed = make_columns(after.lines, 50, {}, {}, reviewing=False)
     assert listed["reviews"][turn_id]["hint"] == "Name the source of the figure."
 
