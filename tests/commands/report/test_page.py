@@ -129,6 +129,29 @@ def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: 
                      "skip"}  # fmt: skip
 
 
+def test_going_back_takes_the_filters_away_and_the_link_to_the_section_keeps_them(
+    report: Path, opened: Opening
+) -> None:
+    watched = opened(report)
+    page = watched.page
+    every = page.inner_text("#found")
+    page.evaluate("document.querySelector('#hints a[data-counts]').click()")
+    assert (filtered := page.inner_text("#found")) != every
+    page.locator("#sections a", has_text="Turns").click()
+    assert page.inner_text("#found") == filtered
+    page.go_back()
+    page.go_back()
+    watched.says("#found", every)
+
+
+def test_a_link_to_a_turn_that_the_list_lacks_names_the_command(report: Path, run: Path, opened: Opening) -> None:
+    watched = opened(report)
+    watched.page.evaluate("filterBy('#turns?turn=far+away:3')")
+    assert watched.text("#whole") == f"far away:3 is not in this list: opdkit show {run} 'far away:3'"
+    watched.page.keyboard.press("j")
+    watched.says("#whole h3", shown(watched)[0])
+
+
 def test_a_target_scored_before_the_decision_says_so(run: Path, tmp_path: Path, opened: Opening) -> None:
     reviewed = shutil.copytree(run, tmp_path / "run")
     changed, accepted = [row["turn_id"] for row in read_all(run, "targets") if row["hint"]][:2]

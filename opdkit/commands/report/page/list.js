@@ -181,15 +181,7 @@ function makeFilters(reviewing) {
     ),
     el(
       "button",
-      {
-        type: "button",
-        id: "show-all",
-        onclick: () => {
-          form.reset();
-          list.linked.clear();
-          filterAndKeep();
-        },
-      },
+      {type: "button", id: "show-all", onclick: showAll},
       "Show all",
     ),
   );
@@ -215,6 +207,12 @@ function filterAndKeep() {
   history.replaceState(null, "", filters.size ? addressOf(filters) : "#turns");
 }
 
+function showAll() {
+  byId("filters").reset();
+  list.linked.clear();
+  filterAndKeep();
+}
+
 // Sets the filters that an address names, scrolls to the list, and chooses the turn that the address names.
 function filterBy(hash) {
   byId("filters").reset();
@@ -228,9 +226,22 @@ function filterBy(hash) {
     else if (valueOf(name)) list.linked.set(name, value);
   }
   refilter();
-  const place = list.shown.findIndex((turn) => turn.id === wanted.get("turn"));
+  const id = wanted.get("turn"),
+    place = list.shown.findIndex((turn) => turn.id === id);
   if (place >= 0) choose(place);
+  else if (id !== null) showAbsent(id);
   byId("turns").scrollIntoView();
+}
+
+// Says that the list lacks a turn, which the run may have.
+function showAbsent(id) {
+  whole.turn = whole.view = null;
+  list.chosen = false;
+  markCurrent();
+  const command = `opdkit show ${shellWord(data.summary.run)} ${shellWord(id)}`;
+  byId("whole").replaceChildren(
+    el("p", {}, quoted(id), " is not in this list", data.summary.redacted ? "." : [": ", el("code", {}, said(command))]),
+  );
 }
 
 // Splits a search into words and "phrases in quotation marks".

@@ -184,7 +184,7 @@ function undo() {
     return problem("Nothing is undone: that turn was decided on again since.");
   const names = ["reward", "hint", "note", "chosen"].filter((name) => decision && name in decision);
   put(id, decision && Object.fromEntries(names.map((name) => [name, decision[name]])), false);
-  if (place >= 0 && whole.turn.id !== id) choose(place);
+  if (place >= 0 && whole.turn?.id !== id) choose(place);
 }
 
 // -- all turns of a hint -----------------------------------------------------------------------------------------------

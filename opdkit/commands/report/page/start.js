@@ -78,8 +78,15 @@ function arrange() {
     ...sections.map((section) => el("li", {}, el("a", {href: "#" + section.id}, section.dataset.name))),
   );
   byId("accounts").addEventListener("toggle", redrawCharts);
-  document.addEventListener("click", (event) => follow(event.target.closest('a[href^="#"]')?.hash));
-  addEventListener("hashchange", () => follow(location.hash));
+  let clicked = null; // the address of the last link: only one to the section "Turns" keeps the filters
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#"]');
+    if (link) follow((clicked = link.hash));
+  });
+  addEventListener("hashchange", () => {
+    if (["", "#turns"].includes(location.hash) && location.hash !== clicked) showAll();
+    follow(location.hash);
+  });
 }
 
 // A link to turns sets the filters; a link into the accounts opens them.
