@@ -9,6 +9,7 @@ async function showWhole(turn) {
   const place = byId("whole"),
     fetched = whole.views.get(turn.id) ?? (reviewing() ? fetchView(turn.id) : null),
     pressed = byId("panel")?.querySelector("button:focus-visible")?.textContent; // by the keyboard, not by the mouse
+  place.style.minHeight = `${place.offsetHeight}px`; // until it is fetched, so that the page does not scroll
   if (fetched instanceof Promise) place.replaceChildren(...heading(turn), el("p", {role: "status"}, "Fetching…"));
   let view, problem;
   try {
@@ -24,8 +25,9 @@ async function showWhole(turn) {
       ? viewed(view)
       : [...(problem ? [el("p", {class: "notice", role: "alert"}, problem)] : []), ...inShort(turn)]),
   );
+  if (view && reviewing()) placePanel(turn, view);
+  place.style.minHeight = "";
   if (!view || !reviewing()) return;
-  placePanel(turn, view);
   [...byId("panel").querySelectorAll("button")].find((one) => one.textContent === pressed)?.focus({preventScroll: true});
 }
 
