@@ -15,13 +15,12 @@ from opdkit.store.plans import (
     find_command,
     has_stage,
     list_trainings,
-    manifest,
     no_run_error,
     stage_dir,
 )
 from opdkit.store.progress_marks import find_live_claims
 from opdkit.store.reading import part_path, summary_of
-from opdkit.store.reviews import TRAINED_BEFORE, find_known_inputs, find_outdated_targets, read_reviews_in_force
+from opdkit.store.reviews import TRAINED_BEFORE, find_outdated_targets, is_trained_before, read_reviews_in_force
 from opdkit.store.tables import PRIMARY
 
 COLUMNS = ("stage", "parts", "running", "failed", "rows in/s", "time left")
@@ -52,10 +51,8 @@ def run(config: StatusConfig) -> None:
         outdated = find_outdated_targets(directory, decided)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
-    now = find_known_inputs(directory, "train")["reviews"]
     for run, stage in started:
-        is_older = stage == "train" and manifest(run, stage)["plan"]["inputs"].get("reviews") != now
-        if is_older and not find_outdated_targets(directory, decided):
+        if stage == "train" and is_trained_before(run):
             lines.append(f"{stage_dir(run, stage)}: {TRAINED_BEFORE}; run it again, with --overwrite")
         if change := explain_upstream_change(run, stage):
             lines.append(change)

@@ -30,7 +30,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store.atomic import move_into_place, sync, temporary_file
 from opdkit.store.counters import read_inputs
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import fingerprint, has_stage, stage_dir
+from opdkit.store.plans import fingerprint, has_stage, manifest, stage_dir
 from opdkit.store.reading import count_parts, find_parts, part_path
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import REVIEWS
@@ -300,6 +300,14 @@ def find_outdated_targets(run: Path, reviews: Reviews) -> list[int]:
     now = part_inputs(run, reviews)
     paths = {part: part_path(run, "targets", part) for part in range(count_parts(run, "teacher"))}
     return [part for part, path in paths.items() if path.exists() and read_inputs(path) != now(part)]
+
+
+def is_trained_before(run: Path) -> bool:
+    """Return whether a run was trained on targets that were computed again since, from other decisions."""
+    if not has_stage(run, "train") or find_outdated_targets(run, read_reviews_in_force(run)):
+        return False
+    pinned = manifest(run, "train")["plan"]["inputs"].get("reviews")
+    return bool(pinned != find_known_inputs(run, "train")["reviews"])
 
 
 def check_targets_current(run: Path) -> None:

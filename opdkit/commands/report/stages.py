@@ -13,7 +13,7 @@ from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import find_command, find_upstream_change, manifest
 from opdkit.store.reading import is_written, read_arrow
-from opdkit.store.reviews import TRAINED_BEFORE, find_known_inputs, find_outdated_targets, read_reviews_in_force
+from opdkit.store.reviews import TRAINED_BEFORE, find_outdated_targets, is_trained_before, read_reviews_in_force
 from opdkit.store.tables import WRITTEN_BY
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
@@ -48,10 +48,8 @@ def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:
     if outdated := find_outdated_targets(run, read_reviews_in_force(run)):
         lines.append(f"parts of targets older than the decisions of people: {len(outdated):,}; run `opdkit teacher` "
                      "again as before")  # fmt: skip
-    elif "train" in finished:
-        now = find_known_inputs(run, "train")["reviews"]
-        if manifest(run, "train")["plan"]["inputs"].get("reviews") != now:
-            lines.append(f"train: {TRAINED_BEFORE}; run it again, with --overwrite")
+    if "train" in finished and is_trained_before(run):
+        lines.append(f"train: {TRAINED_BEFORE}; run it again, with --overwrite")
     for stage in ("judge", "teacher"):
         if stage in finished:
             lines += mostly_dropped(stage, finished[stage].counters)

@@ -230,7 +230,7 @@ def test_targets_and_a_training_older_than_a_decision_are_named(
     assert any(notice.startswith("parts of targets older") for notice in summary["notices"])
     assert [step.partition(" ...`")[0] for step in summary["next"]] == [f"Next: run `opdkit teacher {tmp_path}/run"]
     shutil.copytree(run / "train", tmp_path / "run/train")
-    monkeypatch.setattr("opdkit.commands.report.stages.find_outdated_targets", lambda *_: [])  # as after `teacher`
+    monkeypatch.setattr("opdkit.store.reviews.find_outdated_targets", lambda *_: [])  # as after `teacher`
     notices = collect(tmp_path / "run", 10).summary["notices"]
     assert any(notice.startswith(f"train: {TRAINED_BEFORE}") for notice in notices)
 
