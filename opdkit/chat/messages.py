@@ -179,7 +179,8 @@ def _read_thoughts(part: JSON) -> list[str]:
 def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
     """Yield the messages of an item whose content is not plain text. Each tool result becomes a message of its own."""
     name, call_id = first_text(item.get("name")), _find_answered_call(item) if role == "tool" else None
-    is_data = role == "tool" and isinstance(content, list) and any(map(_is_data, content))
+    # An object without these keys is data of the tool, and no content part.
+    is_data = any(isinstance(part, dict) and not part.keys() & {"type", "text", "refusal"} for part in as_list(content))
     if role == "tool" and (is_data or not isinstance(content, list)):
         yield message(role, dump(content), name=name, tool_call_id=call_id)
         return
@@ -247,11 +248,6 @@ def _read_part(part: Any) -> str:
 
 def _is_text(part: Any) -> bool:
     return isinstance(part, str) or (isinstance(part, dict) and (part.get("type") or "text") in _TEXT_PARTS)
-
-
-def _is_data(part: Any) -> bool:
-    """Return whether an item of a tool's result is data of its own, and no content part."""
-    return isinstance(part, dict) and not part.keys() & {"type", "text", "refusal"}
 
 
 def _is_block(block: Any, *types: str) -> bool:

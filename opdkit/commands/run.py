@@ -22,7 +22,7 @@ from opdkit.model.folder import check_stages
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary
 from opdkit.store.plans import check_options, has_stage
 from opdkit.store.reading import is_complete, summary_of
-from opdkit.store.reviews import find_known_inputs, find_outdated_targets, read_reviews_in_force
+from opdkit.store.reviews import find_known_inputs, find_outdated_targets
 from opdkit.store.run_stage import run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -89,7 +89,7 @@ def find_first_unfinished(config: RunConfig, name: str) -> str | None:
     for before in ORDER[: ORDER.index(name)]:
         if config.overwrite or not is_complete(config.run, before):
             return before
-        if before == "teacher" and find_outdated_targets(config.run, read_reviews_in_force(config.run)):
+        if before == "teacher" and find_outdated_targets(config.run):
             return before
     return None
 

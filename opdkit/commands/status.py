@@ -48,7 +48,7 @@ def run(config: StatusConfig) -> None:
         summary.stage = find_command(run, stage) + name  # rollout may have written the extract stage
         lines.append(summary.rows())
     if decided := read_reviews_in_force(directory):
-        outdated = find_outdated_targets(directory, decided)
+        outdated = find_outdated_targets(directory)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
     for run, stage in started:

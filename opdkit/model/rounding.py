@@ -12,14 +12,17 @@ ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 HALF_ROUNDING = 0.1
 
 
-def find_difference(model: PreTrainedModel, found_N: Tensor, expected_N: Tensor) -> float | None:
-    """Return by how many nats log-probs of a model differ from the expected ones; None if that is only rounding.
+def measure_differences(found_N: Tensor, expected_N: Tensor) -> Tensor:
+    """Return the absolute differences of log-probs (nats). If only the found one is not finite, that is infinity.
 
-    Tokens whose expected log-prob is not finite are skipped. If only the found log-prob is not finite, the difference
-    is infinite.
+    Tokens whose expected log-prob is not finite are left out.
     """
-    known_N = expected_N.isfinite()
-    differences = (found_N - expected_N)[known_N].abs().nan_to_num(math.inf, math.inf)
+    return (found_N - expected_N)[expected_N.isfinite()].abs().nan_to_num(math.inf, math.inf)
+
+
+def find_difference(model: PreTrainedModel, found_N: Tensor, expected_N: Tensor) -> float | None:
+    """Return by how many nats log-probs of a model differ from the expected ones; None if that is only rounding."""
+    differences = measure_differences(found_N, expected_N)
     if not len(differences):
         return None
     kind = model.device.type

@@ -293,18 +293,18 @@ def find_known_inputs(run: Path, stage: str) -> JSON:
     return {"reviews": None} | plan_inputs({name: decided[name] for name in find_parts(run, list(decided))})
 
 
-def find_outdated_targets(run: Path, reviews: Reviews) -> list[int]:
-    """Return the parts of the targets that were computed from other decisions than `reviews`."""
+def find_outdated_targets(run: Path) -> list[int]:
+    """Return the parts of the targets that were computed from other decisions than those in force."""
     if not has_stage(run, "teacher"):
         return []
-    now = part_inputs(run, reviews)
+    now = part_inputs(run, read_reviews_in_force(run))
     paths = {part: part_path(run, "targets", part) for part in range(count_parts(run, "teacher"))}
     return [part for part, path in paths.items() if path.exists() and read_inputs(path) != now(part)]
 
 
 def is_trained_before(run: Path) -> bool:
     """Return whether a run was trained on targets that were computed again since, from other decisions."""
-    if not has_stage(run, "train") or find_outdated_targets(run, read_reviews_in_force(run)):
+    if not has_stage(run, "train") or find_outdated_targets(run):
         return False
     pinned = manifest(run, "train")["plan"]["inputs"].get("reviews")
     return bool(pinned != find_known_inputs(run, "train")["reviews"])
@@ -312,7 +312,7 @@ def is_trained_before(run: Path) -> bool:
 
 def check_targets_current(run: Path) -> None:
     """Raise OpdkitError if the targets were computed from other decisions than those in force."""
-    if outdated := find_outdated_targets(run, read_reviews_in_force(run)):
+    if outdated := find_outdated_targets(run):
         raise OpdkitError(
             f"{len(outdated)} of {counted(count_parts(run, 'teacher'), 'part')} of {run}/teacher/targets "
             f"{verb(len(outdated), 'is', 'are')} older than the "

@@ -14,7 +14,7 @@ from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
 from opdkit.store.plans import find_command, has_stage, manifest
 from opdkit.store.reading import is_complete
-from opdkit.store.reviews import find_outdated_targets, read_reviews_in_force
+from opdkit.store.reviews import find_outdated_targets
 from opdkit.store.stopping import listen_for_signals
 
 _NEXT = {
@@ -27,7 +27,7 @@ _NEXT = {
 
 def find_next_step(run: Path) -> str:
     """Return the next command for a run whose training is not evaluated yet: that of the first unfinished stage."""
-    outdated = find_outdated_targets(run, read_reviews_in_force(run))
+    outdated = find_outdated_targets(run)
     undone = next((stage for stage in _NEXT if not is_complete(run, stage) or (stage == "teacher" and outdated)), None)
     if undone is not None and has_stage(run, undone):
         return f"Next: run `opdkit {find_command(run, undone)} {quote(run)} ...` again as before: it does what is left."

@@ -15,7 +15,7 @@ from opdkit.train.sharding import find_trained_parameters
 _RANDOM_ROUTER = "PhimoeTopKRouter"  # draws experts in training mode
 # Kind of a module -> linear layer without an adapter: read directly, or (a router) with more than one output.
 NOT_ADAPTED = {"Gemma3nTextAltUp": "correction_coefs", "LongcatFlashTopkRouter": "classifier",
-               "Llama4Router": "router", "PhimoeTopKRouter": "router"}  # fmt: skip
+               "Llama4Router": "router", _RANDOM_ROUTER: "router"}  # fmt: skip
 
 
 def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:

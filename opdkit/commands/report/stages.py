@@ -13,7 +13,7 @@ from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import find_command, find_upstream_change, manifest
 from opdkit.store.reading import is_written, read_arrow
-from opdkit.store.reviews import TRAINED_BEFORE, find_outdated_targets, is_trained_before, read_reviews_in_force
+from opdkit.store.reviews import TRAINED_BEFORE, find_outdated_targets, is_trained_before
 from opdkit.store.tables import WRITTEN_BY
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
@@ -45,7 +45,7 @@ def list_notices(run: Path, finished: dict[str, Summary]) -> list[str]:
         if summary.parts_done < summary.parts:
             lines.append(f"{stage} has finished {summary.parts_done:,} of {counted(summary.parts, 'part')}; the rest "
                          "is not in this report")  # fmt: skip
-    if outdated := find_outdated_targets(run, read_reviews_in_force(run)):
+    if outdated := find_outdated_targets(run):
         lines.append(f"parts of targets older than the decisions of people: {len(outdated):,}; run `opdkit teacher` "
                      "again as before")  # fmt: skip
     if "train" in finished and is_trained_before(run):

@@ -22,7 +22,7 @@ from opdkit.extract.stage import check_logs, choose_format
 from opdkit.model.folder import check_stages
 from opdkit.store.plans import has_stage, stage_dir
 from opdkit.store.reading import count_parts, part_path
-from opdkit.store.reviews import find_outdated_targets, read_reviews_in_force
+from opdkit.store.reviews import find_outdated_targets
 from opdkit.store.tables import PRIMARY
 
 
@@ -94,7 +94,7 @@ def find_missing_shards(run: Path, stage: str, shards: int) -> list[int]:
         return list(range(shards))
     parts = 1 if stage == "train" else count_parts(run, begun[-1])
     undone = [k for k in range(parts) if not part_path(run, PRIMARY[stage].name, k).exists()]
-    undone += find_outdated_targets(run, read_reviews_in_force(run)) if stage == "teacher" else []
+    undone += find_outdated_targets(run) if stage == "teacher" else []
     return sorted({k % shards for k in undone})
 
 

@@ -123,13 +123,9 @@ def _read_text(content: JSON, role: str) -> tuple[str, bool]:
     if isinstance(parts, list) and kind in ("text", "multimodal_text"):
         items = [_read_part(part) for part in parts if part is not None]
         return join_content(items) or "", all(isinstance(item, str) for item in items)
-    text = first_text(*(content.get(key) for key in _TEXTS))
-    if (
-        text is not None
-        or any(content.get(key) == "" for key in _TEXTS)
-        or kind in ("text", "multimodal_text", "code", "model_editable_context")
-    ):
-        return text or "", True
+    texts = [content[key] for key in _TEXTS if isinstance(content.get(key), str)]
+    if texts or kind in ("text", "multimodal_text", "code", "model_editable_context"):
+        return first_text(*texts) or "", True
     return (dump(content), True) if role == "tool" else (join_content([{"type": kind}]) or "", False)
 
 

@@ -120,9 +120,8 @@ def read_call(record: JSON) -> Call | LeftOut:
         output = made[0] if made else None
     definitions = [item["content"] for item in items if _is_tool_definition(item)]
     response = output if isinstance(output, dict) else {}  # of the Responses API: it repeats fields of the request
-    tools = (
-        read_tools(request.get("tools") or response.get("tools")) or read_tools(definitions) or read_span_tools(span)
-    )
+    offered = request.get("tools") or response.get("tools")
+    tools = read_tools(offered) or read_tools(definitions) or read_span_tools(span)
     system = request.get("system") or request.get("instructions") or response.get("instructions")
     prompt = read_prompt([i for i in items if not _is_tool_definition(i)], system)
     # Items of the Responses API: a tool call, or a message in a list.

@@ -83,9 +83,8 @@ def read_call(record: JSON) -> Call | LeftOut:
     extra = parse_text(record.get("extra"))
     metadata, parameters = value_at(extra, ("metadata",)), value_at(extra, ("invocation_params",))
     logged = drop_empty({key: record.get(key) for key in _KEPT} | {"metadata": metadata})
-    tools = read_tools(
-        next(filter(None, (value_at(holder, ("tools",)) for holder in (parameters, inputs, outputs))), None)
-    )
+    offered = (value_at(holder, ("tools",)) for holder in (parameters, inputs, outputs))
+    tools = read_tools(next(filter(None, offered), None))
     models = ((metadata, "ls_model_name"), (parameters, "model"), (parameters, "model_name"), (inputs, "model"))
     model = first_text(*(value_at(holder, (name,)) for holder, name in models))
     session = first_text(*(value_at(metadata, (name,)) for name in _THREAD))

@@ -14,7 +14,7 @@ from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import find_cache_name
 from opdkit.model.memory import find_budget, find_state, is_out_of_memory
-from opdkit.model.rounding import HALF_ROUNDING
+from opdkit.model.rounding import HALF_ROUNDING, measure_differences
 from opdkit.model.sampling.batches import MAX_SAMPLES
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
 from opdkit.model.scoring import PromptResponse, score
@@ -64,8 +64,7 @@ def check_batches(model: Any) -> bool:
             problem, cause = f"its cache cannot be used ({type(error).__name__})", error
             continue
         found_N = torch.tensor([logprob for _, sampling in rows for logprob in sampling.logprobs])
-        differences = (found_N - expected_N)[expected_N.isfinite()].abs().nan_to_num(torch.inf, torch.inf)
-        difference = float(differences.mean())
+        difference = float(measure_differences(found_N, expected_N).mean())
         if not difference > HALF_ROUNDING:
             state.samples_batches = len(rows) > 1
             if problem:
