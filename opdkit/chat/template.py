@@ -125,11 +125,11 @@ class Chat:
         return [part for part, has in has_part.items() if has and part in self._left_out]
 
     def encode_question(self, messages: list[Message]) -> list[int]:
-        """Return the ids of a judge's question, merged into one user message if the template refuses the messages."""
-        try:
-            return self.prompt_ids(messages)
-        except ChatError:
+        """Return the ids of a judge's question: one user message if the template takes or writes no system message."""
+        rendered, system = self._try_render(messages, generation_prompt=True), messages[0]["content"].strip()
+        if rendered is None or self._encoder.as_data(system, sampled=False) not in rendered:
             return self.prompt_ids([merge_messages(messages)])
+        return self._encoder.ids(rendered)
 
     def reply(
         self,
