@@ -53,12 +53,12 @@ _FAILED_TAIL = re.compile(
 )
 
 
-def find_flags(reply: ReplyInContext, finish_reason: str | None) -> list[str]:
+def find_flags(reply: ReplyInContext, finish_reason: str | None, repeats_call: bool) -> list[str]:
     """Return the flags of a turn, out of tool_error, truncation, duplicate_call and loop."""
     signs = {
         "tool_error": any(m["role"] == "tool" and reports_failure(m["content"] or "") for m in reply.next_state),
         "truncation": is_cut_off(finish_reason),
-        "duplicate_call": repeats_call(reply.messages, reply.index),
+        "duplicate_call": repeats_call,
         "loop": loops(split_thinking(reply.messages[reply.index]["content"] or "")[1]),
     }
     return [name for name, shown in signs.items() if shown]
@@ -90,14 +90,20 @@ def _has_failure_fields(result: JSON) -> bool:
     )
 
 
-def repeats_call(messages: Sequence[Message], index: int) -> bool:
-    """Return whether the reply makes a call twice, or repeats a call made since the user's last message."""
-    start = next((i for i in range(index - 1, -1, -1) if messages[i]["role"] == "user"), 0)
-    earlier, own = (
-        [_normalise(call) for message in part for call in message["tool_calls"]]
-        for part in (messages[start:index], [messages[index]])
-    )
-    return len(set(own)) < len(own) or not set(own).isdisjoint(earlier)
+def find_repeated_calls(messages: Sequence[Message]) -> set[int]:
+    """Return the indices of messages that make a call twice, or repeat a call made since the user's last message.
+
+    Each call is normalised once: a session may have thousands of them.
+    """
+    repeating, earlier = set[int](), set[tuple[str, str]]()
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            earlier.clear()
+        own = [_normalise(call) for call in message["tool_calls"]]
+        if len(set(own)) < len(own) or not earlier.isdisjoint(own):
+            repeating.add(index)
+        earlier.update(own)
+    return repeating
 
 
 def _normalise(call: Message) -> tuple[str, str]:

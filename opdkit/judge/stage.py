@@ -1,6 +1,5 @@
 """Loop of `opdkit judge`: ask the judge for the hint and the reward of each turn, and write the verdicts."""
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from opdkit.judge import hints, rules
 from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, list_votes_on
 from opdkit.judge.costs import MIN_VOTES, UNCACHED, VOTES, Measured, describe_work, measure
 from opdkit.judge.decisions import choose_decided_hint, choose_decided_reward, resolve_conflict
-from opdkit.judge.flags import find_flags
+from opdkit.judge.flags import find_flags, find_repeated_calls
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, keep_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import find_outcomes
 from opdkit.judge.prompts import judge_messages, write_turn
@@ -67,6 +66,7 @@ class TurnToJudge:
 
     joined: JoinedTurn
     outcome: Reward | None
+    repeats_call: bool
 
     @property
     def decision(self) -> JSON:
@@ -249,13 +249,14 @@ def read_turns(config: JudgeConfig, part: int, counters: Counters) -> Iterator[T
     conditions = {1: parse_filters(config.good, "--good"), -1: parse_filters(config.bad, "--bad")}
     for session_turns in joined_sessions(config.run, part, LOGGED, limit=config.limit, reviews={}):
         indices = [joined.index for joined in session_turns]
-        outcomes = find_outcomes(session_turns[0].session, indices, conditions)
+        session = session_turns[0].session
+        outcomes, repeating = find_outcomes(session, indices, conditions), find_repeated_calls(session["messages"])
         for joined in session_turns:
             counters.rows_in += 1
             skip_reason, decision = joined.turn["skip_reason"], joined.turn["decision"]
             outcome = outcomes.get(joined.index) or (choose_decided_reward(decision) if decision else None)
             if joined.turn["trainable"] or (outcome and skip_reason == NO_NEXT):  # an outcome counts as a reaction
-                yield TurnToJudge(joined, outcome)
+                yield TurnToJudge(joined, outcome, joined.index in repeating)
             else:
                 counters.drop(skip_reason or "not trainable")
 
@@ -276,8 +277,10 @@ def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
     """
     if not turn.questions:
         return Votes([], [])
-    reply = copy.deepcopy(turn.reply)
-    answer = function.call(reply.messages[: reply.index], reply.messages[reply.index], reply.next_state)
+    reply = turn.reply
+    copies = [message | {"tool_calls": [dict(call) for call in message["tool_calls"]]}
+              for message in [*reply.messages[: reply.index + 1], *reply.next_state]]  # fmt: skip
+    answer = function.call(copies[: reply.index], copies[reply.index], copies[reply.index + 1 :])
     is_pair = isinstance(answer, tuple) and len(answer) == 2
     reward, hint = answer if is_pair else (None, None)
     is_truth = type(reward).__name__ in ("bool", "bool_")  # the latter is numpy's
@@ -330,7 +333,7 @@ def make_verdict(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Te
     counters.count("hints", int(choice.hint is not None))
     for reason, number in choice.rejected.items():
         counters.count("rejected hints", number, label=reason)
-    for flag in find_flags(turn.reply, turn.joined.turn["finish_reason"]):
+    for flag in find_flags(turn.reply, turn.joined.turn["finish_reason"], turn.repeats_call):
         counters.count("flags", label=flag)
         counters.count("flags on turns rewarded +1", int(reward.reward == 1), label=flag)
     hint = {"hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}

@@ -120,7 +120,7 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     assert turn.turn["finish_reason"] == (reason or None)
     assert (turn.turn["trainable"], turn.turn["skip_reason"]) == ((False, "truncated") if cut_off else (True, None))
     # judge: the flag on a turn, and the vote of a judge whose own answer ended for this reason
-    shown = find_flags(reply_in_context(turn.session["messages"], turn.turn), turn.turn["finish_reason"])
+    shown = find_flags(reply_in_context(turn.session["messages"], turn.turn), turn.turn["finish_reason"], False)
     assert shown == (["truncation"] if cut_off else [])
     vote = parse_reward(Answer(r"\boxed{1}", turn.turn["finish_reason"]))
     assert vote.score == (None if is_incomplete(reason) else 1)

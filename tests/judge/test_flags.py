@@ -1,10 +1,15 @@
 """Tests of the signs in the log itself that a turn went wrong: errors, truncation, repeated calls and loops."""
 
+from pathlib import Path
+
 import pytest
-from runs import in_context, message, talk
+from runs import in_context, message, talk, write_extract
 from work import passes
 
-from opdkit.judge.flags import find_flags, loops, repeats_call, reports_failure
+from opdkit.config.judge import JudgeConfig
+from opdkit.judge import flags
+from opdkit.judge import stage as judge
+from opdkit.judge.flags import find_flags, find_repeated_calls, loops, reports_failure
 
 FAILED = [
     "Error: payment amount does not add up",
@@ -102,13 +107,21 @@ def test_repeated_calls() -> None:
     again = ("search", '{"n":1,  "q":"a"}')
     asked, result = message("user", "go"), message("tool", "[]")
     first, second = message("assistant", None, calls=[search]), message("assistant", None, calls=[again])
-    assert repeats_call([asked, first, result, second], 3)
-    assert not repeats_call([asked, first, result, second], 1)
-    assert not repeats_call([asked, first, result, message("user", "again"), second], 4)
-    assert repeats_call([asked, message("assistant", None, calls=[search, again])], 1)
-    assert not repeats_call([asked, message("assistant", None, calls=[search, ("search", "{not json")])], 1)
-    assert repeats_call([asked, message("assistant", None, calls=[("a", "{not json"), ("a", "{not json")])], 1)
-    assert not repeats_call(talk("hi", "hello"), 1)
+    assert find_repeated_calls([asked, first, result, second]) == {3}
+    assert not find_repeated_calls([asked, first, result, message("user", "again"), second])
+    assert find_repeated_calls([asked, message("assistant", None, calls=[search, again])]) == {1}
+    assert not find_repeated_calls([asked, message("assistant", None, calls=[search, ("search", "{not json")])])
+    assert find_repeated_calls([message("assistant", None, calls=[("a", "{not json"), ("a", "{not json")])]) == {0}
+    assert not find_repeated_calls(talk("hi", "hello"))
+
+
+def test_each_call_is_read_once_however_long_its_session(tmp_path: Path, monkeypatch) -> None:
+    read, normalise = [], flags._normalise
+    monkeypatch.setattr(flags, "_normalise", lambda call: read.append(call["arguments"]) or normalise(call))
+    steps = [[message("assistant", None, calls=[("step", f'{{"n": {n}}}')]), message("tool", "ok")] for n in range(40)]
+    session = [message("user", "go"), *(m for step in steps for m in step)]
+    judge.run(JudgeConfig(run=write_extract(tmp_path / "run", {"s": session}), judge="rules", shard="0/1"))
+    assert len(read) == 40
 
 
 @pytest.mark.parametrize(
@@ -142,10 +155,12 @@ def test_flags_of_a_turn() -> None:
         message("tool", "[]"),
         message("tool", "Error: no"),
     ]
-    assert find_flags(in_context(turns, 3, 2), "length") == ["tool_error", "truncation", "duplicate_call", "loop"]
-    assert find_flags(in_context(turns), "stop") == []
-    assert find_flags(in_context(talk("hi", "hello", "Error: my screen says no")), None) == []
-    assert find_flags(in_context(talk("hi", f"<think>{'hm and hm ' * 20}</think>Hello.", "Thanks")), "stop") == []
+    assert find_repeated_calls(turns) == {3}
+    assert find_flags(in_context(turns, 3, 2), "length", True) == ["tool_error", "truncation", "duplicate_call", "loop"]
+    assert find_flags(in_context(turns), "stop", False) == []
+    assert find_flags(in_context(talk("hi", "hello", "Error: my screen says no")), None, False) == []
+    thinks = talk("hi", f"<think>{'hm and hm ' * 20}</think>Hello.", "Thanks")
+    assert find_flags(in_context(thinks), "stop", False) == []
 
 
 @pytest.mark.parametrize("unit", ["a", "ab ", "error ", "x: ", "{", "\n"])
