@@ -39,7 +39,7 @@ from opdkit.store.stopping import raise_if_requested
 
 LONGEST_ID = 64  # characters of a custom_id (letters, digits, "_", "-"), which every service accepts
 MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # OpenAI's limits per file
-_OF_ONE_COMMAND = ("in_", "out", "overwrite", "retries")  # options that the next command does not repeat
+_OF_ONE_COMMAND = ("in_", "out", "overwrite", "retries", "shard")  # options that the next command does not repeat
 _SHOWN = 5  # lines or kinds of errors that a message names
 
 Line = tuple[str, VoteRequest, JSON]  # custom_id, the vote that it asks for, and the body without the seed

@@ -273,7 +273,9 @@ def test_the_same_file_twice_adds_nothing(extracted: Path, tmp_path: Path, capsy
 
 def test_shards_read_their_own_parts(extracted: Path, tmp_path: Path) -> None:
     judge(extracted, tmp_path / "out.jsonl")
-    file = write(tmp_path / "in.jsonl", [answer(line) for line in read(tmp_path / "out.jsonl")])
+    first, *others = read(tmp_path / "out.jsonl")
+    assert "--shard" not in judge(extracted, None, write(tmp_path / "in.jsonl", [answer(first)]), shard="0/2").next
+    file = write(tmp_path / "in.jsonl", [answer(line) for line in others])
     assert judge(extracted, None, file, shard="0/2").parts_done == 6
     assert not list((extracted / "judge" / ".tmp").iterdir())
     assert judge(extracted, None, file, shard="1/2").parts_done == 12
