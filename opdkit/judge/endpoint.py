@@ -268,7 +268,8 @@ class Endpoint(Server):
     def _find_too_long(self, response: Any, question: str) -> Answer | None:
         """Return a failed answer if an error response says that the prompt does not fit, else None."""
         if response.status_code in (400, 413, 422) and _TOO_LONG.search(response.text):
-            return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}; {REMEDY[question]}")
+            or_fewer = " or --max-new-tokens" * (question in ("hint", "reward"))  # many servers add them to the prompt
+            return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}; {REMEDY[question]}{or_fewer}")
         return None
 
 

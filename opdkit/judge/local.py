@@ -124,6 +124,10 @@ class LocalJudge:
             tokens = f"{len(prompt_ids):,} tokens, and its answer"
             return Answer("", error=f"the prompt {TOO_LARGE}: {tokens}; {REMEDY[question]}")
         answer = Answer(self.chat.text(drawn.text_ids), drawn.finish_reason, self.chat.opens_thinking(prompt_ids))
+        room = self.context - len(prompt_ids)
+        if drawn.finish_reason == "length" and room < self.config.max_new_tokens:  # more new tokens would not help
+            tokens = f"{len(prompt_ids):,} tokens, which leave {room:,} of {self.context:,} to the answer"
+            return replace(answer, error=f"{TOO_LONG}: {tokens}; {REMEDY[question]}")
         if span := find_decision_span(answer, question):
             decisive = self.chat.find_tokens_between(drawn.text_ids, *span)
             answer = replace(answer, confidence=compute_confidence([drawn.logprobs[i] for i in decisive]))

@@ -15,7 +15,7 @@ from opdkit.store.reading import read_all
 NO_REWARD, UNBUILT = "the function gave no reward", "the prompt cannot be built"
 _REMEDIES = {
     CUT_OFF: "Raise --max-new-tokens.",
-    TOO_LONG: "Lower --max-section-chars.",
+    TOO_LONG: "Lower --max-section-chars or, for a judge on a server, --max-new-tokens.",
     NO_REWARD: "Return None only for turns that the function cannot judge.",
     # Servers that parse thinking return it separately: if it never ends, the text of the answer is empty.
     **dict.fromkeys((EMPTY, OPEN_THINKING), "If the judge thinks first, raise --max-new-tokens, or turn its thinking "

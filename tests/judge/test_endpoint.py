@@ -408,7 +408,7 @@ def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
     with serving(lambda body, number: reply) as server:
         answer = ask(server.url)[0]
     assert str(answer.error).startswith("the prompt does not fit the judge: ")
-    assert "--max-section-chars" in str(answer.error)
+    assert "--max-section-chars or --max-new-tokens" in str(answer.error)
 
 
 def test_advice_about_a_prompt_that_is_too_long_names_an_option_of_the_command() -> None:

@@ -124,8 +124,12 @@ def test_a_prompt_that_leaves_little_room_gets_what_there_is(extracted, plain_mo
         messages = judge_messages(text, "reward")
     roomy = judge_messages("", "reward")
     answers = LocalJudge(opened).ask([Question("s:1", "reward", messages), Question("s:3", "reward", roomy)])
-    assert not any(a.error for pair in answers for a in pair)
-    assert allowed == [20, 2048 - len(chat.prompt_ids(messages))]
+    cut, free = answers
+    room = 2048 - len(chat.prompt_ids(messages))
+    assert allowed == [20, room]
+    assert all(f"leave {room} of 2,048" in a.error and "--max-section-chars" in a.error for a in cut)
+    assert all(a.text for pair in answers for a in pair)
+    assert not any(a.error for a in free)
 
 
 def test_advice_about_a_prompt_that_is_too_long_names_an_option_of_the_command(extracted, plain_model_dir) -> None:
