@@ -25,10 +25,12 @@ OFF_RANGE = "decision not on offer"
 DENIED = "the last decision is denied"
 
 BOX = r"(?<!\\)\\+boxed\s*\{"
-HINT = r"\\?\[\s*/?HINT\\?_(?:%s)\s*\\?\]"  # a marker of a hint, START or END; its characters may be escaped
+# Markers of a hint. Their characters may be escaped, and the end may be written as in XML.
+HINT_START = r"\\?\[\s*HINT\\?_START\s*\\?\]"
+HINT_END = r"\\?\[\s*(?:/?HINT\\?_END|/HINT\\?_START)\s*\\?\]"
 _BOX = re.compile(BOX, re.IGNORECASE)
 # A marker may be in bold or in code quotes.
-_START, _END = (re.compile(rf"(\*\*|`|){HINT % name}\1", re.IGNORECASE) for name in ("START", "END"))
+_START, _END = (re.compile(rf"(\*\*|`|){marker}\1", re.IGNORECASE) for marker in (HINT_START, HINT_END))
 _NUMBER = re.compile(r"([+-]?)\s*(\d)(?:\.0*)?")
 _DASH = re.compile("[\u2010-\u2014\u2212\uff0d]")  # hyphens, dashes, the minus sign, and the full-width minus
 _DECISION = re.compile(rf"(?:(?:[+\-]|{_DASH.pattern})\s*)?\d")

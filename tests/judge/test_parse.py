@@ -114,7 +114,7 @@ def test_the_minus_may_be_any_dash(content: str) -> None:
 
 @pytest.mark.parametrize("text", [
     r"**[HINT_START]** use x **[HINT_END]**", r"`[HINT_START]`use x`[HINT_END]`", r"\[HINT_START\] use x \[HINT\_END\]",
-    "[HINT_START] use x [/HINT_END]",
+    "[HINT_START] use x [/HINT_END]", "[HINT_START] use x [/HINT_START]",
 ])  # fmt: skip
 def test_markers_of_a_hint_in_markdown(text: str) -> None:
     assert hint(text + r" \boxed{1}") == (1, "use x")
