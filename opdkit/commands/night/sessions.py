@@ -78,6 +78,7 @@ def choose_sessions(night: Night, current: Sequence[NightSession], config: Night
     most = round(len(new_turns) * config.replay / (1 - config.replay))
     replay, replayed = list[NightSession](), set[str]()
     calm = [session for session in old if not session.is_held_out and session.session_id not in blamed]
+    calm.sort(key=lambda session: -session.night)  # of the versions of a session, the latest counts
     for session in sorted(calm, key=lambda session: stable_hash(f"replay:{seed}:{night.number}:{session.session_id}")):
         if len(replayed) < most:
             replay.append(session)

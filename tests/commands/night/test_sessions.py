@@ -106,6 +106,21 @@ def test_no_replay_and_the_same_draw_each_time(home: Home) -> None:
     assert first.keys() != other.keys()
 
 
+def test_a_replayed_reply_counts_as_its_user_rated_it_last(tmp_path: Path) -> None:
+    """Night 2 reads the chats of night 1 again, since their users have rated the replies. Night 3 replays one."""
+    home = Home(tmp_path)
+    for number, rated in ((1, {}), (2, {"decision": {"rating": 1}})):
+        chats = [chat(f"Where is the {thing}?", "Here.", "And what is it?") for thing in THINGS]
+        for one in chats:
+            one["messages"][1] |= rated
+        judged_night(home, number, *chats, name="log@1", learns=[1, 2], decision="promoted")
+    judged_night(home, 3, *corrected(*THINGS[:12]))
+    run = write(home, 3, replay=0.05)
+    assert count(home, 3, replay=0.05)[1] == 1
+    assert [row["reward"] for row in read_all(run, "verdicts") if row["turn_id"].startswith("log@1")
+            and not is_held_out(row["turn_id"].rpartition(":")[0], 0.2)] == [1]  # fmt: skip
+
+
 def test_a_run_that_was_killed_half_way_is_written_again(home: Home) -> None:
     run = write(home, 2)
     whole = {name: list(read_all(run, name)) for name in ("sessions", "turns", "verdicts")}
