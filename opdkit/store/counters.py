@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from opdkit.console import counted
 from opdkit.errors import NothingLearnedError, OpdkitError
+from opdkit.store.skip_reasons import READ_BEFORE
 
 # Keys in the footer of every part. PART and FILES were added later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
@@ -85,12 +86,14 @@ def list_reasons(counts: Counter[str]) -> str:
 
 
 def mostly_dropped(stage: str, counters: Counters) -> list[str]:
-    """Return a warning if a stage dropped more than half of its rows, else []."""
-    if 2 * sum(counters.dropped.values()) <= counters.rows_in:
+    """Return a warning if a stage dropped more than half of its rows, not counting those that were read before."""
+    dropped = Counter({reason: count for reason, count in counters.dropped.items() if reason != READ_BEFORE})
+    given = counters.rows_in - counters.dropped[READ_BEFORE]
+    if 2 * dropped.total() <= given:
         return []
-    reason, count = counters.dropped.most_common(1)[0]
+    reason, count = dropped.most_common(1)[0]
     remedy = "; --max-tokens and --too-long decide what fits" if reason == "too long" else ""
-    return [f"{stage} dropped most of what it was given: {reason} {count:,} of {counters.rows_in:,}{remedy}"]
+    return [f"{stage} dropped most of what it was given: {reason} {count:,} of {given:,}{remedy}"]
 
 
 class Nouns(NamedTuple):

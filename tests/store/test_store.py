@@ -18,12 +18,13 @@ from opdkit import __version__
 from opdkit.config.fields import StageConfig, option
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import move_into_place
-from opdkit.store.counters import Counters, Summary, read_counters
+from opdkit.store.counters import Counters, Summary, mostly_dropped, read_counters
 from opdkit.store.digests import digest_file, read_digests
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import check_options, differences, fingerprint, identify_model, manifest
 from opdkit.store.reading import count_sessions_within, find_parts, part_path, read_all, read_part
 from opdkit.store.run_table import RunTable
+from opdkit.store.skip_reasons import NO_NEXT, READ_BEFORE
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 
@@ -81,6 +82,13 @@ def test_every_stage_says_what_it_counts(tmp_path):
     assert line("export trl-kto", Counters(1, 1)) == "export trl-kto: 1 turn in, 1 turn out, 0 dropped"
     dropped = "1 line or session dropped (not JSON 1)"  # inside a session that was read, so in and out do not show it
     assert line("extract", Counters(2, 2, Counter({"not JSON": 1}))).endswith(f"2 sessions out, {dropped}")
+
+
+def test_turns_that_an_earlier_night_has_read_are_not_dropped_signal() -> None:
+    """A night reads a session that continues as a whole: most of its turns were read before."""
+    assert mostly_dropped("judge", Counters(217, 83, Counter({READ_BEFORE: 117, NO_NEXT: 17}))) == []
+    (message,) = mostly_dropped("judge", Counters(217, 3, Counter({READ_BEFORE: 117, NO_NEXT: 97})))
+    assert message == "judge dropped most of what it was given: no next state 97 of 100"
 
 
 def test_parts_of_a_count_stand_behind_it_in_brackets(tmp_path):
