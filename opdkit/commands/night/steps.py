@@ -34,7 +34,7 @@ from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.gate import GateConfig
 from opdkit.config.night import NightConfig
 from opdkit.config.report import ReportConfig
-from opdkit.console import counted, printable, say, stdout, verb, warn
+from opdkit.console import counted, escape_markdown, say, stdout, verb, warn
 from opdkit.errors import AnotherPlanError, NoPromptsError, NothingLearnedError, OpdkitError
 from opdkit.evaluate.bootstrap import FEWEST, compute_chance_of_rise
 from opdkit.evaluate.checks import read_prompt_lines, read_prompts
@@ -289,7 +289,7 @@ def decide(
             before, after, _, weight = new_U4.sum(0)
             shares.insert(0, f"on new prompts, {after / weight:.0%} ({before / weight:.0%} before)")
         sentence = f"{gain}: {'; '.join(shares)}."
-    answer = printable(f"Night {night.number}: {PROMOTED if is_better else KEPT}. {sentence}")
+    answer = escape_markdown(f"Night {night.number}: {PROMOTED if is_better else KEPT}. {sentence}")
     write_text(run / "gate.md", f"{answer}\n\nThe gate: {decision.markdown()}\n")
     return is_better, {"sentence": sentence, "gate": asdict(decision)}
 

@@ -190,7 +190,7 @@ def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nig
 
     def decide_gate(config: GateConfig) -> Decision:
         seen.append(config)
-        return Decision(True, "Ship: no domain is worse.", [], [], [], 0)
+        return Decision(False, "Do not ship: in Use <b>, right replies fell.", [], [], [], 0)
 
     for name, stub in {"run_step": lambda *_: None, "gate": decide_gate, "read_arrow": lambda *_: replies_of({}),
                        "write_report": lambda *_: None, "read_part": lambda *_: []}.items():  # fmt: skip
@@ -199,9 +199,10 @@ def test_the_gate_of_a_night_allows_what_the_user_allows_and_gate_md_has_the_nig
     is_better, record = steps.decide(night, config, EvalConfig(run=night.folder), set())
     assert not is_better
     assert seen[0].allow == ("length",)
+    assert record["sentence"] == "Do not ship: in Use <b>, right replies fell."
     first, _, gate = (night.folder / "gate.md").read_text().partition("\n\n")
-    assert first == f"Night 7: kept. {record['sentence']}"
-    assert gate.startswith("The gate: **Ship:**")
+    assert first == r"Night 7: kept. Do not ship: in Use \<b\>, right replies fell.", "a hint is no markup"
+    assert gate.startswith("The gate: **Do not ship:**")
     with pytest.raises(ConfigError, match="--allow"):
         NightConfig(home=config.home, model="m", judge="rules", allow=("lenght",))
 
