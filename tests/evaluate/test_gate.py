@@ -184,6 +184,17 @@ def test_too_few_prompts_where_nobody_complained_are_no_comparison(count: int, c
     assert (find(decision, "uncorrected")["prompts"], find(decision, "uncorrected")["worse"]) == (3, None)
 
 
+def test_replies_where_nobody_complained_are_compared_if_as_many_where_users_complained_changed_alike() -> None:
+    fell = {"metric": "passed_greedy", "before": 1.0, "after": 0.0, "difference": -1.0, "low": None, "high": None,
+            "chance": 1e-6, "units": 20, "count": 20}  # fmt: skip
+    rows = [reply for name in "abcdefgh" for reply in answer(name, 5, 0, 0)]
+    kinds = [fell | {"domain": kind} for kind in ("corrected", "uncorrected")]
+    decision = decide_on(rows, [*CALM, fell | {"domain": "all", "units": 40, "count": 40}, *kinds])
+    assert find(decision, "uncorrected")["worse"]
+    twice = decide_on(rows, CALM + [fell | {"domain": kind} for kind in ("all", "uncorrected")])
+    assert "uncorrected" not in {row["domain"] for row in twice.domains}, "this row of the table has all its values"
+
+
 def test_the_same_replies_ship_and_a_single_domain_is_everything() -> None:
     decision = decide_on(answer("billing", 0, 0, 30))
     assert decision.ship
