@@ -191,16 +191,15 @@ def select_measured(replies: pa.Table) -> pa.Table:
 def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
     """Return the domain of each prompt, and the Shares by name: "passed" (NaN without a verdict) and each fault.
 
-    They are shares of the replies of `select_measured`. Those of a fault leave out prompts without a value, such as
-    prompts without tools for `no_call`. A right reply without a call is no fault.
+    They are shares of the replies of `select_measured`. Those of a fault leave out prompts without a value: for
+    `no_call`, those without tools or without a verdict. A right reply without a call is no fault.
     """
     measured = select_measured(replies)
     texts = measured["reply"].combine_chunks().dictionary_encode()
     shown = [find_faults(text) for text in texts.dictionary.to_pylist()]
-    not_right = pc.invert(pc.fill_null(measured["passed"], False))
     columns = {"passed": measured["passed"], "cut_off": pc.equal(measured["finish_reason"], "length"),
                "hint_echo": pc.is_valid(measured["hint_echo"]),
-               "no_call": pc.and_(pc.invert(measured["called"]), not_right)}  # fmt: skip
+               "no_call": pc.and_(pc.invert(measured["called"]), pc.invert(measured["passed"]))}  # fmt: skip
     columns |= {kind: pc.equal(pc.fill_null(measured["hollow"], ""), kind) for kind in (QUESTION, CONFIRMATION)}
     columns |= {name: pa.array([name in faults for faults in shown], pa.bool_()).take(texts.indices)
                 for name in ("refusal", "loop", "broken_call")}  # fmt: skip

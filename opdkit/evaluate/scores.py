@@ -69,6 +69,7 @@ def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
     for domain, in_domain in _group_by_domain([(r.prompt, r) for r in replies if r.prompt.probe is None]).items():
         sampled, greedy = [r for r in in_domain if r.sample], [r for r in in_domain if not r.sample]
         measured = choose_measured(in_domain)
+        with_tools = [r for r in measured if None not in (r.called, r.passed)]  # and with a verdict
         for metric, scored, value in (
             ("passed_sampled", sampled, lambda r: r.passed),
             ("passed_greedy", greedy, lambda r: r.passed),
@@ -77,7 +78,7 @@ def make_reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
             ("hint_echo", measured, lambda r: r.hint_echo is not None),
             ("question", measured, lambda r: r.hollow == QUESTION),
             ("confirmation", measured, lambda r: r.hollow == CONFIRMATION),
-            ("no_call", [r for r in measured if r.called is not None], lambda r: not r.called and not r.passed),
+            ("no_call", with_tools, lambda r: not (r.called or r.passed)),
         ):
             if scored:
                 rows.append(_make_score(metric, domain, _make_units(scored, value), seed))

@@ -197,6 +197,15 @@ def test_a_right_reply_may_be_a_question_and_needs_no_call() -> None:
     assert gate(replies).ship
 
 
+def test_a_reply_without_a_verdict_is_not_wrong() -> None:
+    """A judge that fails on replies after training makes no model worse."""
+    rises = sided("no_call", 14)
+    replies = [replace(r, passed=None) if r.model == "after" and not r.called else r for r in rises]
+    assert gate(replies).ship
+    (score,) = (row for row in make_reply_scores(replies, 0) if (row["metric"], row["domain"]) == ("no_call", "all"))
+    assert (score["before"], score["after"], score["count"]) == (0, 0, 26)
+
+
 @pytest.mark.parametrize("kind", ["question", "confirmation", "no_call"])
 def test_a_rise_stops_whatever_the_share_of_right_replies_unless_it_is_allowed(kind: str) -> None:
     stopped = gate(sided(kind, 14))
