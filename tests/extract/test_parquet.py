@@ -153,11 +153,41 @@ def test_a_file_without_rows_is_empty(tmp_path, log, capsys):
 
 def test_values_that_json_does_not_have(tmp_path):
     at = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
-    record = chat("u", "a", "v") | {"at": at, "cost": decimal.Decimal("0.10"), "image": b"\x89PNG", "nan": float("nan")}
+    record = chat("u", "a", "v") | {"at": at, "cost": decimal.Decimal("0.10"), "nan": float("nan"),
+                                    "image": b"\x89PNG" * 100, "key": b"\x89PNG"}  # fmt: skip
     run(tmp_path / "run", parquet(tmp_path / "log.parquet", [record]), filter=("metadata.at>=2026-01-02",))
     (session,) = read_all(tmp_path / "run", "sessions")
     assert json.loads(session["metadata"]) == {"at": "2026-01-02T03:04:05+00:00", "cost": "0.10", "image": "[bytes]",
-                                               "nan": None}  # fmt: skip
+                                               "key": "89504e47", "nan": None}  # fmt: skip
+
+
+def test_texts_and_ids_that_a_writer_stored_as_bytes(tmp_path):
+    """Impala writes texts without their type. MySQL and BigQuery write UUIDs as 16 bytes, which name a session."""
+    rows = [{"chat": bytes([0] * 15 + [n]), "role": role, "content": text}
+            for n in (1, 2) for role, text in (("user", f"u{n}"), ("assistant", "a"), ("user", "v"))]  # fmt: skip
+    texts = pa.schema([("chat", pa.binary(16)), ("role", pa.binary()), ("content", pa.binary())])
+    pq.write_table(pa.Table.from_pylist(rows, schema=texts), tmp_path / "log.parquet")
+    (tmp_path / "map.toml").write_text('session = "chat"')
+    run(tmp_path / "run", tmp_path / "log.parquet", map=tmp_path / "map.toml")
+    found = {s["session_id"]: [m["content"] for m in s["messages"]] for s in tables(tmp_path / "run")["sessions"]}
+    assert found == {f"log:{'00' * 15}0{n}": [f"u{n}", "a", "v"] for n in (1, 2)}
+
+
+def test_a_data_set_has_the_rows_of_its_parquet_file(tmp_path, monkeypatch):
+    """Its structs, too, have the fields of all rows: the arguments of all other tools."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    calls = [{"id": "c", "name": name, "arguments": given} for name, given in (("f", {"a": 1}), ("g", {"b": 2}))]
+    (tmp_path / "set").mkdir()
+    rows = [chat("u", "a", "v", stars=decimal.Decimal("4.5"), spent=datetime.timedelta(seconds=2)) for _ in calls]
+    for row, call in zip(rows, calls, strict=True):
+        row["messages"][1]["tool_calls"] = [call]
+    log = parquet(tmp_path / "set" / "train.parquet", rows)
+    for name, source in (("file", log), ("set", f"hf:{tmp_path / 'set'}")):
+        run(tmp_path / name, source)
+    of_file, of_set = ([(s["messages"], s["metadata"]) for s in read_all(tmp_path / name, "sessions")]
+                       for name in ("file", "set"))  # fmt: skip
+    assert of_file == of_set
+    assert [messages[1]["tool_calls"][0]["arguments"] for messages, _ in of_set] == ['{"a":1}', '{"b":2}']
 
 
 def test_rows_that_cannot_be_read_are_set_aside_one_by_one(tmp_path):

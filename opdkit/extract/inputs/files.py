@@ -19,8 +19,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from opdkit.chat.conversation import Unreadable
 from opdkit.config.commands import STAGES
 from opdkit.console import warn
@@ -205,6 +203,8 @@ def _copy_dataset(log: str, path: Path) -> Path:
     """
     import datasets  # slow to import, and rarely needed
 
+    from opdkit.extract.inputs.parquet import dump_row
+
     name, split = log.removeprefix("hf:"), "train"
     if not Path(name).exists() and ":" in name:
         name, split = name.rsplit(":", 1)
@@ -212,7 +212,7 @@ def _copy_dataset(log: str, path: Path) -> Path:
         rows = datasets.load_dataset(name, split=split, streaming=True)
         with path.open("wb") as out:
             for row in rows:
-                out.write(orjson.dumps(row, default=lambda v: f"[{type(v).__name__}]") + b"\n")
+                out.write(dump_row(row))
     except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(f"{log} cannot be loaded: {error}") from error
     return path
