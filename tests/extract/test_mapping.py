@@ -182,6 +182,16 @@ def test_a_message_a_line_in_its_order_wherever_it_lies(tmp_path):
     assert [m["content"] for m in found[0]["messages"]] == ["u", "a", "v"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
+def test_messages_of_many_sessions_side_by_side_are_read_without_what_lies_around_them(tmp_path):
+    roles = ("user", "assistant", "user")
+    rows = [line(k, n, roles[n], f"{n} {'x' * 3_000}") for n in range(3) for k in range(500)]
+    log, fields = jsonl(tmp_path / "log.jsonl", *rows), mapping(tmp_path, MESSAGES)
+    before = int(Path("/proc/self/io").read_text().split()[1])
+    run(tmp_path / "run", log, map=str(fields))
+    assert int(Path("/proc/self/io").read_text().split()[1]) - before < len(rows) * 100_000
+
+
 def test_rows_of_use_chat_hold_whole_replies(tmp_path):
     call = {"type": "tool-f", "toolCallId": "1", "state": "output-available", "input": {}, "output": "x"}
     parts = [{"type": "step-start"}, call, {"type": "step-start"}, {"type": "text", "text": "a"}]

@@ -255,8 +255,8 @@ def open_plain(path: Path, documents: str = "") -> io.BufferedReader:
         raw = pa.input_stream(str(path), compression=kind)
     else:
         raw = path.open("rb", buffering=0)
-    # If a zstd archive breaks off, the buffer that is being filled is lost: keep it small.
-    handle = io.BufferedReader(raw, 1 << 16 if kind else _BUFFER)
+    # Keep the buffer small: if a zstd archive breaks off, it is lost, and each line of a logged id may fill it anew.
+    handle = io.BufferedReader(raw, 1 << 16)
     return io.BufferedReader(DocumentReader(handle, documents), 1 << 16) if documents else handle
 
 
