@@ -75,6 +75,17 @@ def test_an_object_without_a_role_is_the_message_that_its_place_says(tmp_path):
     assert said(told) == [("user", "hi"), ("assistant", "hello")]
 
 
+def test_messages_may_be_json_text_as_in_a_column_of_a_table(tmp_path):
+    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    text = json.dumps(turns)
+    for fields, row in (('messages = "m"', {"m": text}), ('prompt = "q"\nreply = "a"', {"q": text, "a": "b"})):
+        (told,) = read(tmp_path, fields, row)
+        assert said(told)[:2] == [("user", "u"), ("assistant", "a")]
+    for words in ('["u"]', '[{"id": 1}]', "[u]"):  # what a person pasted
+        (told,) = read(tmp_path, 'prompt = "q"\nreply = "a"', {"q": words, "a": "a"})
+        assert said(told) == [("user", words), ("assistant", "a")]
+
+
 PAIRS = 'prompt = "question"\nreply = "answer"\nnext = "feedback.text"\nsystem = "instructions"\nfinish_reason = "why"'
 
 

@@ -17,6 +17,7 @@ from opdkit.extract.formats.openai import split_steps
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.formats.sessions import line_reader, mark_gaps
 from opdkit.extract.formats.sharegpt import ROLES as SHAREGPT_ROLES
+from opdkit.extract.formats.spans import parse_text
 from opdkit.extract.mapping import FieldMap, value_at
 
 NAME = "mapped"
@@ -39,8 +40,12 @@ def make_mapped_reader(fields: FieldMap) -> Reader:
 def _convert_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:
     """Return logged messages in OpenAI's form, without those whose role the mapping drops.
 
-    A string, or a single object without a role, is one message of `role`. Raises Unreadable, numbered from `first`.
+    A string, or a single object without a role, is one message of `role`. A list may be logged as JSON text, as in a
+    column of a table. Raises Unreadable, numbered from `first`.
     """
+    listed = as_list(parse_text(items))
+    if listed and all(value_at(item, fields.role) is not None for item in listed):
+        items = listed
     if isinstance(items, str):
         return [{"role": role, "content": items}]
     is_single = isinstance(items, dict)
@@ -104,7 +109,7 @@ def _read_and_count(
     for line in unit if has_conversation else ():
         with contextlib.suppress(Unreadable):
             record = parse(line)
-            holders = [record] if fields.messages is None else as_list(value_at(record, fields.messages))
+            holders = [record] if fields.messages is None else as_list(parse_text(value_at(record, fields.messages)))
             given = [logged for holder in holders if (logged := value_at(holder, fields.rating)) not in (None, "")]
             yield from (LeftOut(NO_THUMB) for logged in given if _read_rating(logged) is None)
 
@@ -159,7 +164,7 @@ def _read_conversation(fields: FieldMap, line: Line, record: JSON) -> list[Conve
     if fields.messages is None:
         prompt, reply, note, following = _split_pair(fields, record)
         return [_make_conversation(fields, line, record, [*prompt, reply, *following], {len(prompt): note})]
-    items = value_at(record, fields.messages)
+    items = parse_text(value_at(record, fields.messages))
     if not isinstance(items, list) or not items:
         shape = "nothing" if items is None else "an empty list" if items == [] else f"a {type(items).__name__}"
         raise Unreadable("no messages", f"{shape} at {_format_path(fields.messages)}")
