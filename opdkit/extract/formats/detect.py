@@ -14,6 +14,7 @@ _RECORDS = 20  # looked at
 _LINES = 1_000  # looked at: a log may begin with many comment lines or damaged lines
 NO_LINES = "no JSON lines"
 UNKNOWN, SEVERAL = "unknown format", "several formats"
+_NO_TEXT = re.compile(rb"(?P<bzip2>BZh\d)|(?P<xz>\xfd7zXZ)|(?P<SQLite>SQLite format 3)|.{257}(?P<tar>ustar)", re.DOTALL)
 _COLUMN = re.compile(r'"?[\w .:/#-]{1,80}"?')  # the name of a CSV column
 # A byte-order mark, or the first character of JSON with the zero byte that UTF-16 puts beside it.
 _UTF_16 = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"{\0": "UTF-16LE", b"[\0": "UTF-16LE", b"\0{": "UTF-16BE",
@@ -30,6 +31,8 @@ def detect(lines: Iterable[Line], unit: str = "line") -> str:
     for line in islice(lines, _LINES):
         if len(records) == _RECORDS:
             break
+        if line.number == 1 and (match := _NO_TEXT.match(line.data)):
+            raise Unreadable(NO_LINES, f"this is a {match.lastgroup} file: unpack it, or export its tables as JSON")
         try:
             records.append(parse(line))
         except Unreadable as error:

@@ -66,6 +66,9 @@ def test_a_field_that_first_appears_in_row_two_decides_too():
 
 @pytest.mark.parametrize(("lines", "reason", "remedy"), [
     ([b"\xff\xfe{\x00}\x00\n"], "not UTF-8", "iconv"),
+    ([b"a.jsonl" + bytes(250) + b"ustar" + bytes(250) + b"{}\n", CHAT], "no JSON lines", "tar file: unpack it"),
+    ([b"\xfd7zXZ\0\x80\n"], "no JSON lines", "xz file: unpack it"),
+    ([b"SQLite format 3\0\n"], "no JSON lines", "export its tables"),
     ([b"time,level\n", b"1,INFO\n"], "CSV, not JSON lines", "pandas.read_csv('FILE').to_parquet('NEW.parquet')"),
     ([b'"id"\t"a reply"\n'], "CSV, not JSON lines", r"read_csv('FILE', sep='\t')"),
     ([b"time level\n", b"1 INFO\n"], "no JSON lines", "line 1: not JSON"),
