@@ -3,7 +3,8 @@
 Files: ~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl. Lines have `timestamp`, `type` and `payload`. Settings, snapshots
 and events that repeat items are left out, since the model does not read them. Two older grammars are read, too: items
 after a bare header line, and one object with `session` and `items`. A fork begins with its own header, followed by a
-copy of its parent's lines, header included.
+copy of its parent's lines, header included; newer ones may only name the file and its lines (`history_base`). Codex
+repeats the header of a session within it when a setting changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +20,15 @@ from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import GAP, join_reply
 from opdkit.extract.formats.trees import Node, find_object, read_branches
 from opdkit.extract.mapping import value_at
-from opdkit.store.skip_reasons import ABORTED
+from opdkit.store.skip_reasons import ABORTED, DUPLICATE
 
 _KINDS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _OF_CLIENT = ("<turn_aborted>", "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<skill>",
               "<subagent_notification>", "<permissions instructions>", "<goal_context>", "<codex_internal_context",
               "<hook_prompt", "<recommended_plugins>", "<user_shell_command>")  # fmt: skip
 _REVIEW = "<user_action>"  # beginning of a message with a review; Codex itself words the reply to it
+_INNER = ("subagent", "guardian_review", "memory_consolidation")  # threads that no person began
+ELSEWHERE = "history in another file"
 _PARTS = ("input_text", "output_text", "input_image")
 
 
@@ -130,12 +133,17 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         if any(problem.reason != COMMENT for problem in problems):
             session.skip_last_reply(GAP)
             session.gap = True
+        own, place = (session.header or {}).get("subagent_history_start_ordinal"), record.get("ordinal")
+        if isinstance(own, int) and isinstance(place, int) and place < own:
+            session.skip_last_reply(DUPLICATE)  # a copy of the parent's lines
     if first is None:
         return
     header = session.header or {}
-    if "subagent" in find_object(header, "source") or header.get("thread_source") == "subagent":
-        for note in filter(None, (node.last_note for node in session.nodes)):
-            note.kind = "side"
+    is_side = "subagent" in find_object(header, "source") or header.get("thread_source") in _INNER
+    is_rest = find_object(header, "history_base").get("end_ordinal_exclusive", 0) != 0
+    for note in filter(None, (node.last_note for node in session.nodes)):
+        note.kind = "side" if is_side else note.kind
+        note.skip_reason = note.skip_reason or (ELSEWHERE if is_rest else None)
     metadata = {key: value for key, value in header.items() if key != "base_instructions"}
     current = session.path[-1].id if session.path else None
     try:

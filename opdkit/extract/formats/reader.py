@@ -68,10 +68,14 @@ class Reader:
     # Grouping by id: returns the records of a line that holds several, possibly of different sessions.
     unfold: Callable[[JSON], list[JSON]] | None = None
     header_mark: bytes = b""  # grouping by session: every header contains it; lines without it are not parsed for an id
-    repeats_headers: bool = False  # grouping by session: a header right after a header belongs to the same session
+    # Grouping by session: a header right after a header, or with the id of the session so far, begins no session.
+    repeats_headers: bool = False
     # Formats that recognise these records, too, but fit them less closely: detection prefers this one.
     closer_than: tuple[str, ...] = ()
 
-    def begins_session(self, header: str | None, before: str | None) -> bool:
-        """Return True if a line with id `header` begins a session after a line with id `before`. None means no id."""
-        return header is not None and (before is None or not self.repeats_headers)
+    def begins_session(self, header: str | None, before: str | None, own: str | None) -> bool:
+        """Return True if a line with id `header` begins a session. None means no id.
+
+        `before` is the id of the line before, `own` that of the session of this line.
+        """
+        return header is not None and not (self.repeats_headers and (before is not None or header == own))

@@ -206,7 +206,7 @@ def list_sessions(source: Source, reader: Reader, begin: int, read: int, line_li
     name = None
     for offset, stop, line in read_whole_lines(source, begin, line_limit):
         before, name = name, find_id(reader, line)
-        if not sessions or reader.begins_session(name, before):
+        if not sessions or reader.begins_session(name, before, sessions[-1].id):
             sessions.append(FileSession(name or None, name or f"line{line.number}", offset))
         session = sessions[-1]
         session.stop = stop

@@ -69,14 +69,15 @@ def index_sessions(
     lines.
     """
     unit, begin = first - 1, 0
-    name = None
+    name: str | None = None
+    own: str | None = None  # the id of the session
     for offset, line in numbered:
         before, name = name, find_id(reader, line)
-        if unit >= first and not reader.begins_session(name, before):
+        if unit >= first and not reader.begins_session(name, before, own):
             continue
         if unit >= first:
             index.execute(_SET_SIZE, (offset - begin, unit))
-        unit, begin = unit + 1, offset
+        unit, begin, own = unit + 1, offset, name
         unit_name = name or f"line{line.number}"
         _, seen = index.execute(_COUNT_ID, (input_number, unit_name, unit)).fetchone()
         index.execute(_ADD_UNIT, (unit, unit_name if seen == 1 else f"{unit_name}#{seen}"))

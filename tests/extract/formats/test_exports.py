@@ -190,6 +190,35 @@ def test_a_fork_repeats_its_parents_header_and_a_subagent_is_side(tmp_path):
     assert {t["skip_reason"] for t in found["turns"] if t["session_id"] == "a:new"} == {"side"}
 
 
+def test_a_header_that_codex_repeats_within_a_rollout_begins_no_session(tmp_path):
+    """Codex writes it again when the branch of git or the mode of its memory changes."""
+    header, *rest = exports.codex()
+    again = exports.item("session_meta", **header["payload"], memory_mode="disabled")
+    plain = read_export(tmp_path / "plain", [header, *rest])
+    found = read_export(tmp_path, [header, *rest[:6], again, *rest[6:], again])
+    assert [s["session_id"] for s in found["sessions"]] == ["export:0199", "export:0199#branch-2"]
+    assert [s["messages"] for s in found["sessions"]] == [s["messages"] for s in plain["sessions"]]
+    assert found["turns"] == plain["turns"]
+
+
+def test_a_rollout_that_only_names_its_history_has_no_whole_prompts(tmp_path):
+    """Codex writes a fork, and what follows a rewind, without the history, since version 0.145."""
+    header, *rest = exports.codex()
+    for end, reason in ((0, None), (9, "history in another file")):
+        base = header["payload"] | {"history_base": {"thread_id": "0198", "end_ordinal_exclusive": end}}
+        found = read_export(tmp_path / str(end), [exports.item("session_meta", **base), *rest])
+        assert {t["skip_reason"] for t in found["turns"] if t["next_count"]} == {reason, "duplicate"}
+
+
+def test_copied_replies_of_a_subagent_are_not_trained_on_again(tmp_path):
+    head = exports.item("session_meta", id="c", thread_source="subagent", subagent_history_start_ordinal=3)
+    said = (("user", "Build it."), ("assistant", "I ask a helper."), ("user", "Test it."), ("assistant", "It fails."),
+            ("user", "Then stop."))  # fmt: skip
+    items = [head, *(exports.item("response_item", **exports.said(*turn)) for turn in said)]
+    log = jsonl(tmp_path / "log.jsonl", *(item | {"ordinal": n} for n, item in enumerate(items)))
+    assert [t["skip_reason"] for t in extract(tmp_path / "run", log, side=True)["turns"]] == ["duplicate", None]
+
+
 def test_an_interrupted_turn_and_an_unreadable_line_of_a_rollout(tmp_path):
     aborted = exports.item("event_msg", type="turn_aborted", reason="interrupted")
     records = exports.codex()
