@@ -20,10 +20,14 @@ _NAME = "opdkit_grouped_sdpa"
 
 @contextmanager
 def grouped_heads(model: PreTrainedModel) -> Iterator[None]:
-    """Switch a model from sdpa to this attention within the `with` block; leave other models unchanged."""
+    """Switch a model from the packed sdpa to this attention within the `with` block; leave other models unchanged.
+
+    A model that keeps plain sdpa has attention code of its own (Falcon), which computes something else, without
+    causality, under a name that it does not know.
+    """
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
-    if before in ("sdpa", PACKED["sdpa"]):
+    if before == PACKED["sdpa"]:
         config._attn_implementation = _NAME
     try:
         yield
@@ -44,7 +48,7 @@ def _attention(
     mask = attention_mask.repeat(1, 1, groups, 1)
     # Not `module`: sdpa would repeat the keys by its number of groups.
     output, _ = sdpa_attention_forward(_NO_GROUPS, folded, key, value, mask, **kwargs)  # [B, G n, H / G, D]
-    return output.transpose(1, 2).reshape(B, H, n, -1).transpose(1, 2), None
+    return output.transpose(1, 2).reshape(B, H, n, -1).transpose(1, 2).contiguous(), None  # contiguous, as from sdpa
 
 
 _NO_GROUPS = nn.Module()

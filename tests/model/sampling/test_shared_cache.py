@@ -29,6 +29,8 @@ FAMILIES = {
         "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4,
         "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96,
         "global_head_dim": 8}),
+    "views of what attention returns": ("AfmoeConfig", {"num_dense_layers": 2, "sliding_window": 8}),
+    "attention code of its own": ("FalconConfig", {"bias": True}),
 }  # fmt: skip
 PLAIN = {
     "states": ("Mamba2Config", {"num_heads": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8}),
@@ -43,9 +45,10 @@ NEVER = frozenset[int]()
 def build(name: str, extra: dict) -> Any:
     extra = dict(extra)
     way = extra.pop("attn_implementation", None)
+    sizes = {key: size for key, size in SIZES.items() if key != "head_dim" or name != "FalconConfig"}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = getattr(transformers, name)(**(SIZES | extra))
+        config = getattr(transformers, name)(**(sizes | extra))
         return transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=way
         ).eval()
