@@ -13,6 +13,8 @@ from opdkit.model.output_layer import find_decoder
 from opdkit.train.sharding import find_trained_parameters
 
 _RANDOM_ROUTER = "PhimoeTopKRouter"  # draws experts in training mode
+# Parts of the names of weights that only choose: experts (DeepSeek-V3, AFMoE), or keys (DeepSeek-V3.2, GLM-5).
+_CHOOSERS = ("e_score_correction_bias", "expert_bias", ".indexer.")
 # Kind of a module -> linear layer without an adapter: read directly, or (a router) with more than one output.
 NOT_ADAPTED = {"Gemma3nTextAltUp": "correction_coefs", "LongcatFlashTopkRouter": "classifier",
                "Llama4Router": "router", _RANDOM_ROUTER: "router"}  # fmt: skip
@@ -80,14 +82,14 @@ def set_train_mode(model: nn.Module) -> None:
 
 
 def freeze_unread(model: Any) -> None:
-    """Freeze weights that never get a gradient: text input does not use them, or they only choose experts."""
+    """Freeze weights that never get a gradient: text input does not use them, or they only choose experts or keys."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     body, head = find_decoder(base), base.get_output_embeddings()
     if body is None:
         return
     read = {id(p) for module in (body, head) if module is not None for p in module.parameters()}
     for name, parameter in model.named_parameters():
-        if id(parameter) not in read or "e_score_correction_bias" in name:
+        if id(parameter) not in read or any(part in name for part in _CHOOSERS):
             parameter.requires_grad_(False)
 
 

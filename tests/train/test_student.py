@@ -137,6 +137,22 @@ def test_weights_that_no_text_reaches_are_frozen() -> None:
     assert frozen == {"vision_tower.weight", "vision_tower.bias"}
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("AfmoeConfig", {"num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}),
+        ("DeepseekV32Config", FAMILIES["DeepSeek-V3"][1] | {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 8}),
+    ],
+)
+def test_every_weight_in_training_gets_a_gradient(tmp_path, name: str, sizes: dict, rank: int) -> None:
+    """Otherwise several processes would wait for it, and end in an error. Such weights only choose experts or keys."""
+    build(name, sizes).save_pretrained(tmp_path)
+    student = load_student(train_config(Path("run"), tmp_path, lora_rank=rank))
+    student(input_ids=torch.arange(20)[None], use_cache=False).logits.sum().backward()
+    assert {name for name, p in student.named_parameters() if p.requires_grad and p.grad is None} == set()
+
+
 def test_quantized_weights_are_not_trained(plain_model_dir, monkeypatch) -> None:
     loaded = build(*FAMILIES["grouped queries"])
     loaded.is_quantized = True
