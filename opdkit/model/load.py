@@ -64,7 +64,8 @@ def load_template(name: str, template_args: Sequence[str], student: Chat | None 
     """Load the chat template of a model, with the arguments of `--template-arg` and all tokens that end its replies.
 
     With `student`, both tokenizers must be the same, and `student` itself is returned if the model has no template.
-    Raises what `load_tokenizer` and `check_same_tokenizer` raise.
+    Raises what `load_tokenizer` and `check_same_tokenizer` raise, and ConfigError if only one of both templates opens a
+    think block in its prompts: the model would take the student's replies for thinking, or its thinking for replies.
     """
     tokenizer, eos_ids = load_tokenizer(name), None
     if student is not None:
@@ -77,7 +78,16 @@ def load_template(name: str, template_args: Sequence[str], student: Chat | None 
         except OSError:
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
             eos_ids = GenerationConfig.from_model_config(config).eos_token_id
-    return Chat(tokenizer, parse_pairs(template_args, "--template-arg"), eos_ids)
+    chat = Chat(tokenizer, parse_pairs(template_args, "--template-arg"), eos_ids)
+    if student is not None and chat.begins_with_thinking != student.begins_with_thinking:
+        pair = [tokenizer.name_or_path, student.tokenizer.name_or_path]
+        thinks, answers = pair if chat.begins_with_thinking else pair[::-1]
+        raise ConfigError(
+            f"the chat template of {thinks} ends its prompts with an open <think>, and that of {answers} does not, so "
+            "one would read the other's replies as thinking: pass a --teacher that begins as the student does; some "
+            "templates have an argument for that, as --template-arg enable_thinking=false"
+        )
+    return chat
 
 
 # Suffixes of the names of tensors by which quantized weights are multiplied.

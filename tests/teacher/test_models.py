@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chat_templates import OPENS_THINKING
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer, save_tiny_model
 from judged_runs import (
     HINT,
@@ -96,3 +97,15 @@ def test_a_session_names_its_teacher(tmp_path, config, tiny_model_dir, tiny_toke
     with pytest.raises(OpdkitError, match="session names no teacher"):
         teacher.run(config(new("nobody"), teacher=roster, teacher_route="team"))
     assert "no session's metadata field 'team' names a teacher" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("thinker", ["student", "teacher"])
+def test_both_begin_with_thinking_or_neither_does(run, config, tiny_tokenizer, tmp_path, thinker):
+    """After a prompt that opens a think block, a reply without thinking would be scored as a thought."""
+    thinking = build_tokenizer(OPENS_THINKING, CHATML_TOKENS, CHATML_WORDS)
+    tokenizers = {"student": tiny_tokenizer, "teacher": tiny_tokenizer} | {thinker: thinking}
+    paths = {name: str(save_tiny_model(tmp_path / name, tokenizer)) for name, tokenizer in tokenizers.items()}
+    with pytest.raises(ConfigError, match=f"of {paths[thinker]} ends .* <think>.*--teacher"):
+        load_scorer(config(run, model=paths["student"], teacher=(paths["teacher"],)))
+    copy = shutil.copytree(paths[thinker], tmp_path / "copy")
+    load_scorer(config(run, model=paths[thinker], teacher=(str(copy),)))
