@@ -127,11 +127,11 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
 def _explain_failure(rows: Sequence[JSON]) -> str:
     """Return what is wrong with all states after the first row, as the end of a sentence that begins "training"."""
     eligible = [row for row in rows[1:] if not has_forgotten(row)]
-    if not eligible:
-        return "lost replies that nobody complained about"
-    if not any(is_nearer(row, rows[0]) for row in eligible):
+    if eligible and not any(is_nearer(row, rows[0]) for row in rows[1:]):
         return "brought the model no nearer to the hints than chance would"
-    return "moved the model further away from the student before training than towards the hints"
+    if any(is_nearer(row, rows[0]) for row in eligible):
+        return "moved the model further away from the student before training than towards the hints"
+    return "lost replies that nobody complained about"
 
 
 def describe_state(row: JSON) -> str:
