@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 import torch
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -26,6 +26,7 @@ _ACTIVATIONS = "activations come on top: lower --micro-batch-tokens, or --gradie
 # Names that every template is given, or that templates define themselves if nobody passes them.
 _GIVEN = {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now", "range",
           "namespace", "continue_final_message", "tools_in_user_message", "custom_tools"}  # fmt: skip
+_ASKS = {"defined", "undefined", "default", "d"}  # tests and filters of a name that may not be passed
 
 
 def examine(name: str, device: str, dtype: str, lora_rank: int, load_in_4bit: bool = False) -> Iterator[Finding]:
@@ -107,10 +108,17 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load
 
 
 def arguments(template: str) -> set[str]:
-    """Return the names that a chat template reads beside those that every template is given: its own arguments."""
+    """Return the names that a chat template reads beside those that every template is given: its own arguments.
+
+    Jinja takes a variable that nested conditions set, such as Qwen3's `content`, for undeclared. A template that sets
+    the default of an argument asks first whether it is defined.
+    """
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        names = find_undeclared_variables(environment.parse(template))
+        tree = environment.parse(template)
     except TemplateError:
         return set()  # it has tags that only transformers knows
+    asked = {getattr(test.node, "name", "") for test in tree.find_all((nodes.Test, nodes.Filter)) if test.name in _ASKS}
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"} - asked
+    names = find_undeclared_variables(tree) - own
     return {name for name in names if name not in _GIVEN and not name.endswith("_token")}

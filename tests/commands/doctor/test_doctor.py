@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from chat_templates import QWEN
 from http_server import Reply, completion, serving
 from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file
@@ -173,6 +174,18 @@ def test_a_template_that_wants_to_be_told_about_thinking_is_noted(tmp_path):
     found = [f for f in model.examine(str(tmp_path / "m"), "cpu", "auto", 0) if f.topic == "template"]
     assert found[0].state == NOTE
     assert "enable_thinking=false" in found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        (QWEN, {"enable_thinking"}),  # sets `content` and `reasoning` in nested conditions
+        ("{% if day is not defined %}{% if now %}{% set day = now() %}{% endif %}{% endif %}{{ day }}", {"day", "now"}),
+        ("{% set thinking = thinking | default(true) %}{{ thinking }}", {"thinking"}),
+    ],
+)
+def test_the_arguments_of_a_template_are_names_that_it_does_not_set_itself(template, names):
+    assert model.arguments(template) == names
 
 
 def test_a_name_on_the_hub_is_no_problem_and_nothing_is_downloaded(monkeypatch):
