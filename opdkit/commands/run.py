@@ -61,7 +61,7 @@ def run(config: RunConfig) -> Summary:
         if summary.is_waiting:
             break
         if name in reporting[:-1]:
-            say(summary.text())
+            say(replace(summary, next="").text())
     return summary
 
 

@@ -21,6 +21,7 @@ from opdkit.store.plans import (
 from opdkit.store.progress_marks import find_live_claims
 from opdkit.store.reading import part_path, summary_of
 from opdkit.store.reviews import TRAINED_BEFORE, find_outdated_targets, is_trained_before, read_reviews_in_force
+from opdkit.store.run_stage import find_next_step
 from opdkit.store.tables import PRIMARY
 
 COLUMNS = ("stage", "parts", "running", "failed", "rows in/s", "time left")
@@ -69,6 +70,9 @@ def run(config: StatusConfig) -> None:
     stdout.print(table)
     for line in lines:
         print_line(line)
+    is_running = any(find_live_claims(stage_dir(run, stage) / ".tmp") for run, stage in started)
+    if not (is_running or trainings or has_stage(directory, "eval")) and (step := find_next_step(directory)):
+        print_line(step)
 
 
 def _row(directory: Path, summary: Summary, failed: int) -> Sequence[str]:

@@ -18,15 +18,22 @@ from opdkit.store.reviews import find_outdated_targets
 from opdkit.store.stopping import listen_for_signals
 
 _NEXT = {
-    "judge": "--judge local --judge-model PATH` finds what the replies should have done",
+    "judge": "--judge endpoint --judge-url URL --judge-model NAME` finds what the replies should have done "
+    "(without a server: --judge local --judge-model PATH)",
     "teacher": "--model PATH` scores the judged replies with and without the hints",
-    "train": "--model PATH` trains on the difference",
+    "train": "--model PATH --holdout 0.3` trains on the difference, and keeps three of ten sessions for `opdkit eval` "
+    "(of a few thousand sessions, 0.1 is enough)",
     "eval": "--prompts FILE` says whether it got better",
 }
 
 
 def find_next_step(run: Path) -> str:
-    """Return the next command for a run whose training is not evaluated yet: that of the first unfinished stage."""
+    """Return the next command for a run whose training is not evaluated yet: that of the first unfinished stage.
+
+    Returns "" for a folder of a night, which only `opdkit night` continues.
+    """
+    if any((home / "ledger.sqlite").exists() for home in run.resolve().parents[1:3]):
+        return ""
     outdated = find_outdated_targets(run)
     undone = next((stage for stage in _NEXT if not is_complete(run, stage) or (stage == "teacher" and outdated)), None)
     if undone is not None and has_stage(run, undone):
@@ -52,8 +59,9 @@ def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
     record = contextlib.nullcontext() if config.is_dry_run else record_failure(name, config)
     with record, listen_for_signals():
         summary: Summary = load_function(COMMANDS[name].target)(config, *more)
-    if name == "train" and not config.is_dry_run:
-        summary.next = find_next_step(config.run)
-    if summary.parts_done == summary.parts:
+    is_done = summary.parts_done == summary.parts
+    if is_done and not config.is_dry_run and (name == "train" or not is_complete(config.run, "eval")):
+        summary.next = summary.next or find_next_step(config.run)
+    if is_done:
         forget_failures(config.run, name)
     return summary

@@ -124,6 +124,16 @@ def test_the_error_of_a_stage_has_them(tmp_path) -> None:
     assert "model=m2" in done.stderr
 
 
+def test_a_stage_names_the_next_command_and_within_run_none_does(tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v", "b", "w"))
+    done = CliRunner().invoke(app, ["extract", str(tmp_path / "a"), str(log)])
+    assert done.stderr.splitlines()[-1].startswith(f"Next: `opdkit judge {tmp_path / 'a'} --judge ")
+    options = ["--model", str(MODEL), "--judge", "rules"]
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "b"), str(log), *options])
+    assert "extract:" in done.stderr
+    assert "Next: `opdkit judge" not in done.stderr
+
+
 @pytest.mark.parametrize("judge", ["rules", "endpoint"])
 def test_a_run_judged_by_rules_is_warned_of_before_it_begins(judge: str, tmp_path: Path) -> None:
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v", model="m1"))

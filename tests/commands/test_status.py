@@ -64,7 +64,23 @@ def test_what_is_done_and_what_runs(run: Path, capsys: pytest.CaptureFixture[str
     status.run(StatusConfig(run=run))
     out = capsys.readouterr().out
     assert "judge: 2 turns in, 0 verdicts out, 2 dropped (tie 2)" in out
-    assert max(map(len, out.splitlines())) <= 80
+    assert max(len(line) for line in out.splitlines() if not line.startswith("Next")) <= 80
+
+
+def test_the_next_command_is_named_unless_a_part_is_running(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def last_line(run: Path = run) -> str:
+        status.run(StatusConfig(run=run))
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert last_line().startswith(f"Next: run `opdkit judge {run} ...` again")
+    with judge(run).writing(1):
+        assert not last_line().startswith("Next")
+    shutil.rmtree(run / "judge")
+    assert last_line().startswith(f"Next: `opdkit judge {run} --judge ")
+    night = Path(shutil.copytree(run, run.parent / "nights" / "0001"))
+    assert last_line(night).startswith("Next")
+    (run.parent / "ledger.sqlite").touch()  # `opdkit night` continues a night
+    assert not last_line(night).startswith("Next")
 
 
 @pytest.mark.parametrize("columns", [None, "80"])
@@ -204,7 +220,7 @@ def test_durations() -> None:
 
 def test_what_people_decided_is_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status.run(StatusConfig(run=run))
-    assert "decided" not in capsys.readouterr().out
+    assert "turns decided" not in capsys.readouterr().out
     reviews.append(run, [Review("s0:1", True, 1), Review("s1:1", True, 1), Review("s1:1", action="strike")])
     status.run(StatusConfig(run=run))
-    assert capsys.readouterr().out.splitlines()[-1] == "turns decided by people: 1"
+    assert "turns decided by people: 1" in capsys.readouterr().out.splitlines()

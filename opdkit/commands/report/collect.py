@@ -64,7 +64,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     totals, judged, most = shares.summarize(), finished.get("judge"), 100 if reviewing else 20
     checked, checks = tallies.read_hint_checks(run, finished)
     concluded, comparison = read_conclusion(run), describe_comparison(run)
-    steps = [concluded.next] if concluded else [] if comparison else [find_next_step(run)]
+    steps = [concluded.next] if concluded else [] if comparison else list(filter(None, [find_next_step(run)]))
     folders = {Path(log).parts[-2:] for log in manifest(run, "extract")["configuration"].get("logs", ())}
     if ("sample_data", "logs") in folders:
         steps.append(f"On your own logs: `{OWN_LOGS}`")

@@ -114,7 +114,7 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
     assert {one["stage"] for one in summary["funnel"]} == set(there)
     begins = f"Next: `opdkit {order[len(there)]} {tmp_path} "
     assert [step[: len(begins)] for step in summary["next"]] == [begins]
-    assert f"train {tmp_path} --model {MODEL}`" in summary["next"][0] or last != "teacher"
+    assert f"train {tmp_path} --model {MODEL} --holdout 0.3`" in summary["next"][0] or last != "teacher"
 
 
 @pytest.mark.parametrize("tables", [["scores", "replies"], ["replies"]])
