@@ -162,7 +162,8 @@ def start_training(
             validation_steps |= {first + n for n in choose_validation_steps(len(cycle), tokens, validation.cost)}
             first += len(cycle)
         if not validation.rows:
-            track(accelerator, validation.measure(student, 0), "validation_")
+            track(accelerator, before := validation.measure(student, 0), "validation_")
+            say(f"validation before training: replies {describe_state(before)}")
             validation.save_if_best(student)
     elif data.validation:
         warn("no validation: the whole model before training does not fit into memory beside this process's share of "

@@ -307,7 +307,9 @@ def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_
         assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6)
     *_, last = read_all(run, "validations")
     assert last["kept_kl"] > 1e-3
-    assert "from its beginning" not in capsys.readouterr().err, "the model under the adapters still reads trees"
+    said = capsys.readouterr().err
+    assert f"validation before training: replies {ours['hint_kl']:.2f} nats from the hinted teacher" in said
+    assert "from its beginning" not in said, "the model under the adapters still reads trees"
 
 
 # -- its prompts ----------------------------------------------------------------------------------------------------
