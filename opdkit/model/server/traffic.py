@@ -121,7 +121,7 @@ class Traffic:
                     self._count_answer(clock() - history.began)
                 break
             except TimeoutError:
-                failure = FailedAttemptError(f"no answer within {self.timeout:g} seconds")
+                failure = FailedAttemptError(f"no answer within {self.timeout:g} seconds (--timeout)")
                 if self._limit_seconds(history) < self.timeout:
                     failure = FailedAttemptError("no answer for far longer than others took", early=True)
             except FailedAttemptError as error:

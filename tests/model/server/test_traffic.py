@@ -213,6 +213,14 @@ def test_one_request_that_the_server_never_answers_is_named_and_the_others_go_on
     assert sum(i == 7 for _, i in simulation.sent) == 3 * 3
 
 
+def test_an_answer_that_takes_longer_than_the_timeout_names_it() -> None:
+    simulation = Simulation(lambda i, _attempt, _now: (150.0 if i == 7 else 1.0, None), 3_000, retries=2)
+    simulation.run()
+    given_up = simulation.answers[7]
+    assert isinstance(given_up, FailedAttemptError)
+    assert "--timeout" in given_up.reason
+
+
 def test_a_server_that_mostly_fails_ends_the_stage() -> None:
     """A server that fails more often than not has an outage, and an outage never becomes votes."""
 
