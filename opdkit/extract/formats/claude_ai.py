@@ -10,6 +10,7 @@ from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, first_text, read_messages, require_list
 from opdkit.extract.formats.sessions import split_blocks
 from opdkit.extract.formats.trees import Node, Tree, find_object, make_tree_reader
+from opdkit.store.skip_reasons import ABORTED
 
 _ROLES = {"human": "user", "assistant": "assistant"}
 _ROOT = "00000000-0000-4000-8000-000000000000"  # the parent of the first message
@@ -62,6 +63,7 @@ def _read_node(item: Any, name: str) -> Node:
     note = node.last_note
     if note is not None:
         note.finish_reason = first_text(item.get("stop_reason"))
+        note.skip_reason = ABORTED if note.finish_reason == "user_canceled" else note.skip_reason
     return node
 
 

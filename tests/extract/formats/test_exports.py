@@ -511,6 +511,16 @@ def test_what_is_left_of_the_context_is_no_part_of_a_reply_of_claude_ai(tmp_path
     assert [t["skip_reason"] for t in found["turns"]] == [t["skip_reason"] for t in plain["turns"]]
 
 
+def test_a_reply_of_claude_ai_that_the_user_stopped_is_aborted(tmp_path):
+    """Conversations as the page loads them, which extensions save, have `stop_reason`."""
+    (record, *_) = exports.claude_ai()
+    record["chat_messages"][2]["stop_reason"] = "user_canceled"
+    found = read_export(tmp_path, [record])
+    kept = [turn for turn in found["turns"] if turn["session_id"] == "export:c1"]
+    assert [turn["skip_reason"] for turn in kept] == [None, "aborted"]
+    assert all(turn["decision"] is None for turn in found["turns"])  # nobody preferred half a reply
+
+
 @pytest.mark.parametrize("nested", [True, False])
 def test_the_prefix_of_a_librechat_conversation_is_its_system_prompt(tmp_path, nested):
     (record,) = exports.librechat(nested=nested)
