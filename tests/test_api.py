@@ -305,6 +305,9 @@ def test_a_function_reads_a_log(tmp_path: Path) -> None:
     ]
     with pytest.raises(opdkit.ConfigError, match=r"config\.format"):
         one.extract(log, format=lambda record: record["chat"], part_mb=1e-3)
+    with pytest.raises(opdkit.ConfigError, match="workers"):
+        one.extract(log, format=lambda record: record["chat"], part_mb=1e-3, workers=2, overwrite=True)
+    assert len(one.table("sessions")) == 40, "nothing is removed for a function that workers cannot import"
     with pytest.raises(opdkit.OpdkitError, match="the reader failed"):
         Run(tmp_path / "none").extract(log, format=lambda record: [record])
 

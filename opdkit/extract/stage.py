@@ -36,7 +36,7 @@ from opdkit.extract.mapping import load
 from opdkit.extract.preview import BEGINNING, DAMAGE, WHOLE, copy_head, print_report
 from opdkit.extract.redact import Redactor, parse_own_patterns
 from opdkit.extract.unit_rows import SKIPPED, UNREAD, RowOptions, write_unit
-from opdkit.extract.workers import Workers
+from opdkit.extract.workers import Workers, is_importable
 from opdkit.store import stopping
 from opdkit.store.atomic import remove_entries
 from opdkit.store.counters import TRAINABLE_COUNT, TURN_COUNT, Counters, Summary, list_reasons
@@ -151,10 +151,15 @@ def write_part(stage: Stage, units: Units, known: Path | None, part: int) -> Non
 def choose_format(config: ExtractConfig) -> str | Reader:
     """Return the format that `--format` names, the reader of the `--map` file, or the reader of a Python function.
 
-    Raises ConfigError for a wrong --map file or --redact-pattern, before anything is read or written.
+    Raises ConfigError for a wrong --map file or --redact-pattern, and for a function that --workers cannot import,
+    before anything is read or written.
     """
     make_redactor(config)
     if isinstance(config.format, PythonFunction):
+        if config.workers > 1 and not is_importable(config.format.call):
+            raise ConfigError(f"--workers is {config.workers}, and other processes cannot import {config.format}; "
+                              "write the function in a file with `def`, outside of functions, or leave workers "
+                              "out")  # fmt: skip
         return make_function_reader(config.format)
     return config.format if config.map is None else make_mapped_reader(load(config.map))
 

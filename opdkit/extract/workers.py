@@ -10,12 +10,23 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from opdkit.errors import OpdkitError
 from opdkit.store import stopping
 
 _PATIENCE = 5.0  # seconds that a process gets to remove its half-written files
+
+
+def is_importable(function: Callable[..., Any]) -> bool:
+    """Return True if a worker can import a function: no lambda, and none of a notebook, `python -c` or a heredoc."""
+    try:
+        pickle.dumps(function)
+    except (AttributeError, pickle.PicklingError):
+        return False
+    return function.__module__ != "__main__" or Path(getattr(sys.modules["__main__"], "__file__", "")).is_file()
 
 
 class Workers:
@@ -44,8 +55,8 @@ class Workers:
         else:
             self._end()
 
-    def _end(self) -> str:
-        """End every process; one that computes a part removes its half-written files. Return how one died."""
+    def _end(self) -> tuple[str, str]:
+        """End every process; one that computes a part removes its half-written files. Return how one died, and why."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -53,7 +64,10 @@ class Workers:
             process.kill()
         self._pool.shutdown(cancel_futures=True)
         signals = [-code for process in self._processes if (code := process.exitcode) is not None and code < 0]
-        return next((f"was killed by signal {number}" for number in signals if number != signal.SIGTERM), "died")
+        for number in signals:
+            if number != signal.SIGTERM:
+                return f"was killed by signal {number}", "if memory ran out, take fewer --workers"
+        return "died", 'a script that takes workers is a file, with its calls under `if __name__ == "__main__":`'
 
     def compute(self, function: Callable[[int], object], parts: Iterable[int]) -> Iterator[int]:
         """Call `function` with each of `parts`, as processes become free. Yield each part when it is done.
@@ -72,10 +86,9 @@ class Workers:
                     future.result()
                     yield running.pop(future)
         except BrokenProcessPool:
-            parts_lost = " or ".join(map(str, sorted(running.values())))
-            raise OpdkitError(f"a worker process {self._end()} at part {parts_lost}; if memory ran out, take fewer "
-                              "--workers. The finished parts are kept; the same command resumes from "
-                              "there") from None  # fmt: skip
+            parts_lost, (death, advice) = " or ".join(map(str, sorted(running.values()))), self._end()
+            raise OpdkitError(f"a worker process {death} at part {parts_lost}; {advice}. The finished parts are kept; "
+                              "the same command resumes from there") from None  # fmt: skip
 
 
 def _begin(prepare: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import worker_jobs
 from worker_jobs import dawdle, fail, meet, prepare, touch
 
 from opdkit.errors import ConfigError, OpdkitError
@@ -41,6 +42,19 @@ def test_a_failure_is_never_swallowed(tmp_path, how, kind, message):
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["0", "1"]
     if how == "said":
         assert "in fail" in str(caught.value.__cause__)  # the traceback in the worker
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_script_without_a_main_guard_reads_what_to_do(tmp_path, as_file):
+    """The processes run the script again; from a heredoc, they do not find it."""
+    text = ("from worker_jobs import prepare\nfrom opdkit.extract.workers import Workers\n"
+            "with Workers(1, prepare) as workers:\n    list(workers.compute(abs, [0]))\n")  # fmt: skip
+    (tmp_path / "script.py").write_text(text)
+    paths = os.pathsep.join([*sys.path, str(Path(worker_jobs.__file__).parent)])
+    words = [sys.executable, tmp_path / "script.py" if as_file else "-"]
+    done = subprocess.run(words, input=text, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert "__main__" in done.stderr.splitlines()[-1]
 
 
 def test_who_is_stopped_cleans_up(tmp_path, request):
