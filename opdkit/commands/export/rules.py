@@ -32,14 +32,19 @@ def merge_hints(hints: Iterable[Hint]) -> list[tuple[Claims, list[Hint]]]:
     for text, turn_id, session in hints:
         equal[find_claims(text)].append((" ".join(text.split()), turn_id, session))
     numbers = {claims: n for n, claims in enumerate(sorted(equal, key=lambda claims: _rank(equal[claims])))}
-    holders = defaultdict[tuple[str, bool], list[Claims]](list)  # claim -> the rules that make it
+    counts = Counter(claim for claims in equal for claim in claims)
+    by_rarest, by_rare = (defaultdict[tuple[str, bool], list[Claims]](list) for _ in range(2))  # claim -> rules
     for claims in numbers:
-        # A near rule lacks at most 1 in NEAR of the claims, so it makes at least one of these.
-        rarest = sorted(claims, key=lambda claim: (len(holders[claim]), claim))[: len(claims) // NEAR + 1]
-        near = [rule for claim in rarest for rule in holders[claim] if is_near(claims, rule)]
+        # The longer of two near rules makes at most 1 in NEAR claims that the shorter lacks, so the shorter's rarest
+        # claim is one of these rare claims of the longer.
+        rare = sorted(claims, key=lambda claim: (counts[claim], claim))[: len(claims) // NEAR + 1]
+        candidates = [*by_rare[rare[0]], *(rule for claim in rare for rule in by_rarest[claim])]
+        near = [rule for rule in candidates if is_near(claims, rule)]
         merged.setdefault(min(near, key=numbers.__getitem__, default=claims), []).extend(equal[claims])
-        for claim in claims if claims in merged else ():
-            holders[claim].append(claims)
+        for claim in rare if claims in merged else ():
+            by_rare[claim].append(claims)
+        if claims in merged:
+            by_rarest[rare[0]].append(claims)
     return sorted(merged.items(), key=lambda rule: _rank(rule[1]))
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,11 @@ def test_options_of_others_are_refused(run: Path, options: dict) -> None:
 def test_the_words_are_in_the_package() -> None:
     assert OPPOSITES["fahrenheit"] == ("celsius", False)
     assert NEGATION.search("do not")
+
+
+def test_time_grows_with_the_number_of_rules() -> None:
+    """Hints about different things, in words that all of them share."""
+    hints = [(f"Look up order {n} in the shop with track_order", f"s:{n}", "s") for n in range(20_000)]
+    began = time.process_time()
+    assert len(merge_hints(hints)) == 20_000
+    assert time.process_time() - began < 10  # two minutes and more if every pair is compared
