@@ -154,5 +154,5 @@ def test_the_error_names_what_was_lost_if_all_that_is_nearer_has_lost_it() -> No
     """A later state that went back to the beginning is no nearer, but the error shows the one that was."""
     rows = [_row(0, 9.7, 0.0), _row(4, 6.3, 6.6) | {"forgotten": 0.5}, _row(8, 9.7, 0.2) | {"forgotten": 0.0}]
     metrics = [{"step": 4, "step_kl": 0.1, "shift": 0.1, "turn_ids": ["log:1:1"]}]
-    with pytest.raises(NothingLearnedError, match="lost replies that nobody complained about.*6.30 nats"):
+    with pytest.raises(NothingLearnedError, match=r"lost replies that nobody complained about.*6\.30 nats"):
         check_better(rows, metrics)
