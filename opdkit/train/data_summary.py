@@ -12,7 +12,7 @@ from opdkit.config.train import FEWEST, TrainConfig
 from opdkit.console import add_sign, counted, print_facts, say, verb, warn
 from opdkit.errors import NothingLearnedError
 from opdkit.model.loops import ends_in_loop
-from opdkit.store.plans import judge_kind
+from opdkit.store.plans import judge_kind, manifest
 from opdkit.store.reading import read_all
 from opdkit.store.tables import EDIT, WRITTEN_BY
 from opdkit.store.turn_ids import logged_session_id
@@ -52,8 +52,10 @@ def check_signal(data: TrainingSet, steps: list[Step], config: TrainConfig, obje
         warn("no validation, so the model is written even if it became worse. Validation needs at least "
              f"{FEWEST / MOST_SHARE:.0f} turns with a hint (in a log without hints: without a complaint). At least "
              f"{FEWEST} of them must be in sessions that hold at most a fifth of all turns and hints")  # fmt: skip
-    if config.anchor_weight and all(turn.support is None for turn in data.turns):
-        say("replies without a hint have no anchor: only `opdkit teacher --top-k 4` stores the support that it needs")
+    scored = manifest(config.run, "teacher")["plan"]["config"]
+    if config.anchor_weight and (not scored["top_k"] or scored["top_k_of"] == "teacher"):
+        say("replies without a hint have no anchor: only `opdkit teacher --top-k 4 --top-k-of student` stores the "
+            "support that it needs")  # fmt: skip
     say("; ".join(f"largest {kind} {text}" for kind, text in find_largest_shares(data).items()))
     if (judge := judge_kind(config.run)) in WARNINGS:
         warn(f"judged by --judge {judge}, which is not a model: the trained model can be worse than the one before")

@@ -15,6 +15,7 @@ from toy_turns import set_of, toy_turn
 
 from opdkit.config.judge import WARNINGS
 from opdkit.config.rollout import RolloutConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import fit_epochs
 from opdkit.errors import ConfigError, NothingLearnedError, OpdkitError
 from opdkit.store.part_writer import Stage
@@ -22,6 +23,7 @@ from opdkit.store.plans import judge_kind
 from opdkit.store.reading import read_all
 from opdkit.store.tables import VERDICTS
 from opdkit.store.turn_ids import is_held_out
+from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.data_summary import (
     check_signal,
@@ -100,6 +102,16 @@ def test_without_a_hint_and_a_reward_there_is_nothing_to_learn(objective, run, p
     hinted = set_of(*lone, toy_turn("5", teacher=(-0.5, -2), reward=0))
     with contextlib.nullcontext() if objective != "binary" else pytest.raises(NothingLearnedError, match="all 5"):
         check_signal(hinted, [], config, terms[:1] * 2)
+
+
+@pytest.mark.parametrize(("options", "is_said"), [({}, False), ({"top_k_of": "teacher"}, True), ({"top_k": 0}, True)])
+def test_replies_without_an_anchor_are_said(run, plain_model_dir, capsys, options, is_said) -> None:
+    """The support of a reply without a hint holds the student's top tokens, so the teacher's leave it without one."""
+    teacher.run(TeacherConfig(run=run, model=str(plain_model_dir), device="cpu", overwrite=True, **options))
+    capsys.readouterr()
+    train.run(train_config(run, plain_model_dir, objective="opd", anchor_weight=0.1, dry_run=True))
+    assert ("no anchor" in capsys.readouterr().err) == is_said
+    assert is_said != any(turn.is_anchor for turn in load_turns(run, supports="any"))
 
 
 @pytest.mark.parametrize("validate", [1, 2])
