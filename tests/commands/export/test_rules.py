@@ -3,12 +3,12 @@
 import itertools
 import json
 import random
-import time
 from pathlib import Path
 
 import pytest
 from judged_runs import message, session, turn, verdict, write_run
 
+from opdkit.commands.export import rules
 from opdkit.commands.export.command import run as export
 from opdkit.commands.export.rules import is_near, merge_hints
 from opdkit.config.export import ExportConfig
@@ -169,9 +169,10 @@ def test_the_words_are_in_the_package() -> None:
     assert NEGATION.search("do not")
 
 
-def test_time_grows_with_the_number_of_rules() -> None:
-    """Hints about different things, in words that all of them share."""
-    hints = [(f"Look up order {n} in the shop with track_order", f"s:{n}", "s") for n in range(20_000)]
-    began = time.process_time()
-    assert len(merge_hints(hints)) == 20_000
-    assert time.process_time() - began < 10  # two minutes and more if every pair is compared
+def test_time_grows_with_the_number_of_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints about different things, in words that all of them share: few pairs are compared."""
+    compared = []
+    monkeypatch.setattr(rules, "is_near", lambda a, b: compared.append((a, b)) or is_near(a, b))
+    hints = [(f"Look up order {n} in the shop with track_order", f"s:{n}", "s") for n in range(2_000)]
+    assert len(merge_hints(hints)) == 2_000
+    assert len(compared) < 10 * 2_000  # of two million pairs
