@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -497,6 +498,28 @@ def test_it_works_inside_a_running_loop() -> None:
             return ask(server.url)
 
         assert len(asyncio.run(cell())) == 1
+
+
+def test_an_interrupted_notebook_sends_no_further_requests(request) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+
+    def script(_body: dict, number: int) -> Reply:
+        if number == 8:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.05)
+        return GOOD
+
+    async def cell() -> list[Answer]:
+        return ask(server.url, 200)
+
+    with (
+        serving(script) as server,
+        pytest.raises(KeyboardInterrupt),
+        contextlib.closing(asyncio.new_event_loop()) as loop,
+    ):
+        loop.run_until_complete(cell())
+    assert len(server.requests) < 50
 
 
 def test_seeds() -> None:

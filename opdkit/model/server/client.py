@@ -57,8 +57,20 @@ class Server:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(self._answer_all(requests, attempt, doing, unit))
+        tasks = list[Any]()
+
+        async def answer() -> list[Any]:
+            tasks.append(asyncio.current_task())
+            return await self._answer_all(requests, attempt, doing, unit)
+
         with ThreadPoolExecutor(1) as pool:  # a notebook already runs an event loop
-            return pool.submit(asyncio.run, self._answer_all(requests, attempt, doing, unit)).result()
+            answers = pool.submit(asyncio.run, answer())
+            try:
+                return answers.result()
+            finally:  # if the notebook is interrupted, so are the requests
+                with suppress(RuntimeError):  # the loop of the task is closed
+                    for task in tasks:
+                        task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _answer_all(self, requests: Sequence[Any], attempt: SendOnce, doing: str, unit: str) -> list[Any]:
         with tally(doing, len(requests), unit) as on_answer:
