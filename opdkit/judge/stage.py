@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from opdkit.chat.conversation import NO_DECISION
@@ -206,8 +206,10 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
             left = [[one for one in turn if leaves_open(one.name, answers[one.key], texts)] for turn in sampled]
             still_open, asked = sum(map(len, left)), sum(map(len, sampled))
             costs["left to the second judge"] = f"{still_open:,} of {counted(asked, 'question')}, as measured"
+            # Two questions about a turn share its text, so reading one of them takes more than half of reading both.
+            read_left, read_all = (judge.count_work([*chain(*turns)])[UNCACHED] for turns in (left, sampled))
             share_left, sampled = still_open / asked, [turn for turn in left if turn]
-            work[UNCACHED] = round(work[UNCACHED] * share_left)
+            work[UNCACHED] = round(work[UNCACHED] * read_left / max(1, read_all))
     measured = None
     if sampled:
         measured, _ = measure(judge, lambda some: ask_in_rounds(judge.ask, some, config, texts), sampled)

@@ -288,6 +288,21 @@ def test_a_dry_run_whose_first_judge_decides_all_leaves_nothing_to_the_second(tm
     assert not any(line[:2] == ["tokens", "to"] and line[-1] not in ("0", "about") for line in lines)
 
 
+def test_a_dry_run_knows_what_a_local_second_judge_reads(tmp_path: Path, plain_model_dir: Path, capsys) -> None:
+    """The first judge leaves one of the two questions about each turn, whose text is read all the same."""
+    run = write_extract(
+        tmp_path / "run", {f"s{n}": talk("Hi", "Hello " * 50, f"Case {n}") for n in range(6)}, per_part=6
+    )
+    with serving(lambda _body, _: completion(r"\boxed{1}")) as first:
+        options = {"judge": "local", "judge_url": None, "judge_model": str(plain_model_dir), "max_new_tokens": 4}
+        judge.run(config(run, first.url, "", dry_run=True, measure=6, **options))
+        judge.run(config(run, first.url, "", **options))
+    usage = manifest(run, "judge")["usage"]["second judge"]
+    told = re.search(r"^tokens to read, about +([\d,]+)", capsys.readouterr().out, re.MULTILINE)
+    read = usage["prompt tokens"] - usage["cached prompt tokens"]
+    assert int(told[1].replace(",", "")) == pytest.approx(read, rel=0.02)
+
+
 # -- on the labelled sample ---------------------------------------------------------------------------------------
 
 HARD = 0.09  # share of turns on which the small judge wavers
