@@ -173,6 +173,19 @@ def test_texts_and_ids_that_a_writer_stored_as_bytes(tmp_path):
     assert found == {f"log:{'00' * 15}0{n}": [f"u{n}", "a", "v"] for n in (1, 2)}
 
 
+def test_maps_are_objects(tmp_path):
+    """Spark writes messages as lists of maps. ClickHouse and Trino write attributes as maps."""
+    said = [[*message.items()] for message in chat("u", "a", "v")["messages"]]
+    by_name, by_number = (pa.map_(keys, pa.string()) for keys in (pa.string(), pa.int64()))
+    table = pa.table({"messages": pa.array([said], pa.list_(by_name)), "ids": pa.array([[(7, "x")]], by_number),
+                      "tags": pa.array([[("shop", "s"), ("user", None)]], by_name)})  # fmt: skip
+    pq.write_table(table, tmp_path / "log.parquet")
+    run(tmp_path / "run", tmp_path / "log.parquet", filter=("metadata.tags.shop=s",))
+    (session,) = tables(tmp_path / "run")["sessions"]
+    assert [m["content"] for m in session["messages"]] == ["u", "a", "v"]
+    assert json.loads(session["metadata"]) == {"ids": {"7": "x"}, "tags": {"shop": "s"}}
+
+
 def test_a_data_set_has_the_rows_of_its_parquet_file(tmp_path, monkeypatch):
     """Its structs, too, have the fields of all rows: the arguments of all other tools."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))

@@ -100,11 +100,16 @@ def dump_row(row: JSON) -> bytes:
 def _drop_missing(value: Any) -> Any:
     """Return a value without the empty fields of its structs: all rows share a struct, with the fields of each of them.
 
-    So a tool call would get the arguments of all other tools, as null.
+    So a tool call would get the arguments of all other tools, as null. Arrow's maps, which are lists of pairs here,
+    become objects.
     """
+    if isinstance(value, list):
+        if not (value and isinstance(value[0], tuple)):
+            return list(map(_drop_missing, value))
+        value = {name if isinstance(name, str) else _convert_to_text(name): item for name, item in value}
     if isinstance(value, dict):
         return {name: _drop_missing(item) for name, item in value.items() if item is not None}
-    return list(map(_drop_missing, value)) if isinstance(value, list) else value
+    return value
 
 
 def _convert_to_text(value: Any) -> str:
@@ -114,7 +119,7 @@ def _convert_to_text(value: Any) -> str:
     """
     if hasattr(value, "isoformat"):
         return str(value.isoformat())
-    if isinstance(value, (decimal.Decimal, datetime.timedelta)):
+    if isinstance(value, (int, decimal.Decimal, datetime.timedelta)):
         return str(value)
     if isinstance(value, bytes):
         with contextlib.suppress(UnicodeDecodeError):
