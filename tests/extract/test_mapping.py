@@ -193,6 +193,14 @@ def test_a_message_a_line_in_its_order_wherever_it_lies(tmp_path):
     assert [m["content"] for m in found[0]["messages"]] == ["u", "a", "v"]
 
 
+def test_what_only_a_later_line_of_a_session_says_is_kept(tmp_path):
+    rows = [line("x", 1, "user", "u", shop="s", stars=None), line("x", 2, "gpt", "a", shop="t", tools=[{"name": "f"}]),
+            line("x", 3, "rating", "", stars=5), line("x", 4, "user", "v", stars=1)]  # fmt: skip
+    (told,) = read(tmp_path, MESSAGES + '\ntools = "tools"\n[roles]\nrating = "drop"', *rows)
+    assert [m["content"] for m in told.messages] == ["u", "a", "v"]
+    assert (told.metadata, told.tools) == ({"shop": "s", "stars": 5}, '[{"name":"f"}]')
+
+
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
 def test_messages_of_many_sessions_side_by_side_are_read_without_what_lies_around_them(tmp_path):
     roles = ("user", "assistant", "user")

@@ -215,7 +215,10 @@ class _Message:
 
 
 def _read_session(fields: FieldMap, unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """Read all lines of one session as one conversation, ordered by the field `order` or else as in the file."""
+    """Read all lines of one session as one conversation, ordered by the field `order` or else as in the file.
+
+    Of each other field, the first value that is not empty counts: a score may be only on the last line.
+    """
     items: list[_Message] = []
     for position, line in enumerate(unit):
         item = _Message((0, 0.0, "") if fields.order is None or not items else items[-1].rank, line.number)
@@ -245,7 +248,10 @@ def _read_session(fields: FieldMap, unit: Sequence[Line]) -> Iterator[Conversati
             gaps.add(len(conversation.messages))
         conversation.notes |= {index + len(conversation.messages): note for index, note in item.notes.items()}
         conversation.messages += item.messages
-        conversation.model = conversation.model or first_text(value_at(item.record, fields.model))
+        _, model, tools, metadata = _read_context(fields, item.record, [])
+        conversation.model, conversation.tools = conversation.model or model, conversation.tools or tools
+        known = {key for key, value in conversation.metadata.items() if value is not None}
+        conversation.metadata |= {key: value for key, value in metadata.items() if key not in known}
     mark_gaps(conversation, gaps)
     yield conversation
 
