@@ -1,7 +1,8 @@
 """Gemini CLI chats: a header with the messages in it (older versions) or in the lines after it; and checkpoints.
 
-A line may also replace a message, take messages back (`$rewindTo`) or change the header (`$set`; its messages are a
-prompt that the client shortened, and ignored). A checkpoint (`/chat save`) is a list of contents of Google's API.
+A line may also replace a message, take messages back (`$rewindTo`) or change the header (`$set`). Messages of `$set`,
+and what `$patch` changes, are a prompt that the client shortened, and ignored. A checkpoint (`/chat save`) is a list of
+contents of Google's API.
 """
 
 import contextlib
@@ -21,8 +22,9 @@ from opdkit.extract.mapping import value_at
 _LISTS = ("messages", "history", "clientHistory")
 _ROLES = {"user": "user", "gemini": "model", "model": "model", "function": "tool"}
 _NOTICES = ("info", "warning", "error")  # shown to the user, not to the model
-_OF_CLIENT = ("<session_context>", "This is the Gemini CLI. We are setting up the context", "<state_snapshot>",
-              "Here is the user's editor context", "System: Please continue.", "Please continue.")  # fmt: skip
+_OF_CLIENT = ("<session_context>", "<hook_context>", "<state_snapshot>", "Here is the user's editor context",
+              "This is the Gemini CLI. We are setting up the context", "System: Please continue.",
+              "Please continue.")  # fmt: skip
 _ANSWERS = ("Got it. Thanks for the context!", "Got it. Thanks for the additional context!")  # made up by the client
 
 
@@ -58,6 +60,8 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
             names = [*items]
             start = names.index(record["$rewindTo"]) if record["$rewindTo"] in names else 0
             lost += [item for name in names[start:] if value_at(item := items.pop(name)[1], ("type",)) == "gemini"]
+        elif "$patch" in record:
+            continue
         elif changes is record and not logged and id_of(record) is None:
             logged = [record]
         else:

@@ -75,7 +75,8 @@ def test_lines_that_change_what_was_there():
     (session,) = read(
         HEADER, CHAT[1], said(3, "gemini", "", thoughts=[]), {"$set": {"lastUpdated": "u"}}, CHAT[2],
         said(7, "gemini", "Wrong."), said(8, "user", "Take that back."), {"$rewindTo": "m7"},
-        {"$set": {"messages": [said(9, "user", "A summary."), CHAT[2]]}}, *CHAT[4:],
+        {"$set": {"messages": [said(9, "user", "A summary."), CHAT[2]]}},
+        {"$patch": {"updates": [{"id": "m3", "content": []}], "removeIds": ["m2"]}}, *CHAT[4:],
     )  # fmt: skip
     assert [(m["role"], m["content"]) for m in session.messages] == [
         ("user", "Fix it."), ("assistant", ""), ("tool", '{"output":"x = 1"}'), ("assistant", "Fixed."),
