@@ -25,7 +25,8 @@ REPEATED = "repeated event"
 _MESSAGES = ("user", "assistant")
 _EVENTS = frozenset(("user", "assistant", "system", "progress", "attachment"))
 _INTERRUPTED = "[Request interrupted by user]"
-_OF_CLIENT = ("<local-command-", "<command-name>", "<task-notification>")  # such as what /model prints; not skills
+# Such as what /model prints, and commands of the shell that a person runs (`!ls`); not skills.
+_OF_CLIENT = ("<local-command-", "<command-name>", "<task-notification>", "<bash-input>", "<bash-stdout>")
 _PEOPLE = (None, "human", "channel", "unclassified")  # kinds of `origin`; others: the client, or other sessions
 _HEADER = ("sessionId", "agentId", "cwd", "gitBranch", "version", "timestamp")
 

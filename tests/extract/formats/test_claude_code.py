@@ -254,6 +254,7 @@ def test_reading_is_linear():
 @pytest.mark.parametrize(("said", "more"), [
     ("<task-notification>\n<task-id>b</task-id>\n</task-notification>", {}),  # before version 2.1 named the origin
     ("Background command completed", {"origin": {"kind": "task-notification"}}),
+    ("<bash-input>git status</bash-input>", {}),
     ("Continue the task.", {"origin": {"kind": "auto-continuation"}}),
     ("Another session sent a message: rebase", {"origin": {"kind": "peer", "name": "reviewer"}}),
 ])  # fmt: skip
