@@ -28,11 +28,16 @@ from opdkit.errors import ConfigError
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
 
 EMPTY_THINKING = re.compile(r"\s*+(?:<think>)?\s*+</think>\s*")
+# An empty thought with which a prompt says that there is none: Qwen's and DeepSeek's, Gemma 4's, Command's.
+_NO_THOUGHT = re.compile(
+    r"<think>\s*</think>\s*|<\|channel>thought\s*<channel\|>|<\|START_THINKING\|><\|END_THINKING\|>"
+)
 _TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
 # Messages to probe the template with: a question, a text or a call in reply, and the call's result.
 _ASKED: list[Message] = [{"role": "user", "content": "?"}]
 _REPLY = "opdkit's probe"
+_THOUGHT = "opdkit's thought"
 _REPLIED = [*_ASKED, {"role": "assistant", "content": _REPLY}]
 _CALL = {"id": "call00000", "name": "probe", "arguments": '{"opdkit": 1}'}
 _CALLED = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL]}]
@@ -156,19 +161,20 @@ class Chat:
         prompt = self._render(messages[:index], tools, generation_prompt=True)
         whole = self._render(messages[: index + 1], tools, generation_prompt=False)
         if whole.startswith(prompt):
-            rendered = whole[len(prompt) :]
+            rendered, closing = whole[len(prompt) :], ""
         else:
-            rendered = self._find_reply(messages[:index], message, tools, prompt, whole)
+            rendered, closing = self._find_reply(messages[:index], message, tools, prompt, whole)
         self._check_complete(messages[: index + 1], tools, whole, rendered)
         text, reasoning = (message["content"] or "").lstrip(), (message.get("reasoning") or "").strip()
         masked, empty_thinking = "", EMPTY_THINKING.match(rendered)
-        if empty_thinking and not reasoning:  # the template made up this block
+        made_up = closing or (empty_thinking[0] if empty_thinking else "")
+        if made_up and not reasoning:  # the template made up this block
             is_closed, (thought, answer) = "</think>" in text, split_thinking(text)
             is_open = text.startswith("<think>") and not is_closed and not message.get("tool_calls")
             if is_open or (is_closed and thought):  # the thinking in the text belongs in the block
                 apart = message | {"content": answer, "reasoning": thought}
                 return self.reply([*messages[:index], apart], index, tools, "length" if is_open else finish_reason)
-            masked = "" if is_closed else empty_thinking[0]
+            masked = "" if is_closed else made_up
         sampled = self._cut_sampled(rendered[len(masked) :], message, is_incomplete(finish_reason))
         masked_ids, sampled_ids = map(self._encoder.encode_continuation, (masked, sampled))
         return ReplyTokens(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
@@ -245,22 +251,48 @@ class Chat:
             if self._try_render([*before, message | other], tools) == whole:
                 raise ChatError(f"template: leaves out {part}")
 
-    def _find_reply(self, before: list[Message], message: Message, tools: str | None, prompt: str, whole: str) -> str:
+    def _find_reply(
+        self, before: list[Message], message: Message, tools: str | None, prompt: str, whole: str
+    ) -> tuple[str, str]:
         """Return the reply `message` in the `whole` rendering, which does not begin with the `prompt` of that reply.
 
-        Mistral's templates write the system message into the last user message only if no reply follows, gpt-oss's
-        leaves out thinking before a final reply. The reply follows the last message and the header that end the prompt.
-        Another reply shows how far these may reach. Raises ChatError if the rendering does not contain them.
+        Also return the text at its beginning that closes the thought which the prompt opens; "" if there is none.
+
+        - Mistral's templates write the system message into the last user message only if no reply follows, gpt-oss's
+          leaves out thinking before a final reply: the reply follows the last message and the header.
+        - Others (Hermes) end a tool's result in another way if a reply follows: the reply follows the header.
+        - Gemma 4's, GLM's and MiniMax's prompts end with a thought, empty or open, that the rendering leaves out.
+        - Apertus's prompts repeat the header after a tool's result.
+
+        Another reply shows how far what precedes may reach. Raises ChatError if none of this holds.
         """
         probe = message | {"content": "1" if (message["content"] or "").lstrip().startswith("0") else "0"}
         other = self._render([*before, probe | {"reasoning": None, "tool_calls": []}], tools, generation_prompt=False)
-        same = next((n for n, (a, b) in enumerate(zip(whole, other, strict=False)) if a != b), len(other))
+        start = _find_common(whole, other)  # at most to the first character of the reply
         last = self._encoder.as_data((before[-1]["content"] or "").strip(), sampled=before[-1]["role"] == "assistant")
-        ending = prompt[prompt.rfind(last) :].rstrip() if last and last in prompt else ""
-        start = whole.rfind(ending, 0, same)
-        if not ending or start < 0:
-            raise ChatError("reply does not continue the prompt")
-        return whole[start + len(ending) :].removeprefix(prompt[len(prompt.rstrip()) :])
+        question = self._try_render(before, tools) or ""
+        header = prompt.removeprefix(question)
+        # The last message is before the header, which may hold the same text: "hi" is in <think>, too.
+        at = prompt.rfind(last, 0, len(prompt) - len(header) or None) if last else -1
+        behind_question = len(_drop_half_tag(_find_common(question, start)))
+        for ending, lowest in ((prompt[at:] if at >= 0 else "", 0), (header, behind_question)):
+            if (ending := ending.rstrip()) and (found := start.rfind(ending, lowest)) >= 0:
+                return whole[found + len(ending) :].removeprefix(prompt[len(prompt.rstrip()) :]), ""
+        common = _drop_half_tag(_find_common(prompt, start))
+        thought, reply = prompt[len(common) :], whole[len(common) :]
+        if not message.get("reasoning") and "</think>" not in (message["content"] or ""):
+            if _NO_THOUGHT.fullmatch(thought):
+                closed = EMPTY_THINKING.match(reply)
+                return reply[closed.end() if closed else 0 :], ""
+            other = self._try_render([*before, message | {"reasoning": _THOUGHT}], tools) or ""
+            opening, _, behind = other.removeprefix(prompt).partition(_THOUGHT)
+            if other.startswith(prompt) and not opening.strip() and behind.endswith(reply):
+                closing = opening + behind.removesuffix(reply)
+                return closing + reply, closing
+        asked, generation = self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True)
+        if start == question and asked and generation == asked + header:
+            return reply, ""
+        raise ChatError("reply does not continue the prompt")
 
     def _cut_sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
         """Return the part of a rendered reply that the policy wrote: up to and including the stop token, or to the cut.
@@ -277,6 +309,8 @@ class Chat:
             logged = [call["arguments"], call["name"]]
         last = next((field.strip() for field in logged if field and field.strip()), "")
         last = self._encoder.as_data(last, sampled=True)
+        if last not in text:  # the prompt may have opened the thought
+            last = last.removeprefix("<think>").lstrip()
         start = text.rfind(last) if last else 0
         if start < 0:
             raise ChatError("the end of a cut-off reply is not in its rendering")
@@ -333,6 +367,15 @@ class Chat:
         after = self._encoder.encode_continuation(rendered[rendered.rfind(before) + len(before) :])
         added = self.tokenizer.added_tokens_decoder
         return next((i for i in after if i in added and added[i].special), None)
+
+
+def _find_common(a: str, b: str) -> str:
+    """Return what both texts begin with."""
+    return a[: next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
+
+
+def _drop_half_tag(text: str) -> str:
+    return re.sub(r"<[^<>\s]*\Z", "", text)
 
 
 def _fix_date(template: str) -> str:

@@ -595,6 +595,92 @@ def test_ids_of_calls_have_the_length_that_the_template_takes() -> None:
     assert chat.text(chat.reply(short, 1).ids) == "[TOOL_CALLS] search0000000c1</s>"
 
 
+# What a generation prompt ends with; how an assistant message is written; what closes a thought that the prompt opens.
+THOUGHTS = {
+    "Gemma 4": ("<|channel>thought\n<channel|>", "{{ m.content }}", None),
+    "DeepSeek-V3.2": ("<think></think>", "</think>{{ m.content }}", None),
+    "Command R7B": ("<|START_THINKING|><|END_THINKING|>", "<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>", None),
+    "GLM-4.7": ("<think>", "{{ '<think>' + m.reasoning_content if m.reasoning_content }}</think>{{ m.content }}",
+                "</think>"),
+    "MiniMax-M2": ("<think>\n", "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' if m.reasoning_content }}"
+                   "{{ m.content }}", "\n</think>\n\n"),
+    "Command A": ("<|START_THINKING|>", "{{ '<|START_THINKING|>' + m.reasoning_content + '<|END_THINKING|>' if "
+                  "m.reasoning_content }}<|START_TEXT|>{{ m.content }}<|END_TEXT|>", "<|END_THINKING|>"),
+}  # fmt: skip
+THOUGHT_TOKENS = ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>",
+                  "<|END_TEXT|>", "<|channel>", "<channel|>")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+@pytest.mark.parametrize("content", ["Yes.", "<b>Yes</b>", "0"])
+def test_a_thought_that_only_the_prompt_holds(name: str, content: str) -> None:
+    """The reply follows the prompt's empty thought; an open one is closed as the template would, outside the loss."""
+    opened, said, closing = THOUGHTS[name]
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}" + said
+        + "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n" + opened.replace("\n", "\\n") + "' }}{% endif %}"
+    )  # fmt: skip
+    chat = Chat(build_tokenizer(template, (*CHATML_TOKENS, *THOUGHT_TOKENS), CHATML_WORDS), {})
+    talk = [message("user", "hi"), message("assistant", content), message("user", "Go."), message("assistant", "No.")]
+    for index in (1, 3):
+        reply, prompt = chat.reply(talk, index), chat.text(chat.prompt_ids(talk[:index]))
+        masked, sampled = (chat.text([i for i, real in zip(reply.ids, reply.mask, strict=True) if real is kind])
+                           for kind in (False, True))  # fmt: skip
+        assert prompt.endswith("assistant\n" + opened)
+        assert masked == (closing or "")
+        assert sampled.startswith(("<|START_RESPONSE|>", "<|START_TEXT|>", talk[index]["content"]))
+        assert talk[index]["content"] in sampled
+        assert sampled.endswith(("<|im_end|>", "<|END_RESPONSE|>", "<|END_TEXT|>"))
+        assert "think" not in sampled.lower()
+    thought = [*talk[:1], talk[1] | {"reasoning": "Hm"}]
+    if closing:
+        assert chat.text(chat.reply(thought, 1).ids).startswith("Hm" + closing)
+        inline = [*talk[:1], message("assistant", "<think>\nHm")]
+        assert chat.text(chat.reply(inline, 1, finish_reason="length").ids) == "Hm"
+    else:
+        with pytest.raises(ChatError, match="does not continue"):
+            chat.reply(thought, 1)
+
+
+RESULT = (
+    "{% for m in messages %}{% if m.role == 'tool' %}<|im_start|>tool\n{{ m.content }}RESULT{% else %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls[0].function.name if m.tool_calls }}<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "{{ '<|im_end|>' if loop.last else '\n<|im_end|>\n' }}",  # Hermes's
+        "{{ '<|im_end|>\n' if loop.last else '' }}",
+    ],
+)  # Bielik's
+def test_a_result_that_ends_in_another_way_before_a_reply(end: str) -> None:
+    chat = Chat(build_tokenizer(RESULT.replace("RESULT", end), CHATML_TOKENS), {})
+    talk = [message("user", "hi"), message("assistant", None, tool_calls=[CALL]), message("tool", "found"),
+            message("assistant", "Done.")]  # fmt: skip
+    assert chat.text(chat.reply(talk, 3).ids) == "Done.<|im_end|>"
+    assert chat.text(chat.reply([*talk[:3], talk[1]], 3).ids) == "search<|im_end|>"
+
+
+def test_a_prompt_that_repeats_the_header_after_a_result() -> None:
+    """Apertus's template continues the message with the call, but its generation prompt begins another one."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]{% elif m.role == 'user' %}<user>"
+        "{{ m.content }}{% else %}{{ '<assistant>' if messages[loop.index0 - 1].role == 'user' }}"
+        "{% if m.tool_calls %}<calls>{{ m.tool_calls[0].function.name }}<done>{% else %}{{ m.content }}<end>{% endif %}"
+        "{% endif %}{% endfor %}{{ '<assistant>' if add_generation_prompt }}"
+    )
+    chat = Chat(build_tokenizer(template, ("<end>", "<user>", "<assistant>", "<calls>", "<done>")), {})
+    call = message("assistant", None, tool_calls=[CALL])
+    talk = [message("user", "hi"), call, message("tool", "found"), message("assistant", "Done.")]
+    assert chat.text(chat.prompt_ids(talk[:3])) == "<user>hi<assistant><calls>search<done>[found]<assistant>"
+    assert chat.text(chat.reply(talk, 3).ids) == "Done.<end>"
+    assert chat.text(chat.reply([*talk[:3], call], 3).ids) == "<calls>search<done>"
+
+
 def published(name: str, special: Sequence[str], eos: Sequence[str] = (), **template_args) -> Chat:
     """Return the Chat of a template that trl ships; `eos` are the stop tokens of the generation configuration."""
     trl = pytest.importorskip("trl", reason="trl ships the published chat templates: pip install trl")
