@@ -297,9 +297,12 @@ class Chat:
     def _cut_sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
         """Return the part of a rendered reply that the policy wrote: up to and including the stop token, or to the cut.
 
-        Breaks keep the message's text from being a stop token here, so the first stop token is the template's.
+        Breaks keep the message's text from being a stop token here, so stop tokens are the template's. Some templates
+        (GigaChat's) write one between the parts of a reply; the first behind the beginning of its last part ends it.
         """
-        stop = self._stop.search(rendered)
+        calls = message.get("tool_calls") or ()
+        text, *names = self._encoder.as_data([message["content"] or "", *(c["name"] for c in calls)], sampled=True)
+        stop = self._stop.search(rendered, max(0, rendered.find(text.strip()), *map(rendered.rfind, names)))
         if not cut_off:
             return rendered[: stop.end()] if stop else rendered.rstrip() + self._ends[bool(message.get("tool_calls"))]
         text = rendered[: stop.start()] if stop else rendered

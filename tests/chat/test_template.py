@@ -681,6 +681,20 @@ def test_a_prompt_that_repeats_the_header_after_a_result() -> None:
     assert chat.text(chat.reply([*talk[:3], call], 3).ids) == "<calls>search<done>"
 
 
+@pytest.mark.parametrize("text", [None, "I search."])
+def test_a_stop_token_between_text_and_call_ends_no_reply(text: str | None) -> None:
+    """GigaChat's template writes one behind the text, even if that is empty, and the call in another message."""
+    template = (
+        "{% for m in messages %}{{ m.role }}\n{{ m.content }}<|im_end|>"
+        "{% for c in m.tool_calls or [] %}{{ '\\ncall\\n' + c.function.name }}{{ c.function.arguments | tojson }}"
+        "<|im_end|>{% endfor %}{% endfor %}{{ 'assistant\n' if add_generation_prompt }}"
+    )
+    chat = Chat(build_tokenizer(template, CHATML_TOKENS), {})
+    said = chat.reply([message("user", "hi"), message("assistant", text, tool_calls=[CALL])], 1)
+    assert chat.text(said.ids).startswith(f"{text or ''}<|im_end|>\ncall\nsearch")
+    assert chat.text(said.ids).endswith("}<|im_end|>")
+
+
 def published(name: str, special: Sequence[str], eos: Sequence[str] = (), **template_args) -> Chat:
     """Return the Chat of a template that trl ships; `eos` are the stop tokens of the generation configuration."""
     trl = pytest.importorskip("trl", reason="trl ships the published chat templates: pip install trl")
