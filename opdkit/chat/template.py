@@ -168,7 +168,9 @@ class Chat:
         text, reasoning = (message["content"] or "").lstrip(), (message.get("reasoning") or "").strip()
         masked, empty_thinking = "", EMPTY_THINKING.match(rendered)
         made_up = closing or (empty_thinking[0] if empty_thinking else "")
-        if made_up and not reasoning:  # the template made up this block
+        if made_up and reasoning:  # the template wrote this block in place of the thinking
+            masked = made_up
+        elif made_up:
             is_closed, (thought, answer) = "</think>" in text, split_thinking(text)
             is_open = text.startswith("<think>") and not is_closed and not message.get("tool_calls")
             if is_open or (is_closed and thought):  # the thinking in the text belongs in the block
@@ -281,9 +283,11 @@ class Chat:
         common = _drop_half_tag(_find_common(prompt, start))
         thought, reply = prompt[len(common) :], whole[len(common) :]
         if not message.get("reasoning") and "</think>" not in (message["content"] or ""):
+            closed = EMPTY_THINKING.match(reply)
             if _NO_THOUGHT.fullmatch(thought):
-                closed = EMPTY_THINKING.match(reply)
                 return reply[closed.end() if closed else 0 :], ""
+            if closed and _NO_THOUGHT.fullmatch(thought + closed[0]):
+                return reply, ""
             other = self._try_render([*before, message | {"reasoning": _THOUGHT}], tools) or ""
             opening, _, behind = other.removeprefix(prompt).partition(_THOUGHT)
             if other.startswith(prompt) and not opening.strip() and behind.endswith(reply):

@@ -600,6 +600,7 @@ THOUGHTS = {
     "Gemma 4": ("<|channel>thought\n<channel|>", "{{ m.content }}", None),
     "DeepSeek-V3.2": ("<think></think>", "</think>{{ m.content }}", None),
     "Command R7B": ("<|START_THINKING|><|END_THINKING|>", "<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>", None),
+    "DeepSeek-V3.1": ("<think>", "</think>{{ m.content }}", "</think>"),
     "GLM-4.7": ("<think>", "{{ '<think>' + m.reasoning_content if m.reasoning_content }}</think>{{ m.content }}",
                 "</think>"),
     "MiniMax-M2": ("<think>\n", "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' if m.reasoning_content }}"
@@ -634,13 +635,26 @@ def test_a_thought_that_only_the_prompt_holds(name: str, content: str) -> None:
         assert sampled.endswith(("<|im_end|>", "<|END_RESPONSE|>", "<|END_TEXT|>"))
         assert "think" not in sampled.lower()
     thought = [*talk[:1], talk[1] | {"reasoning": "Hm"}]
-    if closing:
+    if closing and name != "DeepSeek-V3.1":
         assert chat.text(chat.reply(thought, 1).ids).startswith("Hm" + closing)
         inline = [*talk[:1], message("assistant", "<think>\nHm")]
         assert chat.text(chat.reply(inline, 1, finish_reason="length").ids) == "Hm"
     else:
         with pytest.raises(ChatError, match="does not continue"):
             chat.reply(thought, 1)
+
+
+@pytest.mark.parametrize("opened", ["", "<think>"])
+def test_an_empty_thought_in_place_of_the_logged_one_is_masked(opened: str) -> None:
+    """DeepSeek-V3.1's template never writes thinking. Trained on, the empty block would teach not to think."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<think></think>' if m.role == 'assistant' }}"
+        "{{ m.content }}<|im_end|>{% endfor %}{{ '<|im_start|>assistant\nOPENED' if add_generation_prompt }}"
+    ).replace("OPENED", opened)
+    chat = Chat(build_tokenizer(template, CHATML_TOKENS, CHATML_WORDS), {})
+    reply = chat.reply([message("user", "hi"), message("assistant", "Yes", reasoning="Short.")], 1)
+    assert chat.text([i for i, real in zip(reply.ids, reply.mask, strict=True) if real]) == "Yes<|im_end|>"
+    assert chat.text(reply.ids) == "<think></think>Yes<|im_end|>".removeprefix(opened)
 
 
 RESULT = (
