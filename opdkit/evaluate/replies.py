@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
-from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.console import counted, warn
 from opdkit.errors import OpdkitError
@@ -87,8 +86,8 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     if judged and all(reward.reward is None for _, reward in judged):
         reason = next(vote.error for votes, _ in judged for vote in votes if vote.error)
         raise OpdkitError(f"the votes on {len(judged):,} of {counted(len(judged), 'reply')} failed, the first one with "
-                          f"{reason}: once the judge answers, call the same command again. Another judge than the "
-                          f"run's may write {JudgeConfig.max_new_tokens} tokens, too few to think")  # fmt: skip
+                          f"{reason}: once the judge answers, call the same command again. If it cannot judge, pass "
+                          "--judge-model with another one, and --overwrite")  # fmt: skip
     if unknown := verdicts.count(None):
         kinds = Counter(vote.error.partition(":")[0] for votes, _ in judged for vote in votes if vote.error)
         why = f" (failed votes, most often: {kinds.most_common(1)[0][0]})" if kinds else ""
