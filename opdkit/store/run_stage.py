@@ -12,9 +12,9 @@ from opdkit.config.shard import read_rank
 from opdkit.store.announce import announce_models
 from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
-from opdkit.store.plans import find_command, has_stage, manifest
+from opdkit.store.plans import explain_upstream_change, find_command, has_stage, manifest, stage_dir
 from opdkit.store.reading import is_complete
-from opdkit.store.reviews import find_outdated_targets
+from opdkit.store.reviews import find_outdated_targets, is_trained_before
 from opdkit.store.stopping import listen_for_signals
 
 _NEXT = {
@@ -28,23 +28,28 @@ _NEXT = {
 
 
 def find_next_step(run: Path) -> str:
-    """Return the next command for a run whose training is not evaluated yet: that of the first unfinished stage.
+    """Return the next command for a run: that of the first stage that is unfinished, or older than what it was made of.
 
-    Returns "" for a folder of a night, which only `opdkit night` continues.
+    Returns "" if there is none, and for a folder of a night, which only `opdkit night` continues.
     """
     if any((home / "ledger.sqlite").exists() for home in run.resolve().parents[1:3]):
         return ""
-    outdated = find_outdated_targets(run)
-    undone = next((stage for stage in _NEXT if not is_complete(run, stage) or (stage == "teacher" and outdated)), None)
-    if undone is not None and has_stage(run, undone):
-        return f"Next: run `opdkit {find_command(run, undone)} {quote(run)} ...` again as before: it does what is left."
-    stage = undone or "eval"
-    text = _NEXT[stage]
-    if stage == "train":
-        text = text.replace("PATH", quote(manifest(run, "teacher")["configuration"]["model"]))
-    elif stage == "eval" and manifest(run, "train")["plan"]["config"]["holdout"]:
-        text = text.replace("--prompts FILE", "--from-log")
-    return f"Next: `opdkit {stage} {quote(run)} {text}."
+    for stage in _NEXT:
+        folder = quote(stage_dir(run, stage).parent)
+        again = f"Next: run `opdkit {find_command(run, stage)} {folder} ...` again as before"
+        if has_stage(run, stage):
+            if explain_upstream_change(run, stage) or (stage == "train" and is_trained_before(run)):
+                return f"{again}, with --overwrite: what it was computed from has changed."
+            if not is_complete(run, stage) or (stage == "teacher" and find_outdated_targets(run)):
+                return f"{again}: it does what is left."
+        else:
+            text = _NEXT[stage]
+            if stage == "train":
+                text = text.replace("PATH", quote(manifest(run, "teacher")["configuration"]["model"]))
+            elif stage == "eval" and manifest(run, "train")["plan"]["config"]["holdout"]:
+                text = text.replace("--prompts FILE", "--from-log")
+            return f"Next: `opdkit {stage} {quote(run)} {text}."
+    return ""
 
 
 def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
@@ -60,7 +65,7 @@ def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
     with record, listen_for_signals():
         summary: Summary = load_function(COMMANDS[name].target)(config, *more)
     is_done = summary.parts_done == summary.parts
-    if is_done and not config.is_dry_run and (name == "train" or not is_complete(config.run, "eval")):
+    if is_done and not config.is_dry_run:
         summary.next = summary.next or find_next_step(config.run)
     if is_done:
         forget_failures(config.run, name)

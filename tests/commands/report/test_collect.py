@@ -168,6 +168,8 @@ def test_an_evaluation_of_what_is_no_longer_there_is_left_out(run: Path, tmp_pat
     said = [notice.partition(":")[0] for notice in summary["notices"]]
     assert "eval was computed from an older judge stage than the one there now, and is left out" in said
     assert "teacher was computed from an older judge stage than the one there now, whose figures these are" in said
+    (step,) = summary["next"]
+    assert step.startswith(f"Next: run `opdkit teacher {tmp_path}/run ...` again as before, with --overwrite")
     shutil.rmtree(tmp_path / "run" / "train")
     notices = collect(tmp_path / "run", 9).summary["notices"]
     assert any("eval was computed from an older" in notice for notice in notices)
