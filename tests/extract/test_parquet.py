@@ -10,6 +10,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -201,6 +202,20 @@ def test_a_data_set_has_the_rows_of_its_parquet_file(tmp_path, monkeypatch):
                        for name in ("file", "set"))  # fmt: skip
     assert of_file == of_set
     assert [messages[1]["tool_calls"][0]["arguments"] for messages, _ in of_set] == ['{"a":1}', '{"b":2}']
+
+
+def test_sound_and_pictures_of_a_data_set_are_not_decoded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    talk = chat("u", "a", "v", sound={"bytes": b"\xff" * 100, "path": "a.wav"}, picture={"bytes": b"\xff" * 100})
+    columns = {"messages": [dict.fromkeys(("role", "content"), datasets.Value("string"))],
+               "sound": datasets.Audio(), "picture": datasets.Image()}  # fmt: skip
+    (tmp_path / "set").mkdir()
+    table = pa.Table.from_pylist([talk], schema=datasets.Features(columns).arrow_schema)
+    pq.write_table(table, tmp_path / "set" / "train.parquet")
+    run(tmp_path / "run", f"hf:{tmp_path / 'set'}")
+    (session,) = tables(tmp_path / "run")["sessions"]
+    assert json.loads(session["metadata"]) == {"sound": {"bytes": "[bytes]", "path": "a.wav"},
+                                               "picture": {"bytes": "[bytes]"}}  # fmt: skip
 
 
 def test_rows_that_cannot_be_read_are_set_aside_one_by_one(tmp_path):

@@ -198,8 +198,8 @@ def choose_stem(source: str) -> str:
 def _copy_dataset(log: str, path: Path) -> Path:
     """Write a data set to `path` as JSONL, one row per line; return `path`. Raises ConfigError if it cannot be loaded.
 
-    `log` is `hf:NAME[:SPLIT]`. NAME may be a local folder. SPLIT defaults to train. Values that JSON cannot hold, such
-    as decoded images, become a placeholder.
+    `log` is `hf:NAME[:SPLIT]`. NAME may be a local folder. SPLIT defaults to train. Images and sound are not decoded,
+    which takes other libraries and ends at the first damaged file.
     """
     import datasets  # slow to import, and rarely needed
 
@@ -210,6 +210,7 @@ def _copy_dataset(log: str, path: Path) -> Path:
         name, split = name.rsplit(":", 1)
     try:
         rows = datasets.load_dataset(name, split=split, streaming=True)
+        rows = rows.decode(False) if rows.features else rows
         with path.open("wb") as out:
             for row in rows:
                 out.write(dump_row(row))
