@@ -15,6 +15,7 @@ from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import NOT_ONLY_TEXT, first_text, has_placeholder, join_content, message, read_call
+from opdkit.extract.formats.claude_code import mark_reactions
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import mark_gaps
@@ -86,6 +87,9 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     if len(branch) in gaps:
         message_gaps.add(len(messages))
     mark_gaps(conversation, message_gaps)
+    # Only messages that a person did not write have a name here: what extensions, summaries and shell commands say.
+    conversation.machine = {i for i, m in enumerate(messages) if m["role"] == "user" and m["name"] is not None}
+    mark_reactions(conversation, conversation.machine)
     conversation.metadata = next((event.header for event in events if event.kind == "session"), {})  # not in the tree
     left_out = sum(event.note is not None for event in events) - len(conversation.notes)
     logged = {"compacted_before": compacted, "tool_errors": tool_errors, "failed_replies": failed_replies,

@@ -7,6 +7,7 @@ import pytest
 from small_logs import turn_rows
 
 from opdkit.chat.conversation import Conversation
+from opdkit.extract.formats.claude_code import CLIENT_ONLY
 from opdkit.extract.formats.pi import READER, recognises
 from opdkit.extract.formats.reader import Line, Rejected
 
@@ -116,6 +117,18 @@ def test_shell_commands_images_and_extensions_are_what_the_model_sees():
     ]  # fmt: skip
     assert {m["role"] for m in session.messages} == {"user"}
     assert [m["name"] for m in session.messages] == [None, "bash", "bash", "bash", None, "lint", "summary"]
+
+
+@pytest.mark.parametrize("between", [
+    {"type": "message", "message": {"role": "bashExecution", "command": "ls", "output": "a"}},
+    {"type": "custom_message", "customType": "lint", "content": "3 warnings"},
+    {"type": "branch_summary", "summary": "went astray", "fromId": "x"},
+])  # fmt: skip
+def test_what_no_person_says_is_no_reaction(between):
+    session, _ = read(HEADER, user("build"), reply(*text("Built.")), between, reply(*text("Fixed.")), user("Thanks."))
+    assert (session.notes[1].skip_reason, session.notes[3].skip_reason) == (CLIENT_ONLY, None)
+    session, _ = read(HEADER, user("build"), reply(*text("Built.")), between, user("It fails."))
+    assert session.notes[1].skip_reason is None
 
 
 def node(event: dict, ident: str, parent: str | None) -> dict:
