@@ -38,7 +38,11 @@ def record_digest(home: Path, table: str, part: int, digest: str) -> Path | None
         record.touch(exist_ok=False)
     except FileExistsError:
         return None
-    sync(folder)
+    try:
+        sync(folder)
+    except BaseException:  # Ctrl-C, too: the part is not there yet
+        record.unlink(missing_ok=True)
+        raise
     return record
 
 

@@ -166,13 +166,13 @@ class Stage:
                 if arrow.num_rows:  # some readers cannot take an empty row group
                     file.write_table(arrow)
             try:
-                record = record_digest(self.folder, table.name, part, digest_file(temporary))
+                record = record_digest(self.folder, table.name, part, digest := digest_file(temporary))
                 # If a primary file exists but the part is not done, it was computed from other part inputs.
                 replaced = digest_file(final) if primary and final.exists() and not self.is_done(part) else None
                 # Files of other tables are replaced: a killed process left them, without its primary table.
                 move_into_place(temporary, final, replace=not primary or replaced is not None)
             except BaseException:
-                if record is not None and temporary.exists():  # it was not moved
+                if record is not None and not (final.exists() and digest_file(final) == digest):  # it is not there
                     record.unlink(missing_ok=True)
                 raise
             if replaced is not None:

@@ -1,6 +1,7 @@
 """Tests of `opdkit check`: silence on a healthy run, every kind of damage found and named, and recomputing."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -28,9 +29,10 @@ from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
+from opdkit.store.atomic import make_owned_name, sync
 from opdkit.store.digests import digest_file, forget_digest, record_digest
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import fingerprint, stage_dir
+from opdkit.store.plans import fingerprint, has_stage, stage_dir
 from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review
 from opdkit.store.tables import TABLES
@@ -357,6 +359,42 @@ def test_an_unfinished_run_is_no_damaged_one(tmp_path: Path) -> None:
     report = examine(run)
     assert report.findings == []
     assert report.parts == {"extract": (1, 3)}
+
+
+@pytest.mark.parametrize("stage", ["extract", "judge"])
+def test_an_interrupt_while_a_part_is_put_in_place_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Ctrl-C comes after each flush to the disk in turn: they take the longest."""
+    flushed, after = 0, -1
+
+    def flush_and_interrupt(path: Path) -> None:
+        nonlocal flushed
+        sync(path)
+        flushed += 1
+        if flushed == after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("opdkit.store.atomic.sync", flush_and_interrupt)
+    monkeypatch.setattr("opdkit.store.digests.sync", flush_and_interrupt)
+    for after in itertools.count(1):
+        run, flushed = tmp_path / str(after), 0
+        try:
+            extract.run(ExtractConfig(run=run, logs=(LOGS,), limit=4, shard="0/1"))
+            flushed = flushed if stage == "extract" else 0
+            judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
+        except KeyboardInterrupt:
+            assert not has_stage(run, stage) or examine(run).findings == []
+        else:
+            break
+    assert after > 5
+
+
+def test_a_kill_while_a_part_is_put_in_place_is_no_damage(run: Path) -> None:
+    """The half-written file tells it from a part that was lost."""
+    path = part_path(run, "replies", 0)
+    path.replace(path.parents[1] / ".tmp" / make_owned_name("replies-00000", ".parquet"))
+    assert examine(run).findings == []
 
 
 def test_rows_of_other_stages_than_a_finished_run(tmp_path: Path) -> None:

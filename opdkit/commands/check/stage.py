@@ -21,6 +21,7 @@ from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import list_redone_upstream, list_trainings, no_run_error, stage_dir
+from opdkit.store.progress_marks import read_claim
 from opdkit.store.reading import part_path
 from opdkit.store.reviews import TRAINED_BEFORE, plan_inputs
 from opdkit.store.tables import TABLES, TARGETS, Table
@@ -208,7 +209,7 @@ class _Walk:
                 after = primary if done else self._find_computed_after(stage, part)
                 if after:
                     self._add(stage, table.name, part, f"gone, although {after} has the part that goes with it")
-                elif (table.name, part) in digests:
+                elif (table.name, part) in digests and not self._is_begun(stage, table.name, part):
                     self._add(stage, table.name, part, "gone: it was written once, or its writer was killed just then")
             elif done:  # without the primary table, the others were left by a kill and will be replaced
                 read = read_part_file(self.run, table, part, self.manifests[stage], digests)
@@ -226,6 +227,11 @@ class _Walk:
             self.report.parts[label] = (self.report.parts[label][0] + 1, self.count[stage])
         if primary in parts:
             self.finished[stage] = parts[primary]
+
+    def _is_begun(self, stage: str, table: str, part: int) -> bool:
+        """Return True if a process was about to move the part's file into place: it lives, or was killed then."""
+        claims = map(read_claim, (stage_dir(self.run, stage) / ".tmp").glob("*.parquet"))
+        return any(claim is not None and (claim.table, claim.part) == (table, part) for claim in claims)
 
     def _find_computed_after(self, stage: str, part: int) -> str | None:
         """Return a table that holds something computed from this part; None if there is none."""
