@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_incomplete
-from opdkit.chat.markup import split_calls, split_thinking, visible
+from opdkit.chat.markup import opens_thinking, split_calls, split_thinking, visible
 from opdkit.chat.openai_messages import Message, merge_messages, openai_message, read_tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError
@@ -205,7 +205,7 @@ class Chat:
 
     def opens_thinking(self, prompt_ids: list[int]) -> bool:
         """Return whether a prompt ends with an open think block, as templates of reasoning models write it."""
-        return self.text(prompt_ids[-8:]).rstrip().endswith("<think>")
+        return opens_thinking(self.text(prompt_ids[-8:]))
 
     def visible_text(self, reply: str, prompt_ids: list[int]) -> str:
         """Return the part of a reply to this prompt that its reader sees: without thinking."""

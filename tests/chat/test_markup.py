@@ -2,7 +2,15 @@
 
 import pytest
 
-from opdkit.chat.markup import final_answer, has_broken_call, split_calls, split_reply, split_thinking, visible
+from opdkit.chat.markup import (
+    final_answer,
+    has_broken_call,
+    opens_thinking,
+    split_calls,
+    split_reply,
+    split_thinking,
+    visible,
+)
 
 
 @pytest.mark.parametrize(("text", "thinking", "rest"), [
@@ -59,7 +67,18 @@ def test_the_answer_is_what_follows_the_last_closing_tag(text, opened, answer):
 @pytest.mark.parametrize(("reply", "thinking", "seen"), [
     ("plain", False, "plain"), ("<think>no</think>\n\nyes", False, "yes"), ("so </think> yes", True, "yes"),
     ("<think>never ends", False, ""), ("never ends", True, ""), ("<think>a</think>b<think>c", False, ""),
+    ("<seed:think>no</seed:think>yes", False, "yes"), ("<mm:think>never ends", False, ""),
+    ("[THINK]no[/THINK]yes", False, "yes"), ("[THINK]never ends", False, ""),
+    ("<|START_THINKING|>no<|END_THINKING|><|START_TEXT|>yes", False, "yes"), ("no<|END_THINKING|>yes", True, "yes"),
+    ("<|START_THINKING|>never ends", False, ""), ("<|START_RESPONSE|>yes", False, "yes"),
 ])  # fmt: skip
 def test_what_is_judged_is_what_the_reader_sees(reply, thinking, seen) -> None:
     """The judge sees only what follows the thinking, since a draft inside the thinking is not the reply."""
     assert visible(reply, thinking) == seen
+
+
+@pytest.mark.parametrize("opening", ["<think>", "<seed:think>", "[THINK]", "<|START_THINKING|>", "<|channel>thought"])
+def test_what_a_prompt_leaves_open(opening: str) -> None:
+    assert opens_thinking(f"assistant\n{opening}\n")
+    assert not opens_thinking(f"{opening}<|im_end|>\nassistant\n")
+    assert not opens_thinking("assistant\n")
