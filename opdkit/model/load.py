@@ -132,8 +132,11 @@ def load_model(
         options["distributed_config"] = DistributedConfig(tp_plan="auto")
     if place.type == "cuda":  # cuDNN plans a kernel for each new batch length, which takes longer than the forward
         torch.backends.cuda.enable_cudnn_sdp(False)
+    advice = ". Is it complete? Copy or download it again"
     try:
         _check_class(name)
+        if PreTrainedConfig.get_config_dict(name)[0].get("quantization_config"):
+            advice = "; or pass the unquantized model"  # the error names a package or a GPU
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=weights_dtype,
@@ -160,7 +163,7 @@ def load_model(
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None
-        raise _make_loading_error(name, error, ". Is it complete? Copy or download it again") from error
+        raise _make_loading_error(name, error, advice) from error
 
 
 def find_cache_name(model: Any) -> str:
@@ -220,7 +223,7 @@ def _check_class(name: str) -> None:
 
 
 def _make_loading_error(name: str, error: Exception, advice: str = "") -> OpdkitError:
-    line = _first_line(error)
+    line = _first_line(error).rstrip(".")
     if line.startswith("Unrecognized configuration class"):  # of the class for language models
         return OpdkitError(f"transformers {transformers.__version__} reads the model {name} only with images or audio: "
                            "pass a text model")  # fmt: skip

@@ -53,6 +53,16 @@ def test_the_scales_of_quantized_weights_are_not_lost(tmp_path, tiny_model_dir, 
     assert "quantization_config" not in given[0], "None would hide that of the folder"
 
 
+def test_a_quantization_that_cannot_be_read_is_no_incomplete_copy(tmp_path, tiny_model_dir) -> None:
+    folder = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "vptq", "config_for_layers": {}, "shared_layer_config": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OpdkitError, match=r"or pass the unquantized model") as caught:
+        load_model(str(folder), device="cpu", dtype="auto")
+    assert "complete" not in str(caught.value)
+
+
 def test_the_dtype_is_the_one_asked_for(tiny_model_dir):
     model = load_model(str(tiny_model_dir), device="cpu", dtype="bfloat16")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
