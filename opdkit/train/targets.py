@@ -6,7 +6,7 @@ the teacher stage recorded. To save memory, token ids are int32, and messages ar
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +178,19 @@ def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
 def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
     """Return the token ids of the prompt of each turn, by turn_id.
 
-    Raises OpdkitError if a turn has no session, or if a prompt is not as long as in the teacher stage: training would
-    then read other tokens than those that were scored.
+    A prompt that begins a later one of its session shares its memory: a long session would hold thousands of copies of
+    its beginning. Raises OpdkitError if a turn has no session, or if a prompt is not as long as in the teacher stage:
+    training would then read other tokens than those that were scored.
     """
-    prompts = {turn.turn_id: _encode_prompt(session, turn, chat) for session, turn in pair_with_sessions(run, turns)}
+    prompts: dict[str, NDArray[np.int32]] = {}
+    for _, pairs in groupby(pair_with_sessions(run, turns), key=lambda pair: pair[1].session_id):
+        distinct = {turn.turn_id: (session, turn) for session, turn in pairs}  # a written reply has the logged one's
+        own = {turn_id: _encode_prompt(*pair, chat) for turn_id, pair in distinct.items()}
+        longest = np.empty(0, np.int32)
+        for turn_id, ids in sorted(own.items(), key=lambda item: len(item[1]), reverse=True):
+            if not np.array_equal(longest[: len(ids)], ids):
+                longest = ids
+            prompts[turn_id] = longest[: len(ids)]
     missing = next((turn.turn_id for turn in turns if turn.turn_id not in prompts), None)
     if missing is not None:
         raise OpdkitError(f"turn {missing} has no session in {run}/extract: run the stages again from extract")

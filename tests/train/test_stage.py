@@ -552,6 +552,23 @@ def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_mode
         train.run(train_config(run, plain_model_dir))
 
 
+def test_the_prompts_of_a_session_share_their_memory(tmp_path, plain_model_dir, monkeypatch) -> None:
+    """A prompt with written replies is encoded once. A prompt that begins no later one has its own memory."""
+    toy, places = Toy("a", [Said("red blue", -1, "Say it in blue letters.")] * 6), range(1, 12, 2)
+    run = write_run(tmp_path / "run", plain_model_dir, [toy], samples=2)
+    chat, encoded = Chat(load_tokenizer(str(plain_model_dir)), {}), []
+    encode = chat.prompt_ids
+    monkeypatch.setattr(chat, "prompt_ids", lambda messages, tools: encoded.append(0) or encode(messages, tools))
+    for beginning, memories in (("", 1), ("{{ messages | length }}", 6)):
+        chat.tokenizer.chat_template = beginning + chat.tokenizer.chat_template
+        expected = {f"a:{n}": encode(toy.messages()[:n]) for n in places}
+        turns = [dataclasses.replace(t, prompt_tokens=len(expected[t.turn_id])) for t in load_turns(run)]
+        prompts = load_prompts(run, turns, chat)
+        assert {turn_id: ids.tolist() for turn_id, ids in prompts.items()} == expected
+        assert len({ids.__array_interface__["data"] for ids in prompts.values()}) == memories
+    assert len(turns) > len(expected) == len(encoded) / 2
+
+
 def test_one_reply_is_no_several(run, plain_model_dir, capsys) -> None:
     train.run(train_config(run, plain_model_dir, max_turns_per_session=1, limit=1))
     assert "1 reply teaches little" in capsys.readouterr().err
