@@ -54,6 +54,10 @@ def record_failure(stage: str, config: StageConfig) -> Iterator[None]:
                 path.parent.mkdir(exist_ok=True)
                 write_text(path, json.dumps(record, indent=2) + "\n")
         raise
+    except SystemExit:  # the reader of stdout has read enough: `eval` prints when its work is done
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
     with contextlib.suppress(OSError):  # it is not there, or the disk is read-only
         path.unlink()
 

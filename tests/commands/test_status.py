@@ -170,6 +170,14 @@ def test_the_last_error_of_a_failed_shard(run: Path, capsys: pytest.CaptureFixtu
     assert row(run)["failed"] == "0"
 
 
+def test_an_error_is_forgotten_if_the_next_attempt_prints_to_a_pager_that_is_left(run: Path) -> None:
+    """Rich raises SystemExit where the reader of stdout has gone, as in `opdkit eval RUN | head`."""
+    fail(run, "0/1", OpdkitError("the judge is away"))
+    with pytest.raises(SystemExit), failures.record_failure("judge", JudgeConfig(run=run, judge="rules", shard="0/1")):
+        raise SystemExit(1)
+    assert failures.read_failures(run) == []
+
+
 def test_a_wrong_command_is_no_failure_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only in a batch job is a wrong command recorded, because nobody would see it otherwise."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
