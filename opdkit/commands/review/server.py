@@ -31,6 +31,7 @@ from opdkit.console import say, warn
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.reading import find_parts
+from opdkit.store.run_stage import find_next_step
 
 _LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost):[0-9]{1,5}", re.IGNORECASE)
 MAX_BODY = 1 << 16  # bytes; a decision is a hint and a note
@@ -73,6 +74,8 @@ def run(config: ReviewConfig) -> None:
             signal.signal(name, handler)
     decided = len(reviews.read_reviews_in_force(config.run))
     say(f"stopped; decisions in force: {decided:,}, in {reviews.reviews_dir(config.run)}")
+    if step := find_next_step(config.run):
+        say(step)
 
 
 class ReviewServer(ThreadingHTTPServer):

@@ -403,6 +403,7 @@ def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
         shutil.rmtree(reviews.reviews_dir(judged), ignore_errors=True)
     assert (process.returncode, out) == (0, "")
     assert "decisions in force: 1" in err
+    assert f"Next: `opdkit teacher {judged} " in err
     assert "Traceback" not in err
     port = httpx.URL(address).port
     assert re.search(rf"ssh -L {port}:127\.0\.0\.1:{port} \S+@\S+", err)
