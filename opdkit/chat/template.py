@@ -68,7 +68,7 @@ class Chat:
     `stop_ids` are the tokens that end a reply: the tokenizer's EOS token, those of the generation configuration
     (`eos_ids`), and the token that the template itself writes after a reply. `end_id` is this last one, else the
     tokenizer's EOS token, else None. `tags_calls`: calls are written as `split_calls` reads them.
-    `begins_with_thinking`: prompts end with an open think block.
+    `begins_with_thinking`: prompts end with an open thought.
 
     A template that asks for today's date gets `TEMPLATE_DATE`; a user may set the argument `date_string` if the
     template reads it. Raises ConfigError for a tokenizer without a template and for arguments that would replace
@@ -106,7 +106,7 @@ class Chat:
             self._left_out.add("tool results")
         self._encoder.break_always(self._find_headers())
         prompt, added = self._try_render(_ASKED, generation_prompt=True), tokenizer.added_tokens_decoder
-        self.begins_with_thinking = (prompt or "").rstrip().endswith("<think>")
+        self.begins_with_thinking = opens_thinking(prompt or "")
         if prompt and (ids := self._encoder.ids(prompt)) and ids[-1] not in added:
             self._encoder.continue_text()
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())

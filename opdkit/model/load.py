@@ -83,7 +83,7 @@ def load_template(name: str, template_args: Sequence[str], student: Chat | None 
         pair = [tokenizer.name_or_path, student.tokenizer.name_or_path]
         thinks, answers = pair if chat.begins_with_thinking else pair[::-1]
         raise ConfigError(
-            f"the chat template of {thinks} ends its prompts with an open <think>, and that of {answers} does not, so "
+            f"the chat template of {thinks} ends its prompts with an open thought, and that of {answers} does not, so "
             "one would read the other's replies as thinking: pass a --teacher that begins as the student does; some "
             "templates have an argument for that, as --template-arg enable_thinking=false"
         )

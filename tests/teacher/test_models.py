@@ -105,7 +105,7 @@ def test_both_begin_with_thinking_or_neither_does(run, config, tiny_tokenizer, t
     thinking = build_tokenizer(OPENS_THINKING, CHATML_TOKENS, CHATML_WORDS)
     tokenizers = {"student": tiny_tokenizer, "teacher": tiny_tokenizer} | {thinker: thinking}
     paths = {name: str(save_tiny_model(tmp_path / name, tokenizer)) for name, tokenizer in tokenizers.items()}
-    with pytest.raises(ConfigError, match=f"of {paths[thinker]} ends .* <think>.*--teacher"):
+    with pytest.raises(ConfigError, match=f"of {paths[thinker]} ends .* thought.*--teacher"):
         load_scorer(config(run, model=paths["student"], teacher=(paths["teacher"],)))
     copy = shutil.copytree(paths[thinker], tmp_path / "copy")
     load_scorer(config(run, model=paths[thinker], teacher=(str(copy),)))
