@@ -28,7 +28,7 @@ BOX = r"(?<!\\)\\+boxed\s*\{"
 # Markers of a hint. Their characters may be escaped, and the end may be written as in XML.
 HINT_START = r"\\?\[\s*HINT\\?_START\s*\\?\]"
 HINT_END = r"\\?\[\s*(?:/?HINT\\?_END|/HINT\\?_START)\s*\\?\]"
-_BOX = re.compile(BOX, re.IGNORECASE)
+_BOX, _BRACE = re.compile(BOX, re.IGNORECASE), re.compile("[{}]")
 # A marker may be in bold or in code quotes.
 _START, _END = (re.compile(rf"(\*\*|`|){marker}\1", re.IGNORECASE) for marker in (HINT_START, HINT_END))
 _NUMBER = re.compile(r"([+-]?)\s*(\d)(?:\.0*)?")
@@ -98,11 +98,13 @@ def split_hint(body: str) -> tuple[str, str | None]:
 
 def _find_outside_hints(body: str) -> list[tuple[int, int]]:
     """Return (start, end) of the parts between the closed hint blocks."""
-    parts, position = [], 0
+    parts, position, searched = [], 0, 0
     for end in _END.finditer(body):
-        if starts := list(_START.finditer(body, position, end.start())):
+        starts = list(_START.finditer(body, searched, end.start()))
+        searched = end.start()  # so that many ends without a start take linear time
+        if starts:
             parts.append((position, starts[-1].start()))
-            position = end.end()
+            position = searched = end.end()
     return [*parts, (position, len(body))]
 
 
@@ -135,7 +137,9 @@ class _Box(NamedTuple):
 
 def _parse_decision(body: str, wording: str, allowed: tuple[int, ...]) -> tuple[int | None, str | None]:
     """Return (decision, None), or (None, why there is none)."""
-    boxes = [_Box(m.start(), *_find_braced(body, m.end())) for m in _BOX.finditer(body)]
+    closing = _match_braces(body)
+    boxes = [_Box(m.start(), end + 1, body[m.end() : end]) if (end := closing.get(m.end())) else
+             _Box(m.start(), len(body), None) for m in _BOX.finditer(body)]  # fmt: skip
     if not boxes:
         return None, NO_DECISION
     last = boxes[-1]
@@ -152,14 +156,15 @@ def _parse_decision(body: str, wording: str, allowed: tuple[int, ...]) -> tuple[
     return last.value, None
 
 
-def _find_braced(text: str, start: int) -> tuple[int, str | None]:
-    """Return (end, content) of the group whose opening brace ends at `start`; content is None if it never closes."""
-    depth = 1
-    for i in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if depth == 0:
-            return i + 1, text[start:i]
-    return len(text), None
+def _match_braces(text: str) -> dict[int, int]:
+    """Return the position after an opening brace -> that of its closing brace, in one pass."""
+    closing, open_braces = dict[int, int](), list[int]()
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            open_braces.append(brace.end())
+        elif open_braces:
+            closing[open_braces.pop()] = brace.start()
+    return closing
 
 
 def _is_echo(body: str, boxes: list[_Box], wording: str) -> bool:

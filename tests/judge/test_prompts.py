@@ -4,9 +4,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from runs import in_context, message, talk
+from work import passes
 
 from opdkit.config.wording import DEFAULTS
-from opdkit.judge.parse import parse_hint, parse_reward
+from opdkit.judge.parse import find_decision_span, parse_hint, parse_reward
 from opdkit.judge.prompts import defuse, judge_messages, write_turn
 from opdkit.judge.votes import Answer
 
@@ -75,6 +76,11 @@ def test_backslashes_of_a_model_that_loops_take_no_more_than_linear_time() -> No
     assert defuse(text) == text
     assert parse_reward(Answer(text)).score is None
     assert defuse(text + "boxed{1}") == "/" * 400_000 + "boxed{1}"
+
+
+@pytest.mark.parametrize("unit", ["\\boxed{", "\\boxed{1} \\boxed{", "[HINT_END]", "[HINT_START]"])
+def test_markers_of_a_model_that_loops_take_no_more_than_linear_time(unit: str) -> None:
+    assert passes(lambda text: (parse_hint(Answer(text)), find_decision_span(Answer(text), "hint")), unit * 4000) < 100
 
 
 def test_the_request_is_shown() -> None:
