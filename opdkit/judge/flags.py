@@ -51,6 +51,12 @@ _FAILED_TAIL = re.compile(
       | .*:\ (?:command\ not\ found|no\ such\ file\ or\ directory|permission\ denied)\W*$
     )"""
 )
+# Exit codes that shells of agents report: above the output (Codex, with a line "Output:"; Claude Code, mini-swe-agent),
+# or below it (Gemini CLI, with further fields).
+_EXIT_ABOVE = re.compile(r"(?im)^(?:process exited with code |exit code:? |<returncode>)(-?\d+)(?:</returncode>)?$")
+_EXIT_BELOW = re.compile(
+    r"(?i)^exit code: (-?\d+)(?:\n(?:signal|background pids|process group pgid):.*)*\Z", re.MULTILINE
+)
 
 
 def find_flags(reply: ReplyInContext, finish_reason: str | None, repeats_call: bool) -> list[str]:
@@ -75,16 +81,22 @@ def reports_failure(result: str) -> bool:
         with suppress(ValueError, RecursionError):
             return _has_failure_fields(json.loads(text))
     lines = [line[:300] for line in text.splitlines() if line.strip()]
+    header = next((lines[:n] for n, line in enumerate(lines[:8]) if line == "Output:"), lines[:1])
+    if exit_code := _EXIT_ABOVE.search("\n".join(header)) or _EXIT_BELOW.search("\n".join(lines[-4:])):
+        return int(exit_code[1]) != 0
     # Most tools report a failure in the last line, but test runners and shells may do so in the line before.
     return bool(lines) and bool(_FAILED_HEAD.match(lines[0]) or _FAILED_TAIL.search("\n".join(lines[-2:])))
 
 
 def _has_failure_fields(result: JSON) -> bool:
     fields = {key.lower().replace("_", ""): value for key, value in result.items()}
+    exit_codes = [fields.get(key) for key in ("exitcode", "returncode", "exitstatus")]
+    if isinstance(fields.get("metadata"), dict):  # Codex, before it wrote text
+        exit_codes.append(fields["metadata"].get("exit_code"))
     return (
         any(fields.get(key) for key in ("error", "errors", "exception", "iserror"))
         or any(fields.get(key) is False for key in ("success", "ok", "succeeded"))
-        or any(type(fields.get(key)) is int and fields[key] for key in ("exitcode", "returncode", "exitstatus"))
+        or any(type(code) is int and code for code in exit_codes)
         or any(type(fields.get(key)) is int and 400 <= fields[key] < 600 for key in ("status", "statuscode"))
         or any(str(fields.get(key)).lower() in ("error", "failed", "failure") for key in ("status", "statuscode"))
     )
