@@ -46,6 +46,7 @@ _FAILED_TAIL = re.compile(
         (?:\w+\ ){0,2}(?:exited\ with|exit|returned(?=\ (?:exit|status|code)|[\s:=]*-)|returncode|failed\ with)
             (?:\ exit)?(?:\ (?:status|code))*
             \s*[:=]?\s*-?[1-9]\d*\W*$
+      | (?:\w+\ ){0,4}with\ exit\ code\ -?[1-9]\d*\W*$
       | (?:\w+\ )?aborted\W*$
       | (?:\w+\.)*\w*(?:Error|Exception)(?::.*)?$
       | .*:\ (?:command\ not\ found|no\ such\ file\ or\ directory|permission\ denied)\W*$
@@ -79,7 +80,10 @@ def reports_failure(result: str) -> bool:
     if text.startswith("{"):
         # What is not JSON (a script, a Python literal, a truncated result) is searched like any other text.
         with suppress(ValueError, RecursionError):
-            return _has_failure_fields(json.loads(text))
+            fields = json.loads(text)
+            if fields.keys() == {"output"} and isinstance(fields["output"], str):  # Gemini CLI
+                return reports_failure(fields["output"])
+            return _has_failure_fields(fields)
     lines = [line[:300] for line in text.splitlines() if line.strip()]
     header = next((lines[:n] for n, line in enumerate(lines[:8]) if line == "Output:"), lines[:1])
     if exit_code := _EXIT_ABOVE.search("\n".join(header)) or _EXIT_BELOW.search("\n".join(lines[-4:])):
