@@ -34,8 +34,11 @@ _FAILED_HEAD = re.compile(
       | (?:no\ such\ (?:file|tool|function|command)|(?:permission|access)\ denied|command\ not\ found)
       | (?:unknown|invalid|unrecognized)\ (?:tool|function|command|argument|parameter|option|input)
       | missing\ (?:required|argument|parameter)
-      | (?:\w+\ ){0,3}(?:aborted|timed\ out)\W*$
-      | (?:http\s*)?(?:status\s*(?:code)?\s*)?:?\s*[45]\d\d\s+(?:bad\ request|unauthorized|forbidden|not\ found|
+      | (?:\w+\ ){0,3}(?:aborted\W*$|timed\ out(?:\ after\ \d|\W*$))
+      | mcp\ error\b
+      | (?:file|directory|path|tool|function|command)\ (?:\S+\ )?(?:not\ found|does\ not\ exist)(?:\s*[:.]|\s*$)
+      | (?-i:E(?:ACCES|CONNREFUSED|EXIST|ISDIR|NOENT|NOTDIR|NOTFOUND|PERM|TIMEDOUT)):\s
+      | (?:http\s*)?(?:status\s*(?:code)?\s*)?:?\s*[45]\d\d:?\s+(?:bad\ request|unauthorized|forbidden|not\ found|
             internal|too\ many|bad\ gateway|service\ unavailable|gateway\ timeout)
       | no\ changes\ made\b
       | <tool_use_error>
