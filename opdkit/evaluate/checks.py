@@ -142,13 +142,16 @@ def choose_unit(prompt_id: str, session: str | None) -> Hashable:
 def read_evaluated_prompts(run: Path, remedy: str, file: str | None = None) -> dict[str, HeldOutPrompt]:
     """Return the prompts that a run was evaluated on, by id, from `file` or from the path that eval read.
 
-    Raises OpdkitError that ends with `remedy` if the file is missing or has changed.
+    If the run was moved, prompts that eval or a night wrote into it are found there. Raises OpdkitError that ends with
+    `remedy` if the file is missing or has changed.
     """
     document = manifest(run, "eval")
     options = document["plan"]["config"] | document["plan"]["inputs"]
-    path = Path(file or document["configuration"]["prompts"])
-    if not path.is_file() or digest_file(path) != options["prompts"]:
-        raise OpdkitError(f"{path} is not the file of prompts that {run} was evaluated on: {remedy}")
+    named = Path(file or document["configuration"]["prompts"])
+    places = (path for path in (named, run / named.name) if path.is_file())
+    path = next((path for path in places if digest_file(path) == options["prompts"]), None)
+    if path is None:
+        raise OpdkitError(f"{named} is not the file of prompts that {run} was evaluated on: {remedy}")
     # The stored replies are already checked. For rows without a check this function is a placeholder, never called.
     check = PythonFunction(read_prompts) if "check" in options else None
     return {prompt.id: prompt for prompt in read_prompts(path, options["max_prompts"], check)}

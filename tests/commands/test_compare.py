@@ -187,6 +187,8 @@ def test_prompts_that_changed_or_moved(run, tmp_path) -> None:
         with pytest.raises(OpdkitError, match="--prompts"):
             compare(CompareConfig(run=run, prompts=file))
     assert names(run, prompts=str(evaluated)) == ["a", "b"]
+    shutil.copy(evaluated, run / "a.training" / "prompts.jsonl")
+    assert names(run) == ["a", "b"], "a run that was moved still has prompts that were written into it"
 
 
 def test_an_evaluation_of_before_another_training_does_not_count(run, plain_model_dir) -> None:
