@@ -25,11 +25,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from opdkit.commands.review.api import Api
 from opdkit.commands.turns.view import read_turn_view
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.review import ReviewConfig
 from opdkit.console import say, warn
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
+from opdkit.store.plans import find_command, has_stage
 from opdkit.store.reading import find_parts
 from opdkit.store.run_stage import find_next_step
 
@@ -53,6 +55,9 @@ def run(config: ReviewConfig) -> None:
     """
     reviewer = config.reviewer or reviews.whoami()
     server = ReviewServer(Api(config.run, reviewer), config.port)
+    logs = [path / "log" for path in (config.run, config.run.parent) if has_stage(path / "log", "judge")]
+    if logs and find_command(config.run, "judge") == "night":
+        warn(f"later nights read only decisions in the folder log of a night: `opdkit review {quote(logs[0])}`")
     stop = threading.Event()
     before = {name: signal.signal(name, lambda *_: stop.set()) for name in (signal.SIGINT, signal.SIGTERM)}
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import webbrowser
 
 import httpx
 import pytest
@@ -17,9 +18,11 @@ from runs import talk, write_extract
 
 from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import MAX_BODY, ReviewServer
+from opdkit.commands.review.server import run as run_server
 from opdkit.commands.review.spreadsheet import read_csv, write_csv
 from opdkit.commands.turns.view import read_turn_view
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.review import ReviewConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
@@ -408,3 +411,16 @@ def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
     port = httpx.URL(address).port
     assert re.search(rf"ssh -L {port}:127\.0\.0\.1:{port} \S+@\S+", err)
     assert address.partition("token=")[2] not in err, "no credentials in messages, which end up in logs"
+
+
+def test_a_night_s_own_run_names_the_log_whose_decisions_later_nights_read(tmp_path, monkeypatch, capsys):
+    night, log = tmp_path / "0001", tmp_path / "0001" / "log"
+    for run in (log, night):
+        judge.run(JudgeConfig(run=write_extract(run, {"s": talk("How warm?", "75 F.", "Thanks!")}), judge="rules"))
+    path = night / "judge" / "manifest.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"plan": document["plan"] | {"command": "night"}}))
+    monkeypatch.setattr(webbrowser, "open", lambda _: os.kill(os.getpid(), signal.SIGINT) is None)
+    for run in (night, log):
+        run_server(ReviewConfig(run=run, open=True))
+        assert (f"`opdkit review {log}`" in capsys.readouterr().err) == (run == night)
