@@ -24,7 +24,7 @@ _ROLES = {"user": "user", "gemini": "model", "model": "model", "function": "tool
 _NOTICES = ("info", "warning", "error")  # shown to the user, not to the model
 _OF_CLIENT = ("<session_context>", "<hook_context>", "<state_snapshot>", "Here is the user's editor context",
               "This is the Gemini CLI. We are setting up the context", "System: Please continue.",
-              "Please continue.")  # fmt: skip
+              "Please continue.", "I ran the following shell command:\n")  # fmt: skip
 _ANSWERS = ("Got it. Thanks for the context!", "Got it. Thanks for the additional context!")  # made up by the client
 
 
@@ -46,7 +46,7 @@ def id_of(record: JSON) -> str | None:
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """Read all lines of one session, or one checkpoint."""
     conversation = Conversation(unit[0].source, unit[0].number, [])
-    header, lost, gaps = conversation.metadata, list[Any](), set[int]()
+    header, lost, gaps, answered = conversation.metadata, list[Any](), set[int](), set[str]()
     items: dict[Any, tuple[Line, Any]] = {}  # by id; for an unreadable line, its problem
     for line in unit:
         try:
@@ -71,7 +71,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
             items[first_text(value_at(item, ("id",))) or (line.number, number)] = line, item
     for line, item in items.values():
         try:
-            _add(conversation, item)
+            _add(conversation, item, answered)
         except Unreadable as problem:
             with contextlib.suppress(Unreadable):  # reject the message, not the session that its line may hold
                 line = line if item is problem else line._replace(data=dump(item).encode())
@@ -86,8 +86,11 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         yield unit[0].reject(Unreadable("no messages", "a session without messages"))
 
 
-def _add(conversation: Conversation, item: Any) -> None:
-    """Add a logged message: a user's message, or a reply with its calls and their results. Raises Unreadable."""
+def _add(conversation: Conversation, item: Any, answered: set[str]) -> None:
+    """Add a logged message: a user's message, or a reply with its calls and their results. Raises Unreadable.
+
+    `answered` holds the ids of the calls with a result. Newer versions log a result a second time, as a user message.
+    """
     if isinstance(item, Unreadable):
         raise item
     kind = first_text(value_at(item, ("role",)), value_at(item, ("type",))) or ""
@@ -102,10 +105,12 @@ def _add(conversation: Conversation, item: Any) -> None:
     results = [("tool", call["result"], {"tool_call_id": call.get("id")}) for call in calls if call.get("result")]
     for role, content, fields in [(_ROLES[kind], item.get("parts") or item.get("content") or "", {}), *results]:
         parts = [{"text": p} if isinstance(p, str) else p for p in (as_list(content) or [content])]
-        made += [message | fields for message in openai_messages({"role": role, "parts": parts})]
+        said = openai_messages({"role": role, "parts": parts})
+        made += [m | fields for m in said if fields or first_text(m.get("tool_call_id")) not in answered]
         if not fields and (calls or thoughts):
             made[-1] |= {"tool_calls": calls, "reasoning": "\n".join(thoughts)}
     read, notes = read_messages(made)
+    answered |= {m["tool_call_id"] for m in read if m["tool_call_id"] is not None}
     for index, message in enumerate(read):
         place, text = len(conversation.messages), message["content"] or ""
         if message["role"] == "assistant":

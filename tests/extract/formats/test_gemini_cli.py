@@ -84,6 +84,16 @@ def test_lines_that_change_what_was_there():
     assert session.metadata == HEADER | {"lastUpdated": "u", "other_branches": 1}
 
 
+def test_a_result_that_is_logged_twice_is_one_message():
+    """Versions since mid-2026 also write it as a message of the user, after the reply whose call it answers."""
+    (plain,) = read(HEADER, *CHAT)
+    (session,) = read(HEADER, *CHAT[:3], said(30, "user", RESULT), *CHAT[3:], said(31, "user", RESULT))
+    assert session.messages == plain.messages
+    shell = "I ran the following shell command:\n```sh\nls\n```\n\nThis produced the following result:\n```\na\n```"
+    (session,) = read(HEADER, *CHAT[:5], said(32, "user", [{"text": shell}]))
+    assert session.notes[4].skip_reason == "no reaction but the client's"
+
+
 def test_what_the_client_says_is_no_reaction():
     contents = [
         {"role": "user", "parts": [{"text": "This is the Gemini CLI. We are setting up the context for our chat."}]},
