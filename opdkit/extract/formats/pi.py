@@ -24,6 +24,7 @@ _HEADER_ONLY = frozenset(("type", "modelId"))
 _FAILED = ("aborted", "error")  # stop reasons
 _SUMMARIES = ("branchSummary", "compactionSummary")
 _EXTENSIONS = ("custom", "hookMessage")
+_PROGRAMS = ("inter_session", "internal_system")  # OpenClaw's provenance: who wrote a user message, if no person
 _OF_OPENCLAW = ("delivery-mirror", "gateway-injected")  # OpenClaw's own lines, which its models do not read
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", *_SUMMARIES, *_EXTENSIONS)
 
@@ -45,6 +46,7 @@ class _Event:
     parent: str | None
     message: JSON | None = None
     note: Note | None = None  # replies only
+    machine: bool = False  # no person wrote the message
     tool_failed: bool = False
     failed: bool = False  # a reply
     model: str | None = None
@@ -82,13 +84,13 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
         failed_replies += event.failed
         if event.tool_failed:
             tool_errors.append(len(messages))
+        if event.machine:
+            conversation.machine.add(len(messages))
         if event.message is not None:
             messages.append(event.message)
     if len(branch) in gaps:
         message_gaps.add(len(messages))
     mark_gaps(conversation, message_gaps)
-    # Only messages that a person did not write have a name here: what extensions, summaries and shell commands say.
-    conversation.machine = {i for i, m in enumerate(messages) if m["role"] == "user" and m["name"] is not None}
     mark_reactions(conversation, conversation.machine)
     conversation.metadata = next((event.header for event in events if event.kind == "session"), {})  # not in the tree
     left_out = sum(event.note is not None for event in events) - len(conversation.notes)
@@ -186,11 +188,14 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
             text += "\n\n(command cancelled)"
         elif isinstance(code, int) and code != 0:
             text += f"\n\nCommand exited with code {code}"
-        event.message = message("user", text, name="bash")
+        event.message, event.machine = message("user", text, name="bash"), True
     elif role in _SUMMARIES:
-        event.message = message("user", first_text(body.get("summary")), name="summary")
+        event.message, event.machine = message("user", first_text(body.get("summary")), name="summary"), True
     else:
         name = first_text(body.get("customType")) or "custom" if role in _EXTENSIONS else None
+        writer = body.get("provenance")
+        told = isinstance(writer, dict) and writer.get("kind") in _PROGRAMS
+        event.machine = name is not None or told or body.get("runtimeContextCarrier") is True
         event.message = message("user", join_content(content), name=name)
 
 

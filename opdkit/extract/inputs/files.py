@@ -31,7 +31,8 @@ from opdkit.store.atomic import find_left_overs, host_name, make_owned_name, rem
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
-_RESET = re.compile(r"\.reset\.(\d{4}-[\dTZ.-]+)$")  # OpenClaw appends it to a session that the user began anew
+# OpenClaw appends it to a session that the user began anew, and compresses such sessions
+_RESET = re.compile(r"\.reset\.(\d{4}-[\dTZ:-]+(?:\.\d+Z)?)(?:\.[\da-f]{32})?(?:\.zst)?$")
 _COPIED = re.compile(r"\.checkpoint\.[\da-f-]{36}\.jsonl$")  # OpenClaw's copy of a session before it is summarised
 # Or what logrotate and Python's logging append to the name of a log: .1, .2.gz, -20261124, .2026-11-24
 _ROTATED = re.compile(rf"{_RESET.pattern}|[.-](\d[\d_-]*)(\.gz|\.zst)?$")

@@ -223,3 +223,18 @@ def test_lines_of_openclaw_that_no_model_reads_are_no_replies(name):
     assert contents(session) == [("user", "Tell Ann."), ("assistant", "Done."), ("user", "Wrong, at 10!")]
     assert not aside
     assert session.model == "m"
+
+
+@pytest.mark.parametrize("marks", [
+    {"provenance": {"kind": "inter_session", "sourceTool": "subagent_announce"}},
+    {"provenance": {"kind": "internal_system"}}, {"runtimeContextCarrier": True},
+])  # fmt: skip
+def test_what_openclaw_itself_writes_as_the_user_is_no_reaction(marks):
+    told = user("The subagent is done.")
+    told["message"] |= marks
+    person = user("Wrong, at 10!")
+    person["message"]["provenance"] = {"kind": "external_user"}
+    session, aside = read(HEADER, user("Tell Ann."), reply(*text("Done.")), told, reply(*text("Sent.")), person)
+    assert not aside
+    assert contents(session)[2] == ("user", "The subagent is done.")
+    assert {i: note.skip_reason for i, note in session.notes.items()} == {1: CLIENT_ONLY, 3: None}

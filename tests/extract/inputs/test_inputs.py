@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError
-from opdkit.extract.inputs.files import expand, lines, open_plain, packing, until_damage
+from opdkit.extract.inputs.files import expand, find_files, lines, open_plain, packing, until_damage
 
 LOG = b'{"a": 1}\n{"a": 2}\n'
 
@@ -39,11 +39,14 @@ def test_folders_are_searched_in_order(tmp_path):
 
 def test_ended_sessions_of_openclaw_are_read_and_its_copies_are_not(tmp_path):
     copy = "a.checkpoint.0f0f0f0f-1111-2222-3333-444444444444.jsonl"
-    for name in ("a.jsonl", "a.jsonl.reset.2026-02-01T04-00-00.000Z", "a.jsonl.deleted.2026-02-01T04-00-00.000Z", copy):
+    ended = "a.jsonl.reset.2026-02-01T04-00-00.000Z"
+    packed = f"b.jsonl.reset.2026-03-01T04-00-00.000Z.{'0f' * 16}.zst"
+    for name in ("a.jsonl", ended, ended.replace("reset", "deleted"), packed, packed.replace("reset", "deleted"), copy):
         (tmp_path / name).write_text("{}\n")
     found = expand([str(tmp_path)], tmp_path)
-    assert [(entry.name, entry.path.name) for entry in found] == [
-        ("a", "a.jsonl"), ("a-2", "a.jsonl.reset.2026-02-01T04-00-00.000Z")]  # fmt: skip
+    assert [(entry.name, entry.path.name) for entry in found] == [("a", "a.jsonl"), ("a-2", ended), ("b", packed)]
+    by_age = find_files([str(tmp_path)], tmp_path, rotated=True)
+    assert [path.name for _, path, _ in by_age] == [ended, "a.jsonl", packed]
 
 
 def test_a_link_to_another_folder_is_named_and_not_followed(tmp_path, capsys):
