@@ -1,12 +1,14 @@
-"""Tasks of Cline and Roo Code: `api_conversation_history.json`, an array of messages with Anthropic's content blocks.
+"""Sessions of Cline, `ID.messages.json`, and tasks of older releases and of Roo Code, `api_conversation_history.json`.
 
-If the model wrote its calls as text, their results stay user messages, as in the prompt that the model answered.
+Both hold messages with Anthropic's content blocks; Cline documents those of a session (messages-contract-v1.md). If the
+model wrote its calls as text, their results stay user messages, as in the prompt that the model answered.
 """
 
 import re
+from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation
-from opdkit.chat.messages import as_list, find_key, first_text, require_list
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.messages import as_list, dump, find_key, first_text, join_content, message, read_messages, require_list
 from opdkit.extract.formats.claude_code import SYNTHETIC, mark_reactions
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader, read_pieces
@@ -17,16 +19,93 @@ _DETAILS = re.compile(r"<environment_details>(?:(?!<environment_details>).)*?</e
 _BY_PERSON = re.compile(r"<(task|feedback|user_message|answer)>")
 _RESULT = re.compile(r"\[(\w+)[^\n]*\] Result:")  # of a call, logged as text
 _INTERRUPTED = re.compile(r"\[Response interrupted by [^\[\]]+\]\s*+\Z")
+_WRAPPER = re.compile(
+    r"<mode_notice>.*?</mode_notice>|<user_input\b[^>]*>", re.DOTALL
+)  # around what a session's user says
+_NOTICES = ("[TASK RESUMPTION]", "The user approved switching to act mode.", "<hook_context", "System-delivered ")
+_REMINDERS = ("completion_reminder", "recovery_notice")  # kinds of messages in which Cline judges a reply
+_LEFT_OUT = ("messages", "system_prompt", "version", "updated_at")
+_BLOCKS = ("text", "image", "file", "media")  # types of the parts of a tool's result that are not data
 
 
 def recognises(record: JSON) -> bool:
-    """Return whether the record holds only messages, the first with a time or the client's view of the editor."""
+    """Return whether the record is a session or its summary, or holds only messages as the client logs them.
+
+    Then the first has a time or the client's view of the editor.
+    """
+    if "updated_at" in record and "messages" in record and ("sessionId" in record or "source_message_count" in record):
+        return "version" in record
     is_plain = record.keys() <= {"messages", "version"} and find_key(record, ("messages",)) is not None
     first: JSON = record["messages"][0] if is_plain else {}
     return isinstance(first.get("ts"), (int, float)) or "<environment_details>" in str(first.get("content"))
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
+    """Read a session or a task. Raises Unreadable."""
+    if "source_message_count" in record:
+        raise Unreadable("copy of a session", "a session's messages after Cline summarised the first ones")
+    return [_read_session(line, record) if "sessionId" in record else _read_task(line, record)]
+
+
+def _read_session(line: Line, record: JSON) -> Conversation:
+    """Read a session, without messages that only the client shows."""
+    conversation = Conversation(line.source, line.number, [])
+    messages, notes = conversation.messages, conversation.notes
+    notices: set[int] = set()
+    system = first_text(record.get("system_prompt"))
+    if system:
+        messages.append(message("system", system))
+    for position, item in enumerate(require_list(record.get("messages"), "messages")):
+        if value_at(item, ("role",)) == "error" or value_at(item, ("metadata", "displayOnly")) is True:
+            continue
+        blocks = value_at(item, ("content",))
+        if isinstance(blocks, list):
+            item = item | {
+                "content": [_read_result(b) if value_at(b, ("type",)) == "tool_result" else b for b in blocks]
+            }
+        read, read_notes = read_messages([item], position)
+        kind = value_at(item, ("metadata", "kind"))
+        for index, found in enumerate(read):
+            place = len(messages) + index
+            if found["role"] == "assistant":
+                notes[place] = read_notes.get(index, Note())
+            elif found["role"] == "user":
+                text = _WRAPPER.sub("", found["content"] or "").lstrip()
+                is_shown = value_at(item, ("metadata", "displayRole")) != "system"
+                is_reminder = text.startswith("[SYSTEM]") or kind in _REMINDERS
+                is_notice = not is_reminder and (text.startswith(_NOTICES) or not is_shown or isinstance(kind, str))
+                conversation.machine |= {place} if is_reminder or is_notice else set()
+                notices |= {place} if is_notice else set()
+        messages.extend(read)
+        conversation.model = conversation.model or first_text(value_at(item, ("modelInfo", "id")))
+    mark_reactions(conversation, notices)
+    conversation.metadata = {key: value for key, value in record.items() if key not in _LEFT_OUT}
+    return conversation
+
+
+def _read_result(block: JSON) -> JSON:
+    """Return the block of a tool's result with data, such as [{"query": ..., "result": ...}], as JSON text."""
+    content = block.get("content")
+    if content is None or isinstance(content, str):
+        return block
+    if isinstance(content, list) and all(value_at(part, ("type",)) in _BLOCKS for part in content):
+        return block
+    return block | {"content": dump([_read_data(part) for part in content] if isinstance(content, list) else content)}
+
+
+def _read_data(part: Any) -> Any:
+    """Return an entry of a tool's result, without the bytes of its pictures and files."""
+    if isinstance(part, dict) and part.get("type") in _BLOCKS:
+        return join_content([part])
+    parts = value_at(part, ("result",))
+    return (
+        part | {"result": join_content(parts)}
+        if isinstance(parts, list) and find_key(part, ("result",), "type")
+        else part
+    )
+
+
+def _read_task(line: Line, record: JSON) -> Conversation:
     """Read one task, without the summaries and truncation marks that the client inserts between the messages."""
     items = require_list(record.get("messages"), "messages")
     shown = [i for i in items if not (value_at(i, ("isSummary",)) or value_at(i, ("isTruncationMarker",)))]
@@ -45,19 +124,19 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     messages, notes = read_pieces(shown)
     conversation = Conversation(line.source, line.number, messages, notes=notes)
     notices: set[int] = set()
-    for index, message in enumerate(messages):
-        text = message["content"] or ""
-        if message["role"] == "assistant":
+    for index, logged_message in enumerate(messages):
+        text = logged_message["content"] or ""
+        if logged_message["role"] == "assistant":
             synthetic = SYNTHETIC if text == "Failure: I did not provide a response." else notes[index].skip_reason
             notes[index].skip_reason = ABORTED if _INTERRUPTED.search(text) else synthetic
-        elif message["role"] == "user" and index and not _BY_PERSON.search(text):
+        elif logged_message["role"] == "user" and index and not _BY_PERSON.search(text):
             conversation.machine.add(index)
             notices |= {index} if _DETAILS.sub("", text).strip()[:17] in ("", "[TASK RESUMPTION]") else set()
     mark_reactions(conversation, notices)
     conversation.model = first_text(*(value_at(item, ("modelInfo", "modelId")) for item in items))
     logged = {"timestamp": value_at(items, (0, "ts")), "summaries": len(items) - len(shown)}
     conversation.metadata = {key: value for key, value in logged.items() if value}
-    return [conversation]
+    return conversation
 
 
 READER = line_reader("cline", recognises, read_record, closer_than=("openai", "anthropic"))

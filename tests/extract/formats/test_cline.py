@@ -2,7 +2,9 @@
 
 The shapes follow the producers' code: `formatResponse` (commit 008b035) and `ToolResultUtils` (0cd9cb5) of
 cline/cline, and `ApiMessage` of RooCodeInc/Roo-Code (286c465), with its summaries and reasoning items. The beginning
-of one published task of Cline (2026) was read: its calls are blocks, and the results of the calls are text.
+of one published task of Cline (2026) was read: its calls are blocks, and the results of the calls are text. Sessions
+follow `messages-contract-v1.md` of cline/cline (commit 0f667f0), the writer's code beside it, and the kinds of messages
+that checkpoint-message-filter.ts lists.
 """
 
 import json
@@ -10,6 +12,7 @@ import json
 from small_logs import run, tables
 
 from opdkit.extract.formats import cline
+from opdkit.extract.formats.claude_code import CLIENT_ONLY
 from opdkit.extract.formats.detect import detect
 from opdkit.extract.formats.reader import Line
 
@@ -108,3 +111,66 @@ def test_roo_s_summaries_are_no_messages_and_its_reasoning_is_of_the_next_reply(
 def test_other_messages_are_not_taken_for_a_task():
     for record in ({"messages": [{"role": "user", "content": "hi"}]}, {"messages": XML, "model": "m"}):
         assert detect([Line("log", 1, json.dumps(record).encode())]) == "openai"
+
+
+def test_a_session_has_its_system_prompt_and_what_the_client_wrote_is_no_reaction(tmp_path):
+    def in_mode(text: str, **metadata) -> dict:
+        return said("user", f'<mode_notice>plan is over</mode_notice><user_input mode="act">{text}</user_input>',
+                    metadata=metadata)  # fmt: skip
+
+    found = [
+        {"query": "a.py", "result": "x", "success": True},
+        {"query": "b.png", "result": [{"type": "text", "text": "It shows"}, {"type": "image", "data": "aGk="}]},
+    ]
+    results = [{"type": "tool_result", "tool_use_id": "c1", "name": "read", "content": found},
+               {"type": "tool_result", "tool_use_id": "c2", "content": [{"type": "text", "text": "two"}]}]  # fmt: skip
+    items = [
+        in_mode("Fix it."),
+        {"role": "assistant", "modelInfo": {"id": "m", "provider": "p"},
+         "content": [{"type": "thinking", "thinking": "hm"}, call("read", 1), call("read", 2)]},
+        {"role": "user", "content": results, "metadata": {"userRunSpan": 0}},
+        said("assistant", "It is fixed."), said("user", "[SYSTEM] Submit it.", metadata={"displayRole": "system"}),
+        said("assistant", "Done."), in_mode("[TASK RESUMPTION] Please continue."),
+        said("assistant", "Going on."), said("user", "Stop at c.py.", metadata={"userRunSpan": 0}),
+        said("assistant", "Stopped."), said("error", "429"),
+        said("user", "Sum", metadata={"kind": "compaction_summary"}), said("assistant", "Still here."),
+        said("user", "shown", metadata={"displayOnly": True}), in_mode("No, in b.py."),
+    ]  # fmt: skip
+    head = {"version": 1, "updated_at": "2026-11-01T00:00:00.000Z"}
+    record = head | {"agent": "lead", "sessionId": "s1", "messages": items, "system_prompt": "You are Cline."}
+    summary = head | {"source_message_count": 3, "messages": items[3:]}
+    for name, data in {"s1.messages.json": record, "s1.compaction.json": summary, "s1.json": {"version": 1}}.items():
+        (tmp_path / name).write_text(json.dumps(data, indent=1))
+    run(tmp_path / "run", tmp_path)
+    written = tables(tmp_path / "run")
+    (session,) = written["sessions"]
+    assert (session["format"], session["model"]) == ("cline", "m")
+    assert json.loads(session["metadata"]) == {"agent": "lead", "sessionId": "s1"}
+    messages = session["messages"]
+    assert [m["role"][0] for m in messages] == list("suattauauauauau")
+    assert (messages[0]["content"], messages[2]["reasoning"]) == ("You are Cline.", "hm")
+    assert messages[1]["content"].startswith("<mode_notice>")
+    assert [(m["tool_call_id"], m["content"]) for m in messages[3:5]] == [
+        ("c1", '[{"query":"a.py","result":"x","success":true},{"query":"b.png","result":"It shows\\n[image]"}]'),
+        ("c2", "two"),
+    ]  # fmt: skip
+    assert [(t["message_index"], t["skip_reason"]) for t in written["turns"]] == [
+        (2, None), (5, None), (7, CLIENT_ONLY), (9, None), (11, CLIENT_ONLY), (13, None),
+    ]  # fmt: skip
+    assert sorted(row["reason"] for row in written["rejected"]) == ["copy of a session", "unknown format"]
+    (read_session,) = cline.READER.read([Line("log", 1, json.dumps(record).encode())])
+    assert read_session.machine == {6, 8, 12}
+
+
+def test_a_session_without_messages_is_set_aside():
+    record = {
+        "version": 1,
+        "updated_at": "2026-11-01T00:00:00.000Z",
+        "agent": "lead",
+        "sessionId": "s1",
+        "messages": [],
+    }
+    line = Line("log", 1, json.dumps(record).encode())
+    assert detect([line]) == "cline"
+    (aside,) = cline.READER.read([line])
+    assert aside.reason == "no messages"
