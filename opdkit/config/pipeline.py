@@ -1,5 +1,6 @@
 """Configurations of the stages of a pipeline, made from the options of `run`, `slurm` or `night`."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,9 @@ def _parse_overrides(config: PipelineConfig, stages: Sequence[str]) -> dict[str,
         field = find_option(stage, name, options, f"--set {path}: {stage}")
         if field.type in (str, Path) and not isinstance(value, (str, list) if field.is_list else str):
             value = text.partition("=")[2]  # the field is text: 1.10 must not become the number 1.1
+        elif field.type in (int, float) and isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = field.type(value)  # a number as a flag takes it, and JSON does not: .5, +1
         value = convert(field, value, f"--set {path}")
         own = overrides.setdefault(stage, {})
         own[field.name] = (*own.get(field.name, ()), *value) if field.is_list else value

@@ -230,6 +230,14 @@ def test_a_text_that_is_set_stays_as_it_is_written(tmp_path):
     assert stages["extract"].redact_names == "true"
 
 
+def test_set_takes_numbers_as_flags_do(tmp_path: Path) -> None:
+    given = ("train.holdout=.25", "train.learning_rate=+1e-4", "judge.votes=1_0")
+    stages = make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
+    assert (stages["train"].holdout, stages["train"].learning_rate, stages["judge"].votes) == (0.25, 1e-4, 10)
+    with pytest.raises(ConfigError, match="votes"):
+        make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=("judge.votes=.5",)))
+
+
 def test_a_judge_of_the_file_is_not_replaced_by_the_model_that_is_trained(tmp_path):
     file = toml(tmp_path, '[judge]\njudge_model = "large"\n')
     named, plain = (make_configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="local", config=path))
