@@ -19,6 +19,7 @@ from opdkit.store.digests import digest_file
 from opdkit.store.disk import disk_errors_explained
 
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a large file of weights: only these blocks are digested
+_OUTPUTS = ("model", "adapter", "epochs", "checkpoints")  # of a training, besides its tables
 _ALL_SHARDS = "--overwrite removes the parts of all shards: overwrite once without --shard, then start the shards"
 DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored when plans are compared
 
@@ -44,6 +45,27 @@ def no_run_error(directory: Path) -> OpdkitError:
 def has_stage(run: Path, stage: str) -> bool:
     """Return True if the stage has been started."""
     return (stage_dir(run, stage) / "manifest.json").exists()
+
+
+def is_table(path: Path) -> bool:
+    """Return True for the folder of a table, by its name."""
+    from opdkit.store.tables import APPENDED, TABLES  # imported here: it imports pyarrow
+
+    return path.name in TABLES or path.name in APPENDED
+
+
+def check_own_folder(run: Path, stage: str) -> None:
+    """Raise ConfigError for a stage that has not begun and whose folder is somebody else's, such as data to train on.
+
+    The stage would write into it, and `--overwrite` would remove it.
+    """
+    folder = stage_dir(run, stage)
+    entries = sorted(folder.iterdir()) if folder.is_dir() and not has_stage(run, stage) else []
+    outputs = _OUTPUTS if any(map(is_table, entries)) else ()  # the manifest was removed
+    others = (path.name for path in entries if not (path.name[0] == "." or is_table(path) or path.name in outputs))
+    if other := next(others, None):
+        raise ConfigError(f"{folder} is not a folder of opdkit: it holds {other}; move it away, or choose another run "
+                          f"directory, such as {quote(run / 'run')}")  # fmt: skip
 
 
 def checkpoints_dir(run: Path) -> Path:
@@ -161,6 +183,7 @@ def write_or_check_manifest(config: StageConfig, plan: JSON) -> str:
     path = folder / "manifest.json"
     if folder.parent != config.run:
         raise ConfigError(f"{config.run} is a training of {folder.parent}; the {plan['stage']} stage is that run's")
+    check_own_folder(config.run, plan["stage"])
     if config.overwrite and parse_shard(config.shard)[1] > 1:
         raise ConfigError(_ALL_SHARDS)
     if config.overwrite and folder.exists():
@@ -203,7 +226,9 @@ def check_options(config: StageConfig, stage: str, inputs: Mapping[str, Any] | N
 
     Raise OpdkitError if an upstream stage was done again since.
     `inputs`: those of its plan that are known already, None for one that it must lack. `--overwrite` skips the check.
+    Also raise ConfigError if its folder is somebody else's.
     """
+    check_own_folder(config.run, stage)
     if config.overwrite or not has_stage(config.run, stage):
         return
     plan, options = manifest(config.run, stage)["plan"], config.plan()

@@ -397,6 +397,13 @@ def test_a_kill_while_a_part_is_put_in_place_is_no_damage(run: Path) -> None:
     assert examine(run).findings == []
 
 
+def test_a_folder_of_somebody_else_is_no_stage(tmp_path: Path) -> None:
+    run = write_extract(tmp_path, {"a": talk("hi", "yo", "thanks")})
+    (run / "train").mkdir()
+    (run / "train" / "data.csv").write_text("a,b")
+    assert examine(run).findings == []
+
+
 def test_rows_of_other_stages_than_a_finished_run(tmp_path: Path) -> None:
     run = write_extract(tmp_path, {"a": talk("hi", "yo", "thanks"), "b": talk("hi", "yo", "no")}, per_part=1)
     assert examine(run).findings == []

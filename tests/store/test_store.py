@@ -146,6 +146,23 @@ def test_overwrite_discards_what_another_plan_has_written(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["extract"]
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["own", "model"])
+def test_a_folder_of_somebody_else_is_no_stage(tmp_path, name, overwrite):
+    """People keep their data and models in folders such as train and eval."""
+    own = tmp_path / "extract" / name / "part-00000.parquet"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    with pytest.raises(ConfigError, match=f"extract.*{name}"):
+        check_options(Config(run=tmp_path, overwrite=overwrite), "extract")
+    with pytest.raises(ConfigError, match=f"extract.*{name}"):
+        opened(tmp_path, overwrite=overwrite)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [own]
+    own.unlink()
+    own.parent.rmdir()
+    fill(opened(tmp_path, overwrite=overwrite))
+
+
 @pytest.mark.parametrize("knob", [1, 2])
 def test_overwrite_is_refused_for_one_of_several_shards(tmp_path, knob):
     fill(opened(tmp_path))

@@ -10,7 +10,7 @@ from opdkit.commands.check.finding import Finding
 from opdkit.config.command_line import command_line, quote
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON
-from opdkit.store.plans import fingerprint, has_stage, list_redone_upstream, stage_dir
+from opdkit.store.plans import fingerprint, has_stage, is_table, list_redone_upstream, stage_dir
 from opdkit.store.tables import TABLES, Table
 
 # In the order in which they are computed. (`opdkit rollout` writes the stages extract and judge.)
@@ -24,8 +24,8 @@ def list_tables(stage: str) -> list[Table]:
 
 
 def find_started_stages(run: Path) -> list[str]:
-    """Return the stages that have files in the run, not counting hidden ones."""
-    return [stage for stage in ORDER if any(path.name[0] != "." for path in stage_dir(run, stage).glob("*"))]
+    """Return the stages that have a manifest or tables in the run."""
+    return [stage for stage in ORDER if has_stage(run, stage) or any(map(is_table, stage_dir(run, stage).glob("*")))]
 
 
 def read_plans(run: Path, stages: list[str]) -> tuple[dict[str, JSON], list[Finding]]:
