@@ -276,8 +276,8 @@ class Chat:
         header = prompt.removeprefix(question)
         # The last message is before the header, which may hold the same text: "hi" is in <think>, too.
         at = prompt.rfind(last, 0, len(prompt) - len(header) or None) if last else -1
-        behind_question = len(_drop_half_tag(_find_common(question, start)))
-        for ending, lowest in ((prompt[at:] if at >= 0 else "", 0), (header, behind_question)):
+        behind = max(len(_drop_half_tag(_find_common(question, start))), start.rfind(last) + len(last) if last else 0)
+        for ending, lowest in ((prompt[at:] if at >= 0 else "", 0), (header, behind)):
             if (ending := ending.rstrip()) and (found := start.rfind(ending, lowest)) >= 0:
                 return whole[found + len(ending) :].removeprefix(prompt[len(prompt.rstrip()) :]), ""
         common = _drop_half_tag(_find_common(prompt, start))
@@ -289,9 +289,9 @@ class Chat:
             if closed and _NO_THOUGHT.fullmatch(thought + closed[0]):
                 return reply, ""
             other = self._try_render([*before, message | {"reasoning": _THOUGHT}], tools) or ""
-            opening, _, behind = other.removeprefix(prompt).partition(_THOUGHT)
-            if other.startswith(prompt) and not opening.strip() and behind.endswith(reply):
-                closing = opening + behind.removesuffix(reply)
+            opening, _, rest = other.removeprefix(prompt).partition(_THOUGHT)
+            if other.startswith(prompt) and not opening.strip() and rest.endswith(reply):
+                closing = opening + rest.removesuffix(reply)
                 return closing + reply, closing
         asked, generation = self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True)
         if start == question and asked and generation == asked + header:
